@@ -1,21 +1,25 @@
 //! Where durable things live.
 //!
-//! May use: no other crate of onefold. Must not: interpret the bytes that it keeps.
+//! May use: `rados`. Must not: interpret the bytes that it keeps.
 //!
 //! A pool is made of a few *parts*, each a flat space of bytes that its sole owner reads and writes
 //! at explicit offsets. An [`Engine`] locates the parts; a [`Disk`] is one of them. Neither
 //! interprets the bytes.
 //!
-//! There are two implementations: [`embedded`], files or a block device of this machine, and
-//! `simulated` (cargo feature of that name), which keeps everything in memory and fails in every
-//! way that the contract of [`Disk`] allows. The traits have only methods that both of them need,
-//! and both pass one conformance suite.
+//! There are three implementations: [`embedded`], files or a block device of this machine, [`rados`],
+//! objects in a Ceph cluster, and `simulated` (cargo feature of that name), which keeps everything in
+//! memory and fails in every way that the contract of [`Disk`] allows. All of them pass one
+//! conformance suite.
 
 use std::io;
 use std::sync::Arc;
 
 mod blocking;
 pub mod embedded;
+mod failure;
+mod host;
+mod host_memory;
+pub mod rados;
 #[cfg(feature = "simulated")]
 pub mod simulated;
 
@@ -126,6 +130,11 @@ pub trait Disk: Send + Sync {
         0
     }
 
+    /// Whether writes go to memory of this host, where a read finds them without waiting.
+    fn is_cached(&self) -> bool {
+        self.alignment() == 1
+    }
+
     /// Begins the writes that were started since the last call; a write that was started may wait for this.
     fn submit(&self) {}
 
@@ -167,7 +176,7 @@ pub trait Disk: Send + Sync {
     /// Length in bytes (a device's size).
     fn len(&self) -> io::Result<u64>;
 
-    /// Bytes that the host has really allocated for it.
+    /// Bytes that the host has really allocated for it; its length, if the host cannot tell.
     fn allocated_bytes(&self) -> io::Result<u64>;
 
     /// The first byte at or after `offset` for which the host may have allocated space; nothing if

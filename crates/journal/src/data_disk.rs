@@ -26,7 +26,7 @@ impl DataDisk {
     /// Nothing of it is unsynced.
     pub fn new(disk: Arc<dyn Disk>, name: String) -> Self {
         Self {
-            writes_wait: disk.alignment() > 1,
+            writes_wait: !disk.is_cached(),
             disk,
             name,
             unsynced: AtomicBool::new(false),

@@ -7,11 +7,11 @@
 //! Crash behaviour: as for [`Disk`]. Nothing is cached here, so nothing is lost here.
 
 use super::aligned::AlignedBuffer;
-use super::failure::explain;
 use super::ring::{self, Ring};
 use super::syncs::Syncs;
 use super::together;
 use super::writeback::Writeback;
+use crate::failure::explain;
 use crate::{Disk, PreparedWrite, ReadRange};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};

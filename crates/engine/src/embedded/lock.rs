@@ -5,7 +5,7 @@
 //! lock is free.
 
 use super::error_at;
-use super::failure::explain;
+use crate::failure::explain;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::error::Error;

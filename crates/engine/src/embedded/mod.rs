@@ -16,9 +16,7 @@
 mod aligned;
 mod dirty;
 mod disk;
-mod failure;
 mod handoff;
-mod host_memory;
 mod lock;
 mod opening;
 mod replacement;
@@ -31,20 +29,19 @@ mod writeback;
 pub use lock::{LockError, PoolLock};
 pub use replacement::Replacement;
 
-use crate::{Disk, Engine, HostMemory, Part};
+use crate::failure::explain;
+use crate::host_memory::MappedFile;
+use crate::{Disk, Engine, HostMemory, Part, host};
 use disk::{FileDisk, direct_unsupported};
-use failure::explain;
-use host_memory::MappedFile;
 use rustix::fs::{Advice, OFlags};
 use rustix::io::Errno;
-use rustix::rand::GetRandomFlags;
 use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// The file of [`Engine::host_memory`]. It is beside the parts, so that every process that finds
 /// the pool finds it, in whatever container or session it runs.
@@ -285,7 +282,7 @@ impl Engine for EmbeddedEngine {
     }
 
     fn boot_id(&self) -> io::Result<[u8; 16]> {
-        host_memory::boot_id()
+        host::boot_id()
     }
 
     fn describe(&self, part: Part) -> String {
@@ -297,22 +294,11 @@ impl Engine for EmbeddedEngine {
     }
 
     fn random_id(&self) -> io::Result<[u8; 16]> {
-        let mut id = [0; 16];
-        // The kernel fills so few bytes entirely or not at all.
-        loop {
-            match rustix::rand::getrandom(&mut id, GetRandomFlags::empty()) {
-                Ok(_) => return Ok(id),
-                Err(Errno::INTR) => {}
-                Err(cause) => return Err(explain("asking the kernel for random bytes", cause)),
-            }
-        }
+        host::random_id()
     }
 
     fn unix_seconds(&self) -> u64 {
-        // A clock before 1970 is a clock that was never set.
-        SystemTime::UNIX_EPOCH
-            .elapsed()
-            .map_or(0, |since| since.as_secs())
+        host::unix_seconds()
     }
 }
 
@@ -367,7 +353,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 /// The error for a path at which something is that cannot become or be a part.
-fn unusable(path: &Path, kind: FileType) -> io::Error {
+pub(crate) fn unusable(path: &Path, kind: FileType) -> io::Error {
     if kind.is_file() {
         error_at(io::ErrorKind::AlreadyExists, path, "exists already")
     } else {
@@ -388,6 +374,6 @@ fn busy(name: &str) -> io::Error {
 }
 
 /// An error about a path.
-fn error_at(kind: io::ErrorKind, path: &Path, what: &str) -> io::Error {
+pub(crate) fn error_at(kind: io::ErrorKind, path: &Path, what: &str) -> io::Error {
     io::Error::new(kind, format!("{} {what}", path.display()))
 }

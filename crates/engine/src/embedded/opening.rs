@@ -5,8 +5,8 @@
 //! link is followed for the data part alone, once, and only to a file or a block device; names of
 //! block devices, such as those in /dev/disk/by-id, may be links themselves.
 
-use super::failure::explain;
 use super::{error_at, unusable};
+use crate::failure::explain;
 use rustix::fs::OFlags;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;

@@ -5,9 +5,9 @@
 //! the new metadata comes last: a stop between the two leaves a directory without that part, which
 //! is not taken for a pool, and the same can be started again.
 
-use super::failure::explain;
 use super::{CacheMode, EmbeddedEngine, sync_parent};
 use crate::Part;
+use crate::failure::explain;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;

@@ -9,9 +9,9 @@
 //! - When the ring is dropped, every write that was started has ended.
 
 use super::aligned::AlignedBuffer;
-use super::failure::explain;
 use super::handoff::Handoff;
 use super::sync::{Mutex, lock};
+use crate::failure::explain;
 use crate::{PreparedWrite, WriteEnded};
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::event::{EventfdFlags, eventfd};

@@ -21,7 +21,7 @@ impl fmt::Display for Failure {
 impl Error for Failure {}
 
 /// Adds the operation to an error, and keeps its kind.
-pub(super) fn explain(doing: impl Into<String>, cause: impl Into<io::Error>) -> io::Error {
+pub(crate) fn explain(doing: impl Into<String>, cause: impl Into<io::Error>) -> io::Error {
     let cause = cause.into();
     io::Error::new(
         cause.kind(),

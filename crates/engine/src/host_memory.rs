@@ -7,9 +7,9 @@
 //! Invariant: the file has space for all of its length before it is mapped, so that no write to the
 //! mapping can fail for want of it, which would kill the process (SIGBUS).
 
-use super::failure::explain;
-use super::{error_at, unusable};
 use crate::HostMemory;
+use crate::embedded::{error_at, unusable};
+use crate::failure::explain;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
@@ -19,11 +19,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// The kernel's id of this boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
 /// A file, mapped as a whole.
-pub(super) struct MappedFile {
+pub(crate) struct MappedFile {
     /// Behind a lock, because a read concurrent with a write of the same bytes would be a data
     /// race.
     map: Mutex<MmapRaw>,
@@ -32,7 +29,7 @@ pub(super) struct MappedFile {
 
 impl MappedFile {
     /// Opens or makes the file, at least `len` bytes long, and maps it.
-    pub(super) fn open(path: &Path, len: usize) -> io::Result<MappedFile> {
+    pub(crate) fn open(path: &Path, len: usize) -> io::Result<MappedFile> {
         let doing = |what: &str| {
             let what = format!("{what} {}", path.display());
             move |cause: io::Error| explain(what, cause)
@@ -135,19 +132,4 @@ fn fill(file: &File, len: u64) -> io::Result<()> {
         at += count;
     }
     Ok(())
-}
-
-/// See [`crate::Engine::boot_id`].
-#[allow(clippy::big_endian_bytes, reason = "digits in the order of the text")]
-pub(super) fn boot_id() -> io::Result<[u8; 16]> {
-    let doing = |cause| explain(format!("reading {BOOT_ID}"), cause);
-    let text = fs::read_to_string(BOOT_ID).map_err(doing)?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    match u128::from_str_radix(&digits, 16) {
-        Ok(id) if digits.len() == 32 => Ok(id.to_be_bytes()),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("{BOOT_ID} holds no id"),
-        )),
-    }
 }

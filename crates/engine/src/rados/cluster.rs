@@ -1,0 +1,150 @@
+//! Operations on a pool's objects, as its owner submits them.
+
+use super::flights::Flights;
+use super::head::SESSION_KEY;
+use super::ownership::Ownership;
+use onefold_rados::{Create, Pool, WhenFull, WriteOp};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// What the disks of one engine share.
+pub(super) struct Cluster {
+    pub(super) pool: Pool,
+    pub(super) ownership: Arc<Ownership>,
+    pub(super) flights: Arc<Flights>,
+}
+
+impl Cluster {
+    /// Submits a change; `ended` hears of it on a thread of librados, or at once.
+    pub(super) fn submit(
+        &self,
+        object: &str,
+        change: ObjectChange,
+        when_full: WhenFull,
+        ended: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) {
+        if let Err(error) = self.ownership.admit() {
+            return ended(Err(error));
+        }
+        let ObjectChange { op, doing, bytes } = change;
+        let ticket = self.flights.begin(doing, object, bytes);
+        let (flights, ownership) = (Arc::clone(&self.flights), Arc::clone(&self.ownership));
+        self.pool
+            .submit_write(object, op, when_full, move |changed| {
+                flights.end(ticket);
+                let changed = changed.map(drop);
+                if let Err(error) = &changed {
+                    check_owned(&ownership, error);
+                }
+                ended(changed);
+            });
+    }
+
+    /// Submits a read, and counts it among what is under way.
+    pub(super) fn read(
+        &self,
+        object: &str,
+        offset: u64,
+        len: usize,
+        ended: impl FnOnce(io::Result<Vec<u8>>) + Send + 'static,
+    ) {
+        if let Err(error) = self.ownership.admit() {
+            return ended(Err(error));
+        }
+        let ticket = self.flights.begin("reading", object, 0);
+        let (flights, ownership) = (Arc::clone(&self.flights), Arc::clone(&self.ownership));
+        self.pool.read(object, offset, len, move |read| {
+            flights.end(ticket);
+            ended(match read {
+                // An object is there from its first write on.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+                Err(error) => {
+                    check_owned(&ownership, &error);
+                    Err(error)
+                }
+                read => read,
+            });
+        });
+    }
+
+    /// Submits a change, and waits for its end.
+    pub(super) fn change(&self, object: &str, change: ObjectChange) -> io::Result<()> {
+        let all = Countdown::new(1);
+        self.submit(object, change, WhenFull::Wait, all.part());
+        all.wait()
+    }
+
+    /// A change that only the owner can make, of an object that has an owner.
+    pub(super) fn asserted(&self) -> WriteOp {
+        super::head::asserted(&self.pool, self.ownership.session())
+    }
+
+    /// A change of an object that belongs to this owner from now on.
+    pub(super) fn stamped(&self) -> WriteOp {
+        let op = self.pool.write_op().create(Create::IfMissing);
+        op.set_xattr(SESSION_KEY, self.ownership.session().as_bytes())
+    }
+}
+
+/// An error that only a former owner gets says who owns the pool.
+fn check_owned(ownership: &Ownership, error: &io::Error) {
+    if onefold_rados::is_fenced(error) {
+        ownership.lose("this host was fenced");
+    } else if onefold_rados::is_condition_failed(error) {
+        ownership.lose("its objects have another owner");
+    }
+}
+
+/// A change of one object, and what it is for messages.
+pub(super) struct ObjectChange {
+    pub(super) op: WriteOp,
+    pub(super) doing: &'static str,
+    /// Bytes that it writes.
+    pub(super) bytes: usize,
+}
+
+/// Waits for several operations.
+pub(super) struct Countdown {
+    shared: Arc<Counted>,
+}
+
+struct Counted {
+    state: Mutex<(usize, io::Result<()>)>,
+    ended: Condvar,
+}
+
+impl Countdown {
+    /// For so many.
+    pub(super) fn new(count: usize) -> Countdown {
+        Countdown {
+            shared: Arc::new(Counted {
+                state: Mutex::new((count, Ok(()))),
+                ended: Condvar::new(),
+            }),
+        }
+    }
+
+    /// What hears of the end of one of them.
+    pub(super) fn part(&self) -> impl FnOnce(io::Result<()>) + Send + 'static {
+        let shared = Arc::clone(&self.shared);
+        move |result| {
+            let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.0 -= 1;
+            if result.is_err() {
+                state.1 = result;
+            }
+            drop(state);
+            shared.ended.notify_all();
+        }
+    }
+
+    /// Until all have ended. Of several errors it is the last.
+    pub(super) fn wait(&self) -> io::Result<()> {
+        let mut state = (self.shared.state.lock()).unwrap_or_else(PoisonError::into_inner);
+        while state.0 > 0 {
+            let woken = self.shared.ended.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::replace(&mut state.1, Ok(()))
+    }
+}

@@ -1,0 +1,516 @@
+//! A part in objects.
+//!
+//! What a guest has been answered must survive the death of the process, so a write of data returns when the cluster
+//! has acknowledged it, and is durable then. Other parts are written behind: their writes return when they were
+//! submitted, and a sync waits for all of them. RADOS applies the operations of one client on one object in the
+//! order of their submission, so a read that begins later sees them.
+//!
+//! Invariants:
+//! - All objects of a part are below its reach, which the head has before the first of them is made.
+//! - A guarded object belongs to the owner's session from the opening of its part on.
+
+use super::cluster::{Cluster, Countdown, ObjectChange};
+use super::head::{Change, Entry, HEAD};
+use super::place::{self, OBJECT_BYTES, Piece, base, is_guarded, object_name, pieces};
+use crate::failure::explain;
+use crate::{Disk, Part, PreparedWrite, ReadRange, WriteEnded};
+use onefold_rados::WhenFull;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+
+/// Bytes of writes under way, of all parts together, from which on further ones wait.
+const UNDER_WAY_BYTES_MAX: usize = 16 << 20;
+
+/// Operations that one call has under way.
+const OPERATIONS_MAX: usize = 128;
+
+/// The longest write that is prepared. Longer ones cost so much for their bytes that a thread matters little.
+const PREPARED_BYTES_MAX: usize = 256 << 10;
+
+/// An open part.
+pub(super) struct RadosDisk {
+    cluster: Arc<Cluster>,
+    part: Part,
+    base: String,
+    /// Its name in errors.
+    name: String,
+    entry: Mutex<Entry>,
+    /// The length that the head has.
+    stored_len: AtomicU64,
+    behind: Arc<Behind>,
+}
+
+/// Writes that nobody waits for yet.
+#[derive(Default)]
+struct Behind {
+    state: Mutex<BehindState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct BehindState {
+    under_way: usize,
+    /// Of the first that failed. Nothing that was written since the last sync is to be relied on.
+    failure: Option<io::Error>,
+}
+
+impl Behind {
+    fn state(&self) -> MutexGuard<'_, BehindState> {
+        // Each change is complete in itself.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(self: &Arc<Self>) -> impl FnOnce(io::Result<()>) + Send + 'static {
+        self.state().under_way += 1;
+        let behind = Arc::clone(self);
+        move |written| {
+            let mut state = behind.state();
+            state.under_way -= 1;
+            if let Err(error) = written {
+                state.failure.get_or_insert(error);
+            }
+            drop(state);
+            behind.ended.notify_all();
+        }
+    }
+
+    /// Waits for all, also those that begin meanwhile.
+    fn wait(&self) -> io::Result<()> {
+        let mut state = self.state();
+        while state.under_way > 0 {
+            state = (self.ended.wait(state)).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.failure.take().map_or(Ok(()), Err)
+    }
+}
+
+impl RadosDisk {
+    /// Opens a part that the head has. Its guarded objects belong to this owner afterwards.
+    pub(super) fn open(
+        cluster: &Arc<Cluster>,
+        part: Part,
+        entry: Entry,
+        name: String,
+    ) -> io::Result<RadosDisk> {
+        let disk = RadosDisk {
+            cluster: Arc::clone(cluster),
+            part,
+            base: base(part, entry.generation),
+            name,
+            entry: Mutex::new(entry),
+            stored_len: AtomicU64::new(entry.len),
+            behind: Arc::default(),
+        };
+        disk.stamp(0..entry.objects())?;
+        Ok(disk)
+    }
+
+    /// Removes all objects of a part.
+    pub(super) fn remove_objects(cluster: &Cluster, part: Part, entry: Entry) -> io::Result<()> {
+        let base = base(part, entry.generation);
+        let objects: Vec<u64> = (0..entry.objects()).collect();
+        for some in objects.chunks(OPERATIONS_MAX) {
+            let all = Countdown::new(some.len());
+            for object in some {
+                let name = object_name(&base, *object);
+                let change = ObjectChange {
+                    op: cluster.pool.write_op().remove(),
+                    doing: "removing",
+                    bytes: 0,
+                };
+                cluster.submit(&name, change, WhenFull::Go, missing_is_fine(all.part()));
+            }
+            all.wait()?;
+        }
+        Ok(())
+    }
+
+    fn entry(&self) -> MutexGuard<'_, Entry> {
+        // Each change is complete in itself.
+        self.entry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, doing: &str, range: Range<u64>, error: io::Error) -> io::Error {
+        let (len, at) = (range.end - range.start, range.start);
+        explain(
+            format!("{doing} {len} bytes at {at} of {}", self.name),
+            error,
+        )
+    }
+
+    fn end_of(&self, doing: &str, offset: u64, len: u64) -> io::Result<u64> {
+        place::end(offset, len).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{doing} {len} bytes at {offset} of {}: that is beyond what a part can have",
+                    self.name
+                ),
+            )
+        })
+    }
+
+    /// Makes the guarded ones among these objects this owner's.
+    fn stamp(&self, objects: Range<u64>) -> io::Result<()> {
+        let guarded: Vec<u64> = objects
+            .take_while(|object| is_guarded(self.part, *object))
+            .collect();
+        let all = Countdown::new(guarded.len());
+        for object in guarded {
+            let change = ObjectChange {
+                op: self.cluster.stamped(),
+                doing: "taking over",
+                bytes: 0,
+            };
+            self.cluster
+                .submit(&self.object(object), change, WhenFull::Go, all.part());
+        }
+        all.wait()
+            .map_err(|error| explain(format!("taking over {}", self.name), error))
+    }
+
+    fn object(&self, object: u64) -> String {
+        object_name(&self.base, object)
+    }
+
+    /// Makes the part at least so long, before anything is written there.
+    fn grow(&self, end: u64) -> io::Result<()> {
+        let mut entry = self.entry();
+        if end <= entry.len {
+            return Ok(());
+        }
+        let mut grown = *entry;
+        if grown.set_len(end) {
+            self.store_entry(&entry, grown)?;
+        }
+        *entry = grown;
+        Ok(())
+    }
+
+    /// Gives the head this entry, of a part whose entry is locked.
+    fn store_entry(&self, before: &Entry, entry: Entry) -> io::Result<()> {
+        if before.objects() < entry.objects() {
+            self.stamp(before.objects()..entry.objects())?;
+        }
+        let session = self.cluster.ownership.session();
+        let change = Change::begin(&self.cluster.pool, session).part(self.part, Some(entry));
+        let change = ObjectChange {
+            op: change.into_op(),
+            doing: "changing",
+            bytes: 0,
+        };
+        self.cluster
+            .change(HEAD, change)
+            .map_err(|error| explain(format!("changing the length of {}", self.name), error))?;
+        self.stored_len.store(entry.len, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// A write of one piece.
+    fn write_change(&self, piece: &Piece, bytes: &[u8]) -> ObjectChange {
+        let op = match is_guarded(self.part, piece.object) {
+            true => self.cluster.asserted(),
+            false => self.cluster.pool.write_op(),
+        };
+        ObjectChange {
+            op: op.write(piece.offset, bytes),
+            doing: "writing",
+            bytes: bytes.len(),
+        }
+    }
+
+    /// Guests hear that there is no room, and wait or fail as the pool is set. The store's own parts wait, because
+    /// a commit that fails ends the session.
+    fn when_full(&self) -> WhenFull {
+        match self.part {
+            Part::Data => WhenFull::Fail,
+            _ => WhenFull::Wait,
+        }
+    }
+
+    fn write_and_wait(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let pieces: Vec<Piece> = pieces(offset, bytes.len() as u64).collect();
+        let all = Countdown::new(pieces.len());
+        for piece in &pieces {
+            let change = self.write_change(piece, &bytes[piece.bytes.clone()]);
+            let object = self.object(piece.object);
+            self.cluster
+                .submit(&object, change, self.when_full(), all.part());
+        }
+        all.wait()
+    }
+
+    fn write_behind(&self, bytes: &[u8], offset: u64) {
+        for piece in pieces(offset, bytes.len() as u64) {
+            self.cluster.flights.wait_for_room(UNDER_WAY_BYTES_MAX);
+            let change = self.write_change(&piece, &bytes[piece.bytes.clone()]);
+            let object = self.object(piece.object);
+            let ended = self.behind.begin();
+            self.cluster
+                .submit(&object, change, self.when_full(), ended);
+        }
+    }
+
+    /// Zeros, or whole objects that go.
+    fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
+        let pieces: Vec<Piece> = pieces(offset, len).collect();
+        for some in pieces.chunks(OPERATIONS_MAX) {
+            let all = Countdown::new(some.len());
+            for piece in some {
+                let is_guarded = is_guarded(self.part, piece.object);
+                let op = match (is_guarded, piece.is_whole()) {
+                    (true, _) => self
+                        .cluster
+                        .asserted()
+                        .zero(piece.offset, piece.len() as u64),
+                    (false, true) => self.cluster.pool.write_op().remove(),
+                    // An operation on a missing object would make it.
+                    (false, false) => (self.cluster.pool.write_op())
+                        .assert_exists()
+                        .zero(piece.offset, piece.len() as u64),
+                };
+                let change = ObjectChange {
+                    op,
+                    doing: "giving back",
+                    bytes: 0,
+                };
+                let object = self.object(piece.object);
+                let ended = missing_is_fine(all.part());
+                self.cluster.submit(&object, change, WhenFull::Go, ended);
+            }
+            all.wait()?;
+        }
+        Ok(())
+    }
+}
+
+/// What is not there need not be removed.
+fn missing_is_fine(
+    ended: impl FnOnce(io::Result<()>) + Send + 'static,
+) -> impl FnOnce(io::Result<()>) + Send + 'static {
+    |changed| match changed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => ended(Ok(())),
+        changed => ended(changed),
+    }
+}
+
+impl Disk for RadosDisk {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let read = self.read_together(&mut [ReadRange { buf, offset }]);
+        read.map_err(|(_, error)| error)
+    }
+
+    fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
+        let mut all = Vec::new();
+        for (n, range) in ranges.iter().enumerate() {
+            let len = range.buf.len() as u64;
+            self.end_of("reading", range.offset, len)
+                .map_err(|error| (n, error))?;
+            all.extend(pieces(range.offset, len).map(|piece| (n, piece)));
+        }
+        let (sender, ends) = mpsc::channel();
+        let mut begun = 0;
+        for ended in 0..all.len() {
+            while begun < all.len() && begun < ended + OPERATIONS_MAX {
+                let (number, sender) = (begun, sender.clone());
+                let piece = &all[begun].1;
+                let object = self.object(piece.object);
+                self.cluster
+                    .read(&object, piece.offset, piece.len(), move |read| {
+                        // Nobody hears it after an error.
+                        let _ = sender.send((number, read));
+                    });
+                begun += 1;
+            }
+            let gone = |_| (0, io::Error::other("a read was dropped"));
+            let (number, read) = ends.recv().map_err(gone)?;
+            let (n, piece) = &all[number];
+            let range = &mut ranges[*n];
+            let bytes = read.map_err(|error| {
+                let len = range.buf.len() as u64;
+                let range = range.offset..range.offset + len;
+                (*n, self.failed("reading", range, error))
+            })?;
+            let buf = &mut range.buf[piece.bytes.clone()];
+            buf[..bytes.len()].copy_from_slice(&bytes);
+            buf[bytes.len()..].fill(0);
+        }
+        Ok(())
+    }
+
+    fn try_read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let end = self.end_of("writing", offset, bytes.len() as u64)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.grow(end)?;
+        match self.part {
+            Part::Data => self
+                .write_and_wait(bytes, offset)
+                .map_err(|error| self.failed("writing", offset..end, error)),
+            _ => {
+                self.write_behind(bytes, offset);
+                Ok(())
+            }
+        }
+    }
+
+    fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
+        let end = place::end(offset, bytes.len() as u64)?;
+        let is_refused = bytes.is_empty()
+            || bytes.len() > self.prepared_bytes_max()
+            || end > self.entry().len
+            || self.cluster.flights.bytes() + bytes.len() > UNDER_WAY_BYTES_MAX;
+        let mut pieces = pieces(offset, bytes.len() as u64);
+        let piece = pieces.next().filter(|_| !is_refused)?;
+        if pieces.next().is_some() {
+            return None;
+        }
+        Some(Box::new(Prepared {
+            cluster: Arc::clone(&self.cluster),
+            object: self.object(piece.object),
+            change: self.write_change(&piece, bytes),
+            bytes: bytes.to_vec(),
+            doing: format!("writing {} bytes at {offset} of {}", bytes.len(), self.name),
+        }))
+    }
+
+    fn prepared_bytes_max(&self) -> usize {
+        match self.part {
+            Part::Data => PREPARED_BYTES_MAX,
+            _ => 0,
+        }
+    }
+
+    fn is_cached(&self) -> bool {
+        false
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let failed = |error| explain(format!("syncing {}", self.name), error);
+        self.behind.wait().map_err(failed)?;
+        let entry = self.entry();
+        if self.stored_len.load(Ordering::SeqCst) != entry.len {
+            self.store_entry(&entry, *entry)?;
+        }
+        Ok(())
+    }
+
+    fn forget_cached(&self) -> io::Result<()> {
+        // An OSD answers with what it has acknowledged.
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = self.end_of("giving back", offset, len)?;
+        let end = end.min(self.entry().reach);
+        let len = end.saturating_sub(offset);
+        self.clear(offset, len)
+            .map_err(|error| self.failed("giving back", offset..offset + len, error))
+    }
+
+    fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = self.end_of("reserving", offset, len)?;
+        self.grow(end)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.end_of("setting the length to", 0, len)?;
+        let mut entry = self.entry();
+        let before = *entry;
+        if len < before.len {
+            // In order with the writes that were submitted before.
+            self.clear(len, before.reach - len)
+                .map_err(|error| self.failed("cutting off", len..before.reach, error))?;
+        }
+        let mut changed = before;
+        changed.set_len(len);
+        self.store_entry(&before, changed)?;
+        *entry = changed;
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.entry().len)
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        // Ceph knows what a pool takes, and not what a part does.
+        self.len()
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        let entry = *self.entry();
+        let first = offset / OBJECT_BYTES;
+        let objects: Vec<u64> = (first..entry.len.div_ceil(OBJECT_BYTES)).collect();
+        for some in objects.chunks(OPERATIONS_MAX) {
+            let (sender, ends) = mpsc::channel();
+            for object in some {
+                let (object, sender) = (*object, sender.clone());
+                // One byte tells, and does not disturb anybody.
+                self.cluster.read(&self.object(object), 0, 1, move |read| {
+                    let _ = sender.send((object, read));
+                });
+            }
+            drop(sender);
+            let mut found: Option<u64> = None;
+            for (object, read) in ends {
+                let read =
+                    read.map_err(|error| explain(format!("looking into {}", self.name), error))?;
+                if !read.is_empty() {
+                    found = Some(found.map_or(object, |it| it.min(object)));
+                }
+            }
+            if let Some(object) = found {
+                return Ok(Some(offset.max(object * OBJECT_BYTES)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn host_free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn alignment(&self) -> usize {
+        1
+    }
+}
+
+impl Drop for RadosDisk {
+    fn drop(&mut self) {
+        // Whoever opens the part again sees all that was written. Nobody is left to hear of an error: what was not
+        // synced may be lost.
+        let _ = self.sync();
+    }
+}
+
+/// A write that has not begun.
+struct Prepared {
+    cluster: Arc<Cluster>,
+    object: String,
+    change: ObjectChange,
+    bytes: Vec<u8>,
+    doing: String,
+}
+
+impl PreparedWrite for Prepared {
+    fn start(self: Box<Self>, ended: WriteEnded) {
+        let Prepared {
+            cluster,
+            object,
+            change,
+            bytes,
+            doing,
+        } = *self;
+        cluster.submit(&object, change, WhenFull::Fail, move |written| {
+            ended(written.map_err(|error| explain(doing, error)), &bytes);
+        });
+    }
+}

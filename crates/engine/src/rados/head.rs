@@ -1,0 +1,239 @@
+//! The head of a pool: an object whose attributes say which parts there are, and who owns them.
+//!
+//! The attributes are text, so that `rados listxattr` and `rados getxattr` show them:
+//! - `format`: the version of this layout.
+//! - `session`: of the present owner. Every change of the head asserts it.
+//! - `owner`: who that is, for messages.
+//! - `part.NAME`: generation, length in bytes, and the reach, below which all objects of the part are. Empty where
+//!   there is no such part.
+//! - `replaced`: of an index that another has replaced, as long as it has objects.
+//!
+//! Crash behaviour: each change is one operation on one object, which happens or does not.
+
+use super::place::OBJECT_BYTES;
+use crate::Part;
+use onefold_rados::{Create, Pool, WriteOp};
+use std::collections::BTreeMap;
+use std::io;
+use std::str::FromStr;
+
+/// The head's name.
+pub(super) const HEAD: &str = "g.0";
+
+/// The version that this build reads and writes.
+const FORMAT: &str = "1";
+
+const FORMAT_KEY: &str = "format";
+pub(super) const SESSION_KEY: &str = "session";
+const OWNER_KEY: &str = "owner";
+const REPLACED_KEY: &str = "replaced";
+
+/// What a growing part adds to its reach at a time.
+const REACH_STEP: u64 = 16 * OBJECT_BYTES;
+
+/// A part as the head has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Entry {
+    /// Tells apart the objects of indexes that replace each other.
+    pub(super) generation: u64,
+    pub(super) len: u64,
+    /// All objects of the part are below this.
+    pub(super) reach: u64,
+}
+
+impl Entry {
+    /// A part of this length.
+    pub(super) fn new(generation: u64, len: u64) -> Entry {
+        let mut entry = Entry {
+            generation,
+            ..Entry::default()
+        };
+        entry.set_len(len);
+        entry
+    }
+
+    /// Changes the length; returns whether objects may be made that the head does not know of.
+    pub(super) fn set_len(&mut self, len: u64) -> bool {
+        self.len = len;
+        let grows = len > self.reach;
+        if grows {
+            self.reach = len.next_multiple_of(REACH_STEP);
+        }
+        grows
+    }
+
+    /// How many objects there may be.
+    pub(super) fn objects(&self) -> u64 {
+        self.reach / OBJECT_BYTES
+    }
+
+    fn text(&self) -> String {
+        format!("{} {} {}", self.generation, self.len, self.reach)
+    }
+}
+
+impl FromStr for Entry {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> io::Result<Entry> {
+        let mut numbers = text.split(' ').map(u64::from_str);
+        match (
+            numbers.next(),
+            numbers.next(),
+            numbers.next(),
+            numbers.next(),
+        ) {
+            (Some(Ok(generation)), Some(Ok(len)), Some(Ok(reach)), None)
+                if len <= reach && reach.is_multiple_of(OBJECT_BYTES) =>
+            {
+                Ok(Entry {
+                    generation,
+                    len,
+                    reach,
+                })
+            }
+            _ => Err(invalid(format!("{text:?} describes no part"))),
+        }
+    }
+}
+
+/// The head as it is in the cluster.
+#[derive(Debug, Default)]
+pub(super) struct Head {
+    pub(super) session: String,
+    pub(super) owner: String,
+    pub(super) parts: BTreeMap<Part, Entry>,
+    pub(super) replaced: Option<Entry>,
+}
+
+impl Head {
+    /// The generation of a new part: one of which there are no objects.
+    pub(super) fn next_generation(&self, part: Part) -> u64 {
+        if !matches!(part, Part::Index | Part::NextIndex) {
+            return 0;
+        }
+        let both = [Part::Index, Part::NextIndex].map(|part| self.parts.get(&part));
+        let used = both.into_iter().chain([self.replaced.as_ref()]).flatten();
+        used.map(|entry| entry.generation + 1).max().unwrap_or(0)
+    }
+}
+
+/// Makes the head of a pool without parts. `AlreadyExists` if there is one.
+pub(super) fn create(pool: &Pool) -> io::Result<()> {
+    let op = pool.write_op().create(Create::Exclusive);
+    pool.change(HEAD, op.set_xattr(FORMAT_KEY, FORMAT.as_bytes()))
+        .map(drop)
+}
+
+/// Reads the head. `NotFound` if there is no pool.
+pub(super) fn read(pool: &Pool) -> io::Result<Head> {
+    let reply = pool.ask(HEAD, pool.read_op().xattrs())?;
+    let mut texts = BTreeMap::new();
+    for (name, value) in reply.xattrs {
+        // Ceph keeps its lock there, too.
+        if let Ok(text) = String::from_utf8(value) {
+            texts.insert(name, text);
+        }
+    }
+    match texts.get(FORMAT_KEY).map(String::as_str) {
+        Some(FORMAT) => {}
+        Some(other) => {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!(
+                    "the pool has layout {other}, and this onefold knows {FORMAT}: use a newer one"
+                ),
+            ));
+        }
+        None => return Err(invalid(format!("object {HEAD} is no pool's"))),
+    }
+    let mut head = Head::default();
+    for (name, text) in texts {
+        let part = name.strip_prefix("part.").and_then(part_of);
+        match (name.as_str(), part) {
+            (SESSION_KEY, _) => head.session = text,
+            (OWNER_KEY, _) => head.owner = text,
+            (_, _) if text.is_empty() => {}
+            (REPLACED_KEY, _) => head.replaced = Some(text.parse()?),
+            (_, Some(part)) => _ = head.parts.insert(part, text.parse()?),
+            _ => {}
+        }
+    }
+    Ok(head)
+}
+
+/// Enters a new owner.
+pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<()> {
+    let op = pool.write_op().assert_exists();
+    let op = op.set_xattr(SESSION_KEY, session.as_bytes());
+    pool.change(HEAD, op.set_xattr(OWNER_KEY, owner.as_bytes()))
+        .map(drop)
+}
+
+/// A change of the head by the owner of this session.
+pub(super) struct Change(WriteOp);
+
+impl Change {
+    pub(super) fn begin(pool: &Pool, session: &str) -> Change {
+        Change(asserted(pool, session))
+    }
+
+    pub(super) fn part(self, part: Part, entry: Option<Entry>) -> Change {
+        self.set(&format!("part.{}", part.name()), entry)
+    }
+
+    pub(super) fn replaced(self, entry: Option<Entry>) -> Change {
+        self.set(REPLACED_KEY, entry)
+    }
+
+    fn set(self, name: &str, entry: Option<Entry>) -> Change {
+        let text = entry.map_or(String::new(), |entry| entry.text());
+        Change(self.0.set_xattr(name, text.as_bytes()))
+    }
+
+    pub(super) fn into_op(self) -> WriteOp {
+        self.0
+    }
+}
+
+/// An operation that changes nothing unless this session owns the object.
+pub(super) fn asserted(pool: &Pool, session: &str) -> WriteOp {
+    pool.write_op()
+        .compare_xattr(SESSION_KEY, session.as_bytes())
+}
+
+fn part_of(name: &str) -> Option<Part> {
+    Part::ALL.into_iter().find(|part| part.name() == name)
+}
+
+fn invalid(message: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_as_written() {
+        for len in [0, 1, OBJECT_BYTES, REACH_STEP, REACH_STEP + 1] {
+            let entry = Entry::new(3, len);
+            assert_eq!(entry.text().parse::<Entry>().unwrap(), entry);
+            assert!(entry.reach >= len && entry.reach.is_multiple_of(REACH_STEP));
+        }
+        for text in [
+            "", "1", "1 2", "0 9 4", "0 0 1", "0 0 0 0", "a 0 0", "-1 0 0",
+        ] {
+            assert!(text.parse::<Entry>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_grows_in_steps() {
+        let mut entry = Entry::new(0, 5);
+        assert!(!entry.set_len(REACH_STEP));
+        assert!(entry.set_len(REACH_STEP + 1));
+        assert!(!entry.set_len(0));
+        assert_eq!(entry.objects(), 2 * REACH_STEP / OBJECT_BYTES);
+    }
+}

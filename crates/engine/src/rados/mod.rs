@@ -1,0 +1,330 @@
+//! A pool in Ceph RADOS: each [`Part`] in objects of 4 MiB, in a namespace of a Ceph pool.
+//!
+//! [`RadosEngine::take`] makes this process the pool's owner; the engine is the right to it, and gives it up when it
+//! is dropped. The pool also has a directory on this host, the caller holds whose lock: there is the memory that
+//! outlives the process.
+//!
+//! What is acknowledged by RADOS is durable. Nothing that was submitted is ever called off, as it could still take
+//! effect: operations wait for the cluster as long as it takes, and the log says what waits.
+//!
+//! Reading order: `place` (names and pieces), `head` (which parts there are), `run` (the directory on this host),
+//! `ownership` (who may write), `flights` and `cluster` (operations), `disk`.
+
+mod cluster;
+mod disk;
+mod flights;
+mod head;
+mod ownership;
+mod place;
+mod run;
+
+pub use ownership::{OwnerEvent, TakeError, TakeOptions};
+
+use crate::failure::explain;
+use crate::host_memory::MappedFile;
+use crate::{Disk, Engine, HostMemory, Part, host};
+use cluster::{Cluster, ObjectChange};
+use disk::RadosDisk;
+use flights::{Flights, News};
+use head::{Change, Entry, HEAD, Head};
+use onefold_rados::{Client, Pool, Watch};
+use run::{RunDirectory, TAIL};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// How often the owner looks after itself.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Where a pool is.
+#[derive(Debug, Clone)]
+pub struct RadosPlace {
+    /// The Ceph pool.
+    pub ceph_pool: String,
+    /// The pool's name in it: its namespace.
+    pub name: String,
+    /// Its directory on this host.
+    pub run: PathBuf,
+}
+
+impl RadosPlace {
+    /// The user's name for it.
+    pub fn title(&self) -> String {
+        format!("ceph:{}/{}", self.ceph_pool, self.name)
+    }
+
+    fn open(&self, client: &Client) -> io::Result<Pool> {
+        client.pool(&self.ceph_pool, &self.name).map_err(|error| {
+            let what = match error.kind() {
+                io::ErrorKind::NotFound => {
+                    format!("the cluster has no Ceph pool {}", self.ceph_pool)
+                }
+                _ => format!("opening the Ceph pool {}", self.ceph_pool),
+            };
+            explain(what, error)
+        })
+    }
+}
+
+/// The parts of a pool in a cluster, and the right to change them.
+pub struct RadosEngine {
+    title: String,
+    run: PathBuf,
+    cluster: Arc<Cluster>,
+    /// Looks after the ownership until the engine ends.
+    watchman: Option<JoinHandle<()>>,
+}
+
+impl RadosEngine {
+    /// Makes a pool without parts. `AlreadyExists` if there is one of this name.
+    pub fn create_pool(client: &Client, place: &RadosPlace) -> io::Result<()> {
+        let pool = place.open(client)?;
+        if !pool.takes_overwrites()? {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!(
+                    "the Ceph pool {} is erasure-coded and takes no overwrites: allow them \
+                     (allow_ec_overwrites), or use a replicated pool",
+                    place.ceph_pool
+                ),
+            ));
+        }
+        head::create(&pool).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => io::Error::new(
+                error.kind(),
+                format!("there is a pool {} already", place.title()),
+            ),
+            _ => explain(format!("creating the pool {}", place.title()), error),
+        })
+    }
+
+    /// Whether there is a pool.
+    pub fn is_pool_there(client: &Client, place: &RadosPlace) -> io::Result<bool> {
+        match head::read(&place.open(client)?) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(explain(
+                format!("reading the head of {}", place.title()),
+                error,
+            )),
+        }
+    }
+
+    /// Becomes the owner of a pool; the caller holds the lock of its directory.
+    ///
+    /// # Errors
+    ///
+    /// [`TakeError::Held`] if its owner lives; `NotFound` if there is no pool.
+    pub fn take(
+        client: &Client,
+        place: &RadosPlace,
+        options: TakeOptions,
+    ) -> Result<RadosEngine, TakeError> {
+        let pool = place.open(client)?;
+        let explained = |error| TakeError::Io(explain(format!("taking {}", place.title()), error));
+        head::read(&pool).map_err(|error| {
+            TakeError::Io(match error.kind() {
+                io::ErrorKind::NotFound => {
+                    io::Error::new(error.kind(), format!("there is no pool {}", place.title()))
+                }
+                _ => explain(format!("reading the head of {}", place.title()), error),
+            })
+        })?;
+        let mut run = RunDirectory::open(&place.run)?;
+        let ownership = ownership::take(client, &pool, &mut run, options);
+        let ownership = ownership.map_err(|error| match error {
+            TakeError::Io(error) => explained(error),
+            held => held,
+        })?;
+        let watch = ownership::watch(&pool, &ownership).map_err(explained)?;
+        let head = head::read(&pool).map_err(explained)?;
+        let cluster = Arc::new(Cluster {
+            pool,
+            ownership,
+            flights: Arc::new(Flights::default()),
+        });
+        let mut engine = RadosEngine {
+            title: place.title(),
+            run: place.run.clone(),
+            cluster,
+            watchman: None,
+        };
+        engine.watchman = Some(engine.start_watchman(watch).map_err(explained)?);
+        if let Some(entry) = head.replaced {
+            engine.remove_replaced(entry)?;
+        }
+        Ok(engine)
+    }
+
+    /// Who hears that the pool is wanted or lost. It is called on threads that must not wait.
+    pub fn on_event(&self, on_event: impl Fn(OwnerEvent) + Send + Sync + 'static) {
+        self.cluster.ownership.set_on_event(Box::new(on_event));
+    }
+
+    /// Removes a pool of which this is the owner: all of its objects, the head last.
+    pub fn remove_pool(self) -> io::Result<()> {
+        for part in Part::ALL {
+            self.remove(part)?;
+        }
+        let change = ObjectChange {
+            op: self.cluster.asserted().remove(),
+            doing: "removing",
+            bytes: 0,
+        };
+        self.cluster.change(HEAD, change)
+    }
+
+    /// The pool's directory on this host.
+    pub fn run_directory(&self) -> &Path {
+        &self.run
+    }
+
+    fn start_watchman(&self, mut watch: Watch) -> io::Result<JoinHandle<()>> {
+        let cluster = Arc::clone(&self.cluster);
+        let work = move || {
+            while cluster.ownership.pause(LOOK_INTERVAL) {
+                match cluster.flights.news() {
+                    Some(News::Waits {
+                        operations,
+                        oldest,
+                        waited,
+                    }) => tracing::warn!(
+                        "the cluster has not answered for {:.0} s: {operations} operations wait, the oldest \
+                         is {oldest}",
+                        waited.as_secs_f64()
+                    ),
+                    Some(News::GoesOn) => tracing::info!("the cluster answers again"),
+                    None => {}
+                }
+                match ownership::confirm(&cluster.pool, &cluster.ownership, watch) {
+                    Ok(again) => watch = again,
+                    Err(error) if onefold_rados::is_fenced(&error) => {
+                        return cluster.ownership.lose("this host was fenced");
+                    }
+                    Err(error) => {
+                        return cluster
+                            .ownership
+                            .lose(&format!("nobody can ask for its owner: {error}"));
+                    }
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("rados-owner".to_owned())
+            .spawn(work)
+    }
+
+    /// Gives the head these entries in one operation.
+    fn change_head(&self, change: impl FnOnce(Change) -> Change) -> io::Result<()> {
+        let Cluster {
+            pool, ownership, ..
+        } = &*self.cluster;
+        let change = change(Change::begin(pool, ownership.session()));
+        let change = ObjectChange {
+            op: change.into_op(),
+            doing: "changing",
+            bytes: 0,
+        };
+        let changed = self.cluster.change(HEAD, change);
+        changed.map_err(|error| explain(format!("changing the head of {}", self.title), error))
+    }
+
+    /// Removes the objects of an index that was replaced.
+    fn remove_replaced(&self, entry: Entry) -> io::Result<()> {
+        let removed = RadosDisk::remove_objects(&self.cluster, Part::Index, entry);
+        removed.map_err(|error| explain("removing an index that was replaced", error))?;
+        self.change_head(|change| change.replaced(None))
+    }
+
+    /// What the head says now. A part that is open may be longer than that.
+    fn head(&self, doing: &str, part: Part) -> io::Result<Head> {
+        let head = head::read(&self.cluster.pool);
+        head.map_err(|error| explain(format!("{doing} {}", self.describe(part)), error))
+    }
+
+    fn missing(&self, part: Part) -> io::Error {
+        let name = self.describe(part);
+        io::Error::new(io::ErrorKind::NotFound, format!("{name} does not exist"))
+    }
+}
+
+impl Engine for RadosEngine {
+    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
+        let head = self.head("creating", part)?;
+        if head.parts.contains_key(&part) {
+            let message = format!("{} exists already", self.describe(part));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
+        }
+        let entry = Entry::new(head.next_generation(part), len);
+        self.change_head(|change| change.part(part, Some(entry)))?;
+        self.open(part)
+    }
+
+    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
+        let head = self.head("opening", part)?;
+        let entry = head.parts.get(&part).ok_or_else(|| self.missing(part))?;
+        let name = self.describe(part);
+        let disk = RadosDisk::open(&self.cluster, part, *entry, name)?;
+        Ok(Arc::new(disk))
+    }
+
+    fn replace(&self, place: Part, part: Part) -> io::Result<()> {
+        let head = self.head("replacing", place)?;
+        let entry = *head.parts.get(&part).ok_or_else(|| self.missing(part))?;
+        let replaced = head.parts.get(&place).copied();
+        self.change_head(|change| {
+            let change = change.part(place, Some(entry)).part(part, None);
+            change.replaced(replaced)
+        })?;
+        // What cannot be removed now is removed by the next owner.
+        if let Some(replaced) = replaced
+            && let Err(error) = self.remove_replaced(replaced)
+        {
+            tracing::warn!("{error}");
+        }
+        Ok(())
+    }
+
+    fn remove(&self, part: Part) -> io::Result<()> {
+        let head = self.head("removing", part)?;
+        let Some(entry) = head.parts.get(&part) else {
+            return Ok(());
+        };
+        let removed = RadosDisk::remove_objects(&self.cluster, part, *entry);
+        removed.map_err(|error| explain(format!("removing {}", self.describe(part)), error))?;
+        self.change_head(|change| change.part(part, None))
+    }
+
+    fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>> {
+        Ok(Arc::new(MappedFile::open(&self.run.join(TAIL), len)?))
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        host::boot_id()
+    }
+
+    fn describe(&self, part: Part) -> String {
+        format!("{} of {}", part.name(), self.title)
+    }
+
+    fn random_id(&self) -> io::Result<[u8; 16]> {
+        host::random_id()
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        host::unix_seconds()
+    }
+}
+
+impl Drop for RadosEngine {
+    fn drop(&mut self) {
+        self.cluster.ownership.end();
+        if let Some(watchman) = self.watchman.take() {
+            // It reports its own panic.
+            let _ = watchman.join();
+        }
+        ownership::give_up(&self.cluster.pool, &self.cluster.ownership);
+    }
+}

@@ -1,0 +1,496 @@
+//! One owner of a pool among all hosts of a cluster (promise P7).
+//!
+//! Whoever holds the lock on the head owns the pool. A lock keeps nobody from writing, so whoever takes it from
+//! another first puts that one on the blocklist, and goes on when the cluster knows. Every write of the log and of the
+//! roots asserts the owner's session besides, for an operation that is late may reach an OSD that has not heard of
+//! the blocklist yet.
+//!
+//! An owner answers those who ask for it, so that nobody takes the pool from one that lives. One that the cluster
+//! does not confirm any more submits nothing until it is confirmed; one that has lost the pool never submits again.
+
+use super::head::{self, HEAD};
+use super::run::RunDirectory;
+use onefold_rados::{Client, Locker, Notification, Pool, Watch};
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The lock's name.
+const LOCK: &str = "owner";
+
+/// How long an owner is kept out. It may be frozen for days and wake up.
+const FENCE_SECONDS: u32 = 30 * 24 * 3600;
+
+/// After this time without a word from an owner the cluster forgets its watch.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// An owner that has not been confirmed for this long submits nothing.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long one question to an owner waits for its answer.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between two questions.
+const QUESTION_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long an owner that gives the pool up may take for its guests' requests and its last checkpoint.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// What owners are told.
+const ARE_YOU_THERE: &[u8] = b"are you there";
+const RELEASE: &[u8] = b"release";
+
+/// What they answer, before their session.
+const HERE: &str = "here ";
+const RELEASING: &str = "releasing ";
+
+/// How to become the owner.
+#[derive(Debug, Clone, Copy)]
+pub struct TakeOptions {
+    /// How long an owner of another host may be silent before it is taken for dead.
+    pub patience: Duration,
+    /// Ask an owner that lives to give the pool up.
+    pub asks: bool,
+}
+
+/// Why a pool was not taken.
+#[derive(Debug)]
+pub enum TakeError {
+    /// Somebody owns it who lives.
+    Held {
+        /// Who that is.
+        owner: String,
+    },
+    /// The cluster could not be asked.
+    Io(io::Error),
+}
+
+impl fmt::Display for TakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TakeError::Held { owner } => write!(f, "the pool is in use by {owner}"),
+            TakeError::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for TakeError {}
+
+impl From<io::Error> for TakeError {
+    fn from(error: io::Error) -> TakeError {
+        TakeError::Io(error)
+    }
+}
+
+/// What an owner has to hear.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OwnerEvent {
+    /// Another host wants the pool: close it.
+    ReleaseWanted,
+    /// Another host has the pool. Nothing that is submitted takes effect any more: end.
+    Lost {
+        /// How that was found out.
+        reason: String,
+    },
+}
+
+type OnEvent = Box<dyn Fn(OwnerEvent) + Send + Sync>;
+
+/// The right to change a pool.
+pub(super) struct Ownership {
+    session: String,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    standing: Standing,
+    on_event: Option<Arc<OnEvent>>,
+    /// The engine is being dropped.
+    is_ending: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Standing {
+    Owner,
+    /// The cluster does not confirm it.
+    Unconfirmed,
+    Lost(String),
+}
+
+impl Ownership {
+    fn new(session: String) -> Ownership {
+        Ownership {
+            session,
+            state: Mutex::new(State {
+                standing: Standing::Owner,
+                on_event: None,
+                is_ending: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn session(&self) -> &str {
+        &self.session
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is complete in itself.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when an operation may be submitted.
+    pub(super) fn admit(&self) -> io::Result<()> {
+        let mut state = self.state();
+        loop {
+            match &state.standing {
+                Standing::Owner => return Ok(()),
+                Standing::Lost(reason) => return Err(lost(reason)),
+                Standing::Unconfirmed => {
+                    let woken = self.changed.wait(state);
+                    state = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+
+    /// Somebody else owns the pool.
+    pub(super) fn lose(&self, reason: &str) {
+        let mut state = self.state();
+        if matches!(state.standing, Standing::Lost(_)) {
+            return;
+        }
+        state.standing = Standing::Lost(reason.to_owned());
+        let on_event = state.on_event.clone();
+        drop(state);
+        self.changed.notify_all();
+        if let Some(on_event) = on_event {
+            on_event(OwnerEvent::Lost {
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self.state().standing, Standing::Lost(_))
+    }
+
+    fn confirm(&self, is_confirmed: bool) {
+        let mut state = self.state();
+        let standing = match is_confirmed {
+            true => Standing::Owner,
+            false => Standing::Unconfirmed,
+        };
+        if state.standing == standing || matches!(state.standing, Standing::Lost(_)) {
+            return;
+        }
+        state.standing = standing;
+        drop(state);
+        self.changed.notify_all();
+        match is_confirmed {
+            true => tracing::info!("the cluster confirms this owner again"),
+            false => tracing::warn!(
+                "the cluster has not confirmed this owner for {} s: nothing is sent until it does",
+                CONFIRMED_WITHIN.as_secs()
+            ),
+        }
+    }
+
+    /// Who is told. An event that has happened already is told at once.
+    pub(super) fn set_on_event(&self, on_event: OnEvent) {
+        let on_event = Arc::new(on_event);
+        let mut state = self.state();
+        state.on_event = Some(Arc::clone(&on_event));
+        let standing = state.standing.clone();
+        drop(state);
+        if let Standing::Lost(reason) = standing {
+            on_event(OwnerEvent::Lost { reason });
+        }
+    }
+
+    /// The engine ends.
+    pub(super) fn end(&self) {
+        self.state().is_ending = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for so long, or until the engine ends. Returns whether it goes on.
+    pub(super) fn pause(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut state = self.state();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if state.is_ending || left.is_zero() {
+                return !state.is_ending;
+            }
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Answers one who asks, on a thread that must not wait.
+    fn answer(&self, question: Notification) {
+        let word = match question.payload() {
+            ARE_YOU_THERE => HERE,
+            RELEASE => {
+                let on_event = self.state().on_event.clone();
+                match on_event {
+                    Some(on_event) => {
+                        on_event(OwnerEvent::ReleaseWanted);
+                        RELEASING
+                    }
+                    None => HERE,
+                }
+            }
+            _ => return,
+        };
+        // One that hears nothing asks again.
+        let _ = question.reply(format!("{word}{}", self.session).as_bytes());
+    }
+}
+
+/// The error of whatever is submitted by one who is no longer the owner.
+fn lost(reason: &str) -> io::Error {
+    io::Error::other(format!(
+        "another host has taken the pool ({reason}); this process can not use it any more"
+    ))
+}
+
+/// Takes the pool, of which the head was read. Returns the right to it.
+pub(super) fn take(
+    client: &Client,
+    pool: &Pool,
+    run: &mut RunDirectory,
+    options: TakeOptions,
+) -> Result<Arc<Ownership>, TakeError> {
+    let session = new_session()?;
+    lock(client, pool, run, &session, options)?;
+    let begun = begin(pool, run, &session);
+    if begun.is_err() {
+        // The error is the one to report. A lock without an owner is broken by the next one.
+        let _ = pool.unlock(HEAD, LOCK, &session);
+    }
+    begun?;
+    Ok(Arc::new(Ownership::new(session)))
+}
+
+fn begin(pool: &Pool, run: &mut RunDirectory, session: &str) -> io::Result<()> {
+    // Read under the lock, so nobody changes it.
+    let before = head::read(pool)?.session;
+    run.begin(&before, session)?;
+    head::set_owner(pool, session, &this_process())?;
+    run.has_begun(session)
+}
+
+/// Takes the lock, from one that is dead if need be.
+fn lock(
+    client: &Client,
+    pool: &Pool,
+    run: &RunDirectory,
+    session: &str,
+    options: TakeOptions,
+) -> Result<(), TakeError> {
+    let mut released_until = None;
+    loop {
+        match pool.lock_exclusive(HEAD, LOCK, session, &this_process(), None) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            Err(error) => return Err(error.into()),
+        }
+        let Some(holder) = pool.lockers(HEAD, LOCK)?.into_iter().next() else {
+            continue;
+        };
+        if !run.is_of_the_dead(&holder.cookie) {
+            match ask(pool, &holder, options)? {
+                Some(Answer::Here) => {
+                    let owner = head::read(pool)?.owner;
+                    return Err(TakeError::Held { owner });
+                }
+                Some(Answer::Releasing) => {
+                    let until =
+                        *released_until.get_or_insert_with(|| Instant::now() + RELEASE_TIME_MAX);
+                    if Instant::now() >= until {
+                        let owner = format!(
+                            "{}, which was asked to give it up and still has not",
+                            head::read(pool)?.owner
+                        );
+                        return Err(TakeError::Held { owner });
+                    }
+                    thread::sleep(QUESTION_PAUSE);
+                    continue;
+                }
+                None => {}
+            }
+        }
+        fence(client, pool, &holder)?;
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Here,
+    Releasing,
+}
+
+/// Asks the holder of the lock until it answers, for as long as the patience lasts.
+fn ask(pool: &Pool, holder: &Locker, options: TakeOptions) -> io::Result<Option<Answer>> {
+    let until = Instant::now() + options.patience;
+    let question = match options.asks {
+        true => RELEASE,
+        false => ARE_YOU_THERE,
+    };
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = QUESTION_TIMEOUT.min(left).max(Duration::from_secs(1));
+        let replies = match pool.notify_now(HEAD, question, timeout) {
+            Ok(replies) => replies,
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Default::default(),
+            Err(error) => return Err(error),
+        };
+        let mut answers = replies.replies.iter();
+        let answer = answers.find_map(|reply| answer_of(&reply.payload, &holder.cookie));
+        if answer.is_some() || left.is_zero() {
+            return Ok(answer);
+        }
+        thread::sleep(QUESTION_PAUSE.min(left));
+    }
+}
+
+/// What the owner of this session said; nothing if it was somebody else.
+fn answer_of(payload: &[u8], session: &str) -> Option<Answer> {
+    let said = std::str::from_utf8(payload).ok()?;
+    let is_of = |word: &str| said.strip_prefix(word) == Some(session);
+    match () {
+        () if is_of(HERE) => Some(Answer::Here),
+        () if is_of(RELEASING) => Some(Answer::Releasing),
+        () => None,
+    }
+}
+
+/// Makes sure that nothing of a holder takes effect any more, and then takes its lock away.
+fn fence(client: &Client, pool: &Pool, holder: &Locker) -> io::Result<()> {
+    tracing::info!(
+        "fencing the owner before, {} at {}",
+        holder.client,
+        holder.address
+    );
+    client.blocklist_add(&holder.address, FENCE_SECONDS)?;
+    client.wait_for_latest_osdmap()?;
+    match pool.break_lock(HEAD, LOCK, &holder.client, &holder.cookie) {
+        // Another one that wants the pool was quicker.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        broken => broken,
+    }
+}
+
+/// Gives the pool up. Nothing is under way.
+pub(super) fn give_up(pool: &Pool, ownership: &Ownership) {
+    if ownership.is_lost() {
+        return;
+    }
+    if let Err(error) = pool.unlock(HEAD, LOCK, ownership.session()) {
+        tracing::warn!("the lock of the pool stays until the next owner breaks it: {error}");
+    }
+}
+
+/// Answers those who ask for the owner.
+pub(super) fn watch(pool: &Pool, ownership: &Arc<Ownership>) -> io::Result<Watch> {
+    let answers = Arc::clone(ownership);
+    // What follows from an error is found out by looking again.
+    let on_error = |_| {};
+    pool.watch(
+        HEAD,
+        Some(WATCH_TIMEOUT),
+        move |question| answers.answer(question),
+        on_error,
+    )
+}
+
+/// Looks whether the cluster still confirms the owner, and returns the watch, or a new one.
+pub(super) fn confirm(
+    pool: &Pool,
+    ownership: &Arc<Ownership>,
+    watching: Watch,
+) -> io::Result<Watch> {
+    match watching.check() {
+        Ok(age) => {
+            ownership.confirm(age < CONFIRMED_WITHIN);
+            return Ok(watching);
+        }
+        Err(error) if onefold_rados::is_fenced(&error) => {
+            ownership.lose("this host was fenced");
+            return Ok(watching);
+        }
+        Err(_) => {}
+    }
+    // The watch has ended, perhaps because nobody was heard of for a while. Whoever wanted the pool has fenced us
+    // first, or it is still ours.
+    drop(watching);
+    let again = watch(pool, ownership)?;
+    let lockers = pool.lockers(HEAD, LOCK)?;
+    match lockers.iter().any(|it| it.cookie == ownership.session()) {
+        true => ownership.confirm(true),
+        false => ownership.lose("its lock is gone"),
+    }
+    Ok(again)
+}
+
+/// Who owns a pool, for messages.
+fn this_process() -> String {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    format!("process {} on host {host}", std::process::id())
+}
+
+fn new_session() -> io::Result<String> {
+    let id = crate::host::random_id()?;
+    Ok(id.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn an_unconfirmed_owner_waits_and_one_that_lost_the_pool_fails() {
+        let ownership = Arc::new(Ownership::new("a".to_owned()));
+        ownership.admit().unwrap();
+        ownership.confirm(false);
+        let (told, hears) = mpsc::channel();
+        let waits = Arc::clone(&ownership);
+        let of_thread = told.clone();
+        let thread = thread::spawn(move || of_thread.send(waits.admit().is_ok()).unwrap());
+        let early = hears.recv_timeout(Duration::from_millis(50));
+        assert!(early.is_err());
+        ownership.confirm(true);
+        assert!(hears.recv().unwrap());
+        thread.join().unwrap();
+        ownership.lose("a test");
+        ownership.confirm(true);
+        assert!(
+            ownership
+                .admit()
+                .unwrap_err()
+                .to_string()
+                .contains("a test")
+        );
+        let (told, hears) = mpsc::channel();
+        ownership.set_on_event(Box::new(move |event| told.send(event).unwrap()));
+        let reason = "a test".to_owned();
+        assert_eq!(hears.recv().unwrap(), OwnerEvent::Lost { reason });
+    }
+
+    #[test]
+    fn only_the_holder_of_the_lock_answers_for_it() {
+        assert_eq!(answer_of(b"here abc", "abc"), Some(Answer::Here));
+        assert_eq!(answer_of(b"releasing abc", "abc"), Some(Answer::Releasing));
+        for said in [&b"here abd"[..], b"here ", b"abc", b"\xff"] {
+            assert_eq!(answer_of(said, "abc"), None);
+        }
+    }
+}

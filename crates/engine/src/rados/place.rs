@@ -1,0 +1,116 @@
+//! Where the bytes of a part are: names of objects, and the pieces of a range.
+
+use crate::Part;
+use std::ops::Range;
+
+/// Bytes of an object; its last ones need not be there.
+pub(super) const OBJECT_BYTES: u64 = 4 << 20;
+
+/// The longest part: more than the blocks that a pool can address.
+pub(super) const PART_BYTES_MAX: u64 = 1 << 60;
+
+/// A range of one object, and the bytes of a request that belong there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) object: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: Range<usize>,
+}
+
+impl Piece {
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether it is the whole object.
+    pub(super) fn is_whole(&self) -> bool {
+        self.len() as u64 == OBJECT_BYTES
+    }
+}
+
+/// The pieces of a range that [fits](end).
+pub(super) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let end = offset + len;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at == end {
+            return None;
+        }
+        let (object, within) = (at / OBJECT_BYTES, at % OBJECT_BYTES);
+        let from = at;
+        at = end.min(from - within + OBJECT_BYTES);
+        Some(Piece {
+            object,
+            offset: within,
+            bytes: (from - offset) as usize..(at - offset) as usize,
+        })
+    })
+}
+
+/// The end of a range, unless it is beyond what a part can have.
+pub(super) fn end(offset: u64, len: u64) -> Option<u64> {
+    let end = offset.checked_add(len)?;
+    (end <= PART_BYTES_MAX).then_some(end)
+}
+
+/// How the names of a part's objects begin. A part that takes another's place keeps its objects: so an index has a
+/// generation in its name.
+pub(super) fn base(part: Part, generation: u64) -> String {
+    match part {
+        Part::Data => "d".to_owned(),
+        Part::Secret => "secret".to_owned(),
+        Part::Index | Part::NextIndex => format!("ix.0.index.{generation:x}"),
+        Part::Superblock | Part::Meta | Part::Log | Part::Scrub => format!("g.0.{}", part.name()),
+    }
+}
+
+/// An object's name.
+pub(super) fn object_name(base: &str, object: u64) -> String {
+    format!("{base}.{object:016x}")
+}
+
+/// Whether every write to this object asserts who owns the pool. The rest relies on the blocklist alone.
+pub(super) fn is_guarded(part: Part, object: u64) -> bool {
+    match part {
+        Part::Log => true,
+        Part::Data => false,
+        _ => object == 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_the_range_and_each_is_in_one_object() {
+        let whole = |object| Piece {
+            object,
+            offset: 0,
+            bytes: 0..OBJECT_BYTES as usize,
+        };
+        assert_eq!(pieces(0, 0).count(), 0);
+        assert_eq!(pieces(0, OBJECT_BYTES).collect::<Vec<_>>(), [whole(0)]);
+        let across = pieces(OBJECT_BYTES - 5, 5 + OBJECT_BYTES + 7).collect::<Vec<_>>();
+        let len = OBJECT_BYTES as usize;
+        let expected = [
+            (0, OBJECT_BYTES - 5, 0..5),
+            (1, 0, 5..5 + len),
+            (2, 0, 5 + len..12 + len),
+        ];
+        let expected = expected.map(|(object, offset, bytes)| Piece {
+            object,
+            offset,
+            bytes,
+        });
+        assert_eq!(across, expected);
+        assert!(across[1].is_whole() && !across[0].is_whole());
+    }
+
+    #[test]
+    fn ranges_end_within_a_part() {
+        assert_eq!(end(0, PART_BYTES_MAX), Some(PART_BYTES_MAX));
+        assert_eq!(end(1, PART_BYTES_MAX), None);
+        assert_eq!(end(u64::MAX, 1), None);
+    }
+}
