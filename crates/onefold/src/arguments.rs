@@ -7,6 +7,7 @@ use clap::{Command, CommandFactory, FromArgMatches};
 use onefold_api::{Error, size};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Wider lines are hard to read, however wide the terminal is.
 const HELP_WIDTH_MAX: usize = 100;
@@ -122,6 +123,16 @@ fn hint(error: &clap::Error, command: &Command, reached: &[String]) -> Option<St
     });
     let places: Vec<String> = places.collect();
     (!places.is_empty()).then(|| format!("did you mean {}?", places.join(" or ")))
+}
+
+/// For clap: a time such as `2ms`, above 0.
+pub(crate) fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
+    let unusable = || format!("'{text}' is not a time; write for example 500us, 2ms or 1s");
+    match humantime::parse_duration(text) {
+        Ok(time) if time.is_zero() => Err("the time must be above 0".to_owned()),
+        Ok(time) => Ok(time),
+        Err(_) => Err(unusable()),
+    }
 }
 
 #[cfg(test)]

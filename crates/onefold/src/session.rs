@@ -7,6 +7,7 @@
 use crate::control::client::ControlClient;
 use crate::control::socket_path;
 use crate::output::Output;
+use crate::pool::place::PoolPlace;
 use crate::pool::{self, Claim, Opening};
 use onefold_api::transfer::{Export, VolumeImport, VolumeImportReply};
 use onefold_api::transfer::{PieceReceiver, transfer};
@@ -14,7 +15,6 @@ use onefold_api::{Error, Result};
 use onefold_api::{Report, Request, Service};
 use onefold_engine::embedded::PoolLock;
 use onefold_store::{RecoveryReport, StoreErrorKind};
-use std::path::Path;
 use std::thread;
 
 /// Access to a pool for one command.
@@ -33,7 +33,7 @@ impl Session {
     /// Opens the pool, passes it to `work`, and closes it in any case. With `repair` a free-space
     /// map that cannot be opened is counted again.
     pub(crate) fn with<T>(
-        pool: &Path,
+        pool: &PoolPlace,
         output: &Output,
         repair: bool,
         work: impl FnOnce(&Session) -> Result<T>,
@@ -46,31 +46,29 @@ impl Session {
     }
 
     /// Access through the daemon, which must be running.
-    pub(crate) fn of_daemon(pool: &Path, output: &Output) -> Result<Self> {
+    pub(crate) fn of_daemon(pool: &PoolPlace, output: &Output) -> Result<Self> {
         match pool::claim(pool)? {
             Claim::Ours(_) => Err(Error::failed(format!(
-                "no daemon has the pool {} open, and there are jobs only while 'onefold serve' \
-                 runs",
-                pool.display()
+                "no daemon has the pool {pool} open, and there are jobs only while 'onefold serve' \
+                 runs"
             ))),
             Claim::Held { holder } => Self::connect(pool, &holder, output),
         }
     }
 
-    fn connect(pool: &Path, holder: &str, output: &Output) -> Result<Self> {
-        ControlClient::connect(pool, holder, output)
+    fn connect(pool: &PoolPlace, holder: &str, output: &Output) -> Result<Self> {
+        ControlClient::connect(pool.directory(), holder, output)
             .map(Self::Remote)
             .map_err(|error| {
                 Error::failed(format!(
-                    "the pool {} is in use by {holder}, which does not answer on {}: {error}; \
+                    "the pool {pool} is in use by {holder}, which does not answer on {}: {error}; \
                      try again when it has started, or ended",
-                    pool.display(),
-                    socket_path(pool).display()
+                    socket_path(pool.directory()).display()
                 ))
             })
     }
 
-    fn open(pool: &Path, output: &Output, repair: bool) -> Result<Self> {
+    fn open(pool: &PoolPlace, output: &Output, repair: bool) -> Result<Self> {
         match pool::claim(pool)? {
             Claim::Ours(lock) => {
                 let opening = Opening {

@@ -19,6 +19,7 @@ mod volume_export;
 mod volume_import;
 
 use crate::output::{Format, Output, Render};
+use crate::pool::place::{CephOptions, PoolPlace};
 use crate::progress::Progress;
 use crate::rendering;
 use crate::session::Session;
@@ -30,9 +31,8 @@ use onefold_api::{
     VolumeClone, VolumeCreate, VolumeDefrag, VolumeDelete, VolumeList, VolumeRename, VolumeResize,
     VolumeSet, VolumeStat, VolumeUnshare, size,
 };
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// The heading of what every command takes.
 const GLOBAL: &str = "Global options";
@@ -46,9 +46,12 @@ const DELETE: &str = "rm";
 #[derive(Debug, Parser)]
 #[command(version, about)]
 pub(crate) struct Cli {
-    /// The pool's directory.
-    #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "DIR", help_heading = GLOBAL)]
-    pool: Option<PathBuf>,
+    /// The pool: its directory, or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
+    #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "POOL", help_heading = GLOBAL)]
+    pool: Option<OsString>,
+
+    #[command(flatten)]
+    ceph: CephOptions,
 
     /// How results are printed.
     #[arg(long, global = true, value_enum, default_value = "text", help_heading = GLOBAL)]
@@ -229,14 +232,15 @@ enum VolumeVerb {
 
 /// What every command gets to know.
 struct Context {
-    pool: Option<PathBuf>,
+    pool: Option<PoolPlace>,
+    ceph: CephOptions,
     output: Output,
 }
 
 impl Context {
     /// The pool that the user named.
-    fn pool(&self) -> Result<&Path> {
-        self.pool.as_deref().ok_or_else(|| {
+    fn pool(&self) -> Result<&PoolPlace> {
+        self.pool.as_ref().ok_or_else(|| {
             Error::usage("which pool? give its directory with --pool, or in ONEFOLD_POOL")
         })
     }
@@ -337,9 +341,13 @@ impl Cli {
 
     /// Does what the user asked for.
     pub(crate) fn run(self) -> Result<ExitCode> {
+        let pool = self.pool.as_deref();
         let context = Context {
             output: self.output(),
-            pool: self.pool,
+            pool: pool
+                .map(|it| PoolPlace::parse(it, &self.ceph))
+                .transpose()?,
+            ceph: self.ceph,
         };
         match self.noun {
             Noun::Pool(verb) => verb.run(&context),
@@ -415,14 +423,4 @@ impl SnapshotVerb {
 /// For clap: a size such as `20G`.
 fn parse_size(text: &str) -> std::result::Result<u64, String> {
     size::parse(text)
-}
-
-/// For clap: a time such as `2ms`, above 0.
-fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
-    let unusable = || format!("'{text}' is not a time; write for example 500us, 2ms or 1s");
-    match humantime::parse_duration(text) {
-        Ok(time) if time.is_zero() => Err("the time must be above 0".to_owned()),
-        Ok(time) => Ok(time),
-        Err(_) => Err(unusable()),
-    }
 }

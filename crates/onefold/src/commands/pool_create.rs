@@ -2,13 +2,15 @@
 
 use super::{Context, parse_size};
 use crate::output::Render;
-use crate::pool::NewPool;
+use crate::pool::place::PoolPlace;
+use crate::pool::{NewPool, create_in_ceph};
 use crate::rendering::word;
 use onefold_api::size;
 use onefold_api::{Error, Result};
 use onefold_store::CreateOptions;
 use onefold_store::IndexKind;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -20,8 +22,9 @@ const SIZE_BYTES_DEFAULT: u64 = 100 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The pool's directory: new, or empty.
-    directory: PathBuf,
+    /// Its directory, new or empty; or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
+    #[arg(value_name = "POOL")]
+    place: OsString,
 
     /// The most data that the pool can hold, rounded up to whole blocks [default: 100G, or all of a device].
     #[arg(long, value_parser = parse_size)]
@@ -99,8 +102,9 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let whole = |bytes: u64| bytes.checked_next_multiple_of(args.block_size.into());
     let size_bytes = args.size.map(|bytes| whole(bytes).unwrap_or(bytes));
     let size_bytes = size_bytes.or(device_bytes).unwrap_or(SIZE_BYTES_DEFAULT);
+    let place = PoolPlace::parse(&args.place, &context.ceph)?;
     let mut reply = PoolCreateReply {
-        pool: args.directory.display().to_string(),
+        pool: place.to_string(),
         size_bytes,
         block_size: args.block_size,
         log_bytes: args.log_size,
@@ -122,8 +126,19 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         log_bytes: args.log_size,
         index: args.index,
     };
+    let directory = match place {
+        PoolPlace::Directory(directory) => directory,
+        PoolPlace::Ceph(ceph) => {
+            if args.data.is_some() {
+                return Err(Error::usage("--data is for pools in a directory"));
+            }
+            create_in_ceph(&ceph, &options)?;
+            reply.done = true;
+            return context.print(&reply);
+        }
+    };
     let pool = NewPool {
-        directory: args.directory,
+        directory,
         data: args.data,
         options,
     };

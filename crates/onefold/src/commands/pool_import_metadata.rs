@@ -47,7 +47,8 @@ impl Render for ImportReply {
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let pool = context.pool()?;
+    let place = context.pool()?;
+    let pool = place.only_directory("'pool import-metadata'")?;
     let progress = Progress::bytes(&context.output, "reading the export");
     let restoration = Restoration::prepare(pool, args.file, args.data, &mut |done, all| {
         progress.set(done, all);
@@ -68,7 +69,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let progress = Progress::bytes(&context.output, "making the metadata");
     let _lock = restoration.carry_out(&mut |done, all| progress.set(done, all))?;
     drop(progress);
-    let (store, recovery) = pool::open(pool, &Opening::default())?;
+    let (store, recovery) = pool::open(place, &Opening::default())?;
     if !recovery.clean {
         context.output.note(recovery_line(&recovery));
     }

@@ -1,6 +1,7 @@
 //! `onefold serve`
 
-use super::{Context, parse_duration, parse_size};
+use super::{Context, parse_size};
+use crate::arguments::parse_duration;
 use crate::daemon::{self, ServeOptions};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use onefold_api::size;
@@ -18,6 +19,10 @@ pub(super) struct Args {
     /// the pool's directory, unless systemd passes sockets].
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     nbd: Vec<ListenAddress>,
+
+    /// Ask another host that has the pool to give it up, and wait for that. For a pool in Ceph.
+    #[arg(long)]
+    take: bool,
 
     /// Whether the host's page cache holds data, or nothing does (O_DIRECT).
     #[arg(long, value_enum, default_value = "host")]
@@ -78,7 +83,8 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         )));
     }
     let options = ServeOptions {
-        pool: context.pool()?.to_owned(),
+        pool: context.pool()?.clone(),
+        take: args.take,
         addresses: args.nbd,
         cache: match args.cache {
             Cache::Host => CacheMode::Host,

@@ -46,7 +46,7 @@ pub(super) fn listen(
         listeners.push(Listener::bind(address, &listen_options).map_err(|e| refused(&e))?);
     }
     if listeners.is_empty() {
-        let bound = bind_default(&options.pool, &listen_options);
+        let bound = bind_default(options.pool.directory(), &listen_options);
         listeners.push(bound.map_err(|e| refused(&e))?);
     }
     Ok(listeners)

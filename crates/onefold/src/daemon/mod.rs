@@ -15,6 +15,7 @@ use crate::descriptors;
 use crate::limits::{
     ACCOUNTING_INTERVAL, CONTROL_COMMANDS_MAX, DRAIN_TIME_MAX, REQUESTS_END_TIME_MAX, TRANSFERS_MAX,
 };
+use crate::pool::place::PoolPlace;
 use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
 use exports::{NbdService, listen};
@@ -23,15 +24,16 @@ use metrics::MetricsServer;
 use onefold_api::Service;
 use onefold_api::{Error, Result};
 use onefold_engine::embedded::CacheMode;
+use onefold_engine::rados::OwnerEvent;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
 use onefold_store::{InlineFilter, Store};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -39,7 +41,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 /// The options of `onefold serve`.
 #[derive(Debug)]
 pub(crate) struct ServeOptions {
-    pub(crate) pool: PathBuf,
+    pub(crate) pool: PoolPlace,
+    /// Ask another host to give it up.
+    pub(crate) take: bool,
     /// Addresses to listen at; with none, the default or the sockets that systemd passed.
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
@@ -71,20 +75,21 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         Claim::Held { holder } => {
             return Err(Error::failed(format!(
                 "the pool {} is in use by {holder}",
-                options.pool.display()
+                options.pool
             )));
         }
     };
     let runtime = control_runtime()?;
     // From here on a signal waits until there is something to stop.
-    let mut signals = runtime.block_on(async { Signals::new() })?;
+    let (events, owner_events) = unbounded_channel();
+    let mut signals = runtime.block_on(async { Signals::new(owner_events) })?;
     // Before the pool is opened: a wrong address is refused before anything happens, and commands
     // and clients that reconnect after a crash wait for the recovery instead of failing. Commands
     // first: a process that sees that clients can connect may rely on it.
     let control = {
         // Sockets are registered with the runtime that is going to wait for them.
         let _entered = runtime.enter();
-        ControlSocket::bind(&options.pool)?
+        ControlSocket::bind(options.pool.directory())?
     };
     let sockets = Sockets {
         control,
@@ -94,22 +99,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     let metrics = options.metrics;
     let metrics = metrics.map(|address| MetricsServer::start(address, options.insecure_listen));
     let metrics = metrics.transpose()?;
-    let opening = Opening {
-        cache: options.cache,
-        memory_bytes: options.memory_bytes,
-        repair: false,
-        inline_without: options.inline_without.clone(),
-    };
-    let (store, recovery) = pool::open(&options.pool, &opening)?;
-    tracing::info!("{}", recovery_line(&recovery));
-    for warning in recovery.warnings() {
-        tracing::warn!("{warning}");
-    }
-    if options.cache == CacheMode::Direct && !store.prepares_writes() {
-        tracing::warn!(
-            "the host does not let this process use io_uring: with --cache direct each write takes a thread"
-        );
-    }
+    let store = open(options, events)?;
     let served = serve_store(
         options,
         sockets,
@@ -125,6 +115,30 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         tracing::info!("pool closed");
     }
     served.and(closed.map_err(Error::from))
+}
+
+/// Opens the pool. `events` hears of its owner.
+fn open(options: &ServeOptions, events: UnboundedSender<OwnerEvent>) -> Result<Arc<Store>> {
+    let opening = Opening {
+        cache: options.cache,
+        memory_bytes: options.memory_bytes,
+        repair: false,
+        inline_without: options.inline_without.clone(),
+        asks_owner: options.take,
+        // Without a receiver the daemon ends anyway.
+        on_owner_event: Some(Arc::new(move |event| _ = events.send(event))),
+    };
+    let (store, recovery) = pool::open(&options.pool, &opening)?;
+    tracing::info!("{}", recovery_line(&recovery));
+    for warning in recovery.warnings() {
+        tracing::warn!("{warning}");
+    }
+    if options.cache == CacheMode::Direct && !store.prepares_writes() {
+        tracing::warn!(
+            "the host does not let this process use io_uring: with --cache direct each write takes a thread"
+        );
+    }
+    Ok(store)
 }
 
 /// What commands and clients connect to.
@@ -166,22 +180,32 @@ fn serve_store(
     if let Some(metrics) = metrics {
         metrics.set(service.clone());
     }
-    tracing::info!(
-        "serving {} on {}",
-        options.pool.display(),
-        nbd.addresses_line()
-    );
-    let signal = runtime.block_on(async {
+    tracing::info!("serving {} on {}", options.pool, nbd.addresses_line());
+    let end = runtime.block_on(async {
         tokio::select! {
-            signal = signals.next() => signal,
+            end = signals.next() => end,
             never = sockets.control.serve(service) => match never {},
         }
     });
-    tracing::info!("{signal}: finishing the requests under way");
+    match &end {
+        End::Signal(signal) => tracing::info!("{signal}: finishing the requests under way"),
+        End::Wanted => {
+            tracing::info!("another host wants the pool: finishing the requests under way")
+        }
+        End::Lost(reason) => tracing::error!(
+            "another host has taken the pool ({reason}): guests get errors from now on"
+        ),
+    }
     // First, so that guests have the disk to themselves for their last requests.
     maintenance.stop();
     nbd.shut_down(DRAIN_TIME_MAX);
-    Ok(())
+    match end {
+        End::Signal(_) | End::Wanted => Ok(()),
+        End::Lost(_) => Err(Error::failed(format!(
+            "another host has taken the pool {}",
+            options.pool
+        ))),
+    }
 }
 
 /// A line for each event, with its time; `RUST_LOG` asks for more or less.
@@ -218,27 +242,44 @@ fn control_runtime() -> Result<Runtime> {
         .map_err(|e| Error::io("cannot start the control thread", &e))
 }
 
-/// The signals that ask a daemon to end.
+/// Why a daemon ends.
+enum End {
+    /// This signal came.
+    Signal(&'static str),
+    /// Another host has asked for the pool.
+    Wanted,
+    /// Another host has it.
+    Lost(String),
+}
+
+/// What asks a daemon to end.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    owner_events: UnboundedReceiver<OwnerEvent>,
 }
 
 impl Signals {
-    fn new() -> Result<Self> {
+    fn new(owner_events: UnboundedReceiver<OwnerEvent>) -> Result<Self> {
         let failed = |e: std::io::Error| Error::io("cannot listen for signals", &e);
         let terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
         Ok(Self {
             terminate,
             interrupt,
+            owner_events,
         })
     }
 
-    async fn next(&mut self) -> &'static str {
+    async fn next(&mut self) -> End {
         tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => End::Signal("SIGTERM"),
+            _ = self.interrupt.recv() => End::Signal("SIGINT"),
+            // A pool in a directory sends none.
+            Some(event) = self.owner_events.recv() => match event {
+                OwnerEvent::ReleaseWanted => End::Wanted,
+                OwnerEvent::Lost { reason } => End::Lost(reason),
+            },
         }
     }
 }

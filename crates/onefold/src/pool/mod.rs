@@ -1,13 +1,18 @@
 //! A pool as this process opens it: the directory's lock, and the store in it.
 
+pub(crate) mod place;
 pub(crate) mod restoration;
 
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_api::{Error, ErrorKind, Result};
+use onefold_engine::Engine;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
+use onefold_engine::rados::{OwnerEvent, RadosEngine, TakeError, TakeOptions};
 use onefold_store::{
     CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreErrorKind,
 };
+use place::{CephPlace, PoolPlace};
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,8 +39,15 @@ pub(crate) enum Claim {
     },
 }
 
-/// Tries to take the pool's lock.
-pub(crate) fn claim(pool: &Path) -> Result<Claim> {
+/// Tries to take the pool's lock on this machine.
+pub(crate) fn claim(place: &PoolPlace) -> Result<Claim> {
+    let pool = match place {
+        PoolPlace::Directory(directory) => directory,
+        PoolPlace::Ceph(ceph) => {
+            ceph.make_run()?;
+            return lock_directory(&ceph.rados.run);
+        }
+    };
     // Taking the lock makes a file, which a directory that is no pool must not get.
     if !MARKS
         .iter()
@@ -64,7 +76,7 @@ fn lock_directory(pool: &Path) -> Result<Claim> {
 }
 
 /// How to open a pool.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Opening {
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
@@ -72,6 +84,10 @@ pub(crate) struct Opening {
     pub(crate) repair: bool,
     /// What writes in line do without.
     pub(crate) inline_without: Vec<InlineFilter>,
+    /// Ask another host that has the pool to give it up.
+    pub(crate) asks_owner: bool,
+    /// Hears that another host wants the pool, or has it. It must not wait.
+    pub(crate) on_owner_event: Option<Arc<dyn Fn(OwnerEvent) + Send + Sync>>,
 }
 
 impl Default for Opening {
@@ -81,13 +97,18 @@ impl Default for Opening {
             memory_bytes: MEMORY_BYTES_DEFAULT,
             repair: false,
             inline_without: Vec::new(),
+            asks_owner: false,
+            on_owner_event: None,
         }
     }
 }
 
 /// Opens the pool's store; the caller holds the lock.
-pub(crate) fn open(pool: &Path, opening: &Opening) -> Result<(Arc<Store>, RecoveryReport)> {
-    let engine = Arc::new(EmbeddedEngine::new(pool, opening.cache));
+pub(crate) fn open(place: &PoolPlace, opening: &Opening) -> Result<(Arc<Store>, RecoveryReport)> {
+    let engine: Arc<dyn Engine> = match place {
+        PoolPlace::Directory(directory) => Arc::new(EmbeddedEngine::new(directory, opening.cache)),
+        PoolPlace::Ceph(ceph) => Arc::new(take(ceph, opening)?),
+    };
     let options = OpenOptions {
         memory_bytes: store_memory_bytes(opening.memory_bytes),
         rebuild_free_space: opening.repair,
@@ -96,7 +117,57 @@ pub(crate) fn open(pool: &Path, opening: &Opening) -> Result<(Arc<Store>, Recove
     Ok(Store::open(engine, &options)?)
 }
 
-/// How to make a pool.
+/// Becomes the owner of a pool in a cluster.
+fn take(ceph: &CephPlace, opening: &Opening) -> Result<RadosEngine> {
+    let options = TakeOptions {
+        patience: ceph.patience(),
+        asks: opening.asks_owner,
+    };
+    let engine = RadosEngine::take(&ceph.connect()?, &ceph.rados, options);
+    let engine = engine.map_err(|error| match error {
+        TakeError::Held { owner } => Error::failed(format!(
+            "the pool {} is in use by {owner}; 'onefold serve --take' asks it to give the pool up",
+            ceph.rados.title()
+        )),
+        TakeError::Io(error) => Error::failed(error.to_string()),
+    })?;
+    if let Some(on_event) = &opening.on_owner_event {
+        let on_event = Arc::clone(on_event);
+        engine.on_event(move |event| on_event(event));
+    }
+    Ok(engine)
+}
+
+/// Makes a pool in a cluster, or leaves everything as it was.
+pub(crate) fn create_in_ceph(ceph: &CephPlace, options: &CreateOptions) -> Result<()> {
+    let title = ceph.rados.title();
+    let failed = |cause: &dyn fmt::Display| {
+        Error::failed(format!("cannot create a pool at {title}: {cause}"))
+    };
+    ceph.make_run()?;
+    let _lock = PoolLock::acquire(&ceph.rados.run).map_err(|e| failed(&e))?;
+    let client = ceph.connect()?;
+    RadosEngine::create_pool(&client, &ceph.rados).map_err(|e| failed(&e))?;
+    let take = TakeOptions {
+        patience: ceph.patience(),
+        asks: false,
+    };
+    let engine = RadosEngine::take(&client, &ceph.rados, take).map_err(|e| failed(&e))?;
+    let created = Store::create(&engine, options);
+    if created.is_err() {
+        // The error is the one to report.
+        let _ = engine.remove_pool();
+    }
+    created.map_err(|error| Error {
+        kind: match error.kind() {
+            StoreErrorKind::Invalid => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        },
+        ..failed(&error)
+    })
+}
+
+/// How to make a pool in a directory.
 #[derive(Debug)]
 pub(crate) struct NewPool {
     pub(crate) directory: PathBuf,

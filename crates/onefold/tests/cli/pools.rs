@@ -91,7 +91,7 @@ fn creation_is_refused_without_a_trace() {
             "{arguments:?} left something behind"
         );
     }
-    run(&["pool", "create"]).is_refusal(2, &["<DIRECTORY>"]);
+    run(&["pool", "create"]).is_refusal(2, &["<POOL>"]);
 }
 
 #[test]

@@ -60,7 +60,11 @@ const ADMIN_SOCKET: &str = "admin_socket = $name.asok";
 
 /// The text of `ceph.conf`.
 pub(super) fn text(directory: &Path, fsid: &str, ports: Ports) -> String {
-    let at = directory.display();
+    let at = directory.display().to_string();
+    [global(&at, fsid, ports), monitor(&at), osd(&at)].join("\n")
+}
+
+fn global(at: &str, fsid: &str, ports: Ports) -> String {
     let debug: String = SUBSYSTEMS
         .iter()
         .map(|name| format!("debug_{name} = 0/0\n"))
@@ -100,7 +104,16 @@ osd_pool_default_pg_autoscale_mode = off
 mon_allow_pool_delete = true
 mon_max_pg_per_osd = 1000
 mon_warn_on_pool_no_app = false
+",
+        mon_host = ports.monitor(),
+        port_min = ports.osd_min(),
+        port_max = ports.osd_max(),
+    )
+}
 
+fn monitor(at: &str) -> String {
+    format!(
+        "\
 [mon]
 {ADMIN_SOCKET}
 mon_data = {at}/mon
@@ -116,7 +129,13 @@ mon_osd_backfillfull_ratio = .95
 mon_osd_full_ratio = .97
 # Commands about OSDs take effect at once.
 paxos_propose_interval = 0.1
+"
+    )
+}
 
+fn osd(at: &str) -> String {
+    format!(
+        "\
 [osd]
 {ADMIN_SOCKET}
 osd_data = {at}/osd/$id
@@ -136,9 +155,6 @@ bluestore_block_size = 10737418240
 bluestore_cache_autotune = false
 bluestore_cache_size = 67108864
 bluestore_rocksdb_options = {ROCKSDB}
-",
-        mon_host = ports.monitor(),
-        port_min = ports.osd_min(),
-        port_max = ports.osd_max(),
+"
     )
 }
