@@ -183,6 +183,11 @@ impl Cluster {
         plain(program).arg("--conf").arg(self.conf())
     }
 
+    fn conf_text(&self) -> Result<String> {
+        let conf = self.conf().to_str().map(str::to_owned);
+        conf.context("the directory's name is not UTF-8")
+    }
+
     fn make(&self) -> Result<()> {
         for name in ["records", "log", "mon", "osd"] {
             let path = self.directory.join(name);
@@ -265,19 +270,30 @@ impl Cluster {
     }
 
     fn make_osds(&self, uuids: &[String]) -> Result<()> {
-        let mut making = Vec::new();
+        let (conf, mut making) = (self.conf_text()?, Vec::new());
         for (number, uuid) in (0..OSDS).zip(uuids) {
             let data = self.directory.join(format!("osd/{number}"));
             fs::create_dir(&data).with_context(|| format!("cannot make {}", data.display()))?;
             fs::copy(self.directory.join("keyring"), data.join("keyring"))
                 .context("cannot copy the keyring")?;
-            let log = self.log(&format!("osd.{number}"));
-            let command = self
-                .client("ceph-osd")
-                .args(["--id", &number.to_string(), "--mkfs", "--osd-uuid", uuid])
-                // There may be no monitor yet.
-                .arg("--no-mon-config");
-            making.push(command.spawn_logged(&log)?);
+            let (id, name) = (number.to_string(), format!("mkfs.{number}"));
+            // Otherwise it forks, and its record is not that of the one that works.
+            let command = [
+                "ceph-osd",
+                "--id",
+                &id,
+                "--foreground",
+                "--mkfs",
+                "--osd-uuid",
+                uuid,
+            ];
+            // There may be no monitor yet.
+            let command = [&command[..], &["--no-mon-config", "--conf", &conf]].concat();
+            making.push(process::spawn(
+                &command,
+                &self.record(&name),
+                &self.log(&name),
+            )?);
         }
         for (number, running) in making.iter_mut().enumerate() {
             let status = running.wait_at_most(START_LIMIT)?;
@@ -303,9 +319,8 @@ impl Cluster {
     }
 
     fn launch(&self, name: &str, command: &[&str]) -> Result<()> {
-        let conf = self.conf();
-        let conf = conf.to_str().context("the directory's name is not UTF-8")?;
-        let command = [command, &["--conf", conf]].concat();
+        let conf = self.conf_text()?;
+        let command = [command, &["--conf", &conf]].concat();
         process::launch(
             &command,
             &self.directory,
@@ -401,7 +416,8 @@ pub struct Osd {
 }
 
 impl Osd {
-    /// SIGKILL. The others notice at once, because its connections break.
+    /// SIGKILL. The other OSDs notice at once, because its connections break; a client that speaks to none of them asks
+    /// for another map after 10 s (objecter_timeout).
     pub fn kill(&self) -> Result<()> {
         self.process()?.kill()
     }
@@ -476,7 +492,8 @@ impl OsdMap {
     }
 }
 
-/// Without the variables that lead to another cluster, or away from Debian's Python.
+/// A program that ends with the thread that runs it, so that nothing waits for a cluster that is gone; without the
+/// variables that lead to another cluster, or away from Debian's Python.
 fn plain(program: &str) -> Cmd {
     let foreign = [
         "CEPH_ARGS",
@@ -485,7 +502,8 @@ fn plain(program: &str) -> Cmd {
         "PYTHONHOME",
         "PYTHONPATH",
     ];
-    foreign.into_iter().fold(Cmd::new(program), Cmd::env_remove)
+    let bound = Cmd::new("setpriv").args(["--pdeathsig", "KILL", program]);
+    foreign.into_iter().fold(bound, Cmd::env_remove)
 }
 
 fn random_uuid() -> Result<String> {

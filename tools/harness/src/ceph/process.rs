@@ -1,6 +1,7 @@
-//! Daemons that outlive the program which starts them, known by process number and start time.
+//! Daemons that outlive the program which starts them, and what makes their data, known by process number and start
+//! time.
 //!
-//! A daemon records itself before it begins, so that a starter that is killed at any moment leaves none
+//! A process records itself before it begins, so that a starter that is killed at any moment leaves none
 //! without a record. The start time tells it from a later process with the same number.
 
 use std::fs;
@@ -14,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::command::Cmd;
+use crate::command::{Cmd, Running};
 
 /// How long a daemon may take to record itself.
 const RECORD_LIMIT: Duration = Duration::from_secs(10);
@@ -40,6 +41,11 @@ printf '%s %s\n' "$$" "${stat[21]}" > "$record"
 exec "$@"
 "#;
 
+/// Starts a program that is waited for, and is recorded as a daemon is.
+pub(super) fn spawn(command: &[&str], record: &Path, log: &Path) -> Result<Running> {
+    recording(Cmd::new("bash"), command, record).spawn_logged(log)
+}
+
 /// Starts a daemon in a session of its own, and in a directory.
 pub(super) fn launch(command: &[&str], directory: &Path, record: &Path, log: &Path) -> Result<()> {
     // The record of its predecessor.
@@ -49,10 +55,8 @@ pub(super) fn launch(command: &[&str], directory: &Path, record: &Path, log: &Pa
         }
         _ => {}
     }
-    let status = Cmd::new("setsid")
-        .args(["--fork", "bash", "-c", LAUNCH, "launch"])
-        .arg(record)
-        .args(command)
+    let session = Cmd::new("setsid").args(["--fork", "bash"]);
+    let status = recording(session, command, record)
         .dir(directory)
         // Debian builds Ceph with the allocator of the C library, which would keep much for each thread.
         .env("MALLOC_ARENA_MAX", "4")
@@ -69,6 +73,12 @@ pub(super) fn launch(command: &[&str], directory: &Path, record: &Path, log: &Pa
         std::thread::sleep(RECORD_POLL);
     }
     Ok(())
+}
+
+/// Completes a command that ends with the shell.
+fn recording(shell: Cmd, command: &[&str], record: &Path) -> Cmd {
+    let shell = shell.args(["-c", LAUNCH, "launch"]).arg(record);
+    shell.args(command)
 }
 
 /// A process that runs.
