@@ -1,5 +1,6 @@
 //! Reading blocks back, to fingerprint them.
 
+use onefold_engine::ReadRange;
 use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
 use onefold_index::{Fingerprint, FingerprintIndex};
@@ -8,10 +9,13 @@ use rustc_hash::FxHashMap;
 
 use crate::pool::Pool;
 
-/// Bytes read back and hashed at a time: enough to hash many blocks at once, few enough to stay in
-/// the processor's nearest cache, and to keep a kernel without preemption from delaying others for
-/// long.
+/// Bytes read back and hashed at a time, where the host may have them in memory: enough to hash many blocks at
+/// once, few enough to stay in the processor's nearest cache, and to keep a kernel without preemption from delaying
+/// others for long.
 const READ_BYTES: usize = 256 << 10;
+
+/// The same where every read waits for the disk: more of them at the same time.
+const WAITING_READ_BYTES: usize = 1 << 20;
 
 /// Fingerprints of blocks that were read back.
 pub(super) struct Fingerprinted {
@@ -22,34 +26,41 @@ pub(super) struct Fingerprinted {
 }
 
 impl Pool {
-    /// Step 3: the fingerprints of blocks that are not written any more. Many are hashed at once,
-    /// however scattered they are.
+    /// Step 3: the fingerprints of blocks that are not written any more. They are read in the order of the pool,
+    /// and many are hashed at once, however scattered they are.
     pub(super) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Fingerprinted> {
-        let mut found = Vec::with_capacity(items.len());
-        let mut unreadable = Vec::new();
         let block_size = self.block_size() as usize;
-        let mut buf = vec![0; READ_BYTES.min(items.len() * block_size)];
-        for same_domain in items.chunk_by(|a, b| a.domain == b.domain) {
-            let Some(BatchItem { domain, .. }) = same_domain.first() else {
-                continue;
-            };
-            let key = self.fingerprinter.key(*domain);
-            for piece in same_domain.chunks(READ_BYTES / block_size) {
+        let mut order: Vec<usize> = (0..items.len()).collect();
+        order.sort_unstable_by_key(|n| (items[*n].domain, items[*n].pba));
+        let blank = |item: &BatchItem| (Fingerprint::default(), item.pba);
+        let mut found: Vec<(Fingerprint, Pba)> = items.iter().map(blank).collect();
+        let mut unreadable = Vec::new();
+        let mut buf = vec![0; self.read_bytes().min(items.len() * block_size)];
+        for same_domain in order.chunk_by(|a, b| items[*a].domain == items[*b].domain) {
+            let domain = items[same_domain[0]].domain;
+            let key = self.fingerprinter.key(domain);
+            for piece in same_domain.chunks(self.read_bytes() / block_size) {
                 let blocks = &mut buf[..piece.len() * block_size];
-                let mut rest = &mut *blocks;
-                for run in piece.chunk_by(|a, b| a.pba + 1 == b.pba) {
-                    let (bytes, after) = rest.split_at_mut(run.len() * block_size);
-                    self.read_run_back(run[0].pba, bytes, &mut unreadable)?;
-                    rest = after;
+                let pbas: Vec<Pba> = piece.iter().map(|n| items[*n].pba).collect();
+                self.read_blocks_back(&pbas, blocks, &mut unreadable)?;
+                let fingerprints = self.fingerprinter.fingerprints(&key, domain, blocks);
+                for (n, fingerprint) in piece.iter().zip(fingerprints) {
+                    found[*n].0 = fingerprint;
                 }
-                let fingerprints = self.fingerprinter.fingerprints(&key, *domain, blocks);
-                found.extend(fingerprints.into_iter().zip(piece.iter().map(|i| i.pba)));
             }
         }
         Ok(Fingerprinted {
             items: found,
             unreadable,
         })
+    }
+
+    /// How many bytes are best read and hashed at a time.
+    pub(crate) fn read_bytes(&self) -> usize {
+        match self.data().writes_wait() {
+            true => WAITING_READ_BYTES,
+            false => READ_BYTES,
+        }
     }
 
     /// The same without the blocks whose fingerprints are known. The others are read in the order of the
@@ -102,13 +113,34 @@ impl Pool {
         Ok(items)
     }
 
-    /// Reads consecutive blocks, and notes which of them cannot be read.
-    pub(crate) fn read_run_back(
+    /// Reads blocks in this order, all of them at the same time where the disk can do that, and notes which of them
+    /// cannot be read.
+    pub(crate) fn read_blocks_back(
         &self,
-        first: Pba,
+        blocks: &[Pba],
         buf: &mut [u8],
         unreadable: &mut Vec<Pba>,
     ) -> Result<()> {
+        let block_size = self.block_size() as usize;
+        let (mut ranges, mut rest) = (Vec::new(), buf);
+        for run in blocks.chunk_by(|a, b| *a + 1 == *b) {
+            let (buf, after) = rest.split_at_mut(run.len() * block_size);
+            let offset = run[0].0 * self.block_size();
+            ranges.push(ReadRange { buf, offset });
+            rest = after;
+        }
+        if self.data().read_together(&mut ranges).is_ok() {
+            return Ok(());
+        }
+        // One after the other, to find out which of them it is.
+        for ReadRange { buf, offset } in ranges {
+            self.read_run_back(Pba(offset / self.block_size()), buf, unreadable)?;
+        }
+        Ok(())
+    }
+
+    /// Reads consecutive blocks, and notes which of them cannot be read.
+    fn read_run_back(&self, first: Pba, buf: &mut [u8], unreadable: &mut Vec<Pba>) -> Result<()> {
         if self.read_if_readable(first, buf)? {
             return Ok(());
         }

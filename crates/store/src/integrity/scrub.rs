@@ -43,9 +43,6 @@ const STEP_BYTES: u64 = 4 << 20;
 /// tens of microseconds under the uncommitted state if none of them has any.
 const SKIP_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 16;
 
-/// Bytes read and hashed at a time: see the finder's.
-const READ_BYTES: usize = 256 << 10;
-
 /// Bytes read between two saves of the run's progress.
 const SAVE_BYTES: u64 = 1 << 30;
 
@@ -408,16 +405,13 @@ impl Pool {
         buf: &mut Vec<u8>,
     ) -> Result<Looked> {
         let block_size = self.block_size() as usize;
-        buf.resize(READ_BYTES, 0);
+        let read_bytes = self.read_bytes();
+        buf.resize(read_bytes, 0);
         let mut looked = Looked::default();
-        for piece in blocks.chunks(READ_BYTES / block_size) {
+        for piece in blocks.chunks(read_bytes / block_size) {
             let mut unreadable = Vec::new();
-            let mut rest = &mut buf[..piece.len() * block_size];
-            for run in piece.chunk_by(|a, b| *a + 1 == *b) {
-                let (bytes, after) = rest.split_at_mut(run.len() * block_size);
-                self.read_run_back(run[0], bytes, &mut unreadable)?;
-                rest = after;
-            }
+            let bytes = &mut buf[..piece.len() * block_size];
+            self.read_blocks_back(piece, bytes, &mut unreadable)?;
             // Blocks with a fingerprint are collected, so that many are hashed at once.
             let mut published: Vec<(Pba, [u8; NOTED_BYTES])> = Vec::new();
             for (pba, n) in piece.iter().zip(0..) {
