@@ -10,12 +10,14 @@
 //! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
 //! `index_worker` and `index_report` are a command of their own, and so are `study` and
 //! `study_report`; `inline` (rows), `inline_load` (its client), `inline_images`, `request_limit` and
-//! `inline_report`; `evaluation` and what it names; `locality`; and `backup` with
-//! `backup_report`. `goals` has the goals of all.
+//! `inline_report`; `evaluation` and what it names; `locality`; `backup` with `backup_report`; and
+//! `ceph` with `ceph_report`. `goals` has the goals of all.
 //! `dissertation` counts in the user's own files.
 
 mod backup;
 mod backup_report;
+mod ceph;
+mod ceph_report;
 mod checking;
 mod dissertation;
 mod evaluation;
@@ -81,6 +83,8 @@ enum Of {
     Evaluation(evaluation::Arguments),
     /// Backups and restores beside restic's and borg's; writes docs/benchmarks-backup.md
     Backup(backup::Arguments),
+    /// Volumes of a pool in Ceph beside images in RBD; writes docs/benchmarks-ceph.md
+    Ceph(ceph::Arguments),
     /// Reads of an image alone in its pool, shared, with short runs left private, and defragmented
     Locality(locality::Arguments),
     /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
@@ -108,6 +112,7 @@ fn run(arguments: &Cli) -> anyhow::Result<()> {
         Some(Of::Inline(arguments)) => inline::run(&prepare()?, arguments),
         Some(Of::Evaluation(arguments)) => evaluation::run(&prepare()?, arguments),
         Some(Of::Backup(arguments)) => backup::run(&prepare()?, arguments),
+        Some(Of::Ceph(arguments)) => ceph::run(&prepare()?, arguments),
         Some(Of::Locality(arguments)) => locality::run(&prepare()?, arguments),
         Some(Of::Study(arguments)) => study::run(&prepare()?, arguments),
         Some(Of::Dissertation(arguments)) => dissertation::run(&prepare()?, arguments),

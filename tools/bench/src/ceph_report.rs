@@ -1,0 +1,120 @@
+//! The page of `cargo xtask bench ceph`.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use crate::ceph::{PATIENCE, ROWS, release};
+use crate::goals::{self, Goal};
+use crate::report::{self, Conditions};
+use crate::statistics::Estimate;
+use onefold_harness::ceph::Cluster;
+
+/// All that was measured.
+pub(crate) struct Figures {
+    release: String,
+    disk: &'static str,
+    /// For each row, of each round: requests a second of ours and of RBD's.
+    pub(crate) rates: [Vec<[f64; 2]>; ROWS.len()],
+    /// Megabytes a second.
+    pub(crate) finder: Vec<f64>,
+    pub(crate) opened: Vec<f64>,
+    pub(crate) opened_by_another: Vec<f64>,
+}
+
+impl Figures {
+    pub(crate) fn new(cluster: &Cluster, disk: &'static str) -> Result<Figures> {
+        Ok(Figures {
+            release: release(cluster)?,
+            disk,
+            rates: [const { Vec::new() }; ROWS.len()],
+            finder: Vec::new(),
+            opened: Vec::new(),
+            opened_by_another: Vec::new(),
+        })
+    }
+
+    pub(crate) fn add(&mut self, row: usize, rates: [f64; 2]) {
+        self.rates[row].push(rates);
+    }
+
+    pub(crate) fn finder(&mut self, mb_per_second: f64) {
+        self.finder.push(mb_per_second);
+    }
+
+    pub(crate) fn opened(&mut self, seconds: f64, by_another: f64) {
+        self.opened.push(seconds);
+        self.opened_by_another.push(by_another);
+    }
+
+    fn ratio(&self, row: usize) -> Option<Estimate> {
+        let ratios = self.rates[row].iter().map(|[ours, rbd]| ours / rbd);
+        Estimate::of(&ratios.collect::<Vec<_>>())
+    }
+
+    fn goals(&self) -> Vec<Goal> {
+        let median = |values: &[f64]| Estimate::of(values).map(|it| it.median);
+        let rows = ROWS.iter().enumerate().map(|(n, row)| {
+            let ratio = self.ratio(n).map(|it| it.median);
+            Goal::at_least(format!("{}, of RBD's", row.title), ratio, row.must, row.aim)
+        });
+        let others = [
+            Goal::at_least(
+                "finder on scattered blocks, MB/s",
+                median(&self.finder),
+                100.0,
+                None,
+            ),
+            Goal::at_most(
+                "opened after a kill by another host, s",
+                median(&self.opened_by_another),
+                15.0,
+                None,
+            ),
+            Goal::at_most(
+                "opened after a kill on the same host, s",
+                median(&self.opened),
+                2.0,
+                None,
+            ),
+        ];
+        rows.chain(others).collect()
+    }
+}
+
+pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
+    let raw = Some("benchmarks-ceph.json");
+    let mut page = report::heading("Benchmarks of a pool in Ceph", raw, conditions);
+    // Writing to a String can not fail.
+    let _ = write!(
+        page,
+        "\n{}: one monitor and three OSDs (BlueStore on files, three copies), and all clients, on this machine. A \
+         volume of {} and an image of RBD of the same size, both over NBD, RBD by `qemu-nbd --cache=none`. {} rounds; \
+         *of RBD's* is the ratio within a round, with its median's interval. Another host takes a pool whose owner is \
+         silent for {} s, the default.\n\n\
+         | | onefold, requests/s | RBD, requests/s | of RBD's |\n| --- | --- | --- | --- |\n",
+        figures.release,
+        figures.disk,
+        figures.opened.len(),
+        PATIENCE.as_secs(),
+    );
+    for (n, row) in ROWS.iter().enumerate() {
+        let median = |of: usize| {
+            let rates: Vec<f64> = figures.rates[n].iter().map(|rates| rates[of]).collect();
+            Estimate::of(&rates).map_or("-".to_owned(), |it| format!("{:.0}", it.median))
+        };
+        let ratio = figures.ratio(n).map_or("-".to_owned(), |it| {
+            format!("{:.2} ({:.2} to {:.2})", it.median, it.low, it.high)
+        });
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {ratio} |",
+            row.title,
+            median(0),
+            median(1)
+        );
+    }
+    page.push('\n');
+    goals::table(&mut page, &figures.goals());
+    page
+}
