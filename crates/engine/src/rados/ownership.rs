@@ -27,7 +27,7 @@ const FENCE_SECONDS: u32 = 30 * 24 * 3600;
 /// After this time without a word from an owner the cluster forgets its watch.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An owner that has not been confirmed for this long submits nothing.
+/// An owner that has not been confirmed for this long submits nothing, as one whose watch has ended.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long one question to an owner waits for its answer.
@@ -194,8 +194,7 @@ impl Ownership {
         match is_confirmed {
             true => tracing::info!("the cluster confirms this owner again"),
             false => tracing::warn!(
-                "the cluster has not confirmed this owner for {} s: nothing is sent until it does",
-                CONFIRMED_WITHIN.as_secs()
+                "the cluster does not confirm this owner any more: nothing is sent until it does"
             ),
         }
     }
@@ -429,6 +428,7 @@ pub(super) fn confirm(
     }
     // The watch has ended, perhaps because nobody was heard of for a while. Whoever wanted the pool has fenced us
     // first, or it is still ours.
+    ownership.confirm(false);
     drop(watching);
     let again = watch(pool, ownership)?;
     let lockers = pool.lockers(HEAD, LOCK)?;

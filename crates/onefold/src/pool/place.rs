@@ -19,6 +19,10 @@ const CEPH: &[u8] = b"ceph:";
 /// The name of a pool in a Ceph pool, if none is given.
 const NAME_DEFAULT: &str = "onefold";
 
+/// A client whose operations are all with a dead OSD asks for a new map of the cluster after this time; by default
+/// that is 10 s, for which guests would wait.
+const LAGGY_SECONDS: &str = "2";
+
 /// The heading of their options.
 const CEPH_OPTIONS: &str = "Pools in Ceph";
 
@@ -152,6 +156,7 @@ impl CephPlace {
         let options = ConnectOptions {
             conf_file: self.options.ceph_conf.clone(),
             user: self.options.ceph_user.clone(),
+            settings: vec![("objecter_timeout".to_owned(), LAGGY_SECONDS.to_owned())],
             ..ConnectOptions::default()
         };
         Client::connect(&options).map_err(|error| Error::failed(error.to_string()))
