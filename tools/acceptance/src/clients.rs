@@ -19,7 +19,8 @@ use onefold_harness::fio::{Fio, Section};
 use onefold_harness::fuse::Fused;
 use onefold_harness::images::{self, Image};
 use onefold_harness::packages;
-use onefold_harness::server::{Against, Disks, Product};
+use onefold_harness::pools::{PoolArguments, Pools};
+use onefold_harness::server::{Against, Disks, Product, Setting};
 use onefold_harness::workspace::Workspace;
 
 /// The volume on which odd requests and an ext4 file system are tried.
@@ -31,23 +32,27 @@ pub(crate) struct Arguments {
     /// What to check
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
+    #[command(flatten)]
+    pools: PoolArguments,
 }
 
 /// The environment of every check.
 struct Table {
     against: Against,
-    scratch: Scratch,
+    // Dropped before the directory that it works in.
     disks: Disks,
+    scratch: Scratch,
     image: Image,
 }
 
 /// `cargo xtask clients`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    check(workspace, arguments.against)
+    let pools = arguments.pools.open(workspace)?;
+    check(workspace, arguments.against, pools)
 }
 
 /// Runs every check against a fresh server. The first that fails is an error.
-fn check(workspace: &Workspace, against: Against) -> Result<()> {
+fn check(workspace: &Workspace, against: Against, pools: Pools) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let image = images::make(workspace)?
         .into_iter()
@@ -61,11 +66,15 @@ fn check(workspace: &Workspace, against: Against) -> Result<()> {
         ("ext4", SMALL_BYTES),
         ("history", SMALL_BYTES),
     ];
-    let disks = Disks::new(workspace, against, scratch.path(), &volumes)?;
+    let setting = Setting {
+        pools,
+        ..Setting::default()
+    };
+    let disks = Disks::new(workspace, against, scratch.path(), &volumes, setting)?;
     let mut table = Table {
         against,
-        scratch,
         disks,
+        scratch,
         image,
     };
     let checks: [(&str, Check); 9] = [

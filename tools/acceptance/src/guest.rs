@@ -26,7 +26,8 @@ use crate::guest_image::GuestImage;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running, last_lines};
 use onefold_harness::packages;
-use onefold_harness::server::{Against, Disks, STOP_LIMIT, VolumeSpec};
+use onefold_harness::pools::{PoolArguments, Pools};
+use onefold_harness::server::{Against, Disks, STOP_LIMIT, Setting, VolumeSpec};
 use onefold_harness::workspace::Workspace;
 
 /// The guest's disks, in the order of their names there: `vda` and `vdb`.
@@ -63,6 +64,8 @@ pub(crate) struct Arguments {
     /// See that this check finds a server that forgets
     #[arg(long, conflicts_with = "against")]
     control: bool,
+    #[command(flatten)]
+    pools: PoolArguments,
 }
 
 /// `cargo xtask guest`
@@ -70,20 +73,25 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     if arguments.control {
         return control(workspace);
     }
-    outlive(workspace, arguments.against, arguments.rounds)
+    let pools = arguments.pools.open(workspace)?;
+    outlive(workspace, arguments.against, pools, arguments.rounds)
 }
 
 fn control(workspace: &Workspace) -> Result<()> {
-    let checked = outlive(workspace, Against::Forgetful, 1);
+    let checked = outlive(workspace, Against::Forgetful, Pools::default(), 1);
     must_be_found_out(checked, "verify failed at")
 }
 
-fn outlive(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {
+fn outlive(workspace: &Workspace, against: Against, pools: Pools, rounds: u64) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     packages::require(packages::EMULATION)?;
     let image = GuestImage::make(workspace)?;
     let scratch = Scratch::new(&workspace.scratch_parent(), "guest")?;
-    let mut disks = Disks::new(workspace, against, scratch.path(), &DISKS)?;
+    let setting = Setting {
+        pools,
+        ..Setting::default()
+    };
+    let mut disks = Disks::new(workspace, against, scratch.path(), &DISKS, setting)?;
     let start = Instant::now();
     let mut guest = Guest::boot(
         &image,

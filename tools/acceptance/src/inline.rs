@@ -20,6 +20,7 @@ use onefold_harness::command::Cmd;
 use onefold_harness::distinct::Counted;
 use onefold_harness::images::Image;
 use onefold_harness::inline::{Inline, Mode};
+use onefold_harness::pools::Pools;
 use onefold_harness::server::{Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
@@ -62,6 +63,7 @@ const WORK_LIMIT: Duration = Duration::from_secs(600);
 /// block, is an error.
 pub(crate) fn check(
     workspace: &Workspace,
+    pools: &Pools,
     images: &[Image],
     counted: &Counted,
     every_way: bool,
@@ -81,7 +83,7 @@ pub(crate) fn check(
         };
         let mut attempts = 1;
         let hits = loop {
-            let run = Run::start(workspace, index, cache)?;
+            let run = Run::start(workspace, pools, index, cache)?;
             if let Some(hits) = run
                 .write_and_compare(way, images, counted)
                 .with_context(|| format!("sharing: {title}"))?
@@ -101,21 +103,26 @@ pub(crate) fn check(
 
 /// A pool and its daemon.
 struct Run {
-    product: Product,
     daemon: Daemon,
+    product: Product,
     cache: &'static str,
     scratch: Scratch,
 }
 
 impl Run {
-    fn start(workspace: &Workspace, index: &str, cache: &'static str) -> Result<Run> {
+    fn start(
+        workspace: &Workspace,
+        pools: &Pools,
+        index: &str,
+        cache: &'static str,
+    ) -> Result<Run> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
-        let product = Product::build(workspace, scratch.path())?;
+        let product = Product::build_in(workspace, pools, scratch.path())?;
         product.create_pool_with("64G", &["--index", index])?;
         let daemon = product.serve(&["--cache", cache], &[])?;
         Ok(Run {
-            product,
             daemon,
+            product,
             cache,
             scratch,
         })

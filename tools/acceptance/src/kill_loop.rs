@@ -13,6 +13,12 @@
 //! never written, rewritten in place, discarded, and half-way through something when the kill
 //! came.
 //!
+//! # In Ceph
+//! With `--pool ceph:...` the same host starts the server again in two rounds of three. In the third it is
+//! another host, another client for the cluster, which finds what was flushed; and an OSD is killed in the
+//! middle of the scribble and started when the server is dead. The two hosts take turns, so each has to forget what it
+//! remembers of the pool.
+//!
 //! # Duplicates
 //! Finder and collector run all the time, with the shortest interval and one cold pass. Settled
 //! data is the same in both volumes, but for fio's headers: nearly half of it can be shared, and
@@ -45,11 +51,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::answered;
 use crate::forgetful::must_be_found_out;
+use onefold_harness::ceph::{OSDS, Osd};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Running;
 use onefold_harness::fio::{Background, Fio, Section};
 use onefold_harness::inline::Mode;
 use onefold_harness::packages;
+use onefold_harness::pools::{Ceph, PoolArguments, Pools};
 use onefold_harness::server::{Against, Disks, Setting, VolumeSpec};
 use onefold_harness::workspace::Workspace;
 
@@ -94,6 +102,12 @@ const ROUNDS_WITH_SHARING: u64 = 4;
 /// How long fio may take to notice that its server is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
+/// In Ceph, another host has the pool after each round of this number.
+const MOVE_EACH: u64 = 3;
+
+/// Of that host: the one before is dead, so it need not be asked for long.
+const MOVE_OPTIONS: &[&str] = &["--patience", "2s"];
+
 /// Options of `cargo xtask kill-loop`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -110,8 +124,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Mode::Offline)]
     dedup: Mode,
     /// See that this check passes a good server and finds a forgetful one
-    #[arg(long, conflicts_with_all = ["against", "rounds"])]
+    #[arg(long, conflicts_with_all = ["against", "rounds", "pool"])]
     control: bool,
+    #[command(flatten)]
+    pools: PoolArguments,
 }
 
 /// `cargo xtask kill-loop`
@@ -124,17 +140,32 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     } = *arguments;
     match (arguments.answered, arguments.control) {
         (true, true) => answered::control(workspace, dedup),
-        (true, false) => answered::kill_and_compare(workspace, against, dedup, rounds),
+        (true, false) => {
+            let setting = setting(dedup, arguments.pools.open(workspace)?);
+            answered::kill_and_compare(workspace, against, setting, rounds)
+        }
         (false, true) => control(workspace, dedup),
-        (false, false) => kill_and_verify(workspace, against, dedup, rounds),
+        (false, false) => {
+            let setting = setting(dedup, arguments.pools.open(workspace)?);
+            kill_and_verify(workspace, against, setting, rounds)
+        }
+    }
+}
+
+fn setting(dedup: Mode, pools: Pools) -> Setting {
+    Setting {
+        dedup,
+        pools,
+        ..Setting::default()
     }
 }
 
 /// The forgetful server must be detected in its first round.
 fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
-    kill_and_verify(workspace, Against::QemuNbd, dedup, 3)
+    let setting = || setting(dedup, Pools::default());
+    kill_and_verify(workspace, Against::QemuNbd, setting(), 3)
         .context("a good server was found guilty")?;
-    let checked = kill_and_verify(workspace, Against::Forgetful, dedup, 1);
+    let checked = kill_and_verify(workspace, Against::Forgetful, setting(), 1);
     must_be_found_out(checked, "verif")
 }
 
@@ -142,19 +173,20 @@ fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
 fn kill_and_verify(
     workspace: &Workspace,
     against: Against,
-    dedup: Mode,
+    setting: Setting,
     rounds: u64,
 ) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let scratch = Scratch::new(&workspace.scratch_parent(), "kill")?;
-    let setting = Setting {
-        dedup,
-        ..Setting::default()
-    };
-    let is_inline = dedup != Mode::Offline;
+    let is_inline = setting.dedup != Mode::Offline;
+    if let Some(ceph) = setting.pools.ceph()
+        && ceph.throw_away().is_none()
+    {
+        println!("left out: killing OSDs, because cargo xtask ceph has not started this cluster");
+    }
     let mut volumes = VOLUMES.to_vec();
     volumes.extend(is_inline.then_some(STOCK));
-    let mut disks = Disks::with_setting(workspace, against, scratch.path(), &volumes, setting)?;
+    let mut disks = Disks::new(workspace, against, scratch.path(), &volumes, setting)?;
     let start = Instant::now();
     let (mut scribbled, mut replayed_max, mut published_max) = (0, 0, None);
     let (mut hits, mut settled_hits) = (0, 0);
@@ -171,6 +203,7 @@ fn kill_and_verify(
         published_max = published_max.max(disks.published_blocks()?);
     }
     disks.stop()?;
+    disks.check().context("check after a clean stop")?;
     if published_max == Some(0) && rounds >= ROUNDS_WITH_SHARING {
         bail!("nothing was ever shared: the finder did not work");
     }
@@ -212,15 +245,46 @@ fn one_round(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<Outcome
         _ => disks.start_dedup()?,
     };
     let mut scribbler = scribble(disks, round).spawn_in(scratch, "both")?;
-    wait_for_work(&mut scribbler, KILL_STEP_MS * (1 + round * 7 % KILL_STEPS))?;
+    let work = KILL_STEP_MS * (1 + round * 7 % KILL_STEPS);
+    wait_for_work(&mut scribbler, work / 2)?;
+    let osd = kill_osd(disks, round)?;
+    wait_for_work(&mut scribbler, work)?;
     disks.kill()?;
     drop(dedup);
     let answered = scribbler.wait_for_failure(NOTICE_LIMIT)?.requests();
+    move_on(disks, round, osd)?;
     start_and_verify(disks, scratch, round)?;
     Ok(Outcome {
         answered,
         ..Outcome::default()
     })
+}
+
+/// Whether another host has the pool after this round.
+fn moves(disks: &Disks, round: u64) -> bool {
+    disks.pools().ceph().is_some() && round % MOVE_EACH == MOVE_EACH - 1
+}
+
+/// In rounds that end on another host.
+fn kill_osd(disks: &Disks, round: u64) -> Result<Option<Osd>> {
+    let cluster = disks.pools().ceph().and_then(Ceph::throw_away);
+    let Some(cluster) = cluster.filter(|_| moves(disks, round)) else {
+        return Ok(None);
+    };
+    let osd = cluster.osd((round / MOVE_EACH % u64::from(OSDS)) as u32)?;
+    osd.kill()?;
+    Ok(Some(osd))
+}
+
+/// After the kill of the server.
+fn move_on(disks: &mut Disks, round: u64, killed: Option<Osd>) -> Result<()> {
+    if let Some(osd) = killed {
+        osd.start()?;
+    }
+    match moves(disks, round) {
+        true => disks.move_to_another_host(MOVE_OPTIONS),
+        false => Ok(()),
+    }
 }
 
 fn start_and_verify(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<()> {
@@ -244,6 +308,7 @@ fn one_round_in_line(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result
     let mut scribbler = jobs.spawn_in(scratch, "both")?;
     let work = KILL_STEP_MS * (1 + round * 7 % KILL_STEPS);
     wait_for_work(&mut scribbler, work / 2)?;
+    let osd = kill_osd(disks, round)?;
     // One volume at least is in line, before and after.
     let switches = begin_switch(disks, scratch, round, 1)?;
     wait_for_work(&mut scribbler, work)?;
@@ -251,6 +316,7 @@ fn one_round_in_line(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result
     disks.kill()?;
     drop((dedup, switches));
     let answered = scribbler.wait_for_failure(NOTICE_LIMIT)?.requests();
+    move_on(disks, round, osd)?;
     start_and_verify(disks, scratch, round)?;
     Ok(Outcome {
         answered,

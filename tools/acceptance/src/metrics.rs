@@ -180,7 +180,7 @@ fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Resu
     decayed.io(&["write -P 7 0 8k", "flush"])?.run()?;
     decayed.product.command().args(["pool", "dedup"]).run()?;
     decayed.stop()?;
-    corrupt(&decayed.product.pool.join("data"))?;
+    corrupt(&decayed.product.place().directory().join("data"))?;
     decayed.start()?;
     let scrub = decayed.product.command().args(["pool", "scrub"]).output()?;
     if scrub.status.code() != Some(3) {
@@ -190,7 +190,8 @@ fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Resu
 
     // The finder has blocks to publish and no index.
     broken.stop()?;
-    std::fs::remove_file(broken.product.pool.join("index")).context("cannot remove the index")?;
+    std::fs::remove_file(broken.product.place().directory().join("index"))
+        .context("cannot remove the index")?;
     broken.start()?;
     broken.io(&["write -P 9 0 1M", "flush"])?.run()?;
     prometheus.wait_for(&broken.address, "OnefoldJobFailed", true)?;

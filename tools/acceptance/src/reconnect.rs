@@ -141,7 +141,7 @@ fn kill_and_go_on(
         caches,
         ..Setting::default()
     };
-    let mut disks = Disks::with_setting(workspace, against, scratch.path(), &volumes, setting)?;
+    let mut disks = Disks::new(workspace, against, scratch.path(), &volumes, setting)?;
     let mut client = Client::start(&disks.qemu_options(VOLUME)?, &scratch)?;
     client.run(BEFORE)?;
     client.run(UNFLUSHED)?;

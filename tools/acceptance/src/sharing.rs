@@ -21,6 +21,7 @@ use onefold_harness::distinct::{self, BLOCK_BYTES, Counted};
 use onefold_harness::images::{self, Image};
 use onefold_harness::inline::Mode;
 use onefold_harness::packages;
+use onefold_harness::pools::{PoolArguments, Pools};
 use onefold_harness::server::{Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
@@ -76,20 +77,23 @@ pub(crate) struct Arguments {
     /// the middle of one
     #[arg(long, value_enum, default_value_t = Mode::Offline)]
     dedup: Mode,
+    #[command(flatten)]
+    pools: PoolArguments,
 }
 
 /// `cargo xtask sharing`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    let pools = &arguments.pools.open(workspace)?;
     match (arguments.dedup, arguments.images.is_empty()) {
-        (Mode::Offline, true) => check(workspace),
-        (Mode::Offline, false) => measure(workspace, &arguments.images),
-        (Mode::Inline, _) => check_inline(workspace, &arguments.images),
+        (Mode::Offline, true) => check(workspace, pools),
+        (Mode::Offline, false) => measure(workspace, pools, &arguments.images),
+        (Mode::Inline, _) => check_inline(workspace, pools, &arguments.images),
         (Mode::Auto, _) => bail!("in mode auto the number of hits is not known beforehand"),
     }
 }
 
 /// These images, or those that are made here.
-fn check_inline(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
+fn check_inline(workspace: &Workspace, pools: &Pools, paths: &[PathBuf]) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = match paths {
         [] => images::make_three(workspace)?,
@@ -99,7 +103,7 @@ fn check_inline(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
         }
     };
     let counted = count(&images)?;
-    inline::check(workspace, &images, &counted, !paths.is_empty())
+    inline::check(workspace, pools, &images, &counted, !paths.is_empty())
 }
 
 /// The blocks of the images; without duplicates every check would pass with no finder at all.
@@ -118,7 +122,7 @@ fn count(images: &[Image]) -> Result<Counted> {
 }
 
 /// Shares all duplicates of these images, with each index.
-fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
+fn measure(workspace: &Workspace, pools: &Pools, paths: &[PathBuf]) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = paths.iter().map(|path| Image::of_user(path));
     let images: Vec<Image> = images.collect::<Result<_>>()?;
@@ -131,7 +135,7 @@ fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
     );
     for index in ["memory", "hash", "btree"] {
         let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
-        let product = Product::build(workspace, scratch.path())?;
+        let product = Product::build_in(workspace, pools, scratch.path())?;
         product.create_pool_with("64G", &["--index", index])?;
         let daemon = copy(&product, &images, &["--memory", MEASURE_MEMORY])?;
         let (start, cpu) = (Instant::now(), daemon.cpu_seconds()?);
@@ -151,7 +155,7 @@ fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
 }
 
 /// Loads the images in every way. The first that leaves a duplicate, or loses a block, is an error.
-fn check(workspace: &Workspace) -> Result<()> {
+fn check(workspace: &Workspace, pools: &Pools) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = images::make_three(workspace)?;
     let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
@@ -163,7 +167,7 @@ fn check(workspace: &Workspace) -> Result<()> {
         let start = Instant::now();
         let title = format!("{}, {index} index", way.title());
         let mut attempts = 1;
-        while !load_and_compare(workspace, way, index, &images, &counted)
+        while !load_and_compare(workspace, pools, way, index, &images, &counted)
             .with_context(|| format!("sharing: {title}"))?
         {
             ensure!(attempts < ATTEMPTS_MAX, "{title}: each kill came too late");
@@ -231,13 +235,14 @@ fn expect_of_analysis(
 /// Returns false if a kill came too late to show anything.
 fn load_and_compare(
     workspace: &Workspace,
+    pools: &Pools,
     way: Way,
     index: &str,
     images: &[Image],
     counted: &Counted,
 ) -> Result<bool> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
-    let product = Product::build(workspace, scratch.path())?;
+    let product = Product::build_in(workspace, pools, scratch.path())?;
     product.create_pool_with("8G", &["--index", index])?;
     let daemon = match way {
         Way::Import => {

@@ -1,4 +1,4 @@
-//! Leaves nothing behind: processes, mounts and scratch directories are listed here while they
+//! Leaves nothing behind: processes, mounts, clusters and scratch directories are listed here while they
 //! exist, so that a signal can end what a normal return ends through `Drop`.
 //!
 //! Processes are held by pidfd: a number that was reaped and given to another process can not be
@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 struct Leftovers {
     processes: Vec<Process>,
     mounts: Vec<PathBuf>,
+    services: Vec<Service>,
     directories: Vec<PathBuf>,
 }
 
@@ -30,12 +31,32 @@ struct Process {
     cleans_up: bool,
 }
 
+/// Daemons that outlive whoever started them.
+#[derive(Clone)]
+struct Service {
+    directory: PathBuf,
+    /// Stops what works in the directory, without starting a process.
+    stop: fn(&Path) -> Result<()>,
+}
+
+impl Service {
+    fn stop(&self) {
+        if let Err(error) = (self.stop)(&self.directory) {
+            eprintln!(
+                "cannot stop what works in {}: {error:#}",
+                self.directory.display()
+            );
+        }
+    }
+}
+
 /// How long all processes that clean up may take.
 const CLEANING_LIMIT: Duration = Duration::from_secs(10);
 
 static LEFTOVERS: Mutex<Leftovers> = Mutex::new(Leftovers {
     processes: Vec::new(),
     mounts: Vec::new(),
+    services: Vec::new(),
     directories: Vec::new(),
 });
 
@@ -77,6 +98,7 @@ fn remove_everything() {
     for mount in &left.mounts {
         unmount(mount);
     }
+    left.services.iter().for_each(Service::stop);
     for directory in &left.directories {
         // A killed process may still be creating files for an instant; a second try is enough.
         if std::fs::remove_dir_all(directory).is_err() && directory.exists() {
@@ -144,6 +166,28 @@ fn unmount(path: &Path) {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status();
+    }
+}
+
+/// Daemons that are stopped at the end, although they would outlive this program.
+pub struct Stopping {
+    service: Service,
+}
+
+impl Stopping {
+    /// Those that work in a directory, or will. `stop` starts no process.
+    pub fn new(directory: PathBuf, stop: fn(&Path) -> Result<()>) -> Stopping {
+        let service = Service { directory, stop };
+        leftovers().services.push(service.clone());
+        Stopping { service }
+    }
+}
+
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        self.service.stop();
+        let directory = &self.service.directory;
+        (leftovers().services).retain(|listed| listed.directory != *directory);
     }
 }
 

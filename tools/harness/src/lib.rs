@@ -8,7 +8,8 @@
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test), `fuse`
 //! (an export as a file), `background` (the product's finder and collector), `inline` (duplicates found
-//! by writes), `distinct` (the number of blocks that they must find), `ceph` (a cluster to store pools in).
+//! by writes), `distinct` (the number of blocks that they must find), `ceph` (a cluster to store pools in), `pools`
+//! (in a directory or in a cluster).
 
 pub mod background;
 pub mod ceph;
@@ -20,5 +21,6 @@ pub mod fuse;
 pub mod images;
 pub mod inline;
 pub mod packages;
+pub mod pools;
 pub mod server;
 pub mod workspace;

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::command::{Cmd, Running, last_lines};
 use crate::inline::{Inline, Mode};
+use crate::pools::{Place, Pools};
 use crate::workspace::Workspace;
 
 /// How long a server may take until it greets clients, before we call it stuck.
@@ -224,8 +225,7 @@ pub fn log_bytes_replayed(line: &str) -> Option<u64> {
 #[derive(Clone)]
 pub struct Product {
     binary: PathBuf,
-    /// The pool's directory.
-    pub pool: PathBuf,
+    place: Place,
     log: PathBuf,
     pinned_to: Option<usize>,
 }
@@ -233,13 +233,42 @@ pub struct Product {
 impl Product {
     /// Builds the binary; the pool will be `directory/pool`.
     pub fn build(workspace: &Workspace, directory: &Path) -> Result<Product> {
+        Product::build_in(workspace, &Pools::Directories, directory)
+    }
+
+    /// The same with a pool of one of these places. What it has on this machine is in the directory.
+    pub fn build_in(workspace: &Workspace, pools: &Pools, directory: &Path) -> Result<Product> {
         let binary = workspace.build_release("onefold")?;
-        Ok(Product {
+        Ok(Product::new(binary, pools.place(directory), directory))
+    }
+
+    /// With a binary that is built.
+    pub fn new(binary: PathBuf, place: Place, directory: &Path) -> Product {
+        Product {
             binary,
-            pool: directory.join("pool"),
+            place,
             log: directory.join("serve.log"),
             pinned_to: None,
+        }
+    }
+
+    /// The pool on another host, with a directory of this name there, and a log.
+    pub fn on_host(&self, name: &str) -> Result<Product> {
+        Ok(Product {
+            place: self.place.on_host(name)?,
+            log: self.log.with_file_name(format!("{name}.log")),
+            ..self.clone()
         })
+    }
+
+    /// Where the pool is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The binary.
+    pub fn binary(&self) -> &Path {
+        &self.binary
     }
 
     /// Keeps the daemon, and `pool dedup` without one, on one processor.
@@ -255,35 +284,36 @@ impl Product {
 
     /// With further options of `pool create`.
     pub fn create_pool_with(&self, size: &str, options: &[&str]) -> Result<()> {
-        Cmd::new(&self.binary)
-            .args(["pool", "create"])
-            .arg(&self.pool)
-            .args(["--size", size])
-            .args(options)
-            .run()
+        let create = Cmd::new(&self.binary).args(["pool", "create"]);
+        let create = self.place.found_by(create.arg(self.place.name()));
+        create.args(["--size", size]).args(options).run()
     }
 
     /// The command line on this pool.
     pub fn command(&self) -> Cmd {
-        Cmd::new(&self.binary).arg("--pool").arg(&self.pool)
+        self.on_pool(Cmd::new(&self.binary))
     }
 
     /// The command line on this pool, on the processor that was chosen.
     pub fn pinned_command(&self) -> Cmd {
         match self.pinned_to {
-            Some(processor) => Cmd::new("taskset")
-                .arg("-c")
-                .arg(processor.to_string())
-                .arg(&self.binary)
-                .arg("--pool")
-                .arg(&self.pool),
+            Some(processor) => self.on_pool(
+                Cmd::new("taskset")
+                    .arg("-c")
+                    .arg(processor.to_string())
+                    .arg(&self.binary),
+            ),
             None => self.command(),
         }
     }
 
+    fn on_pool(&self, binary: Cmd) -> Cmd {
+        (self.place).found_by(binary.arg("--pool").arg(self.place.name()))
+    }
+
     /// Where the daemon listens by default.
     pub fn default_address(&self) -> Address {
-        Address::Unix(self.pool.join("nbd.sock"))
+        Address::Unix(self.place.directory().join("nbd.sock"))
     }
 
     /// Starts the daemon with further options; without addresses it listens at its default one.
@@ -332,9 +362,12 @@ impl Product {
         self.command().args(["pool", "check"]).read()
     }
 
-    /// The pool's size on disk, in bytes.
+    /// The size on disk of a pool in a directory, in bytes.
     pub fn disk_usage(&self) -> Result<u64> {
-        let text = Cmd::new("du").args(["-s", "-B1"]).arg(&self.pool).read()?;
+        let Place::Directory(directory) = &self.place else {
+            bail!("{} is not on a disk of this machine", self.place.name());
+        };
+        let text = Cmd::new("du").args(["-s", "-B1"]).arg(directory).read()?;
         let bytes = text
             .split_whitespace()
             .next()
@@ -365,23 +398,30 @@ pub type VolumeSpec = (&'static str, u64);
 
 /// Some volumes, all empty at first, behind a server that can be killed and started again.
 pub struct Disks {
+    // Dropped before the pool that they use.
+    daemons: Vec<Daemon>,
     backing: Backing,
     volumes: Vec<VolumeSpec>,
     directory: PathBuf,
     /// Of the product: a second address besides the default one.
     second: Option<Address>,
-    daemons: Vec<Daemon>,
     setting: Setting,
     starts: usize,
+    /// How often another host has got the pool.
+    moves: usize,
+    /// Further options of the next start.
+    options: &'static [&'static str],
 }
 
 /// The product's settings; other servers have none.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct Setting {
     /// Values of `--cache`, which its starts take in turn.
     pub caches: &'static [&'static str],
     /// When duplicates are found.
     pub dedup: Mode,
+    /// Where its pool is.
+    pub pools: Pools,
 }
 
 impl Default for Setting {
@@ -389,6 +429,7 @@ impl Default for Setting {
         Setting {
             caches: &CACHES,
             dedup: Mode::Offline,
+            pools: Pools::Directories,
         }
     }
 }
@@ -399,18 +440,8 @@ enum Backing {
 }
 
 impl Disks {
-    /// Makes the volumes and starts serving them; the product in both cache modes by turns.
+    /// Makes the volumes and starts serving them.
     pub fn new(
-        workspace: &Workspace,
-        against: Against,
-        directory: &Path,
-        volumes: &[VolumeSpec],
-    ) -> Result<Disks> {
-        Disks::with_setting(workspace, against, directory, volumes, Setting::default())
-    }
-
-    /// The same, with the product's settings chosen.
-    pub fn with_setting(
         workspace: &Workspace,
         against: Against,
         directory: &Path,
@@ -418,7 +449,12 @@ impl Disks {
         setting: Setting,
     ) -> Result<Disks> {
         let backing = match against {
-            Against::Onefold => Backing::Product(Product::build(workspace, directory)?),
+            Against::Onefold => {
+                Backing::Product(Product::build_in(workspace, &setting.pools, directory)?)
+            }
+            Against::QemuNbd | Against::Forgetful if setting.pools.ceph().is_some() => {
+                bail!("only onefold's pool can be in Ceph");
+            }
             Against::QemuNbd => Backing::RawFiles { forgetful: false },
             Against::Forgetful => Backing::RawFiles { forgetful: true },
         };
@@ -427,13 +463,15 @@ impl Disks {
             Against::QemuNbd | Against::Forgetful => None,
         };
         let mut disks = Disks {
+            daemons: Vec::new(),
             backing,
             volumes: volumes.to_vec(),
             directory: directory.to_path_buf(),
             second,
-            daemons: Vec::new(),
             setting,
             starts: 0,
+            moves: 0,
+            options: &[],
         };
         disks.create()?;
         disks.start()?;
@@ -472,10 +510,10 @@ impl Disks {
             Backing::Product(product) => {
                 let mut addresses = vec![product.default_address()];
                 addresses.extend(self.second.clone());
-                let options = match self.setting.caches.iter().cycle().nth(self.starts) {
-                    Some(cache) => vec!["--cache", cache],
-                    None => Vec::new(),
-                };
+                let mut options = std::mem::take(&mut self.options).to_vec();
+                if let Some(cache) = self.setting.caches.iter().cycle().nth(self.starts) {
+                    options.extend(["--cache", cache]);
+                }
                 self.daemons.push(product.serve(&options, &addresses)?);
             }
             Backing::RawFiles { forgetful } => {
@@ -500,6 +538,24 @@ impl Disks {
         }
         self.starts += 1;
         Ok(())
+    }
+
+    /// The next start is on another host, with these options. For a pool in Ceph.
+    pub fn move_to_another_host(&mut self, options: &'static [&'static str]) -> Result<()> {
+        let Backing::Product(product) = &mut self.backing else {
+            bail!("only onefold's pool can be in Ceph");
+        };
+        // A host that had the pool before has it again.
+        const HOSTS: [&str; 2] = ["run", "other"];
+        self.moves += 1;
+        *product = product.on_host(HOSTS[self.moves % HOSTS.len()])?;
+        self.options = options;
+        Ok(())
+    }
+
+    /// Where the pools are.
+    pub fn pools(&self) -> &Pools {
+        &self.setting.pools
     }
 
     /// SIGKILL to every server.

@@ -92,9 +92,13 @@ impl Round {
 
 /// The good server must pass, and the forgetful one be found out.
 pub(crate) fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
-    kill_and_compare(workspace, Against::QemuNbd, dedup, 3)
+    let setting = || Setting {
+        dedup,
+        ..Setting::default()
+    };
+    kill_and_compare(workspace, Against::QemuNbd, setting(), 3)
         .context("a good server was found guilty")?;
-    let checked = kill_and_compare(workspace, Against::Forgetful, dedup, 1);
+    let checked = kill_and_compare(workspace, Against::Forgetful, setting(), 1);
     must_be_found_out(checked, volume::FINDING)
 }
 
@@ -102,17 +106,13 @@ pub(crate) fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
 pub(crate) fn kill_and_compare(
     workspace: &Workspace,
     against: Against,
-    dedup: Mode,
+    setting: Setting,
     rounds: u64,
 ) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let scratch = Scratch::new(&workspace.scratch_parent(), "answered")?;
-    let setting = Setting {
-        dedup,
-        ..Setting::default()
-    };
-    let is_inline = dedup != Mode::Offline;
-    let mut disks = Disks::with_setting(workspace, against, scratch.path(), &VOLUMES, setting)?;
+    let is_inline = setting.dedup != Mode::Offline;
+    let mut disks = Disks::new(workspace, against, scratch.path(), &VOLUMES, setting)?;
     let volumes = VOLUMES
         .iter()
         .map(|(name, bytes)| Volume::new(name, *bytes, &disks))

@@ -24,7 +24,7 @@ use process::Process;
 pub const POOL: &str = "onefold";
 
 /// OSDs, numbered from 0.
-const OSDS: u32 = 3;
+pub const OSDS: u32 = 3;
 
 /// Copies of each object.
 const SIZE: u32 = 3;
