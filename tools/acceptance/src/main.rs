@@ -21,6 +21,7 @@ mod inline;
 mod kill_loop;
 mod memory_limit;
 mod metrics;
+mod ownership;
 mod reconnect;
 mod sharing;
 
@@ -57,6 +58,8 @@ enum Task {
     Metrics,
     /// Kill the server again and again, and look for what was flushed
     KillLoop(kill_loop::Arguments),
+    /// Take a pool in Ceph from hosts that live, are dead, or wake up later
+    Ownership(ownership::Arguments),
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(reconnect::Arguments),
     /// Kill the server behind an emulated guest, which must find every block and file again
@@ -88,6 +91,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::MemoryLimit => memory_limit::run(&workspace),
         Task::Metrics => metrics::run(&workspace),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
+        Task::Ownership(arguments) => ownership::run(&workspace, &arguments),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
         Task::Guest(arguments) => guest::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),

@@ -8,6 +8,7 @@ use std::io::Read;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -157,6 +158,17 @@ impl Daemon {
             );
         }
         Ok(start.elapsed())
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.running.signal(signal)
+    }
+
+    /// Waits until it ends by itself, and returns how.
+    pub fn wait_for_end(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let ended = self.running.wait_at_most(limit);
+        ended.with_context(|| last_lines(&self.said()))
     }
 
     /// An error with its output, if it has ended.

@@ -65,6 +65,19 @@ impl Workspace {
         Ok(self.target.join("release").join(binary))
     }
 
+    /// Builds the product without a guard of its own, for a check that must notice, and returns its path. It has a
+    /// target directory of its own, so that nobody takes it for the product; and no optimisation, because it works for
+    /// seconds.
+    pub fn build_without(&self, guard: &str) -> Result<PathBuf> {
+        let target = self.target.join(format!("without-{guard}"));
+        self.cargo()
+            .args(["build", "--locked", "--quiet", "--package", "onefold"])
+            .args(["--features", &format!("without-{guard}"), "--target-dir"])
+            .arg(&target)
+            .show()?;
+        Ok(target.join("debug").join("onefold"))
+    }
+
     /// Makes a directory for files that a second run can reuse.
     pub fn cache(&self, name: &str) -> Result<PathBuf> {
         let path = self.target.join("xtask").join(name);

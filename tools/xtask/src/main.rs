@@ -56,6 +56,8 @@ enum Task {
     Metrics(Forwarded),
     /// Run the kill -9 loop alone
     KillLoop(Forwarded),
+    /// Take a pool in Ceph from hosts that live, are dead, or wake up later
+    Ownership(Forwarded),
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(Forwarded),
     /// Kill the server behind an emulated guest, which must find every block and file again
@@ -105,6 +107,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::MemoryLimit(arguments) => forward(arguments, "memory-limit"),
         Task::Metrics(arguments) => forward(arguments, "metrics"),
         Task::KillLoop(arguments) => forward(arguments, "kill-loop"),
+        Task::Ownership(arguments) => forward(arguments, "ownership"),
         Task::Reconnect(arguments) => forward(arguments, "reconnect"),
         Task::Guest(arguments) => forward(arguments, "guest"),
         Task::Ageing(arguments) => forward(arguments, "ageing"),

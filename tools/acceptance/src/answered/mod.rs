@@ -35,6 +35,7 @@ use onefold_harness::workspace::Workspace;
 
 use commands::Commands;
 use volume::Volume;
+pub(crate) use volume::read_all;
 
 const VOLUMES: [VolumeSpec; 3] = [("red", 16 << 20), ("green", 16 << 20), ("blue", 16 << 20)];
 

@@ -267,7 +267,7 @@ fn content(range: &Range<usize>, random: &mut fastrand::Rng) -> Vec<u8> {
 }
 
 /// A whole export.
-pub(super) fn read_all(client: &mut Client) -> Result<Vec<u8>> {
+pub(crate) fn read_all(client: &mut Client) -> Result<Vec<u8>> {
     let size = usize::try_from(client.bytes()).context("the export is too large for memory")?;
     let mut bytes = vec![0; size];
     for (number, piece) in bytes.chunks_mut(READ_BYTES).enumerate() {
