@@ -55,6 +55,22 @@ impl RadosPlace {
         format!("ceph:{}/{}", self.ceph_pool, self.name)
     }
 
+    /// An error of an operation on the pool. A user without the capabilities learns which are needed.
+    fn explain(&self, doing: &str, error: io::Error) -> io::Error {
+        let what = format!("{doing} {}", self.title());
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => explain(
+                format!(
+                    "{what}: the Ceph user needs the capabilities mon 'profile rbd' and osd 'profile rbd \
+                     pool={}'",
+                    self.ceph_pool
+                ),
+                error,
+            ),
+            _ => explain(what, error),
+        }
+    }
+
     fn open(&self, client: &Client) -> io::Result<Pool> {
         client.pool(&self.ceph_pool, &self.name).map_err(|error| {
             let what = match error.kind() {
@@ -96,7 +112,7 @@ impl RadosEngine {
                 error.kind(),
                 format!("there is a pool {} already", place.title()),
             ),
-            _ => explain(format!("creating the pool {}", place.title()), error),
+            _ => place.explain("creating", error),
         })
     }
 
@@ -105,10 +121,7 @@ impl RadosEngine {
         match head::read(&place.open(client)?) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(explain(
-                format!("reading the head of {}", place.title()),
-                error,
-            )),
+            Err(error) => Err(place.explain("reading the head of", error)),
         }
     }
 
@@ -123,13 +136,13 @@ impl RadosEngine {
         options: TakeOptions,
     ) -> Result<RadosEngine, TakeError> {
         let pool = place.open(client)?;
-        let explained = |error| TakeError::Io(explain(format!("taking {}", place.title()), error));
+        let explained = |error| TakeError::Io(place.explain("taking", error));
         head::read(&pool).map_err(|error| {
             TakeError::Io(match error.kind() {
                 io::ErrorKind::NotFound => {
                     io::Error::new(error.kind(), format!("there is no pool {}", place.title()))
                 }
-                _ => explain(format!("reading the head of {}", place.title()), error),
+                _ => place.explain("reading the head of", error),
             })
         })?;
         let mut run = RunDirectory::open(&place.run)?;
