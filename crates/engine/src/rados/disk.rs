@@ -104,6 +104,12 @@ impl RadosDisk {
             behind: Arc::default(),
         };
         disk.stamp(0..entry.objects())?;
+        if part != Part::Data {
+            // What was written beyond the length was never synced, and must not be there when the part grows again.
+            // Data has its length before anything is written there.
+            disk.clear(entry.len, entry.reach - entry.len)
+                .map_err(|error| disk.failed("cutting off", entry.len..entry.reach, error))?;
+        }
         Ok(disk)
     }
 

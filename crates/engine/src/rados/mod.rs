@@ -30,7 +30,7 @@ use head::{Change, Entry, HEAD, Head};
 use onefold_rados::{Client, Pool, Watch};
 use run::{RunDirectory, TAIL};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -116,15 +116,6 @@ impl RadosEngine {
         })
     }
 
-    /// Whether there is a pool.
-    pub fn is_pool_there(client: &Client, place: &RadosPlace) -> io::Result<bool> {
-        match head::read(&place.open(client)?) {
-            Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(place.explain("reading the head of", error)),
-        }
-    }
-
     /// Becomes the owner of a pool; the caller holds the lock of its directory.
     ///
     /// # Errors
@@ -187,11 +178,6 @@ impl RadosEngine {
             bytes: 0,
         };
         self.cluster.change(HEAD, change)
-    }
-
-    /// The pool's directory on this host.
-    pub fn run_directory(&self) -> &Path {
-        &self.run
     }
 
     fn start_watchman(&self, mut watch: Watch) -> io::Result<JoinHandle<()>> {
