@@ -90,6 +90,9 @@ where
                 (library.rados_aio_get_version)(completion),
             )
         };
+        // Whoever hears of the end may let go of the client and end the process. The client must not be shut down
+        // then by a thread that nobody waits for.
+        drop(namespace);
         on_end(check(result).map(|()| Version(version)), state);
     });
 }
