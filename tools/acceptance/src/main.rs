@@ -9,6 +9,8 @@
 
 mod ageing;
 mod answered;
+mod ceph_faults;
+mod ceph_refusals;
 mod clients;
 mod demo;
 mod demo_backup;
@@ -60,6 +62,8 @@ enum Task {
     KillLoop(kill_loop::Arguments),
     /// Take a pool in Ceph from hosts that live, are dead, or wake up later
     Ownership(ownership::Arguments),
+    /// Freeze, kill and fill the Ceph cluster below a pool, and look for words about what is wrong
+    CephFaults,
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(reconnect::Arguments),
     /// Kill the server behind an emulated guest, which must find every block and file again
@@ -92,6 +96,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Metrics => metrics::run(&workspace),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Ownership(arguments) => ownership::run(&workspace, &arguments),
+        Task::CephFaults => ceph_faults::run(&workspace),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
         Task::Guest(arguments) => guest::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),

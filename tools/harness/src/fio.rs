@@ -4,6 +4,7 @@
 //! described where they are used; see `kill_loop`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -156,8 +157,16 @@ impl Background {
         read_report(&self.report)
     }
 
+    /// The same, for some time at most.
+    pub fn wait_for_success_within(&mut self, limit: Duration) -> Result<Vec<JobResult>> {
+        let said = |fio: &Background| format!("fio did not end well\n{}", fio.said());
+        let ended = self.running.wait_at_most(limit);
+        ended.with_context(|| said(self))?;
+        self.wait_for_success()
+    }
+
     /// Waits for the end that the loss of its server must bring: a failure.
-    pub fn wait_for_failure(&mut self, limit: std::time::Duration) -> Result<JobResult> {
+    pub fn wait_for_failure(&mut self, limit: Duration) -> Result<JobResult> {
         if self.running.wait_at_most(limit)?.success() {
             bail!("fio went on without an error although its server was killed");
         }

@@ -58,6 +58,8 @@ enum Task {
     KillLoop(Forwarded),
     /// Take a pool in Ceph from hosts that live, are dead, or wake up later
     Ownership(Forwarded),
+    /// Freeze, kill and fill the Ceph cluster below a pool, and look for words about what is wrong
+    CephFaults(Forwarded),
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(Forwarded),
     /// Kill the server behind an emulated guest, which must find every block and file again
@@ -108,6 +110,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Metrics(arguments) => forward(arguments, "metrics"),
         Task::KillLoop(arguments) => forward(arguments, "kill-loop"),
         Task::Ownership(arguments) => forward(arguments, "ownership"),
+        Task::CephFaults(arguments) => forward(arguments, "ceph-faults"),
         Task::Reconnect(arguments) => forward(arguments, "reconnect"),
         Task::Guest(arguments) => forward(arguments, "guest"),
         Task::Ageing(arguments) => forward(arguments, "ageing"),

@@ -164,6 +164,18 @@ impl Cluster {
         })
     }
 
+    /// The monitor.
+    pub fn monitor(&self) -> Monitor {
+        Monitor {
+            record: self.record("mon.a"),
+        }
+    }
+
+    /// A command of an administrator; returns what it prints.
+    pub fn ceph(&self, arguments: &[&str]) -> Result<String> {
+        self.client("ceph").args(arguments).read()
+    }
+
     /// Kills all daemons, and removes the directory.
     pub fn stop(self) -> Result<()> {
         let records = fs::read_dir(self.records())
@@ -329,14 +341,14 @@ impl Cluster {
         )
     }
 
-    /// All OSDs up, and each placement group active and clean. There is no manager to ask, so each group is
+    /// Waits until all OSDs are up, and each placement group active and clean. There is no manager to ask, so each group is
     /// asked itself.
-    fn wait_until_clean(&self) -> Result<()> {
+    pub fn wait_until_clean(&self) -> Result<()> {
         let start = Instant::now();
         while !self.is_clean()? {
             for number in 0..OSDS {
                 if Process::find(&self.record(&format!("osd.{number}")))?.is_none() {
-                    bail!("OSD {number} ended while starting");
+                    bail!("OSD {number} does not run");
                 }
             }
             if start.elapsed() > START_LIMIT {
@@ -463,6 +475,27 @@ impl Osd {
 
     fn record(&self) -> PathBuf {
         self.cluster.record(&format!("osd.{}", self.number))
+    }
+}
+
+/// The monitor of a cluster.
+pub struct Monitor {
+    record: PathBuf,
+}
+
+impl Monitor {
+    /// SIGSTOP. Whoever is connected already needs it only for a new map.
+    pub fn freeze(&self) -> Result<()> {
+        self.process()?.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.process()?.signal(Signal::CONT)
+    }
+
+    fn process(&self) -> Result<Process> {
+        Process::find(&self.record)?.context("the monitor does not run")
     }
 }
 

@@ -1,0 +1,265 @@
+//! Faults of the cluster below a pool under load: requests wait as long as the cluster does not take them, and go on
+//! afterwards; no guest gets an error, and nothing is lost.
+//!
+//! fio writes, flushes and compares meanwhile. A fault that lasts longer than the daemon's patience must be in
+//! its log with what waits and since when, and with its end. The pool's own check finds nothing in the end.
+//!
+//! A full cluster is one whose limit is below what it has: pools that are full by a quota need a manager, which a
+//! throw-away cluster has not.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::ceph_refusals;
+use onefold_harness::ceph::{Cluster, POOL};
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::last_lines;
+use onefold_harness::fio::{Background, Fio, Section};
+use onefold_harness::packages;
+use onefold_harness::pools::{Ceph, Pools};
+use onefold_harness::server::{Daemon, Product};
+use onefold_harness::workspace::Workspace;
+
+const VOLUMES: [&str; 2] = ["red", "fresh"];
+const VOLUME_BYTES: u64 = 512 << 20;
+
+/// How long a fault lasts: longer than the daemon waits before it says so.
+const FAULT: Duration = Duration::from_secs(12);
+
+/// How long fio works: some time before the fault and after it, too.
+const LOAD_SECONDS: u64 = 20;
+
+/// How long a fault and fio may take together.
+const LOAD_LIMIT: Duration = Duration::from_secs(180);
+
+/// The fault begins when fio has worked for this long, in seconds of processor time.
+const WORK_SECONDS: f64 = 0.1;
+
+/// How long a full cluster may take to refuse something.
+const FULL_LIMIT: Duration = Duration::from_secs(60);
+
+/// What the log says when requests wait, and when they do no more.
+const WAITS: &str = "the cluster has not answered for ";
+const GOES_ON: &str = "the cluster answers again";
+
+/// The limits of a throw-away cluster, by the words of the commands that set them; the lowest comes first.
+const RATIOS: [(&str, &str); 3] = [
+    ("set-nearfull-ratio", "0.93"),
+    ("set-backfillfull-ratio", "0.95"),
+    ("set-full-ratio", "0.97"),
+];
+
+/// Less than a new cluster has.
+const RATIO_FULL: &str = "0.00001";
+
+/// `cargo xtask ceph-faults`
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let pools = Pools::Ceph(Ceph::open(workspace, POOL)?.into());
+    let ceph = pools.ceph().context("no cluster")?;
+    let cluster = ceph.must_be_throw_away()?;
+    let scratch = Scratch::new(&workspace.scratch_parent(), "faults")?;
+    let product = Product::build_in(workspace, &pools, scratch.path())?;
+    ceph_refusals::check(&product, cluster, &scratch)?;
+    product.create_pool("4G")?;
+    let size = VOLUME_BYTES.to_string();
+    for volume in VOLUMES {
+        let create = product.command().args(["volume", "create", volume]);
+        create.args(["--size", &size]).run()?;
+    }
+    let set = ["--quiet", "pool", "set", "--when-full", "pause"];
+    product.command().args(set).run()?;
+    let daemon = product.serve(&[], &[])?;
+    let bench = Bench {
+        product,
+        cluster,
+        daemon,
+        scratch,
+    };
+    let faults: [(&str, Fault); 4] = [
+        ("an OSD is frozen", frozen_osd),
+        ("two of three OSDs are dead", dead_osds),
+        ("the monitor is frozen", frozen_monitor),
+        ("the cluster is full", full),
+    ];
+    for (title, fault) in faults {
+        // Placement groups that still recover from the fault before would wait for others than this one's.
+        cluster.wait_until_clean()?;
+        let start = Instant::now();
+        let said = fault(&bench).with_context(|| format!("ceph-faults: {title}"))?;
+        println!("  {:6.1} s  {title}: {said}", start.elapsed().as_secs_f64());
+    }
+    bench.product.check()?;
+    bench.daemon.stop()?;
+    bench.product.check().map(drop)
+}
+
+/// What a fault has.
+struct Bench<'a> {
+    // Dropped before the pool.
+    daemon: Daemon,
+    product: Product,
+    cluster: &'a Cluster,
+    scratch: Scratch,
+}
+
+type Fault = fn(&Bench<'_>) -> Result<String>;
+
+impl Bench<'_> {
+    /// Random writes with flushes, which are read again and compared meanwhile.
+    fn rewrite(&self) -> Section {
+        self.load("red")
+            .set("rw", "randwrite")
+            .set("size", "64m")
+            .set("fsync", 32)
+    }
+
+    /// Writes that take new room. Without a flush, because that would wait first.
+    fn extend(&self) -> Section {
+        self.load("fresh")
+            .set("rw", "write")
+            .set("size", VOLUME_BYTES)
+    }
+
+    fn load(&self, volume: &str) -> Section {
+        Section::new(volume, &self.product.default_address().uri(volume))
+            .set("bs", "16k")
+            .set("iodepth", 8)
+            .set("verify", "crc32c")
+            .set("verify_backlog", 128)
+            .set("verify_fatal", 1)
+            .set("time_based", 1)
+            .set("runtime", LOAD_SECONDS)
+    }
+
+    fn start(&self, load: Section) -> Result<Background> {
+        let mut fio = Fio::new(self.scratch.path(), "load").job(load).spawn()?;
+        while fio.cpu_seconds()? < WORK_SECONDS {
+            ensure!(fio.is_running()?, "fio does not work\n{}", fio.said());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(fio)
+    }
+
+    /// A fault for its time, which fio must survive. Returns what the daemon said.
+    fn under_load(
+        &self,
+        begin: impl FnOnce() -> Result<()>,
+        end: impl FnOnce() -> Result<()>,
+    ) -> Result<String> {
+        let before = self.daemon.said().len();
+        let mut fio = self.start(self.rewrite())?;
+        begin()?;
+        std::thread::sleep(FAULT);
+        end()?;
+        fio.wait_for_success_within(LOAD_LIMIT)?;
+        Ok(self.said_since(before))
+    }
+
+    fn said_since(&self, before: usize) -> String {
+        self.daemon.said().split_off(before)
+    }
+}
+
+fn frozen_osd(bench: &Bench<'_>) -> Result<String> {
+    let osd = bench.cluster.osd(0)?;
+    let said = bench.under_load(|| osd.freeze(), || osd.thaw())?;
+    // The others do without it after 8 s, so it depends on the moment whether somebody waits for longer.
+    summary(&said)
+}
+
+fn dead_osds(bench: &Bench<'_>) -> Result<String> {
+    let osds = [bench.cluster.osd(1)?, bench.cluster.osd(2)?];
+    let said = bench.under_load(
+        || osds.iter().try_for_each(|osd| osd.kill()),
+        || osds.iter().try_for_each(|osd| osd.start()),
+    )?;
+    ensure!(
+        said.contains(WAITS),
+        "the log says nothing of requests that waited\n{}",
+        last_lines(&said)
+    );
+    summary(&said)
+}
+
+fn frozen_monitor(bench: &Bench<'_>) -> Result<String> {
+    let monitor = bench.cluster.monitor();
+    let said = bench.under_load(|| monitor.freeze(), || monitor.thaw())?;
+    ensure!(
+        !said.contains(WAITS),
+        "requests waited for a monitor\n{}",
+        last_lines(&said)
+    );
+    summary(&said)
+}
+
+fn full(bench: &Bench<'_>) -> Result<String> {
+    let before = bench.daemon.said().len();
+    let mut fio = bench.start(bench.extend())?;
+    set_full(bench.cluster, true)?;
+    let parked = wait_for_parked(bench);
+    std::thread::sleep(FAULT);
+    let ended = !fio.is_running()?;
+    // Whatever happened: the cluster may be somebody's.
+    set_full(bench.cluster, false)?;
+    let parked = parked?;
+    ensure!(!ended, "fio did not wait for a full cluster");
+    fio.wait_for_success_within(LOAD_LIMIT)?;
+    let waiting = bench.product.stat_number("waiting_requests")?;
+    ensure!(waiting == 0, "{waiting} requests still wait for space");
+    let said = summary(&bench.said_since(before))?;
+    Ok(format!("{parked} writes waited for space, {said}"))
+}
+
+fn wait_for_parked(bench: &Bench<'_>) -> Result<u64> {
+    let start = Instant::now();
+    loop {
+        let waiting = bench.product.stat_number("waiting_requests")?;
+        if waiting > 0 {
+            return Ok(waiting);
+        }
+        ensure!(
+            start.elapsed() < FULL_LIMIT,
+            "no write waits for space in a full cluster"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn set_full(cluster: &Cluster, is_full: bool) -> Result<()> {
+    RATIOS.into_iter().try_for_each(|(verb, usual)| {
+        let ratio = if is_full { RATIO_FULL } else { usual };
+        cluster.ceph(&["osd", verb, ratio]).map(drop)
+    })
+}
+
+/// What the log says of requests that waited. It must say of all that they go on.
+fn summary(said: &str) -> Result<String> {
+    let lines = |text: &str| said.lines().filter(|line| line.contains(text)).count();
+    let (waited, went_on) = (lines(WAITS), lines(GOES_ON));
+    ensure!(
+        waited == went_on,
+        "the log says {waited} times that requests wait, and {went_on} times that they go on\n{}",
+        last_lines(said)
+    );
+    let message = said.lines().find_map(|line| line.split_once(WAITS));
+    Ok(match message {
+        None => "no request waited for long".to_owned(),
+        Some((_, rest)) => format!("\"{WAITS}{rest}\", and went on"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_the_log_does_not_end_is_a_finding() {
+        assert!(summary("").unwrap().contains("no request"));
+        let waits = format!("WARN {WAITS}10 s: 3 operations wait");
+        let summed = summary(&format!("{waits}\nINFO {GOES_ON}\n")).unwrap();
+        assert!(summed.contains("10 s: 3 operations wait"), "{summed}");
+        assert!(summary(&waits).is_err());
+    }
+}
