@@ -120,7 +120,8 @@ impl Ceph {
         })
     }
 
-    fn start(workspace: &Workspace, ceph_pool: &str) -> Result<Ceph> {
+    /// In a cluster that ends with this.
+    pub fn start(workspace: &Workspace, ceph_pool: &str) -> Result<Ceph> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "ceph")?;
         let directory = scratch.path().join("cluster");
         // Before it starts, so that a signal meanwhile stops what there is.

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything that CI runs, each step with its duration.
 //!
 //! A step that fails does not stop the later ones, so that one run reports every failure. A missing
-//! tool is installed or is a failure. The one exception, cargo-deny, which takes long to build, is
-//! named in a closing line if it is missing: nothing is left out silently.
+//! tool is installed or is a failure. The exceptions are cargo-deny, which takes long to build, and Ceph, which not
+//! every machine can have. Each is named in a closing line if it is missing: nothing is left out silently.
 //!
 //! Two steps run at a time, and from when the product is built one of them mostly waits. Its output
 //! appears at its end.
@@ -14,9 +14,10 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
-use steps::{LICENSES, STEPS, Step, Work};
+use steps::{CEPH, LICENSES, STEPS, Step, Work};
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -47,6 +48,14 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         skipped.push(format!(
             "skipped: {LICENSES}, because cargo-deny is not installed"
         ));
+    }
+    if steps.iter().any(|step| step.name == CEPH)
+        && let Err(error) = packages::require(packages::CEPH)
+    {
+        steps.retain(|step| step.name != CEPH);
+        let reason = format!("{error:#}");
+        let reason = reason.lines().next().unwrap_or_default();
+        skipped.push(format!("skipped: {CEPH}, because {reason}"));
     }
     let outcomes = perform_all(workspace, &steps);
     print!("{}", table(&outcomes, start.elapsed()));

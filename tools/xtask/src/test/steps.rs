@@ -1,8 +1,10 @@
 //! The steps, and their commands.
 
 use anyhow::{Context, Result, ensure};
+use onefold_harness::ceph::POOL;
 use onefold_harness::command::Cmd;
 use onefold_harness::packages;
+use onefold_harness::pools::{CEPH_CONF, Ceph};
 use onefold_harness::workspace::Workspace;
 
 use crate::{fuzz, tidy};
@@ -122,9 +124,16 @@ pub(super) const STEPS: &[Step] = &[
             INLINE_ANSWERED_ROUNDS,
         ]]),
     ),
+    step(CEPH, Beside(ceph)),
     step("demo", Accepting(&[&["demo"]])),
     step("fuzzing", Beside(fuzzing)),
 ];
+
+/// The step that needs a cluster.
+pub(super) const CEPH: &str = "ceph";
+
+/// Rounds of the kill loop in it, with two moves to another host.
+const CEPH_KILL_ROUNDS: &str = "6";
 
 /// The step that needs cargo-deny.
 pub(super) const LICENSES: &str = "licenses and sources";
@@ -336,6 +345,33 @@ fn fuzzing(workspace: &Workspace, said: &mut String) -> Result<()> {
 /// ten times as long.
 fn sharing(workspace: &Workspace) -> Result<()> {
     acceptance(workspace)?.arg("sharing").show()
+}
+
+/// A cluster for this step alone: what the library does, the engine on it, and the product.
+fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
+    let ceph = Ceph::start(workspace, POOL)?;
+    let tests: [(&str, &[&str]); 2] = [
+        ("onefold-rados", &["--test", "cluster"]),
+        ("onefold-engine", &["--test", "conformance", "rados"]),
+    ];
+    for (package, test) in tests {
+        let test = cargo_once(workspace)
+            .args(CARGO_TEST)
+            .args(TESTED)
+            .args(test);
+        keep(test.env(CEPH_CONF, ceph.conf()), said).with_context(|| package.to_owned())?;
+    }
+    let place = format!("ceph:{POOL}");
+    for call in [
+        &["clients", "--pool", &place][..],
+        &["kill-loop", "--pool", &place, "--rounds", CEPH_KILL_ROUNDS],
+        &["ownership"],
+    ] {
+        let check = acceptance(workspace)?.args(call);
+        keep(check.env(CEPH_CONF, ceph.conf()), said)
+            .with_context(|| format!("cargo xtask {}", call.join(" ")))?;
+    }
+    Ok(())
 }
 
 /// That the benchmark runs, not how fast.
