@@ -3,7 +3,8 @@
 //! What a guest has been answered must survive the death of the process, so a write of data returns when the cluster
 //! has acknowledged it, and is durable then. Other parts are written behind: their writes return when they were
 //! submitted, and a sync waits for all of them. RADOS applies the operations of one client on one object in the
-//! order of their submission, so a read that begins later sees them.
+//! order of their submission, so a read that begins later sees them. Once one has failed, reads fail until a sync has
+//! told the error.
 //!
 //! Invariants:
 //! - All objects of a part are below its reach, which the head has before the first of them is made.
@@ -73,6 +74,17 @@ impl Behind {
             }
             drop(state);
             behind.ended.notify_all();
+        }
+    }
+
+    /// Fails if one is known to have failed. The error itself is for the sync.
+    fn check(&self) -> io::Result<()> {
+        match &self.state().failure {
+            Some(error) => Err(io::Error::new(
+                error.kind(),
+                format!("an earlier write has failed: {error}"),
+            )),
+            None => Ok(()),
         }
     }
 
@@ -343,7 +355,10 @@ impl Disk for RadosDisk {
             buf[..bytes.len()].copy_from_slice(&bytes);
             buf[bytes.len()..].fill(0);
         }
-        Ok(())
+        // A write that has returned is seen by later reads, or they fail.
+        self.behind
+            .check()
+            .map_err(|error| (0, explain(format!("reading {}", self.name), error)))
     }
 
     fn try_read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<bool> {
@@ -518,5 +533,26 @@ impl PreparedWrite for Prepared {
         cluster.submit(&object, change, WhenFull::Fail, move |written| {
             ended(written.map_err(|error| explain(doing, error)), &bytes);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_is_told_by_reads_until_a_sync_has_told_it() {
+        let behind = Arc::new(Behind::default());
+        let (fine, fails) = (behind.begin(), behind.begin());
+        fine(Ok(()));
+        behind.check().unwrap();
+        let kind = io::ErrorKind::TimedOut;
+        fails(Err(kind.into()));
+        for _ in 0..2 {
+            assert_eq!(behind.check().unwrap_err().kind(), kind);
+        }
+        assert_eq!(behind.wait().unwrap_err().kind(), kind);
+        behind.check().unwrap();
+        behind.wait().unwrap();
     }
 }
