@@ -81,8 +81,11 @@ impl Part {
 /// parts of both. A write that has returned is seen by every read that starts afterwards.
 ///
 /// Writes become durable with the next [`Disk::sync`] that starts after they returned; until then
-/// a power loss may keep any subset of their 512-byte sectors, in any order. The death of the
-/// process alone loses nothing that was written, but makes nothing durable either.
+/// a power loss may keep any subset of their 512-byte sectors, in any order.
+///
+/// The death of the process alone loses no write of [`Part::Data`] that has returned, because what guests were
+/// answered has to be there for the next process (P12). Of other parts it may lose all that a power loss may:
+/// files lose nothing by it, and a cluster loses what it has not acknowledged. Nothing becomes durable by it.
 ///
 /// Every error has the part, the place in it and the operation. Its kind is
 /// [`io::ErrorKind::StorageFull`] (or `QuotaExceeded`) when there is no room.

@@ -28,6 +28,14 @@ fn simulated_with_alignment() {
 }
 
 #[test]
+fn simulated_in_a_cluster() {
+    conforms(&SimulatedEngine::of_cluster(3));
+    let engine = SimulatedEngine::of_cluster(4);
+    engine.set_object_bytes(64 << 10);
+    conforms(&engine);
+}
+
+#[test]
 fn embedded_with_the_page_cache() {
     let directory = tempfile::tempdir().unwrap();
     conforms(&EmbeddedEngine::new(directory.path(), CacheMode::Host));

@@ -134,11 +134,16 @@ pub enum Guard {
     HitOfThisIndex,
     /// P3: a claim is counted only in a row that exists: a new one would count too few references.
     CountKnownRow,
+    /// P7: a pool is taken only once the cluster takes nothing more from its owner before. The engine keeps this
+    /// rule and the next; the simulated one has a switch for each.
+    FencedBeforeTaken,
+    /// P7: every write of the log and the roots asserts in the cluster who owns the pool.
+    LockedInEveryOwnersWrite,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 61] = [
+    pub const ALL: [Self; 63] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -200,6 +205,8 @@ impl Guard {
         Self::HitNotBad,
         Self::HitOfThisIndex,
         Self::CountKnownRow,
+        Self::FencedBeforeTaken,
+        Self::LockedInEveryOwnersWrite,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -4,9 +4,10 @@
 //! them, or after the effect, without the lock, and may do I/O itself.
 
 use super::faults::Hook;
+use super::orders::{Op, When};
 use super::part::PartState;
 use super::random::Random;
-use super::{Machine, Op, State, When};
+use super::{Machine, State, cluster};
 use crate::{Disk, Part, PreparedWrite, WriteEnded};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -45,16 +46,20 @@ pub(super) enum Outcome {
     Success,
     /// It fails, and the machine continues.
     Failure(ErrorKind),
+    /// It fails after it has returned: the next sync hears of that.
+    FailsBehind(ErrorKind),
     /// It is the I/O in which the machine stops.
     Crash,
 }
 
 /// Why an I/O that was not meant to fail does.
-enum Trouble {
+pub(super) enum Trouble {
     /// There is no room for all of a write or reservation.
     NoRoom,
     /// The medium cannot read it.
     Unreadable,
+    /// A write that nobody waited for has failed.
+    Behind(ErrorKind),
 }
 
 impl Machine {
@@ -72,6 +77,7 @@ impl Machine {
         }
         let mut state = self.state();
         state.check_running(&request)?;
+        state.land_late();
         let outcome = state.begin(request);
         let next_number = state.parts.get(&part).map_or(0, PartState::next_number);
         let before = state.plan.take_hook(part, op, When::Before);
@@ -111,7 +117,7 @@ impl Machine {
             hook();
         }
         match outcome {
-            Outcome::Success => result,
+            Outcome::Success | Outcome::FailsBehind(_) => result,
             Outcome::Failure(kind) => Err(request.failed(kind, "simulated failure")),
             Outcome::Crash => Err(request.failed(ErrorKind::Other, CRASHED)),
         }
@@ -172,7 +178,19 @@ impl State {
         if failure.is_some() {
             *self.failures.entry((part, op)).or_default() += 1;
         }
-        failure.map_or(Outcome::Success, Outcome::Failure)
+        let is_behind = self.cluster.is_some() && op == Op::Write && part != Part::Data;
+        match failure {
+            None => Outcome::Success,
+            Some(kind) if is_behind => Outcome::FailsBehind(kind),
+            Some(kind) => Outcome::Failure(kind),
+        }
+    }
+
+    fn land_late(&mut self) {
+        if self.cluster.is_some() {
+            self.landed_late +=
+                cluster::land_late(&mut self.parts, self.late_rate, &mut self.random);
+        }
     }
 
     /// Whether a read that must not wait would have to.
@@ -210,16 +228,40 @@ impl SimulatedDisk {
             let circumstances = Circumstances {
                 outcome,
                 started_at,
-                capacity: state.capacity.get(&self.part).copied(),
+                // In a cluster that is full only guests' writes fail, and others wait.
+                capacity: match state.cluster {
+                    Some(_) if self.part != Part::Data => None,
+                    _ => state.capacity.get(&self.part).copied(),
+                },
                 discard_ignored_rate: state.discard_ignored_rate,
                 eviction_rate: state.eviction.get(&self.part).copied().unwrap_or_default(),
                 random: &mut state.random,
             };
+            if let Op::Read | Op::Write | Op::Discard = request.op {
+                part.touch(request.offset..request.offset + request.bytes);
+            }
             effect(part, circumstances).map_err(|trouble| match trouble {
+                Trouble::Behind(kind) => {
+                    request.failed(kind, "simulated failure of an earlier write")
+                }
                 Trouble::NoRoom => request.failed(ErrorKind::StorageFull, "no space left"),
                 Trouble::Unreadable => request.failed(ErrorKind::Other, "unreadable medium"),
             })
         })
+    }
+
+    fn is_in_cluster(&self) -> bool {
+        self.machine.state().cluster.is_some()
+    }
+
+    /// Whether a write is in one object, and makes the part no longer.
+    fn is_one_operation(&self, bytes: &[u8], offset: u64) -> bool {
+        let Some(rules) = self.machine.state().cluster else {
+            return true;
+        };
+        let end = offset.saturating_add(bytes.len() as u64);
+        let objects = offset / rules.object_bytes..end.div_ceil(rules.object_bytes);
+        objects.count() == 1 && self.len().is_ok_and(|len| end <= len)
     }
 
     /// Inspects the part; not an I/O.
@@ -253,6 +295,10 @@ impl Disk for SimulatedDisk {
         self.run(
             self.request(Op::Read, offset, buf.len() as u64),
             |part, now| {
+                if let Some(kind) = part.failed_behind() {
+                    buf.fill(UNDEFINED_BYTE);
+                    return Err(Trouble::Behind(kind));
+                }
                 match now.outcome {
                     Outcome::Success
                         if part.is_unreadable(&(offset..offset + buf.len() as u64)) =>
@@ -261,7 +307,9 @@ impl Disk for SimulatedDisk {
                         return Err(Trouble::Unreadable);
                     }
                     Outcome::Success => part.current.read(buf, offset),
-                    Outcome::Failure(_) | Outcome::Crash => buf.fill(UNDEFINED_BYTE),
+                    Outcome::Failure(_) | Outcome::FailsBehind(_) | Outcome::Crash => {
+                        buf.fill(UNDEFINED_BYTE);
+                    }
                 }
                 Ok(())
             },
@@ -272,7 +320,7 @@ impl Disk for SimulatedDisk {
         {
             let mut state = self.machine.state();
             state.check_running(&self.request(Op::Read, offset, buf.len() as u64))?;
-            if state.is_cold(self.part, offset, buf.len()) {
+            if state.cluster.is_some() || state.is_cold(self.part, offset, buf.len()) {
                 buf.fill(UNDEFINED_BYTE);
                 return Ok(false);
             }
@@ -293,10 +341,17 @@ impl Disk for SimulatedDisk {
             self.request(Op::Write, offset, buf.len() as u64),
             |part, now| {
                 let fits = &buf[..part.room_for(offset, buf.len(), now.capacity)];
+                if let Some(placement) = part.placement() {
+                    if fits.len() < buf.len() {
+                        return Err(Trouble::NoRoom);
+                    }
+                    part.send_write(placement, buf, offset, now.outcome, now.random);
+                    return Ok(());
+                }
                 match now.outcome {
-                    // The remains of the write after the crash are drawn with those of all others.
-                    Outcome::Success | Outcome::Crash => part.write(fits, offset),
                     Outcome::Failure(_) => part.write_torn(fits, offset, now.random),
+                    // The remains of the write after the crash are drawn with those of all others.
+                    _ => part.write(fits, offset),
                 }
                 if fits.len() == buf.len() {
                     Ok(())
@@ -309,7 +364,7 @@ impl Disk for SimulatedDisk {
 
     /// Where each write waits for the disk.
     fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
-        let fits = bytes.len() <= self.prepared_bytes_max();
+        let fits = bytes.len() <= self.prepared_bytes_max() && self.is_one_operation(bytes, offset);
         let prepared = Prepared {
             disk: self.clone(),
             bytes: bytes.to_vec(),
@@ -319,10 +374,15 @@ impl Disk for SimulatedDisk {
     }
 
     fn prepared_bytes_max(&self) -> usize {
-        match self.alignment() > 1 && self.part == Part::Data {
+        let is_direct = self.alignment() > 1 || self.is_in_cluster();
+        match is_direct && self.part == Part::Data {
             true => WRITE_BYTES_MAX,
             false => 0,
         }
+    }
+
+    fn is_cached(&self) -> bool {
+        self.alignment() == 1 && !self.is_in_cluster()
     }
 
     fn submit(&self) {
@@ -341,8 +401,11 @@ impl Disk for SimulatedDisk {
 
     fn sync(&self) -> io::Result<()> {
         self.run(self.request(Op::Sync, 0, 0), |part, now| {
+            if part.objects.is_some() {
+                return part.acknowledged(now.started_at, now.outcome, now.random);
+            }
             match now.outcome {
-                Outcome::Success => part.sync(now.started_at),
+                Outcome::Success | Outcome::FailsBehind(_) => part.sync(now.started_at),
                 Outcome::Failure(_) => {
                     part.sync_failed(now.started_at, now.eviction_rate, now.random);
                 }
@@ -366,10 +429,14 @@ impl Disk for SimulatedDisk {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.run(self.request(Op::Discard, offset, len), |part, now| {
             let ignored = now.random.chance(now.discard_ignored_rate);
-            match now.outcome {
-                Outcome::Success | Outcome::Crash if ignored => {}
-                Outcome::Success | Outcome::Crash => part.discard(offset..offset + len),
-                Outcome::Failure(_) => part.discard_torn(offset..offset + len, now.random),
+            let range = offset..offset + len;
+            match (now.outcome, part.placement()) {
+                (Outcome::Success | Outcome::Crash, _) if ignored => {}
+                (_, Some(placement)) => {
+                    part.send_discard(placement, range, now.outcome, now.random)
+                }
+                (Outcome::Failure(_), None) => part.discard_torn(range, now.random),
+                (_, None) => part.discard(range),
             }
             Ok(())
         })
@@ -382,18 +449,20 @@ impl Disk for SimulatedDisk {
                 return Err(Trouble::NoRoom);
             }
             match now.outcome {
-                Outcome::Success | Outcome::Crash => part.reserve(range),
                 Outcome::Failure(_) => {}
+                _ => part.reserve(range),
             }
             Ok(())
         })
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.run(self.request(Op::SetLen, 0, len), |part, now| {
-            match now.outcome {
-                Outcome::Success | Outcome::Crash => part.set_len(len),
-                Outcome::Failure(_) => {}
+        let request = self.request(Op::SetLen, 0, len);
+        self.run(request, |part, now| {
+            match (now.outcome, part.placement()) {
+                (_, Some(placement)) => part.send_len(placement, len, now.outcome, now.random),
+                (Outcome::Failure(_), None) => {}
+                (_, None) => part.set_len(len),
             }
             Ok(())
         })
@@ -467,8 +536,15 @@ impl StartedWrite {
 
     /// The machine stops, or the process does: each sector may be written.
     pub(super) fn remains(&self, part: Part, state: &mut PartState, random: &mut Random) {
-        if self.write.disk.part == part {
-            state.write_torn(&self.write.bytes, self.write.offset, random);
+        let Prepared {
+            disk,
+            bytes,
+            offset,
+        } = &self.write;
+        match state.placement() {
+            _ if disk.part != part => {}
+            Some(placement) => state.leave_write(placement, bytes, *offset),
+            None => state.write_torn(bytes, *offset, random),
         }
     }
 }

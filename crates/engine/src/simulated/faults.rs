@@ -1,7 +1,7 @@
 //! I/Os that fail, and callbacks in the middle of one.
 
+use super::orders::{FailureRates, Op, When};
 use super::random::Random;
-use super::{FailureRates, Op, When};
 use crate::Part;
 use std::io::ErrorKind;
 

@@ -1,6 +1,6 @@
 //! The bytes of a part at one instant, sparse and cheap to copy.
 
-use super::SECTOR_BYTES;
+use super::orders::SECTOR_BYTES;
 use super::random::Random;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -118,6 +118,12 @@ impl Image {
     /// The image's size on the medium.
     pub(super) fn allocated_bytes(&self) -> u64 {
         self.chunks.len() as u64 * CHUNK_BYTES
+    }
+
+    /// The end of the last byte that is allocated.
+    pub(super) fn allocated_end(&self) -> u64 {
+        let last = self.chunks.last_key_value();
+        last.map_or(0, |(chunk, _)| (chunk + 1) * CHUNK_BYTES)
     }
 
     /// The first byte from `offset` on that is allocated.

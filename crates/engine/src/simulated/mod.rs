@@ -20,6 +20,16 @@
 //!   one that took another's place, or was removed, although that failed.
 //! - No room: a write that fails after a part of it was written.
 //! - Reads that would have to wait; alignment as O_DIRECT demands it.
+//! - In a cluster ([`SimulatedEngine::of_cluster`]), whose contract is that of [`rados`](crate::rados):
+//!   - Data is durable when its write returns. Other parts are written behind: until a sync, the death of the owner,
+//!     also that of its process alone, leaves any of its operations, object by object, but never a later one on an
+//!     object without those before it, and never a part of one.
+//!   - What was under way when the owner died may take effect between any two I/Os of the next one: on objects that
+//!     this one has not touched, and not where it asserts that it owns the pool. Both rules can be turned off.
+//!   - Growth is durable after a sync. Bytes beyond the length may be there without it, and are cleared when the next
+//!     owner opens the part; not so those of data.
+//!   - A failed write behind has no effect. Reads of the part fail until the next sync, which fails, too.
+//!   - Another host has nothing of the memory that outlives the process.
 //! - Decay: flipped bits, overwritten ranges, ranges that cannot be read until they are written,
 //!   lost parts.
 //!
@@ -28,16 +38,23 @@
 //! - Synced writes that the device drops, writes that land in the wrong place, and reads that
 //!   return old content once: use [`SimulatedEngine::overwrite`] where a test needs their effect.
 //! - Sectors that are torn inside themselves.
+//! - In a cluster: an owner that lives while another takes the pool; operations of the head that are late; objects
+//!   of a replaced index that come back.
 //! - Delays: nothing takes time. Order is tested with [`SimulatedEngine::on_next_io`].
 
+mod cluster;
 mod disk;
 mod faults;
 mod image;
+mod orders;
 mod part;
 mod random;
 mod unsynced;
 
+pub use orders::{Count, CrashKind, FailureRates, Op, PowerLossBias, SECTOR_BYTES, When};
+
 use crate::{Disk, Engine, HostMemory, Part};
+use cluster::{OBJECT_BYTES, Objects, Placement, Rules};
 use disk::{Outcome, Request, SimulatedDisk, StartedWrite};
 use faults::Plan;
 use image::Image;
@@ -48,113 +65,8 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The unit that a power loss keeps whole or not at all.
-pub const SECTOR_BYTES: u64 = 512;
-
 /// The clock's start, so that times look realistic.
 const EPOCH_SECONDS: u64 = 1_700_000_000;
-
-/// The kinds of I/O that are counted and can fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Op {
-    /// [`Disk::read_at`], and [`Disk::try_read_at`] where it does read.
-    Read,
-    /// [`Disk::write_at`].
-    Write,
-    /// [`Disk::sync`].
-    Sync,
-    /// [`Disk::discard`].
-    Discard,
-    /// [`Disk::reserve`].
-    Reserve,
-    /// [`Disk::set_len`].
-    SetLen,
-    /// [`Engine::create`].
-    Create,
-    /// [`Engine::replace`], of the part that takes the other's place.
-    Replace,
-    /// [`Engine::remove`].
-    Remove,
-}
-
-impl Op {
-    fn verb(self) -> &'static str {
-        match self {
-            Op::Read => "reading",
-            Op::Write => "writing",
-            Op::Sync => "syncing",
-            Op::Discard => "discarding",
-            Op::Reserve => "reserving",
-            Op::SetLen => "setting the length to",
-            Op::Create => "creating",
-            Op::Replace => "putting into place",
-            Op::Remove => "removing",
-        }
-    }
-}
-
-/// When a test's code runs, seen from the I/O that it interrupts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When {
-    /// The I/O has started, and has had no effect yet: a sync already knows the data it will cover,
-    /// a read has not read.
-    Before,
-    /// The I/O has taken effect, and its caller does not know yet.
-    After,
-}
-
-/// How a machine stops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CrashKind {
-    /// Unsynced data survives or not, sector by sector.
-    PowerLoss,
-    /// Everything written stays readable, and is as durable as before.
-    ProcessKilled,
-}
-
-/// Weights for the remains of one write after a power loss. The default makes the three equally
-/// likely.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PowerLossBias {
-    /// All of it.
-    pub whole: u32,
-    /// Nothing of it.
-    pub lost: u32,
-    /// Each sector by itself.
-    pub torn: u32,
-}
-
-impl Default for PowerLossBias {
-    fn default() -> PowerLossBias {
-        PowerLossBias {
-            whole: 1,
-            lost: 1,
-            torn: 1,
-        }
-    }
-}
-
-/// Probabilities, 0 to 1, with which an I/O fails without a cause.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct FailureRates {
-    /// Of reads.
-    pub read: f64,
-    /// Of writes.
-    pub write: f64,
-    /// Of syncs.
-    pub sync: f64,
-    /// Of discards.
-    pub discard: f64,
-}
-
-/// How often something was asked for, whether or not it succeeded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Count {
-    /// I/Os.
-    pub count: u64,
-    /// Bytes that they asked for, together. Syncs and creations have none.
-    pub bytes: u64,
-}
 
 /// A simulated machine with its parts. Clones are handles on the same machine.
 #[derive(Clone)]
@@ -196,6 +108,11 @@ struct State {
     has_host_memory: bool,
     /// Writes that were started and have done nothing.
     started: Vec<StartedWrite>,
+    /// If the parts are in a cluster.
+    cluster: Option<Rules>,
+    /// The probability that a late operation takes effect before an I/O.
+    late_rate: f64,
+    landed_late: u64,
 }
 
 impl SimulatedEngine {
@@ -222,7 +139,21 @@ impl SimulatedEngine {
             boot_id: [1; 16],
             has_host_memory: true,
             started: Vec::new(),
+            cluster: None,
+            late_rate: 0.0,
+            landed_late: 0,
         })
+    }
+
+    /// As [`SimulatedEngine::new`], of which the parts are in the objects of a cluster.
+    pub fn of_cluster(seed: u64) -> SimulatedEngine {
+        let engine = SimulatedEngine::new(seed);
+        engine.machine.state().cluster = Some(Rules {
+            object_bytes: OBJECT_BYTES,
+            is_fenced: true,
+            is_asserted: true,
+        });
+        engine
     }
 
     fn with(state: State) -> SimulatedEngine {
@@ -247,15 +178,20 @@ impl SimulatedEngine {
             let number = u128::from_le_bytes(boot_id).wrapping_add(1);
             boot_id = number.to_le_bytes();
         }
+        let late_rate = match state.cluster {
+            Some(_) => cluster::draw_late_rate(&mut random),
+            None => 0.0,
+        };
         let mut parts = BTreeMap::new();
         for (name, part) in &state.parts {
             let mut part = part.clone();
             for write in &state.started {
                 write.remains(*name, &mut part, &mut random);
             }
-            let after = match kind {
-                CrashKind::PowerLoss => part.after_power_loss(&state.bias, &mut random),
-                CrashKind::ProcessKilled => part,
+            let after = match (kind, part.placement()) {
+                (_, Some(placement)) => part.after_death(placement, &mut random),
+                (CrashKind::PowerLoss, None) => part.after_power_loss(&state.bias, &mut random),
+                (CrashKind::ProcessKilled, None) => part,
             };
             parts.insert(*name, after);
         }
@@ -276,10 +212,16 @@ impl SimulatedEngine {
             failures: BTreeMap::new(),
             cold_rate: 0.0,
             cold: Vec::new(),
-            host_memory: state.host_memory.clone(),
+            host_memory: match (kind, state.cluster) {
+                (CrashKind::PowerLoss, Some(_)) => Image::new(0),
+                _ => state.host_memory.clone(),
+            },
             boot_id,
             has_host_memory: state.has_host_memory,
             started: Vec::new(),
+            cluster: state.cluster,
+            late_rate,
+            landed_late: 0,
         })
     }
 
@@ -305,6 +247,70 @@ impl SimulatedEngine {
     /// everything, lose everything, or cut all writes of a part at one point.
     pub fn set_power_loss_bias(&self, bias: PowerLossBias) {
         self.machine.state().bias = bias;
+    }
+
+    // Rules of a cluster. Each is to be called before there are parts.
+
+    /// Makes objects smaller than they are, so that a small pool has many.
+    ///
+    /// # Panics
+    /// If the parts are not in a cluster, or there are some already.
+    pub fn set_object_bytes(&self, bytes: u64) {
+        assert!(bytes > 0, "an object has bytes");
+        self.set_rules(|rules| rules.object_bytes = bytes);
+    }
+
+    /// Whether an object that an owner has touched takes nothing from those before it. If not, what is late may
+    /// arrive at any time.
+    ///
+    /// # Panics
+    /// As [`SimulatedEngine::set_object_bytes`].
+    pub fn set_fenced(&self, is_fenced: bool) {
+        self.set_rules(|rules| rules.is_fenced = is_fenced);
+    }
+
+    /// Whether the objects of the log, and the first one of every other part but the data, take nothing from the
+    /// owners before the one that has opened the part. If not, they are objects like all others.
+    ///
+    /// # Panics
+    /// As [`SimulatedEngine::set_object_bytes`].
+    pub fn set_asserted(&self, is_asserted: bool) {
+        self.set_rules(|rules| rules.is_asserted = is_asserted);
+    }
+
+    fn set_rules(&self, set: impl FnOnce(&mut Rules)) {
+        let mut state = self.machine.state();
+        assert!(state.parts.is_empty(), "there are parts already");
+        match state.cluster.as_mut() {
+            Some(rules) => set(rules),
+            None => panic!("the parts are not in a cluster"),
+        }
+    }
+
+    /// Whether the parts are in a cluster.
+    pub fn is_of_cluster(&self) -> bool {
+        self.machine.state().cluster.is_some()
+    }
+
+    /// The probability that an operation of an owner before takes effect before an I/O, and then another one. Each
+    /// death draws one.
+    pub fn set_late_rate(&self, rate: f64) {
+        self.machine.state().late_rate = rate;
+    }
+
+    /// How many operations of owners before have taken effect since this one began.
+    pub fn landed_late(&self) -> u64 {
+        self.machine.state().landed_late
+    }
+
+    /// To how many objects operations of owners before are still under way.
+    pub fn objects_with_late(&self) -> usize {
+        self.machine
+            .state()
+            .parts
+            .values()
+            .map(PartState::late)
+            .sum()
     }
 
     // Orders that make an I/O fail.
@@ -565,11 +571,14 @@ impl Engine for SimulatedEngine {
             }
             let left = match outcome {
                 Outcome::Success => Some(len),
-                Outcome::Failure(_) => None,
+                Outcome::Failure(_) | Outcome::FailsBehind(_) => None,
                 Outcome::Crash => [None, Some(0), Some(len)][state.random.below(3) as usize],
             };
             if let Some(len) = left {
-                state.parts.insert(part, PartState::new(len));
+                let objects = state
+                    .cluster
+                    .map(|rules| Objects::new(Placement { part, rules }));
+                state.parts.insert(part, PartState::new(len, objects));
             }
             Ok(())
         })?;
@@ -580,17 +589,18 @@ impl Engine for SimulatedEngine {
     }
 
     fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
-        let state = self.machine.state();
+        let mut state = self.machine.state();
         let what = format!("opening {}", self.describe(part));
         if state.crashed {
             return Err(io::Error::other(format!("{what}: simulated crash")));
         }
-        if !state.parts.contains_key(&part) {
+        let Some(opened) = state.parts.get_mut(&part) else {
             return Err(io::Error::new(
                 ErrorKind::NotFound,
                 format!("{what}: no such part"),
             ));
-        }
+        };
+        opened.take_over();
         Ok(Arc::new(SimulatedDisk {
             machine: self.machine.clone(),
             part,

@@ -3,10 +3,11 @@
 //! Invariant: unless a failed sync has dropped something, `current` is `durable` with all of
 //! `unsynced` applied in order.
 
+use super::cluster::Objects;
 use super::image::{CHUNK_BYTES, Image};
+use super::orders::{PowerLossBias, SECTOR_BYTES};
 use super::random::Random;
 use super::unsynced::{Fate, Unsynced, power_loss, torn};
-use super::{PowerLossBias, SECTOR_BYTES};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -15,23 +16,26 @@ use std::ops::Range;
 pub(super) struct PartState {
     pub(super) current: Image,
     pub(super) durable: Image,
-    unsynced: Vec<Unsynced>,
+    pub(super) unsynced: Vec<Unsynced>,
     /// Ranges that the medium cannot read.
     pub(super) unreadable: Vec<Range<u64>>,
     /// The number of the next change.
     next_number: u64,
+    /// Of a part that is in a cluster.
+    pub(super) objects: Option<Objects>,
 }
 
 impl PartState {
     /// An empty part, durably there.
-    pub(super) fn new(len: u64) -> PartState {
-        PartState::durably(Image::new(len))
+    pub(super) fn new(len: u64, objects: Option<Objects>) -> PartState {
+        PartState::durably(Image::new(len), objects)
     }
 
-    fn durably(image: Image) -> PartState {
+    pub(super) fn durably(image: Image, objects: Option<Objects>) -> PartState {
         PartState {
             current: image.clone(),
             durable: image,
+            objects,
             ..PartState::default()
         }
     }
@@ -47,7 +51,7 @@ impl PartState {
         }
         PartState {
             unreadable: self.unreadable.clone(),
-            ..PartState::durably(image)
+            ..PartState::durably(image, None)
         }
     }
 
@@ -61,8 +65,14 @@ impl PartState {
         if bytes.is_empty() {
             return;
         }
-        // The device puts other sectors into the place of those that it could not read.
-        let written = offset..offset + bytes.len() as u64;
+        self.readable(&(offset..offset + bytes.len() as u64));
+        let number = self.number();
+        self.unsynced
+            .push(Unsynced::write(number, &mut self.current, bytes, offset));
+    }
+
+    /// The device puts other sectors into the place of those that it could not read.
+    pub(super) fn readable(&mut self, written: &Range<u64>) {
         let rest = |bad: &Range<u64>| {
             let before = bad.start..bad.end.min(written.start);
             let after = bad.start.max(written.end)..bad.end;
@@ -70,9 +80,6 @@ impl PartState {
         };
         self.unreadable = self.unreadable.iter().flat_map(rest).collect();
         self.unreadable.retain(|bad| !bad.is_empty());
-        let number = self.number();
-        self.unsynced
-            .push(Unsynced::write(number, &mut self.current, bytes, offset));
     }
 
     /// A write that fails half way: each sector may have been written.
@@ -121,8 +128,12 @@ impl PartState {
     /// A sync succeeded that started at `number`.
     pub(super) fn sync(&mut self, number: u64) {
         let covered = self.covered(number);
-        for change in self.unsynced.drain(..covered) {
-            change.apply(&mut self.durable);
+        let later = self.unsynced.split_off(covered);
+        for change in std::mem::replace(&mut self.unsynced, later) {
+            match self.objects {
+                Some(_) => change.apply_within(&mut self.durable),
+                None => change.apply(&mut self.durable),
+            }
         }
     }
 
@@ -175,10 +186,13 @@ impl PartState {
         self.current = self.without_dropped();
     }
 
-    fn without_dropped(&self) -> Image {
+    pub(super) fn without_dropped(&self) -> Image {
         let mut image = self.durable.clone();
         for change in &self.unsynced {
-            change.apply(&mut image);
+            match self.objects {
+                Some(_) => change.apply_within(&mut image),
+                None => change.apply(&mut image),
+            }
         }
         image
     }
@@ -211,7 +225,7 @@ impl PartState {
             .partition_point(|change| change.number < number)
     }
 
-    fn number(&mut self) -> u64 {
+    pub(super) fn number(&mut self) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         number

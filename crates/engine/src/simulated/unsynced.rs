@@ -6,8 +6,8 @@
 //! may return as any of its versions or as the old one.
 
 use super::image::Image;
+use super::orders::{PowerLossBias, SECTOR_BYTES};
 use super::random::Random;
-use super::{PowerLossBias, SECTOR_BYTES};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,6 +33,10 @@ enum Change {
     Reserve { range: Range<u64> },
     /// The part became exactly this long.
     SetLen { len: u64 },
+    /// The part reaches at least to here; its content is as it is.
+    Grow { len: u64 },
+    /// The part became exactly this long; its content is as it is, also beyond the end.
+    Len { len: u64 },
 }
 
 /// The outcome of one change.
@@ -106,7 +110,51 @@ impl Unsynced {
             Change::Write { offset, of, .. } => {
                 Some(offset + of.start as u64..offset + of.end as u64)
             }
-            Change::Discard { .. } | Change::Reserve { .. } | Change::SetLen { .. } => None,
+            _ => None,
+        }
+    }
+
+    /// A write of exactly these bytes, to be applied.
+    pub(super) fn exactly(number: u64, bytes: &[u8], offset: u64) -> Unsynced {
+        let (bytes, of) = (bytes.into(), 0..bytes.len());
+        let change = Change::Write { offset, bytes, of };
+        Unsynced { number, change }
+    }
+
+    /// A discard, to be applied.
+    pub(super) fn discard_of(number: u64, range: Range<u64>) -> Unsynced {
+        let ranges = vec![range];
+        let change = Change::Discard { ranges };
+        Unsynced { number, change }
+    }
+
+    /// A part that becomes longer, to be applied.
+    pub(super) fn grow(number: u64, len: u64) -> Unsynced {
+        let change = Change::Grow { len };
+        Unsynced { number, change }
+    }
+
+    /// A part that gets this length, to be applied.
+    pub(super) fn len(number: u64, len: u64) -> Unsynced {
+        let change = Change::Len { len };
+        Unsynced { number, change }
+    }
+
+    /// The object that it is in; nothing for what is in the pool's head.
+    pub(super) fn object(&self, object_bytes: u64) -> Option<u64> {
+        match &self.change {
+            Change::Write { offset, .. } => Some(offset / object_bytes),
+            Change::Discard { ranges } => Some(ranges.first()?.start / object_bytes),
+            _ => None,
+        }
+    }
+
+    /// Makes it part of an image whose length only the head's changes change.
+    pub(super) fn apply_within(&self, image: &mut Image) {
+        let len = image.len;
+        self.apply(image);
+        if let Change::Write { .. } = &self.change {
+            image.len = len;
         }
     }
 
@@ -125,6 +173,8 @@ impl Unsynced {
                 image.reserve(range.clone());
             }
             Change::SetLen { len } => image.set_len(*len),
+            Change::Grow { len } => image.len = image.len.max(*len),
+            Change::Len { len } => image.len = *len,
         }
     }
 
@@ -157,8 +207,8 @@ impl Unsynced {
                     change: Change::Discard { ranges },
                 }]
             }
-            Change::Reserve { .. } | Change::SetLen { .. } if random.coin() => vec![self.clone()],
-            Change::Reserve { .. } | Change::SetLen { .. } => Vec::new(),
+            _ if random.coin() => vec![self.clone()],
+            _ => Vec::new(),
         }
     }
 }

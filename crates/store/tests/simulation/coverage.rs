@@ -99,4 +99,8 @@ coverage! {
     index_busy,
     /// Times that the counts were compared with the contents, nothing being left to do.
     settled,
+    /// Objects of a cluster to which a dead owner's operations were under way when the next one began.
+    objects_with_late,
+    /// Such operations that took effect.
+    landed_late,
 }

@@ -71,6 +71,7 @@ impl World {
     ) -> Result<bool, Stop> {
         self.close_handles();
         let is_void = is_tail_void(&self.engine());
+        self.cover_late();
         let mut state = self.state();
         if is_void && !state.faulty && state.is_open_to_guests {
             return Err(violation("the tail's copy is void, and nothing has failed"));
@@ -89,6 +90,7 @@ impl World {
             CrashKind::PowerLoss => coverage.power_losses += 1,
             CrashKind::ProcessKilled => coverage.kills += 1,
         }
+        coverage.objects_with_late += after.objects_with_late() as u64;
         state.faulty = false;
         state.must_reopen = false;
         state.is_settled = false;
@@ -310,8 +312,16 @@ impl World {
         self.compare_counts(&stat)
     }
 
+    /// Notes what owners before this one have done.
+    fn cover_late(&self) {
+        let mut state = self.state();
+        let landed_late = state.engine.landed_late();
+        state.coverage.landed_late += landed_late;
+    }
+
     /// Notes at the end of a run which events its roots show.
     pub(crate) fn cover_log(&self) {
+        self.cover_late();
         let mut state = self.state();
         let engine = state.engine.clone();
         let position = newest_root(&engine).map_or(0, |root| root.log_position);

@@ -16,6 +16,7 @@ use crate::crash::Recovery;
 use crate::inline;
 use crate::model::Violation;
 use crate::scrub_guards;
+use crate::takeover;
 use crate::world::{Fill, Step, Stop, World, violation};
 
 /// Seeds tried for each guard, with it and without it.
@@ -760,6 +761,8 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::HitOfThisIndex => |seed| Ok(inline::hit_across_rebuild(seed)?),
         Guard::CountKnownRow => |seed| Ok(inline::row_lost_while_claimed(seed)?),
         Guard::HitNotBad => |seed| Ok(inline::bad_block_written_again(seed)?),
+        Guard::FencedBeforeTaken => takeover::died_in_a_write,
+        Guard::LockedInEveryOwnersWrite => takeover::died_unfenced_in_a_commit,
     };
     Some(script)
 }

@@ -19,6 +19,7 @@
 //! | `script.rs` | one script, stopped at each of its I/Os |
 //! | `guards.rs` | the loss without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
+//! | `takeover.rs` | owners of a pool in a cluster that die, and what arrives after it |
 //! | `closing.rs` | sessions that were closed, and that were not |
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine continues |
@@ -65,6 +66,7 @@ mod scrub_guards;
 mod session;
 mod sharing;
 mod space_limits;
+mod takeover;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -72,7 +74,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use onefold_store::Scarcity;
+use onefold_store::{Guard, Scarcity};
 
 use coverage::Coverage;
 use model::Violation;
@@ -86,21 +88,55 @@ const THREADS: u64 = 2;
 
 /// The command that replays a seed, behind the variable with the seed.
 const REPLAY: &str = "cargo test --release -p onefold-store --features simulation \
-                      --test simulation seeded_runs -- --nocapture";
+                      --test simulation -- --nocapture";
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().expect("a number"))
 }
 
+/// What the pool is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Storage {
+    /// A machine that loses power, and processes that die.
+    Machine,
+    /// A cluster: owners die, and the same host or another one takes the pool.
+    Cluster,
+}
+
+impl Storage {
+    /// The test that runs its seeds.
+    fn test(self) -> &'static str {
+        match self {
+            Storage::Machine => "seeded_runs_on_a_machine",
+            Storage::Cluster => "seeded_runs_in_a_cluster",
+        }
+    }
+
+    /// Events that cannot happen there.
+    fn excludes(self) -> &'static [&'static str] {
+        match self {
+            Storage::Machine => &["objects_with_late", "landed_late"],
+            Storage::Cluster => &[],
+        }
+    }
+}
+
 /// Runs one seed from beginning to end; a panic is a violation as well.
-fn run_seed(seed: u64, trace: bool) -> Result<Coverage, Violation> {
+fn run_seed(storage: Storage, seed: u64, trace: bool) -> Result<Coverage, Violation> {
     let run = || {
         let mut random = Random::new(seed);
         let options = session::options(&mut random);
         let scarcity = session::scarcity(&mut random, options.index);
         scarcity.set();
-        let world = World::new(seed, &options);
+        let world = match storage {
+            Storage::Machine => World::new(seed, &options),
+            Storage::Cluster => {
+                let object_bytes = session::object_bytes(&mut random);
+                let is_fenced = Guard::FencedBeforeTaken.holds();
+                World::in_cluster(seed, &options, object_bytes, is_fenced)
+            }
+        };
         world.state().trace = trace;
         world.state().scarcity = scarcity;
         session::run(&world)?;
@@ -117,9 +153,19 @@ fn run_seed(seed: u64, trace: bool) -> Result<Coverage, Violation> {
 }
 
 #[test]
-fn seeded_runs() {
+fn seeded_runs_on_a_machine() {
+    seeded_runs(Storage::Machine);
+}
+
+#[test]
+fn seeded_runs_in_a_cluster() {
+    seeded_runs(Storage::Cluster);
+}
+
+fn seeded_runs(storage: Storage) {
     if let Some(seed) = number("ONEFOLD_SIM_SEED") {
-        let coverage = run_seed(seed, true).unwrap_or_else(|violation| panic!("{violation}"));
+        let coverage =
+            run_seed(storage, seed, true).unwrap_or_else(|violation| panic!("{violation}"));
         println!("{coverage:#?}");
         return;
     }
@@ -138,7 +184,7 @@ fn seeded_runs() {
                     if seed > last || total.lock().unwrap().1.len() >= 5 {
                         return;
                     }
-                    let outcome = run_seed(seed, false);
+                    let outcome = run_seed(storage, seed, false);
                     let mut total = total.lock().unwrap();
                     match outcome {
                         Ok(coverage) => total.0.add(&coverage),
@@ -153,18 +199,22 @@ fn seeded_runs() {
     }
     let (coverage, violations) = &*total.lock().unwrap();
     println!(
-        "seeds {} to {last} in {:.1?}: {coverage:#?}",
+        "{storage:?}: seeds {} to {last} in {:.1?}: {coverage:#?}",
         base + 1,
         started.elapsed()
     );
     for (seed, violation) in violations {
         println!("seed {seed}: {violation}");
-        println!("replay it with: ONEFOLD_SIM_SEED={seed} {REPLAY}");
+        println!(
+            "replay it with: ONEFOLD_SIM_SEED={seed} {REPLAY} {}",
+            storage.test()
+        );
     }
     assert!(violations.is_empty(), "violations were found");
     if runs >= RUNS {
         for (name, count) in coverage.counts() {
-            assert!(count > 0, "no run had any {name}");
+            let is_possible = !storage.excludes().contains(&name);
+            assert!(count > 0 || !is_possible, "no run had any {name}");
         }
         assert!(coverage.recoveries >= 10_000, "{}", coverage.recoveries);
     }

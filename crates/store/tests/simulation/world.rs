@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_store::{
-    Blocking, CreateOptions, Import, IndexKind, RecoveryReport, Scarcity, Store, StoreError,
+    Blocking, CreateOptions, Guard, Import, IndexKind, RecoveryReport, Scarcity, Store, StoreError,
     StoreErrorKind, Volume, VolumeOptions,
 };
 
@@ -133,7 +133,24 @@ pub(crate) struct World(Mutex<State>);
 impl World {
     /// A machine with an empty pool on it, not open yet.
     pub(crate) fn new(seed: u64, options: &CreateOptions) -> Arc<Self> {
-        let engine = SimulatedEngine::new(seed);
+        Self::on(SimulatedEngine::new(seed), seed, options)
+    }
+
+    /// The same in a cluster, with objects of this size.
+    pub(crate) fn in_cluster(
+        seed: u64,
+        options: &CreateOptions,
+        object_bytes: u64,
+        is_fenced: bool,
+    ) -> Arc<Self> {
+        let engine = SimulatedEngine::of_cluster(seed);
+        engine.set_object_bytes(object_bytes);
+        engine.set_fenced(is_fenced);
+        engine.set_asserted(Guard::LockedInEveryOwnersWrite.holds());
+        Self::on(engine, seed, options)
+    }
+
+    fn on(engine: SimulatedEngine, seed: u64, options: &CreateOptions) -> Arc<Self> {
         Store::create(&engine, options).unwrap();
         Arc::new(Self(Mutex::new(State {
             engine,

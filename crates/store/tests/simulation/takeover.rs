@@ -1,0 +1,76 @@
+//! A cluster, where a dead owner's operations may take effect while the next one works: cases for the guards that
+//! the engine keeps, see `guards.rs`.
+//!
+//! With a fence they add nothing to what the death itself may leave: what arrives at an object before the owner has
+//! touched it might as well have arrived before the owner began. So the assertion on the log and the roots is looked
+//! at where the fence is missing, as after somebody has broken the owner's lock by hand.
+
+use std::sync::Arc;
+
+use onefold_engine::simulated::CrashKind;
+use onefold_store::{Blocking, CreateOptions, Guard};
+
+use crate::common::{BLOCK, MEMORY, MIB, pool_of};
+use crate::crash::Recovery;
+use crate::guards::crash_is_fine;
+use crate::world::{Fill, Step, Stop, World, violation};
+
+/// A pool whose parts have few objects.
+fn pool(seed: u64, is_fenced: bool) -> Result<Arc<World>, Stop> {
+    let options: CreateOptions = pool_of(4 * MIB);
+    let world = World::in_cluster(seed, &options, 4 * MIB, is_fenced);
+    world.state().trace = std::env::var_os("ONEFOLD_SIM_TRACE").is_some();
+    let opened = world.open(MEMORY);
+    opened.map_err(|error| violation(error.to_string()))?;
+    Ok(world)
+}
+
+/// Another host takes the pool, and nothing that is late arrives before it has read everything.
+fn take_over(world: &World) -> Step {
+    world.stop();
+    let engine = world.engine().crash(CrashKind::PowerLoss);
+    engine.set_late_rate(0.0);
+    world.open_after(Recovery::POWER_LOSS, engine)?;
+    world.verify()
+}
+
+/// All that is late arrives, and the next host takes the pool.
+fn taken_over_again(world: &World, id: u64) -> Step {
+    world.engine().set_late_rate(1.0);
+    world.read(id, 0, BLOCK, Blocking::Yes)?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.check()
+}
+
+/// An owner dies in a write. Nothing refers to its blocks, so another volume gets them.
+pub(crate) fn died_in_a_write(seed: u64) -> Step {
+    let world = pool(seed, Guard::FencedBeforeTaken.holds())?;
+    let (a, b) = (world.new_volume(MIB)?, world.new_volume(8 * MIB)?);
+    world.write(a, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.flush(a)?;
+    world.engine().crash_after(1);
+    crash_is_fine(world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes))?;
+    take_over(&world)?;
+    // All that is free, but for what makes room for records.
+    let rest = 4 * MIB - 40 * BLOCK;
+    world.write(b, 0, rest, Fill::Data, Blocking::Yes)?;
+    world.flush(b)?;
+    taken_over_again(&world, b)
+}
+
+/// An owner that nobody has fenced dies in a commit or a checkpoint. All of its data is there.
+pub(crate) fn died_unfenced_in_a_commit(seed: u64) -> Step {
+    let world = pool(seed, false)?;
+    let id = world.new_volume(MIB)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.engine().crash_after(1 + seed % 6);
+    let ended = match seed.is_multiple_of(2) {
+        true => world.flush(id),
+        false => world.check(),
+    };
+    crash_is_fine(ended)?;
+    take_over(&world)?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.flush(id)?;
+    taken_over_again(&world, id)
+}
