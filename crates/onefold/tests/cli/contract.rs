@@ -1,7 +1,7 @@
 //! JSON documents are a contract with programs: each command's has the names and types of
 //! `contract.json`, and the daemon describes itself.
 
-use super::harness::{Scene, noise, run};
+use super::harness::{Scene, is_left_out_in_ceph, noise, run};
 use serde_json::{Map, Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,6 +10,9 @@ const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/contract.
 
 #[test]
 fn every_document_has_its_names_and_types() {
+    if is_left_out_in_ceph("'pool import-metadata' is for pools in a directory") {
+        return;
+    }
     let found = Value::Object(shapes());
     if std::env::var_os("ONEFOLD_WRITE_CONTRACT").is_some() {
         let text = serde_json::to_string_pretty(&found).unwrap() + "\n";

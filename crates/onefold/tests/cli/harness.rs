@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -92,10 +93,30 @@ pub(crate) fn qemu_img(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A directory with a pool in it, and room for other files.
+/// The Ceph pool that the tests' pools are in, instead of directories. Its cluster is the one of `ONEFOLD_CEPH_CONF`.
+const CEPH_POOL: &str = "ONEFOLD_TEST_CEPH_POOL";
+
+/// The object of a pool in Ceph that has its first blocks.
+const FIRST_BLOCKS: &str = "d.0000000000000000";
+
+/// Whether pools are in Ceph.
+pub(crate) fn is_in_ceph() -> bool {
+    std::env::var_os(CEPH_POOL).is_some()
+}
+
+/// Whether a test is left out because pools are in Ceph.
+pub(crate) fn is_left_out_in_ceph(why: &str) -> bool {
+    if is_in_ceph() {
+        println!("left out for a pool in Ceph: {why}");
+    }
+    is_in_ceph()
+}
+
+/// A directory with a pool in it, or with what is on this host of a pool in Ceph, and room for other files.
 pub(crate) struct Scene {
     /// Dropped first: a directory cannot be removed while something is mounted there.
     _mounted: Option<Mounted>,
+    in_ceph: Option<InCeph>,
     directory: TempDir,
     /// What commands find in their environment.
     environment: Vec<(&'static str, String)>,
@@ -120,6 +141,56 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         // Lazily, for a test that failed may have left something open.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A pool in Ceph, whose objects are removed when this is dropped.
+struct InCeph {
+    ceph_pool: String,
+    name: String,
+}
+
+impl InCeph {
+    /// One that is named like the directory.
+    fn beside(directory: &Path) -> Option<Self> {
+        Some(Self {
+            ceph_pool: std::env::var(CEPH_POOL).ok()?,
+            name: directory.file_name()?.to_str()?.to_owned(),
+        })
+    }
+
+    fn place(&self) -> String {
+        format!("ceph:{}/{}", self.ceph_pool, self.name)
+    }
+
+    fn rados(&self, arguments: &[&str]) -> Vec<u8> {
+        let mut rados = Command::new("rados");
+        if let Some(conf) = std::env::var_os("ONEFOLD_CEPH_CONF") {
+            rados.arg("--conf").arg(conf);
+        }
+        let pool = ["--pool", &self.ceph_pool, "--namespace", &self.name];
+        let output = rados.args(pool).args(arguments).output();
+        let output = output.expect("rados is needed (Debian: ceph-common)");
+        assert!(output.status.success(), "rados {arguments:?}: {output:?}");
+        output.stdout
+    }
+
+    fn objects(&self) -> Vec<String> {
+        let names = String::from_utf8(self.rados(&["ls"])).unwrap();
+        names.lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for InCeph {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // They may be wanted.
+            return;
+        }
+        for objects in self.objects().chunks(1000) {
+            let objects: Vec<_> = objects.iter().map(String::as_str).collect();
+            self.rados(&[&["rm"], &objects[..]].concat());
+        }
     }
 }
 
@@ -155,15 +226,17 @@ impl Scene {
     }
 
     fn made_in(directory: TempDir, mounted: Option<Mounted>, options: &[&str]) -> Self {
+        let in_ceph = InCeph::beside(directory.path());
         let scene = Self {
             _mounted: mounted,
+            in_ceph,
             directory,
             environment: Vec::new(),
         };
-        let pool = scene.pool().to_str().unwrap().to_owned();
-        let mut arguments = vec!["pool", "create", &pool];
+        let place = scene.place();
+        let mut arguments = vec!["pool", "create", &place];
         arguments.extend(options);
-        let created = run(&arguments);
+        let created = scene.run(&arguments);
         assert_eq!(created.code, Some(0), "{created:?}");
         scene
     }
@@ -173,8 +246,61 @@ impl Scene {
         self.environment.push((name, value));
     }
 
+    /// How the pool is named.
+    pub(crate) fn place(&self) -> String {
+        let in_directory = || self.pool().to_str().unwrap().to_owned();
+        self.in_ceph
+            .as_ref()
+            .map_or_else(in_directory, InCeph::place)
+    }
+
+    /// The directory of the pool, or of what is on this host of it.
     pub(crate) fn pool(&self) -> PathBuf {
         self.directory.path().join("pool")
+    }
+
+    /// The first 4 MiB of the blocks, as they are stored.
+    pub(crate) fn stored(&self) -> Vec<u8> {
+        match &self.in_ceph {
+            Some(ceph) => ceph.rados(&["get", FIRST_BLOCKS, "-"]),
+            None => {
+                let mut bytes = Vec::new();
+                let file = fs::File::open(self.pool().join("data")).unwrap();
+                file.take(4 << 20).read_to_end(&mut bytes).unwrap();
+                bytes
+            }
+        }
+    }
+
+    /// Writes over some of them behind the pool's back.
+    pub(crate) fn overwrite_stored(&self, offset: u64, bytes: &[u8]) {
+        match &self.in_ceph {
+            Some(ceph) => {
+                let file = self.file("rot", bytes);
+                let offset = offset.to_string();
+                ceph.rados(&["put", FIRST_BLOCKS, &file, "--offset", &offset]);
+            }
+            None => {
+                let data = self.pool().join("data");
+                let data = fs::File::options().write(true).open(data).unwrap();
+                data.write_all_at(bytes, offset).unwrap();
+                data.sync_all().unwrap();
+            }
+        }
+    }
+
+    /// The length of what holds the blocks. In a cluster only what was written has objects, of 4 MiB each.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        match &self.in_ceph {
+            None => fs::metadata(self.pool().join("data")).unwrap().len(),
+            Some(ceph) => {
+                let numbers = ceph.objects().into_iter().filter_map(|name| {
+                    let number = name.strip_prefix("d.")?;
+                    u64::from_str_radix(number, 16).ok()
+                });
+                (numbers.max().map_or(0, |last| last + 1)) << 22
+            }
+        }
     }
 
     /// The path of a file beside the pool.
@@ -195,7 +321,10 @@ impl Scene {
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = onefold(arguments);
-        command.env("ONEFOLD_POOL", self.pool());
+        command.env("ONEFOLD_POOL", self.place());
+        if self.in_ceph.is_some() {
+            command.env("ONEFOLD_RUN", self.pool());
+        }
         let environment = self.environment.iter();
         command.envs(environment.map(|(name, value)| (name, value)));
         command

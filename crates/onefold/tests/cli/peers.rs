@@ -113,7 +113,8 @@ fn a_limit_on_open_files_that_is_too_low_is_an_error() {
         let script = format!("ulimit -n {limit} && exec \"$@\"");
         let mut daemon = Command::new("sh")
             .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_onefold"), "serve"])
-            .env("ONEFOLD_POOL", scene.pool())
+            .env("ONEFOLD_POOL", scene.place())
+            .env("ONEFOLD_RUN", scene.pool())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

@@ -1,6 +1,8 @@
 //! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
 
-use crate::harness::{Outcome, Scene, contents, noise, run, wait_until};
+use crate::harness::{
+    Outcome, Scene, contents, is_in_ceph, is_left_out_in_ceph, noise, run, wait_until,
+};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
@@ -123,6 +125,9 @@ fn a_pool_that_is_larger_than_its_file_system_is_created_with_a_note() {
 
 #[test]
 fn trimming_gives_back_what_a_killed_daemon_had_not() {
+    if is_left_out_in_ceph("it counts the blocks of a file") {
+        return;
+    }
     for has_daemon in [false, true] {
         let scene = Scene::with_pool_options(&["--size", "1G"]);
         let image = scene.file("image", &noise(1, 8 << 20));
@@ -173,8 +178,9 @@ fn a_pool_grows_with_and_without_a_daemon() {
         let grown = scene.json(&["pool", "resize", "--size", "200M"]);
         assert_eq!(grown["done"], true);
         assert_eq!(scene.json(&["pool", "stat"])["pool_blocks"], 51_200);
-        let data = fs::metadata(scene.pool().join("data")).unwrap();
-        assert_eq!(data.len(), 200 << 20);
+        if !is_in_ceph() {
+            assert_eq!(scene.data_bytes(), 200 << 20);
+        }
         scene.ok(&["volume", "import", "second", &second]);
         assert!(scene.content("first") == noise(1, 12 << 20));
         assert!(scene.content("second") == noise(2, 12 << 20));
@@ -222,6 +228,9 @@ fn a_directory_that_is_no_pool_stays_as_it_is() {
 
 #[test]
 fn a_lost_file_is_named() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
     for part in ["superblock", "meta", "log", "data", "secret"] {
         let scene = Scene::new();
         fs::remove_file(scene.pool().join(part)).unwrap();
@@ -240,6 +249,9 @@ fn a_lost_file_is_named() {
 
 #[test]
 fn without_its_index_a_pool_only_cannot_share() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
     let scene = Scene::new();
     let image = scene.file(
         "image",
@@ -274,6 +286,9 @@ fn without_its_index_a_pool_only_cannot_share() {
 
 #[test]
 fn a_damaged_superblock_is_found() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
     let scene = Scene::new();
     let path = scene.pool().join("superblock");
     let file = fs::File::options()
@@ -338,6 +353,9 @@ fn crc32c(bytes: &[u8]) -> u32 {
 
 #[test]
 fn the_only_format_is_the_newest() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
     let scene = Scene::new();
     let upgraded = serde_json::json!({"schema_version": 1, "format": "1.1", "upgraded": false});
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);

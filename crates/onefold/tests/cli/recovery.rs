@@ -1,6 +1,6 @@
 //! Pools made again from an export of their metadata, and the drill of docs/operating/recovery.md.
 
-use crate::harness::{Scene, contents, noise, run};
+use crate::harness::{Scene, contents, is_left_out_in_ceph, noise, run};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,9 @@ fn commands(document: &str, heading: &str) -> String {
 
 #[test]
 fn the_drill_works_as_it_is_written() {
+    if is_left_out_in_ceph("'pool import-metadata' is for pools in a directory") {
+        return;
+    }
     let script = commands(DOCUMENT, "A drill");
     assert!(script.matches("import-metadata").count() >= 4, "{script}");
     let directory = TempDir::with_prefix("onefold-drill-").unwrap();
@@ -71,6 +74,9 @@ fn forget_process(scene: &Scene) {
 
 #[test]
 fn a_log_that_was_cut_or_is_another_pools_is_refused() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
     let (scene, other) = (killed(), killed());
     let log = scene.pool().join("log");
     let own = fs::read(&log).unwrap();
@@ -92,6 +98,9 @@ fn a_log_that_was_cut_or_is_another_pools_is_refused() {
 
 #[test]
 fn a_last_commit_that_does_not_verify_is_said() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
     let scene = killed();
     let log = scene.pool().join("log");
     let mut bytes = fs::read(&log).unwrap();
@@ -131,6 +140,9 @@ fn an_export_is_for_its_owner_alone_and_overwrites_nothing() {
 
 #[test]
 fn a_daemon_exports_while_it_serves() {
+    if is_left_out_in_ceph("'pool import-metadata' is for pools in a directory") {
+        return;
+    }
     let (scene, _) = scene();
     let daemon = scene.daemon();
     let online = scene.path("online");
@@ -147,6 +159,9 @@ fn a_daemon_exports_while_it_serves() {
 
 #[test]
 fn a_plan_changes_nothing_and_says_what_is_there() {
+    if is_left_out_in_ceph("'pool import-metadata' is for pools in a directory") {
+        return;
+    }
     let (scene, export) = scene();
     let before = parts(&scene);
     let plan = scene.run(&["--format", "json", "pool", "import-metadata", &export]);
@@ -173,6 +188,9 @@ fn a_plan_changes_nothing_and_says_what_is_there() {
 
 #[test]
 fn what_was_there_is_kept_aside() {
+    if is_left_out_in_ceph("'pool import-metadata' is for pools in a directory") {
+        return;
+    }
     let (scene, export) = scene();
     let meta = fs::read(scene.pool().join("meta")).unwrap();
     scene.ok(&["pool", "import-metadata", &export, "--yes"]);
@@ -195,6 +213,9 @@ fn what_was_there_is_kept_aside() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_changes() {
+    if is_left_out_in_ceph("'pool import-metadata' is for pools in a directory") {
+        return;
+    }
     let (scene, export) = scene();
     let (other, _) = self::scene();
     let before = parts(&other);

@@ -1,26 +1,21 @@
-//! Blocks that decay in the data file: found, named, kept from clients, and healed.
+//! Blocks that decay where they are stored: found, named, kept from clients, and healed.
 
 use crate::harness::{Scene, noise, wait_until};
 use serde_json::Value;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 const BLOCK: usize = 4096;
 
-/// Where the data file has these bytes: which block it is.
+/// Which block has these bytes.
 fn block_with(scene: &Scene, content: &[u8]) -> u64 {
-    let data = std::fs::read(scene.pool().join("data")).unwrap();
+    let data = scene.stored();
     let found = data.chunks(BLOCK).position(|block| block == content);
     found.expect("it is stored") as u64
 }
 
 /// Writes over some bytes of a block behind the pool's back.
 fn damage(scene: &Scene, pba: u64) {
-    let data = scene.pool().join("data");
-    let data: File = OpenOptions::new().write(true).open(data).unwrap();
-    data.write_all_at(b"rot", pba * BLOCK as u64 + 99).unwrap();
-    data.sync_all().unwrap();
+    scene.overwrite_stored(pba * BLOCK as u64 + 99, b"rot");
 }
 
 /// Reads one block of an export.

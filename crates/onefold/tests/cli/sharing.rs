@@ -1,6 +1,6 @@
 //! Duplicates: found while importing, by `pool dedup`, and by a daemon; counted, and kept apart.
 
-use crate::harness::{Daemon, Scene, noise, run, wait_until};
+use crate::harness::{Daemon, Scene, is_left_out_in_ceph, noise, run, wait_until};
 use serde_json::Value;
 use std::collections::HashSet;
 
@@ -394,6 +394,9 @@ fn an_index_is_converted_and_rebuilt_with_and_without_daemon() {
 
 #[test]
 fn a_conversion_goes_on_after_a_kill() {
+    if is_left_out_in_ceph("it sees from a file that the conversion has begun") {
+        return;
+    }
     let scene = Scene::with_pool_options(&["--index", "hash"]);
     let content = image(1..=30_000);
     let file = scene.file("image", &content);
