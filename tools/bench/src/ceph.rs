@@ -68,6 +68,10 @@ pub(crate) const ROWS: [Row; 7] = [
     Row::new("1 MiB sequential reads, depth 4", "read", "1m", 4).must(0.9, 1.0),
 ];
 
+/// The rows that are measured again on a volume whose blocks the finder has published, by their numbers: each first
+/// write to a block needs another block then.
+pub(crate) const PUBLISHED_ROWS: [usize; 2] = [1, 5];
+
 impl Row {
     const fn new(title: &'static str, rw: &'static str, bs: &'static str, depth: u32) -> Row {
         Row {
@@ -150,15 +154,10 @@ fn measure(
     let on_pool = |arguments: &[&str]| here.on_pool(arguments).run();
     on_pool(&["volume", "create", "disk", "--size", DISK])?;
     let mut ours = here.serve()?;
-    on_pool(&["job", "pause"])?;
     let rbd = Rbd::serve(cluster, directory)?;
     let mut figures = Figures::new(cluster, DISK)?;
     let uris = [here.address().uri("disk"), rbd.address.uri("disk")];
-    for uri in &uris {
-        let fill = Section::new("fill", uri).set("rw", "write").set("bs", "1m");
-        let fill = fill.set("iodepth", 4).set("size", DISK);
-        Fio::new(directory, "fill").job(fill).run()?;
-    }
+    uris.iter().try_for_each(|uri| fill(directory, uri))?;
     for round in 1..=if is_quick { 1 } else { ROUNDS } {
         for (n, row) in ROWS.iter().enumerate() {
             let rates = [
@@ -175,6 +174,11 @@ fn measure(
             figures.add(n, rates);
         }
         figures.finder(here.finder(directory, &format!("scattered-{round}"))?);
+        for (n, rate) in here.on_published(directory)?.into_iter().enumerate() {
+            let title = ROWS[PUBLISHED_ROWS[n]].title;
+            println!("round {round}, {title}, to published blocks: {rate:.0} a second");
+            figures.published(n, rate);
+        }
         // Whatever was written last is in the log, and has to be replayed.
         ours.kill()?;
         let (again, seconds) = here.opened(&[])?;
@@ -188,6 +192,13 @@ fn measure(
     ours.stop()?;
     rbd.daemon.stop()?;
     Ok(figures)
+}
+
+/// Writes all of a disk, in order.
+fn fill(directory: &Path, uri: &str) -> Result<()> {
+    let fill = Section::new("fill", uri).set("rw", "write").set("bs", "1m");
+    let fill = fill.set("iodepth", 4).set("size", DISK);
+    Fio::new(directory, "fill").job(fill).run().map(drop)
 }
 
 /// A host with its own directory, and so its own client of the cluster.
@@ -216,9 +227,12 @@ impl Host {
         Address::Unix(self.run.join("nbd.sock"))
     }
 
+    /// Serves. No job works but when it is told to.
     fn serve(&self) -> Result<Daemon> {
         let log = self.run.with_extension("log");
-        Daemon::start(self.on_pool(&["serve"]), &[self.address()], &log)
+        let daemon = Daemon::start(self.on_pool(&["serve"]), &[self.address()], &log)?;
+        self.on_pool(&["job", "pause"]).run()?;
+        Ok(daemon)
     }
 
     /// Serves, and says how long that took until the first request was answered.
@@ -246,7 +260,7 @@ impl Host {
             .set("size", SCATTERED);
         Fio::new(directory, "scatter").job(job).run()?;
         let found = self
-            .on_pool(&["--format", "json", "pool", "dedup"])
+            .on_pool(&["--format", "json", "pool", "dedup", "--volume", volume])
             .read()?;
         let found: Value = serde_json::from_str(&found).context("pool dedup printed no JSON")?;
         let number = |key: &str| found[key].as_f64().with_context(|| format!("no {key}"));
@@ -254,6 +268,20 @@ impl Host {
         ensure!(rate > 0.0, "the finder found nothing to read: {found}");
         self.on_pool(&["volume", "delete", volume, "--yes"]).run()?;
         Ok(rate)
+    }
+
+    /// Requests a second to blocks that the finder has published.
+    fn on_published(&self, directory: &Path) -> Result<Vec<f64>> {
+        const VOLUME: &str = "published";
+        self.on_pool(&["volume", "create", VOLUME, "--size", DISK])
+            .run()?;
+        let uri = self.address().uri(VOLUME);
+        fill(directory, &uri)?;
+        self.on_pool(&["pool", "dedup", "--volume", VOLUME]).run()?;
+        let rates = PUBLISHED_ROWS.map(|row| ROWS[row].measure(directory, &uri));
+        let rates = rates.into_iter().collect();
+        self.on_pool(&["volume", "delete", VOLUME, "--yes"]).run()?;
+        rates
     }
 }
 
@@ -299,7 +327,11 @@ impl Figures {
             json!({"row": row.title, "onefold": rates.iter().map(|it| it[0]).collect::<Vec<_>>(),
                    "rbd": rates.iter().map(|it| it[1]).collect::<Vec<_>>()})
         });
-        json!({"rows": rows.collect::<Vec<_>>(), "finder_mb_per_second": self.finder,
+        let published = PUBLISHED_ROWS.iter().zip(&self.published);
+        let published =
+            published.map(|(row, rates)| json!({"row": ROWS[*row].title, "onefold": rates}));
+        json!({"rows": rows.collect::<Vec<_>>(), "to_published_blocks": published.collect::<Vec<_>>(),
+               "finder_mb_per_second": self.finder,
                "opened_seconds": self.opened, "opened_by_another_seconds": self.opened_by_another})
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use crate::ceph::{PATIENCE, ROWS, release};
+use crate::ceph::{PATIENCE, PUBLISHED_ROWS, ROWS, release};
 use crate::goals::{self, Goal};
 use crate::report::{self, Conditions};
 use crate::statistics::Estimate;
@@ -16,6 +16,8 @@ pub(crate) struct Figures {
     disk: &'static str,
     /// For each row, of each round: requests a second of ours and of RBD's.
     pub(crate) rates: [Vec<[f64; 2]>; ROWS.len()],
+    /// For each of [`PUBLISHED_ROWS`], of each round: requests a second.
+    pub(crate) published: [Vec<f64>; PUBLISHED_ROWS.len()],
     /// Megabytes a second.
     pub(crate) finder: Vec<f64>,
     pub(crate) opened: Vec<f64>,
@@ -28,6 +30,7 @@ impl Figures {
             release: release(cluster)?,
             disk,
             rates: [const { Vec::new() }; ROWS.len()],
+            published: [const { Vec::new() }; PUBLISHED_ROWS.len()],
             finder: Vec::new(),
             opened: Vec::new(),
             opened_by_another: Vec::new(),
@@ -36,6 +39,10 @@ impl Figures {
 
     pub(crate) fn add(&mut self, row: usize, rates: [f64; 2]) {
         self.rates[row].push(rates);
+    }
+
+    pub(crate) fn published(&mut self, row: usize, rate: f64) {
+        self.published[row].push(rate);
     }
 
     pub(crate) fn finder(&mut self, mb_per_second: f64) {
@@ -113,6 +120,22 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
             median(0),
             median(1)
         );
+    }
+    page.push_str(
+        "\nThe volume's blocks are private above. On a volume whose blocks the finder has published, where the first write \
+         to each block goes to another one, the same requests of onefold, beside the same of RBD:\n\n\
+         | to published blocks | onefold, requests/s | of RBD's |\n| --- | --- | --- |\n",
+    );
+    for (row, rates) in PUBLISHED_ROWS.iter().zip(&figures.published) {
+        let beside = rates.iter().zip(&figures.rates[*row]);
+        let ratios: Vec<f64> = beside.map(|(ours, [_, rbd])| ours / rbd).collect();
+        if let (Some(rate), Some(ratio)) = (Estimate::of(rates), Estimate::of(&ratios)) {
+            let _ = writeln!(
+                page,
+                "| {} | {:.0} | {:.2} ({:.2} to {:.2}) |",
+                ROWS[*row].title, rate.median, ratio.median, ratio.low, ratio.high
+            );
+        }
     }
     page.push('\n');
     goals::table(&mut page, &figures.goals());
