@@ -122,6 +122,17 @@ pub trait Disk: Send + Sync {
     /// length lacks the disk's [alignment](Disk::alignment), which is a defect of the caller.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 
+    /// As one [`Disk::write_at`] for each range, at the same time where the disk can do that; they do not overlap. When
+    /// it returns, all have ended. After an error, which has the number of a range that could not be written, any
+    /// subset of the sectors of all of them may have been written.
+    fn write_together(&self, ranges: &[WriteRange<'_>]) -> Result<(), (usize, io::Error)> {
+        for (n, range) in ranges.iter().enumerate() {
+            let written = self.write_at(range.bytes, range.offset);
+            written.map_err(|error| (n, error))?;
+        }
+        Ok(())
+    }
+
     /// Copies `bytes` for a write at `offset` during which no thread waits. Nothing where the disk has only
     /// [`Disk::write_at`], or has no room for another such write now, or the write would be refused.
     fn prepare_write(&self, _bytes: &[u8], _offset: u64) -> Option<Box<dyn PreparedWrite>> {
@@ -200,6 +211,14 @@ pub trait Disk: Send + Sync {
 pub struct ReadRange<'a> {
     /// Filled with all of what is read.
     pub buf: &'a mut [u8],
+    /// Of the first byte.
+    pub offset: u64,
+}
+
+/// What is to be written with others, and where it goes.
+pub struct WriteRange<'a> {
+    /// All of it is written.
+    pub bytes: &'a [u8],
     /// Of the first byte.
     pub offset: u64,
 }

@@ -5,7 +5,7 @@
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::rados::{RadosEngine, RadosPlace, TakeOptions};
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_engine::{Disk, Engine, Part, ReadRange};
+use onefold_engine::{Disk, Engine, Part, ReadRange, WriteRange};
 use onefold_rados::{Client, ConnectOptions};
 use std::io::ErrorKind;
 use std::iter;
@@ -148,6 +148,7 @@ fn conforms(engine: &dyn Engine) {
         reads_what_was_written(&*disk);
         reads_any_range(&*disk);
         reads_ranges_together(&*disk);
+        writes_ranges_together(&*disk);
         large_requests_work(&*disk);
         reads_zeros_beyond_the_end(&*disk);
         prepared_writes_go_on_by_themselves(&*disk);
@@ -326,6 +327,37 @@ fn reads_ranges_together(disk: &dyn Disk) {
         }
     }
     disk.discard(0, bytes.len() as u64).unwrap();
+}
+
+fn writes_ranges_together(disk: &dyn Disk) {
+    let unit = unit(disk);
+    let bytes = pattern(8, 12 * unit);
+    // On both sides of a place where an object may end, out of order, one of them empty, and beyond the end.
+    let before = disk.len().unwrap();
+    let end = before.max(16 * MIB).next_multiple_of(unit as u64);
+    let places = [
+        (4 * MIB, 0..3),
+        (4 * MIB - 2 * unit as u64, 3..5),
+        (0, 5..5),
+        (end, 5..12),
+    ];
+    let of = |range: &Range<usize>| &bytes[range.start * unit..range.end * unit];
+    let ranges = places.iter().map(|(offset, range)| WriteRange {
+        bytes: of(range),
+        offset: *offset,
+    });
+    disk.write_together(&ranges.collect::<Vec<_>>()).unwrap();
+    for (offset, range) in &places {
+        let expected = of(range);
+        assert!(
+            read(disk, *offset, expected.len()) == expected,
+            "at {offset}"
+        );
+    }
+    assert_eq!(disk.len().unwrap(), end + 7 * unit as u64);
+    disk.write_together(&[]).unwrap();
+    disk.discard(0, disk.len().unwrap()).unwrap();
+    disk.set_len(before).unwrap();
 }
 
 fn large_requests_work(disk: &dyn Disk) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::{Disk, PreparedWrite, ReadRange};
+use onefold_engine::{Disk, PreparedWrite, ReadRange, WriteRange};
 use onefold_metadata::sync::AtomicBool;
 
 use super::doubted::Doubted;
@@ -69,6 +69,14 @@ impl DataDisk {
     /// raised then syncs this write.
     pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let written = self.disk.write_at(bytes, at);
+        self.unsynced.store(true, SeqCst);
+        written
+    }
+
+    /// Writes several ranges at the same time; see `onefold_engine::Disk`. The flag is raised as by
+    /// [`DataDisk::write_at`].
+    pub fn write_together(&self, ranges: &[WriteRange<'_>]) -> Result<(), (usize, io::Error)> {
+        let written = self.disk.write_together(ranges);
         self.unsynced.store(true, SeqCst);
         written
     }

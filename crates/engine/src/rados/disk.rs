@@ -14,7 +14,7 @@ use super::cluster::{Cluster, Countdown, ObjectChange};
 use super::head::{Change, Entry, HEAD};
 use super::place::{self, OBJECT_BYTES, Piece, base, is_guarded, object_name, pieces};
 use crate::failure::explain;
-use crate::{Disk, Part, PreparedWrite, ReadRange, WriteEnded};
+use crate::{Disk, Part, PreparedWrite, ReadRange, WriteEnded, WriteRange};
 use onefold_rados::WhenFull;
 use std::io;
 use std::ops::Range;
@@ -248,7 +248,8 @@ impl RadosDisk {
         }
     }
 
-    fn write_and_wait(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+    /// Submits a write. The result is to be waited for.
+    fn begin_write(&self, bytes: &[u8], offset: u64) -> Countdown {
         let pieces: Vec<Piece> = pieces(offset, bytes.len() as u64).collect();
         let all = Countdown::new(pieces.len());
         for piece in &pieces {
@@ -257,7 +258,7 @@ impl RadosDisk {
             self.cluster
                 .submit(&object, change, self.when_full(), all.part());
         }
-        all.wait()
+        all
     }
 
     fn write_behind(&self, bytes: &[u8], offset: u64) {
@@ -366,20 +367,38 @@ impl Disk for RadosDisk {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let end = self.end_of("writing", offset, bytes.len() as u64)?;
-        if bytes.is_empty() {
-            return Ok(());
+        if self.part == Part::Data {
+            let written = self.write_together(&[WriteRange { bytes, offset }]);
+            return written.map_err(|(_, error)| error);
         }
-        self.grow(end)?;
-        match self.part {
-            Part::Data => self
-                .write_and_wait(bytes, offset)
-                .map_err(|error| self.failed("writing", offset..end, error)),
-            _ => {
-                self.write_behind(bytes, offset);
-                Ok(())
+        let end = self.end_of("writing", offset, bytes.len() as u64)?;
+        if !bytes.is_empty() {
+            self.grow(end)?;
+            self.write_behind(bytes, offset);
+        }
+        Ok(())
+    }
+
+    fn write_together(&self, ranges: &[WriteRange<'_>]) -> Result<(), (usize, io::Error)> {
+        let mut ends = Vec::with_capacity(ranges.len());
+        for (n, range) in ranges.iter().enumerate() {
+            let end = self.end_of("writing", range.offset, range.bytes.len() as u64);
+            ends.push(end.map_err(|error| (n, error))?);
+        }
+        for (n, range) in ranges.iter().enumerate() {
+            if !range.bytes.is_empty() {
+                self.grow(ends[n]).map_err(|error| (n, error))?;
             }
         }
+        let begin = |range: &WriteRange<'_>| self.begin_write(range.bytes, range.offset);
+        let begun: Vec<Countdown> = ranges.iter().map(begin).collect();
+        // After an error, too, all of them end here: the caller may give their places to others.
+        let ended: Vec<io::Result<()>> = begun.iter().map(Countdown::wait).collect();
+        for (n, result) in ended.into_iter().enumerate() {
+            let range = ranges[n].offset..ends[n];
+            result.map_err(|error| (n, self.failed("writing", range, error)))?;
+        }
+        Ok(())
     }
 
     fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {

@@ -8,7 +8,7 @@ use super::orders::{Op, When};
 use super::part::PartState;
 use super::random::Random;
 use super::{Machine, State, cluster};
-use crate::{Disk, Part, PreparedWrite, WriteEnded};
+use crate::{Disk, Part, PreparedWrite, WriteEnded, WriteRange};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -360,6 +360,15 @@ impl Disk for SimulatedDisk {
                 }
             },
         )
+    }
+
+    /// The last one first: nobody may rely on their order. The others are given up after an error.
+    fn write_together(&self, ranges: &[WriteRange<'_>]) -> Result<(), (usize, io::Error)> {
+        for (n, range) in ranges.iter().enumerate().rev() {
+            let written = self.write_at(range.bytes, range.offset);
+            written.map_err(|error| (n, error))?;
+        }
+        Ok(())
     }
 
     /// Where each write waits for the disk.

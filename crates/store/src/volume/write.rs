@@ -10,6 +10,7 @@
 //! Crash behaviour: until its record is durable a new block is in flight and is free after a crash.
 //! A block rewritten in place may be torn at sectors, as on any disk.
 
+use onefold_engine::WriteRange;
 use onefold_format::entry::State;
 use onefold_format::{Entry, Lba, Pba, UnmapTo};
 use onefold_index::{Fingerprint, is_zero};
@@ -422,20 +423,24 @@ impl Volume {
         }))
     }
 
-    /// [step 6 store] One write to the pool for each run of consecutive blocks.
+    /// [step 6 store] One write to the pool for each run of consecutive blocks, all at the same time.
     fn store(&self, piece: &Piece<'_>, placed: &[Placed]) -> Result<()> {
+        let writes = consecutive(placed);
+        let ranges: SmallVec<[WriteRange<'_>; 4]> = writes
+            .iter()
+            .map(|(blocks, pba)| WriteRange {
+                bytes: piece.bytes(*blocks),
+                offset: pba.0 * piece.block_size,
+            })
+            .collect();
+        if let Err((n, error)) = self.pool.data().write_together(&ranges) {
+            let (blocks, pba) = writes[n];
+            self.take_back(placed)?;
+            return Err(not_stored(blocks, pba, error));
+        }
         for part in placed {
-            let Some(pba) = part.pba() else { continue };
-            let run = part.run;
-            let bytes = piece.bytes(run.blocks);
-            let written = self.pool.data().write_at(bytes, pba.0 * piece.block_size);
-            let written = written.map_err(|error| not_stored(run.blocks, pba, error));
-            if let Err(error) = written {
-                self.take_back(placed)?;
-                return Err(error);
-            }
-            if run.fate == Fate::InPlace(pba) {
-                self.note_rewritten(run.blocks, pba);
+            if let Fate::InPlace(pba) = part.run.fate {
+                self.note_rewritten(part.run.blocks, pba);
             }
         }
         Ok(())
@@ -581,6 +586,25 @@ impl Volume {
     }
 }
 
+/// What is stored, in runs that are consecutive in the volume and in the pool: new blocks are placed around those that
+/// are rewritten in place.
+fn consecutive(placed: &[Placed]) -> SmallVec<[(BlockRange, Pba); 4]> {
+    let mut runs: SmallVec<[(BlockRange, Pba); 4]> = SmallVec::new();
+    for part in placed {
+        let Some(pba) = part.pba() else { continue };
+        let blocks = part.run.blocks;
+        match runs.last_mut() {
+            Some((before, start))
+                if before.first + before.count == blocks.first && *start + before.count == pba =>
+            {
+                before.count += blocks.count;
+            }
+            _ => runs.push((blocks, pba)),
+        }
+    }
+    runs
+}
+
 /// The device failed to write these blocks.
 pub(super) fn not_stored(blocks: BlockRange, pba: Pba, error: io::Error) -> StoreError {
     let what = format_args!("block {} of the volume, {pba} of the pool", blocks.first);
@@ -595,5 +619,37 @@ fn zero_fate(entry: Entry, below: Option<&Entry>) -> Fate {
         true => Fate::Zero(UnmapTo::Zero),
         false if entry == Entry::ABSENT => Fate::Nothing,
         false => Fate::Zero(UnmapTo::Absent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_blocks_around_one_that_is_rewritten_are_one_write() {
+        let placed = |first, count, fate, new: Option<u64>| Placed {
+            run: Run {
+                blocks: BlockRange::new(Lba(first), count),
+                fate,
+            },
+            new: new.map(Pba),
+        };
+        let runs = consecutive(&[
+            placed(10, 3, Fate::New, Some(100)),
+            placed(13, 1, Fate::InPlace(Pba(103)), None),
+            placed(14, 2, Fate::New, Some(104)),
+            // Consecutive in the pool, but not in the volume.
+            placed(16, 1, Fate::Hit(Pba(7)), None),
+            placed(17, 1, Fate::New, Some(106)),
+            // The other way round.
+            placed(18, 1, Fate::InPlace(Pba(90)), None),
+        ]);
+        let expected = [
+            (BlockRange::new(Lba(10), 6), Pba(100)),
+            (BlockRange::new(Lba(17), 1), Pba(106)),
+            (BlockRange::new(Lba(18), 1), Pba(90)),
+        ];
+        assert_eq!(runs[..], expected);
     }
 }
