@@ -152,7 +152,8 @@ fn measure(
     here.command(&["pool", "create", &here.place(), "--size", "16G"])
         .run()?;
     let on_pool = |arguments: &[&str]| here.on_pool(arguments).run();
-    on_pool(&["volume", "create", "disk", "--size", DISK])?;
+    // The finder never sees it, not even in a daemon that is not paused yet.
+    on_pool(&["volume", "create", "disk", "--size", DISK, "--dedup", "off"])?;
     let mut ours = here.serve()?;
     let rbd = Rbd::serve(cluster, directory)?;
     let mut figures = Figures::new(cluster, DISK)?;
