@@ -9,9 +9,6 @@
 //!    effect: every byte stays as the second has it. Afterwards the first opens the pool again: what it
 //!    answered and never flushed is void, although the memory that outlives a process is still there.
 //! 5. The same with a first host that is killed while it is frozen.
-//! 6. The first is killed when it has answered discards and not flushed them. The second writes to these blocks, in
-//!    place, which needs no record, and is killed: the log ends where the first has left it. The first must
-//!    not carry out its discards now.
 //!
 //! With `--control` the fourth part runs with a build that fences nobody, and must fail. The assertions of
 //! the log and of the roots hold in that build, too: what goes wrong is the data.
@@ -95,9 +92,6 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     for end in [End::Woken, End::Killed] {
         step(end.title(), &|| taken_from_frozen(&hosts, end))?;
     }
-    step("a host that is back forgets discards", &|| {
-        forgotten(&hosts)
-    })?;
     println!(
         "one owner at any time, in {:.0} s: every byte is what its owner wrote",
         start.elapsed().as_secs_f64()
@@ -364,32 +358,6 @@ fn taken_from_frozen(hosts: &Hosts, end: End) -> Result<String> {
     daemon.stop()?;
     first.check().context("check by the first host")?;
     Ok(format!("; it was taken from after {seconds:.1} s"))
-}
-
-fn forgotten(hosts: &Hosts) -> Result<String> {
-    let Hosts { first, second, .. } = hosts;
-    let options = ["--patience", "2s"];
-    let daemon = first.serve(&options, &[])?;
-    hosts.fill(first)?;
-    Client::connect(&address(first)?)
-        .and_then(|mut client| client.trim(OLD.start, (OLD.end - OLD.start) as usize))
-        .context("cannot discard")?;
-    daemon.kill()?;
-    let daemon = second.serve(&options, &[])?;
-    hosts.write(second, "mine", OLD, Durability::Flushed)?;
-    daemon.kill()?;
-    let daemon = first.serve(&options, &[])?;
-    hosts
-        .verify(first, "mine", OLD)
-        .context("discards of an owner before the last one came back")?;
-    let line = daemon.recovery_line()?;
-    ensure!(
-        records_taken_over(&line) == Some(0),
-        "the first host remembers what is void: {line}"
-    );
-    daemon.stop()?;
-    first.check()?;
-    Ok(String::new())
 }
 
 /// The end of the frozen host, which it must survive without an effect.

@@ -4,7 +4,7 @@
 //! has acknowledged it, and is durable then. Other parts are written behind: their writes return when they were
 //! submitted, and a sync waits for all of them. RADOS applies the operations of one client on one object in the
 //! order of their submission, so a read that begins later sees them. Once one has failed, reads fail until a sync has
-//! told the error.
+//! returned the error.
 //!
 //! Invariants:
 //! - All objects of a part are below its reach, which the head has before the first of them is made.
@@ -560,7 +560,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_write_is_told_by_reads_until_a_sync_has_told_it() {
+    fn reads_fail_after_a_failed_write_until_a_sync_returns_its_error() {
         let behind = Arc::new(Behind::default());
         let (fine, fails) = (behind.begin(), behind.begin());
         fine(Ok(()));

@@ -172,6 +172,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
     let inside = scene.pool().join("backups");
     let inside = inside.to_str().unwrap();
     let init = ["backup", "init", "--no-encryption", "--repository", inside];
+    // What a host has of a pool in Ceph is not the pool.
     if !is_in_ceph() {
         refused(&init, 2, &["inside the pool"]);
     }
