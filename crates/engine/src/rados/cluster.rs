@@ -40,29 +40,36 @@ impl Cluster {
             });
     }
 
-    /// Submits a read, and counts it among what is under way.
+    /// Submits reads of an object, each a place there and a length, as one operation; it is counted among what is
+    /// under way. `ended` gets the bytes that each of them found, fewer than asked for at the object's end.
     pub(super) fn read(
         &self,
         object: &str,
-        offset: u64,
-        len: usize,
-        ended: impl FnOnce(io::Result<Vec<u8>>) + Send + 'static,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        ended: impl FnOnce(io::Result<Vec<Vec<u8>>>) + Send + 'static,
     ) {
         if let Err(error) = self.ownership.admit() {
             return ended(Err(error));
         }
+        let (mut op, mut count) = (self.pool.read_op(), 0);
+        for (offset, len) in places {
+            op = op.read(offset, len);
+            count += 1;
+        }
         let ticket = self.flights.begin("reading", object, 0);
         let (flights, ownership) = (Arc::clone(&self.flights), Arc::clone(&self.ownership));
-        self.pool.read(object, offset, len, move |read| {
+        self.pool.submit_read(object, op, move |read| {
             flights.end(ticket);
             ended(match read {
+                Ok(reply) => Ok(reply.data),
                 // An object is there from its first write on.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    Ok(vec![Vec::new(); count])
+                }
                 Err(error) => {
                     check_owned(&ownership, &error);
                     Err(error)
                 }
-                read => read,
             });
         });
     }

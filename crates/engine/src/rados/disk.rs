@@ -12,7 +12,9 @@
 
 use super::cluster::{Cluster, Countdown, ObjectChange};
 use super::head::{Change, Entry, HEAD};
-use super::place::{self, OBJECT_BYTES, Piece, base, is_guarded, object_name, pieces};
+use super::place::{
+    self, OBJECT_BYTES, Piece, Place, base, by_object, is_guarded, object_name, pieces,
+};
 use crate::failure::explain;
 use crate::{Disk, Part, PreparedWrite, ReadRange, WriteEnded, WriteRange};
 use onefold_rados::WhenFull;
@@ -26,6 +28,10 @@ const UNDER_WAY_BYTES_MAX: usize = 16 << 20;
 
 /// Operations that one call has under way.
 const OPERATIONS_MAX: usize = 128;
+
+/// Places in an object that one operation reads or writes, at most: an OSD does them one after the other, and nothing
+/// else in the object's placement group meanwhile.
+const PLACES_MAX: usize = 64;
 
 /// The longest write that is prepared. Longer ones cost so much for their bytes that a thread matters little.
 const PREPARED_BYTES_MAX: usize = 256 << 10;
@@ -226,17 +232,26 @@ impl RadosDisk {
         Ok(())
     }
 
-    /// A write of one piece.
-    fn write_change(&self, piece: &Piece, bytes: &[u8]) -> ObjectChange {
-        let op = match is_guarded(self.part, piece.object) {
+    /// Writes to one object: each a place there and its bytes.
+    fn write_change<'a>(
+        &self,
+        object: u64,
+        writes: impl IntoIterator<Item = (u64, &'a [u8])>,
+    ) -> ObjectChange {
+        let op = match is_guarded(self.part, object) {
             true => self.cluster.asserted(),
             false => self.cluster.pool.write_op(),
         };
-        ObjectChange {
-            op: op.write(piece.offset, bytes),
+        let mut change = ObjectChange {
+            op,
             doing: "writing",
-            bytes: bytes.len(),
+            bytes: 0,
+        };
+        for (offset, bytes) in writes {
+            change.op = change.op.write(offset, bytes);
+            change.bytes += bytes.len();
         }
+        change
     }
 
     /// Guests hear that there is no room, and wait or fail as the pool is set. The store's own parts wait, because
@@ -248,27 +263,61 @@ impl RadosDisk {
         }
     }
 
-    /// Submits a write. The result is to be waited for.
-    fn begin_write(&self, bytes: &[u8], offset: u64) -> Countdown {
-        let pieces: Vec<Piece> = pieces(offset, bytes.len() as u64).collect();
-        let all = Countdown::new(pieces.len());
-        for piece in &pieces {
-            let change = self.write_change(piece, &bytes[piece.bytes.clone()]);
-            let object = self.object(piece.object);
-            self.cluster
-                .submit(&object, change, self.when_full(), all.part());
-        }
-        all
-    }
-
     fn write_behind(&self, bytes: &[u8], offset: u64) {
         for piece in pieces(offset, bytes.len() as u64) {
             self.cluster.flights.wait_for_room(UNDER_WAY_BYTES_MAX);
-            let change = self.write_change(&piece, &bytes[piece.bytes.clone()]);
+            let write = (piece.offset, &bytes[piece.bytes.clone()]);
+            let change = self.write_change(piece.object, [write]);
             let object = self.object(piece.object);
             let ended = self.behind.begin();
             self.cluster
                 .submit(&object, change, self.when_full(), ended);
+        }
+    }
+
+    /// Submits one operation for places of one object, which answers with the bytes of each.
+    fn begin_read(
+        &self,
+        places: &[Place],
+        ended: impl FnOnce(io::Result<Vec<Vec<u8>>>) + Send + 'static,
+    ) {
+        let asked = places.iter().map(|it| (it.piece.offset, it.piece.len()));
+        let object = self.object(places[0].piece.object);
+        self.cluster.read(&object, asked, ended);
+    }
+
+    /// Gives the requests what an operation has read for them.
+    fn take_read(
+        &self,
+        places: &[Place],
+        read: io::Result<Vec<Vec<u8>>>,
+        ranges: &mut [ReadRange<'_>],
+    ) -> Result<(), (usize, io::Error)> {
+        match read {
+            Ok(all) => {
+                for (Place { request, piece }, bytes) in places.iter().zip(all) {
+                    let buf = &mut ranges[*request].buf[piece.bytes.clone()];
+                    buf[..bytes.len()].copy_from_slice(&bytes);
+                    buf[bytes.len()..].fill(0);
+                }
+                Ok(())
+            }
+            // One after the other, to find out which of them it is.
+            Err(_) if places.len() > 1 => places.iter().try_for_each(|place| {
+                let place = std::slice::from_ref(place);
+                let (sender, end) = mpsc::channel();
+                self.begin_read(place, move |read| {
+                    let _ = sender.send(read);
+                });
+                let gone = |_| Err(io::Error::other("a read was dropped"));
+                self.take_read(place, end.recv().unwrap_or_else(gone), ranges)
+            }),
+            Err(error) => {
+                let n = places[0].request;
+                let end = ranges[n].offset + ranges[n].buf.len() as u64;
+                let range = ranges[n].offset..end;
+                Err((n, self.failed("reading", range, error)))
+            }
         }
     }
 
@@ -322,39 +371,26 @@ impl Disk for RadosDisk {
     }
 
     fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
-        let mut all = Vec::new();
         for (n, range) in ranges.iter().enumerate() {
-            let len = range.buf.len() as u64;
-            self.end_of("reading", range.offset, len)
+            self.end_of("reading", range.offset, range.buf.len() as u64)
                 .map_err(|error| (n, error))?;
-            all.extend(pieces(range.offset, len).map(|piece| (n, piece)));
         }
+        let asked = ranges.iter().map(|it| (it.offset, it.buf.len() as u64));
+        let operations = by_object(asked, PLACES_MAX);
         let (sender, ends) = mpsc::channel();
         let mut begun = 0;
-        for ended in 0..all.len() {
-            while begun < all.len() && begun < ended + OPERATIONS_MAX {
+        for ended in 0..operations.len() {
+            while begun < operations.len() && begun < ended + OPERATIONS_MAX {
                 let (number, sender) = (begun, sender.clone());
-                let piece = &all[begun].1;
-                let object = self.object(piece.object);
-                self.cluster
-                    .read(&object, piece.offset, piece.len(), move |read| {
-                        // Nobody hears it after an error.
-                        let _ = sender.send((number, read));
-                    });
+                self.begin_read(&operations[begun], move |read| {
+                    // Nobody hears it after an error.
+                    let _ = sender.send((number, read));
+                });
                 begun += 1;
             }
             let gone = |_| (0, io::Error::other("a read was dropped"));
             let (number, read) = ends.recv().map_err(gone)?;
-            let (n, piece) = &all[number];
-            let range = &mut ranges[*n];
-            let bytes = read.map_err(|error| {
-                let len = range.buf.len() as u64;
-                let range = range.offset..range.offset + len;
-                (*n, self.failed("reading", range, error))
-            })?;
-            let buf = &mut range.buf[piece.bytes.clone()];
-            buf[..bytes.len()].copy_from_slice(&bytes);
-            buf[bytes.len()..].fill(0);
+            self.take_read(&operations[number], read, ranges)?;
         }
         // A write that has returned is seen by later reads, or they fail.
         self.behind
@@ -390,11 +426,24 @@ impl Disk for RadosDisk {
                 self.grow(ends[n]).map_err(|error| (n, error))?;
             }
         }
-        let begin = |range: &WriteRange<'_>| self.begin_write(range.bytes, range.offset);
-        let begun: Vec<Countdown> = ranges.iter().map(begin).collect();
+        let asked = ranges.iter().map(|it| (it.offset, it.bytes.len() as u64));
+        let operations = by_object(asked, PLACES_MAX);
+        let begin = |places: &Vec<Place>| {
+            let bytes = |it: &Place| &ranges[it.request].bytes[it.piece.bytes.clone()];
+            let writes = places.iter().map(|it| (it.piece.offset, bytes(it)));
+            let object = places[0].piece.object;
+            let change = self.write_change(object, writes);
+            let ended = Countdown::new(1);
+            self.cluster
+                .submit(&self.object(object), change, self.when_full(), ended.part());
+            ended
+        };
+        let begun: Vec<Countdown> = operations.iter().map(begin).collect();
         // After an error, too, all of them end here: the caller may give their places to others.
         let ended: Vec<io::Result<()>> = begun.iter().map(Countdown::wait).collect();
-        for (n, result) in ended.into_iter().enumerate() {
+        for (places, result) in operations.iter().zip(ended) {
+            // None of an operation's writes was made if it failed.
+            let n = places[0].request;
             let range = ranges[n].offset..ends[n];
             result.map_err(|error| (n, self.failed("writing", range, error)))?;
         }
@@ -415,7 +464,7 @@ impl Disk for RadosDisk {
         Some(Box::new(Prepared {
             cluster: Arc::clone(&self.cluster),
             object: self.object(piece.object),
-            change: self.write_change(&piece, bytes),
+            change: self.write_change(piece.object, [(piece.offset, bytes)]),
             bytes: bytes.to_vec(),
             doing: format!("writing {} bytes at {offset} of {}", bytes.len(), self.name),
         }))
@@ -494,16 +543,17 @@ impl Disk for RadosDisk {
             for object in some {
                 let (object, sender) = (*object, sender.clone());
                 // One byte tells, and does not disturb anybody.
-                self.cluster.read(&self.object(object), 0, 1, move |read| {
-                    let _ = sender.send((object, read));
-                });
+                self.cluster
+                    .read(&self.object(object), [(0, 1)], move |read| {
+                        let _ = sender.send((object, read));
+                    });
             }
             drop(sender);
             let mut found: Option<u64> = None;
             for (object, read) in ends {
                 let read =
                     read.map_err(|error| explain(format!("looking into {}", self.name), error))?;
-                if !read.is_empty() {
+                if read.iter().any(|bytes| !bytes.is_empty()) {
                     found = Some(found.map_or(object, |it| it.min(object)));
                 }
             }

@@ -47,6 +47,27 @@ pub(super) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
+/// A piece of one of several requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) request: usize,
+    pub(super) piece: Piece,
+}
+
+/// The pieces of several ranges, each an offset and a length: those of one object together, so many at most.
+pub(super) fn by_object(
+    requests: impl IntoIterator<Item = (u64, u64)>,
+    places_max: usize,
+) -> Vec<Vec<Place>> {
+    let of_one =
+        |(request, (offset, len))| pieces(offset, len).map(move |piece| Place { request, piece });
+    let mut all: Vec<Place> = (0..).zip(requests).flat_map(of_one).collect();
+    all.sort_by_key(|place| place.piece.object);
+    let objects = all.chunk_by(|a, b| a.piece.object == b.piece.object);
+    let operations = objects.flat_map(|places| places.chunks(places_max));
+    operations.map(<[Place]>::to_vec).collect()
+}
+
 /// The end of a range, unless it is beyond what a part can have.
 pub(super) fn end(offset: u64, len: u64) -> Option<u64> {
     let end = offset.checked_add(len)?;
@@ -105,6 +126,32 @@ mod tests {
         });
         assert_eq!(across, expected);
         assert!(across[1].is_whole() && !across[0].is_whole());
+    }
+
+    #[test]
+    fn what_is_in_one_object_goes_together() {
+        let requests = [
+            (5, 10),
+            (OBJECT_BYTES - 1, 2),
+            (7, 0),
+            (OBJECT_BYTES + 9, 1),
+            (0, 3),
+        ];
+        let together = |places_max| {
+            let operations = by_object(requests, places_max);
+            let places = |it: Vec<Place>| {
+                it.into_iter()
+                    .map(|it| (it.piece.object, it.request, it.piece.bytes))
+                    .collect::<Vec<_>>()
+            };
+            operations.into_iter().map(places).collect::<Vec<_>>()
+        };
+        let (first, second) = (
+            [(0, 0, 0..10), (0, 1, 0..1), (0, 4, 0..3)],
+            [(1, 1, 1..2), (1, 3, 0..1)],
+        );
+        assert_eq!(together(3), [&first[..], &second]);
+        assert_eq!(together(2), [&first[..2], &first[2..], &second]);
     }
 
     #[test]
