@@ -10,6 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::ceph_refusals;
 use onefold_harness::ceph::{Cluster, POOL};
@@ -26,6 +27,10 @@ const VOLUME_BYTES: u64 = 512 << 20;
 
 /// How long a fault lasts: longer than the daemon waits before it says so.
 const FAULT: Duration = Duration::from_secs(12);
+
+/// How long an OSD is silent that nobody does without: longer than the cluster keeps a watch, and than an owner goes
+/// on without being confirmed.
+const SILENCE: Duration = Duration::from_secs(65);
 
 /// How long fio works: some time before the fault and after it, too.
 const LOAD_SECONDS: u64 = 20;
@@ -77,8 +82,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         daemon,
         scratch,
     };
-    let faults: [(&str, Fault); 4] = [
+    let faults: [(&str, Fault); 5] = [
         ("an OSD is frozen", frozen_osd),
+        ("an OSD answers after a minute", late_osd),
         ("two of three OSDs are dead", dead_osds),
         ("the monitor is frozen", frozen_monitor),
         ("the cluster is full", full),
@@ -142,16 +148,17 @@ impl Bench<'_> {
         Ok(fio)
     }
 
-    /// A fault for its time, which fio must survive. Returns what the daemon said.
+    /// A fault for some time, which fio must survive. Returns what the daemon said.
     fn under_load(
         &self,
+        lasting: Duration,
         begin: impl FnOnce() -> Result<()>,
         end: impl FnOnce() -> Result<()>,
     ) -> Result<String> {
         let before = self.daemon.said().len();
         let mut fio = self.start(self.rewrite())?;
         begin()?;
-        std::thread::sleep(FAULT);
+        std::thread::sleep(lasting);
         end()?;
         fio.wait_for_success_within(LOAD_LIMIT)?;
         Ok(self.said_since(before))
@@ -164,14 +171,48 @@ impl Bench<'_> {
 
 fn frozen_osd(bench: &Bench<'_>) -> Result<String> {
     let osd = bench.cluster.osd(0)?;
-    let said = bench.under_load(|| osd.freeze(), || osd.thaw())?;
+    let said = bench.under_load(FAULT, || osd.freeze(), || osd.thaw())?;
     // The others do without it after 8 s, so it depends on the moment whether somebody waits for longer.
     summary(&said)
+}
+
+/// The cluster is told to wait for it, so everything that it serves waits: the lock, too, if that is there.
+fn late_osd(bench: &Bench<'_>) -> Result<String> {
+    let osd = bench.cluster.osd(head_osd(bench)?)?;
+    let no_down = |verb| bench.cluster.ceph(&["osd", verb, "nodown"]).map(drop);
+    let said = bench.under_load(
+        SILENCE,
+        || no_down("set").and_then(|()| osd.freeze()),
+        || osd.thaw().and_then(|()| no_down("unset")),
+    );
+    // Whatever happened: the cluster may be somebody's.
+    no_down("unset")?;
+    let said = said?;
+    ensure!(
+        said.contains(WAITS),
+        "the log says nothing of requests that waited\n{}",
+        last_lines(&said)
+    );
+    summary(&said)
+}
+
+/// The OSD that serves the pool's head, where the lock is.
+fn head_osd(bench: &Bench<'_>) -> Result<u32> {
+    let name = bench.product.place().name();
+    let (_, namespace) = name.rsplit_once('/').context("the pool has no name")?;
+    let found = bench
+        .cluster
+        .ceph(&["osd", "map", POOL, "g.0", namespace, "--format", "json"])?;
+    let found: Value = serde_json::from_str(&found).context("ceph osd map printed no JSON")?;
+    let primary = found["acting_primary"].as_u64();
+    let primary = primary.context("ceph osd map names no primary")?;
+    Ok(primary.try_into()?)
 }
 
 fn dead_osds(bench: &Bench<'_>) -> Result<String> {
     let osds = [bench.cluster.osd(1)?, bench.cluster.osd(2)?];
     let said = bench.under_load(
+        FAULT,
         || osds.iter().try_for_each(|osd| osd.kill()),
         || osds.iter().try_for_each(|osd| osd.start()),
     )?;
@@ -185,7 +226,7 @@ fn dead_osds(bench: &Bench<'_>) -> Result<String> {
 
 fn frozen_monitor(bench: &Bench<'_>) -> Result<String> {
     let monitor = bench.cluster.monitor();
-    let said = bench.under_load(|| monitor.freeze(), || monitor.thaw())?;
+    let said = bench.under_load(FAULT, || monitor.freeze(), || monitor.thaw())?;
     ensure!(
         !said.contains(WAITS),
         "requests waited for a monitor\n{}",

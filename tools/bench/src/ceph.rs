@@ -31,8 +31,9 @@ const DISK: &str = "512M";
 /// How long each row is measured, in seconds.
 const SECONDS: u32 = 5;
 
-/// What the finder reads.
-const SCATTERED: &str = "96M";
+/// What the finder reads: so many bytes, in blocks at random places of so large a volume. Few of them are neighbours.
+pub(crate) const SCATTERED: &str = "96M";
+pub(crate) const SCATTERED_OVER: &str = "1G";
 
 /// Options of `cargo xtask bench ceph`.
 #[derive(Debug, clap::Args)]
@@ -174,7 +175,9 @@ fn measure(
             );
             figures.add(n, rates);
         }
-        figures.finder(here.finder(directory, &format!("scattered-{round}"))?);
+        let rate = here.finder(directory, &format!("scattered-{round}"))?;
+        println!("round {round}, the finder reads {rate:.0} MB/s");
+        figures.finder(rate);
         for (n, rate) in here.on_published(directory)?.into_iter().enumerate() {
             let title = ROWS[PUBLISHED_ROWS[n]].title;
             println!("round {round}, {title}, to published blocks: {rate:.0} a second");
@@ -252,17 +255,19 @@ impl Host {
 
     /// Megabytes a second at which the finder reads back what was written at random places.
     fn finder(&self, directory: &Path, volume: &str) -> Result<f64> {
-        self.on_pool(&["volume", "create", volume, "--size", SCATTERED])
+        self.on_pool(&["volume", "create", volume, "--size", SCATTERED_OVER])
             .run()?;
+        let dedup = || self.on_pool(&["--format", "json", "pool", "dedup", "--volume", volume]);
+        // What an earlier round has left to the collector is done first: it would be counted in the time.
+        dedup().read()?;
         let job = Section::new("scatter", &self.address().uri(volume))
             .set("rw", "randwrite")
             .set("bs", "4k")
             .set("iodepth", 32)
-            .set("size", SCATTERED);
+            .set("size", SCATTERED_OVER)
+            .set("io_size", SCATTERED);
         Fio::new(directory, "scatter").job(job).run()?;
-        let found = self
-            .on_pool(&["--format", "json", "pool", "dedup", "--volume", volume])
-            .read()?;
+        let found = dedup().read()?;
         let found: Value = serde_json::from_str(&found).context("pool dedup printed no JSON")?;
         let number = |key: &str| found[key].as_f64().with_context(|| format!("no {key}"));
         let rate = number("bytes_per_second")? / 1e6;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use crate::ceph::{PATIENCE, PUBLISHED_ROWS, ROWS, release};
+use crate::ceph::{PATIENCE, PUBLISHED_ROWS, ROWS, SCATTERED, SCATTERED_OVER, release};
 use crate::goals::{self, Goal};
 use crate::report::{self, Conditions};
 use crate::statistics::Estimate;
@@ -137,7 +137,10 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
             );
         }
     }
-    page.push('\n');
+    let _ = writeln!(
+        page,
+        "\nThe finder is measured on {SCATTERED} of new blocks at random places of a volume of {SCATTERED_OVER}.\n"
+    );
     goals::table(&mut page, &figures.goals());
     page
 }

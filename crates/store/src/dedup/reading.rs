@@ -15,7 +15,7 @@ use crate::pool::Pool;
 const READ_BYTES: usize = 256 << 10;
 
 /// The same where every read waits for the disk: more of them at the same time.
-const WAITING_READ_BYTES: usize = 1 << 20;
+const WAITING_READ_BYTES: usize = 4 << 20;
 
 /// Fingerprints of blocks that were read back.
 pub(super) struct Fingerprinted {
