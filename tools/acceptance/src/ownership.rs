@@ -34,6 +34,9 @@ use onefold_harness::workspace::Workspace;
 const VOLUME: &str = "v";
 const VOLUME_BYTES: u64 = 96 << 20;
 
+/// Of the volume, when the second host has taken the pool.
+const SNAPSHOT: &str = "v@taken";
+
 /// Blocks that have data, which is flushed, when anything begins; and blocks that have none.
 const OLD: Range<u64> = 0..48 << 20;
 const FRESH: Range<u64> = 48 << 20..96 << 20;
@@ -55,8 +58,10 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 /// How long guests may take to hear that their host is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// fio has something in flight once it has worked for this long, in seconds of processor time.
-const WORK_SECONDS: f64 = 0.1;
+/// What a frozen host has in flight.
+const LOST: &str = "lost";
+
+const BLOCK_BYTES: usize = 4096;
 
 /// In the message about a write that should have had no effect.
 const FINDING: &str = "is not what its owner wrote";
@@ -138,7 +143,7 @@ impl Hosts {
 
     /// Gives the volume the content that everything begins with, flushed.
     fn fill(&self, host: &Product) -> Result<()> {
-        Client::connect(&address(host)?)
+        Client::connect(&address(host, VOLUME)?)
             .and_then(|mut client| {
                 client.trim(0, VOLUME_BYTES as usize)?;
                 client.flush()
@@ -175,7 +180,7 @@ impl Hosts {
 
     /// Endless writes, none of which is ever flushed.
     fn keep_in_flight(&self, host: &Product) -> Result<Background> {
-        let section = pattern(host, "lost", IN_FLIGHT)
+        let section = pattern(host, LOST, IN_FLIGHT)
             .set("bs", "4k")
             .set("do_verify", 0)
             .set("time_based", 1)
@@ -183,9 +188,16 @@ impl Hosts {
         let mut fio = Fio::new(self.scratch.path(), "in-flight")
             .job(section)
             .spawn()?;
-        while fio.cpu_seconds()? < WORK_SECONDS {
+        // Something has arrived, so the rest is on its way.
+        let mut client = Client::connect(&address(host, VOLUME)?)?;
+        let mut found = vec![0; (IN_FLIGHT.end - IN_FLIGHT.start) as usize];
+        while !found
+            .chunks(BLOCK_BYTES)
+            .any(|it| it.starts_with(LOST.as_bytes()))
+        {
             ensure!(fio.is_running()?, "fio does not work\n{}", fio.said());
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(20));
+            client.read(&mut found, IN_FLIGHT.start)?;
         }
         Ok(fio)
     }
@@ -200,7 +212,7 @@ enum Durability {
 
 /// Each block holds its own place and a text.
 fn pattern(host: &Product, text: &str, range: Range<u64>) -> Section {
-    Section::new(text, &uri(host))
+    Section::new(text, &host.default_address().uri(VOLUME))
         .set("rw", "randwrite")
         .set("bs", "64k")
         .set("offset", range.start)
@@ -213,18 +225,20 @@ fn pattern(host: &Product, text: &str, range: Range<u64>) -> Section {
         .set("verify_fatal", 1)
 }
 
-fn uri(host: &Product) -> String {
-    host.default_address().uri(VOLUME)
+fn address(host: &Product, export: &str) -> Result<Address> {
+    let uri = host.default_address().uri(export);
+    uri.parse().map_err(|error: String| anyhow!(error))
 }
 
-fn address(host: &Product) -> Result<Address> {
-    uri(host).parse().map_err(|error: String| anyhow!(error))
-}
-
-/// The whole volume.
+/// All of the volume, and then of its snapshot.
 fn content(host: &Product) -> Result<Vec<u8>> {
-    let mut client = Client::connect(&address(host)?).context("cannot attach to the volume")?;
-    read_all(&mut client)
+    let mut all = Vec::new();
+    for export in [VOLUME, SNAPSHOT] {
+        let mut client = Client::connect(&address(host, export)?)
+            .with_context(|| format!("cannot attach to {export}"))?;
+        all.append(&mut read_all(&mut client)?);
+    }
+    Ok(all)
 }
 
 fn refused(hosts: &Hosts) -> Result<String> {
@@ -325,8 +339,8 @@ fn taken_from_frozen(hosts: &Hosts, end: End) -> Result<String> {
         .serve(&[], &[])
         .context("the pool of a frozen host")?;
     let seconds = daemon.started_in.as_secs_f64();
-    let snapshot = format!("{VOLUME}@taken");
-    let create = ["--quiet", "snapshot", "create", &snapshot];
+    // Its blocks are those that the frozen host still writes in place.
+    let create = ["--quiet", "snapshot", "create", SNAPSHOT];
     second.command().args(create).run()?;
     hosts.write(second, "new", IN_FLIGHT, Durability::Flushed)?;
     let written = content(second)?;
@@ -351,7 +365,7 @@ fn taken_from_frozen(hosts: &Hosts, end: End) -> Result<String> {
     )?;
     first
         .command()
-        .args(["--quiet", "snapshot", "delete", "--yes", &snapshot])
+        .args(["--quiet", "snapshot", "delete", "--yes", SNAPSHOT])
         .run()?;
     hosts.write(first, "again", FRESH, Durability::Flushed)?;
     hosts.verify(first, "again", FRESH)?;
@@ -382,12 +396,11 @@ fn finish(mut frozen: Daemon, mut in_flight: Background, end: End) -> Result<()>
 
 /// Every byte is what it was.
 fn must_be(expected: &[u8], found: &[u8], when: &str) -> Result<()> {
-    const BLOCK_BYTES: usize = 4096;
     let blocks = expected.chunks(BLOCK_BYTES).zip(found.chunks(BLOCK_BYTES));
     let different = blocks.filter(|(expected, found)| expected != found).count();
     ensure!(
         expected.len() == found.len() && different == 0,
-        "{when}, the volume {FINDING}: {different} blocks of {} differ",
+        "{when}, the volume or its snapshot {FINDING}: {different} blocks of {} differ",
         expected.len() / BLOCK_BYTES
     );
     Ok(())
