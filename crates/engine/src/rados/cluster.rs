@@ -111,18 +111,18 @@ pub(super) struct ObjectChange {
 }
 
 /// Waits for several operations.
-pub(super) struct Countdown {
-    shared: Arc<Counted>,
+pub(super) struct Countdown<E = io::Error> {
+    shared: Arc<Counted<E>>,
 }
 
-struct Counted {
-    state: Mutex<(usize, io::Result<()>)>,
+struct Counted<E> {
+    state: Mutex<(usize, Result<(), E>)>,
     ended: Condvar,
 }
 
-impl Countdown {
+impl<E: Send + 'static> Countdown<E> {
     /// For so many.
-    pub(super) fn new(count: usize) -> Countdown {
+    pub(super) fn new(count: usize) -> Countdown<E> {
         Countdown {
             shared: Arc::new(Counted {
                 state: Mutex::new((count, Ok(()))),
@@ -132,7 +132,7 @@ impl Countdown {
     }
 
     /// What hears of the end of one of them.
-    pub(super) fn part(&self) -> impl FnOnce(io::Result<()>) + Send + 'static {
+    pub(super) fn part(&self) -> impl FnOnce(Result<(), E>) + Send + use<E> + 'static {
         let shared = Arc::clone(&self.shared);
         move |result| {
             let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,12 +146,37 @@ impl Countdown {
     }
 
     /// Until all have ended. Of several errors it is the last.
-    pub(super) fn wait(&self) -> io::Result<()> {
+    pub(super) fn wait(&self) -> Result<(), E> {
         let mut state = (self.shared.state.lock()).unwrap_or_else(PoisonError::into_inner);
         while state.0 > 0 {
             let woken = self.shared.ended.wait(state);
             state = woken.unwrap_or_else(PoisonError::into_inner);
         }
         std::mem::replace(&mut state.1, Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn a_countdown_waits_for_the_last_one_also_after_an_error() {
+        let all = Countdown::new(3);
+        let mut parts: Vec<_> = (0..3).map(|_| all.part()).collect();
+        let (told, hears) = mpsc::channel();
+        let waits = thread::spawn(move || told.send(all.wait()).unwrap());
+        let early = || hears.recv_timeout(Duration::from_millis(20)).is_ok();
+        assert!(!early());
+        (parts.remove(0))(Ok(()));
+        assert!(!early());
+        (parts.remove(0))(Err("broken"));
+        assert!(!early());
+        (parts.remove(0))(Ok(()));
+        assert_eq!(hears.recv().unwrap(), Err("broken"));
+        waits.join().unwrap();
     }
 }

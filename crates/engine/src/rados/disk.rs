@@ -428,26 +428,23 @@ impl Disk for RadosDisk {
         }
         let asked = ranges.iter().map(|it| (it.offset, it.bytes.len() as u64));
         let operations = by_object(asked, PLACES_MAX);
-        let begin = |places: &Vec<Place>| {
+        // After an error, too, all of them end here: the caller may give their places to others.
+        let all = Countdown::new(operations.len());
+        for places in &operations {
             let bytes = |it: &Place| &ranges[it.request].bytes[it.piece.bytes.clone()];
             let writes = places.iter().map(|it| (it.piece.offset, bytes(it)));
             let object = places[0].piece.object;
             let change = self.write_change(object, writes);
-            let ended = Countdown::new(1);
-            self.cluster
-                .submit(&self.object(object), change, self.when_full(), ended.part());
-            ended
-        };
-        let begun: Vec<Countdown> = operations.iter().map(begin).collect();
-        // After an error, too, all of them end here: the caller may give their places to others.
-        let ended: Vec<io::Result<()>> = begun.iter().map(Countdown::wait).collect();
-        for (places, result) in operations.iter().zip(ended) {
             // None of an operation's writes was made if it failed.
-            let n = places[0].request;
-            let range = ranges[n].offset..ends[n];
-            result.map_err(|error| (n, self.failed("writing", range, error)))?;
+            let (n, ended) = (places[0].request, all.part());
+            let ended = move |written: io::Result<()>| ended(written.map_err(|error| (n, error)));
+            self.cluster
+                .submit(&self.object(object), change, self.when_full(), ended);
         }
-        Ok(())
+        all.wait().map_err(|(n, error)| {
+            let range = ranges[n].offset..ends[n];
+            (n, self.failed("writing", range, error))
+        })
     }
 
     fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
