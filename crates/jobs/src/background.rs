@@ -105,6 +105,15 @@ impl Drop for AtWork<'_> {
     }
 }
 
+/// Puts the calling thread into the idle class, and all that it starts from now on.
+///
+/// # Errors
+///
+/// Where the system does not allow it: then the work is only not as quiet.
+pub fn enter_idle_class() -> io::Result<()> {
+    schedule(0, libc::SCHED_IDLE)
+}
+
 pub(crate) fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameters outlive the call, which only reads them.
@@ -143,6 +152,18 @@ pub(crate) mod tests {
         let (thread, is_idle) = seen.unwrap();
         assert_ne!(thread, caller);
         assert!(is_idle);
+    }
+
+    #[test]
+    fn what_a_thread_of_the_idle_class_starts_is_in_it() {
+        let of_child = thread::spawn(|| {
+            enter_idle_class().unwrap();
+            thread::spawn(|| is_policy(libc::SCHED_IDLE))
+                .join()
+                .unwrap()
+        });
+        assert!(of_child.join().unwrap());
+        assert!(is_policy(libc::SCHED_OTHER));
     }
 
     #[test]

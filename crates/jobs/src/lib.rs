@@ -62,6 +62,7 @@ mod thread;
 mod trim;
 mod unshare;
 
+pub use background::enter_idle_class;
 pub use copying::{SnapshotReads, TooManyReads};
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};

@@ -74,6 +74,10 @@ pub(in crate::commands) struct Args {
     /// Memory for each stage.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
     memory: u64,
+
+    /// Do not leave the processors to others. Without this, a host whose guests need all of them is backed up slowly.
+    #[arg(long)]
+    hurry: bool,
 }
 
 /// What becomes of a snapshot once it is backed up.
@@ -167,6 +171,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     let repository = args.repository.open()?;
     let interrupted = interruption()?;
+    // Before any thread is started: they inherit it.
+    if !args.hurry
+        && let Err(error) = onefold_jobs::enter_idle_class()
+    {
+        tracing::debug!("the backup runs at ordinary priority: {error}");
+    }
     let job = Job {
         context,
         args,
