@@ -18,7 +18,7 @@ use crate::backup_report::{self, Figures};
 use crate::report;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running};
-use onefold_harness::fio::{Fio, Section};
+use onefold_harness::fio::{Fio, JobResult, Section};
 use onefold_harness::images::{self, Image};
 use onefold_harness::packages;
 use onefold_harness::server::{Address, Daemon, Product};
@@ -247,8 +247,7 @@ fn onefold(
     let shown = command(&["show", "vm@latest"]).read()?;
     figures.shown(&serde_json::from_str(&shown).context("show printed no JSON")?);
     figures.mounted(random_reads(directory, &command)?);
-    let (alone, meanwhile) = guests(&product, directory, &command)?;
-    figures.guest(alone, meanwhile);
+    figures.guest(guest(&product, directory, last, &command)?);
     daemon.stop()?;
     Ok(taken)
 }
@@ -310,12 +309,22 @@ fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f6
     Ok(result.read.mean_us)
 }
 
-/// A guest's 99th percentile alone, and while all of another volume is backed up again and again, in microseconds.
-fn guests(
+/// A guest's 99th percentiles, in microseconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Guest {
+    pub(crate) alone: f64,
+    /// While a file is hashed again and again by one process of the idle class: no work of ours at all.
+    pub(crate) beside_hashing: f64,
+    /// While all of another volume is backed up again and again.
+    pub(crate) beside_backups: f64,
+}
+
+fn guest(
     product: &Product,
     directory: &Path,
-    command: &dyn Fn(&[&str]) -> Cmd,
-) -> Result<(f64, f64)> {
+    file: &Path,
+    backup: &dyn Fn(&[&str]) -> Cmd,
+) -> Result<Guest> {
     let uri = product.default_address().uri("guest");
     let fill = Section::new("fill", &uri)
         .set("rw", "write")
@@ -323,7 +332,7 @@ fn guests(
     Fio::new(directory, "fill")
         .job(fill.set("size", "1G"))
         .run()?;
-    let measure = |name: &str| {
+    let load = |name: &str| {
         let job = Section::new(name, &uri)
             .set("rw", "randrw")
             .set("bs", "4k")
@@ -334,27 +343,37 @@ fn guests(
             .set("runtime", GUEST_SECONDS);
         Fio::new(directory, name).job(job)
     };
-    let p99 = |results: &[onefold_harness::fio::JobResult]| -> Result<f64> {
+    let p99 = |results: &[JobResult]| -> Result<f64> {
         let result = results.first().context("fio reported no job")?;
         Ok(result.read.p99_us.max(result.write.p99_us))
     };
-    let alone = p99(&measure("alone").run()?)?;
-    let mut fio = measure("meanwhile").spawn()?;
-    let log = directory.join("full.log");
-    let mut backups = 0;
-    while fio.is_running()? {
-        let mut backup: Running = command(&["create", "--full", "vm"]).spawn_logged(&log)?;
-        while backup.try_wait()?.is_none() {
-            if !fio.is_running()? {
-                backup.kill();
-                break;
+    let beside = |name: &str, command: &dyn Fn() -> Cmd| -> Result<f64> {
+        let mut fio = load(name).spawn()?;
+        let log = directory.join(name).with_extension("said");
+        let mut ended = 0;
+        while fio.is_running()? {
+            let mut running: Running = command().spawn_logged(&log)?;
+            while running.try_wait()?.is_none() {
+                if !fio.is_running()? {
+                    running.kill();
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            ended += 1;
         }
-        backups += 1;
-    }
-    ensure!(backups > 1, "one backup took longer than the guest");
-    Ok((alone, p99(&fio.wait_for_success()?)?))
+        ensure!(ended > 1, "{name}: once took longer than the guest");
+        p99(&fio.wait_for_success()?)
+    };
+    let hash = || {
+        let hash = Cmd::new("chrt").args(["--idle", "0", "sha256sum"]);
+        hash.arg(file)
+    };
+    Ok(Guest {
+        alone: p99(&load("alone").run()?)?,
+        beside_hashing: beside("hashing", &hash)?,
+        beside_backups: beside("backups", &|| backup(&["create", "--full", "vm"]))?,
+    })
 }
 
 /// A peer, which reads the disk as a file `guest.raw` in the directory where it is run.
