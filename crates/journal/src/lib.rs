@@ -80,7 +80,7 @@ pub use failure::StopsOnPanic;
 pub use log::{Log, LogMark};
 pub use log_end::IncompleteCommit;
 pub use log_end::check_length;
-pub use reader::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
+pub use reader::{CheckpointReader, HELD_BACK_MAX, MapPage, PAGES_AT_ONCE};
 pub use replay::follow_log;
 pub use tail_copy::TailCopy;
 pub use watermarks::SpaceLevel;

@@ -20,6 +20,23 @@ pub const PAGES_AT_ONCE: u64 = 16;
 /// Pages that are kept for the scan alone before it continues in a newer checkpoint: 4 MiB.
 pub const HELD_BACK_MAX: usize = 1024;
 
+/// Pages of a map that are read at the same time.
+const MAP_PAGES_TOGETHER: usize = 64;
+
+/// A page of a map.
+pub struct MapPage {
+    /// The segment that it describes.
+    pub segment: SegmentIndex,
+    /// What refers to it.
+    pub pointer: Pointer,
+    /// The entries, or why they cannot be read.
+    pub entries: Result<Box<Segment>>,
+}
+
+fn decoded(page: &PageBytes) -> Result<Box<Segment>> {
+    map_page::decode(page).map_err(|error| StoreError::format("map page", error))
+}
+
 /// A checkpoint that stays readable.
 pub struct CheckpointReader<'a> {
     journal: &'a Journal,
@@ -69,19 +86,45 @@ impl<'a> CheckpointReader<'a> {
         self.journal.pages.held_back_count()
     }
 
-    /// Visits every page of every map.
+    /// Reads every page of the maps that are wanted, many at the same time, and visits them in their order.
     pub fn each_map_page(
         &self,
-        visit: &mut dyn FnMut(&VolumeRecord, SegmentIndex, Pointer) -> Result<()>,
+        is_wanted: &dyn Fn(&VolumeRecord) -> bool,
+        visit: &mut dyn FnMut(&VolumeRecord, MapPage) -> Result<()>,
     ) -> Result<()> {
-        for volume in &self.volumes {
-            let mut from = SegmentIndex(0);
-            while let Some((segment, pointer)) = self.next_map_page(volume, from)? {
-                visit(volume, segment, pointer)?;
-                from = segment + 1;
+        for volume in self.volumes.iter().filter(|volume| is_wanted(volume)) {
+            let (mut from, mut is_end) = (SegmentIndex(0), false);
+            while !is_end {
+                let mut found = Vec::with_capacity(MAP_PAGES_TOGETHER);
+                while !is_end && found.len() < MAP_PAGES_TOGETHER {
+                    match self.next_map_page(volume, from)? {
+                        None => is_end = true,
+                        Some((segment, pointer)) => {
+                            found.push((segment, pointer));
+                            from = segment + 1;
+                        }
+                    }
+                }
+                for page in self.map_pages(volume, &found) {
+                    visit(volume, page)?;
+                }
             }
         }
         Ok(())
+    }
+
+    fn map_pages(&self, volume: &VolumeRecord, found: &[(SegmentIndex, Pointer)]) -> Vec<MapPage> {
+        let leaves: Vec<_> = found.iter().map(|(segment, it)| (segment.0, *it)).collect();
+        let pages = &self.journal.pages;
+        let read = pages.read_leaves(PageKind::Map, volume.layer.0, &leaves);
+        let pages = found.iter().zip(read);
+        pages
+            .map(|((segment, pointer), read)| MapPage {
+                segment: *segment,
+                pointer: *pointer,
+                entries: read.and_then(|page| decoded(&page)),
+            })
+            .collect()
     }
 
     /// The first page of a map at or after `from`.
@@ -146,7 +189,7 @@ impl<'a> CheckpointReader<'a> {
             .journal
             .pages
             .read(PageKind::Map, 0, layer, segment.0, pointer)?;
-        map_page::decode(&page).map_err(|error| StoreError::format("map page", error))
+        decoded(&page)
     }
 
     /// Visits the dropped references that are not released yet.

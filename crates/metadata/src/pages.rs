@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::Disk;
+use onefold_engine::{Disk, ReadRange};
 use onefold_format::node::{Node, ROOT_SLOTS};
 use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::{FormatError, PageNumber, Pointer, PoolId};
@@ -112,10 +112,53 @@ impl Pages {
     ) -> Result<Box<PageBytes>> {
         let mut bytes = page::blank();
         let place = pointer.page;
-        let what = || format!("page {place} of {}", self.name);
         self.disk
             .read_at(&mut bytes[..], place.0 * PAGE_BYTES as u64)
-            .map_err(|error| StoreError::io(what(), error))?;
+            .map_err(|error| StoreError::io(self.what(place), error))?;
+        self.verify(kind, level, owner, index, pointer, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads leaves of one tree, each with its index in it, at the same time where the disk can do that.
+    pub fn read_leaves(
+        &self,
+        kind: PageKind,
+        owner: u64,
+        leaves: &[(u64, Pointer)],
+    ) -> Vec<Result<Box<PageBytes>>> {
+        let mut pages: Vec<Box<PageBytes>> = leaves.iter().map(|_| page::blank()).collect();
+        let ranges = pages.iter_mut().zip(leaves);
+        let mut ranges: Vec<ReadRange<'_>> = ranges
+            .map(|(bytes, (_, pointer))| ReadRange {
+                buf: &mut bytes[..],
+                offset: pointer.page.0 * PAGE_BYTES as u64,
+            })
+            .collect();
+        if self.disk.read_together(&mut ranges).is_err() {
+            // One after the other, to find out which of them it is.
+            let each = leaves.iter();
+            return each
+                .map(|(index, pointer)| self.read(kind, 0, owner, *index, *pointer))
+                .collect();
+        }
+        let read = pages.into_iter().zip(leaves);
+        read.map(|(bytes, (index, pointer))| {
+            self.verify(kind, 0, owner, *index, *pointer, &bytes)?;
+            Ok(bytes)
+        })
+        .collect()
+    }
+
+    fn verify(
+        &self,
+        kind: PageKind,
+        level: u8,
+        owner: u64,
+        index: u64,
+        pointer: Pointer,
+        bytes: &PageBytes,
+    ) -> Result<()> {
+        let place = pointer.page;
         let header = PageHeader {
             kind,
             level,
@@ -125,16 +168,20 @@ impl Pages {
             index,
             sequence: 0,
         };
-        let (_, checksum) =
-            page::open(&bytes, &header).map_err(|error| StoreError::format(what(), error))?;
+        let (_, checksum) = page::open(bytes, &header)
+            .map_err(|error| StoreError::format(self.what(place), error))?;
         if checksum != pointer.checksum {
             let lost = FormatError::Checksum {
                 expected: pointer.checksum,
                 found: checksum,
             };
-            return Err(StoreError::format(what(), lost));
+            return Err(StoreError::format(self.what(place), lost));
         }
-        Ok(bytes)
+        Ok(())
+    }
+
+    fn what(&self, place: PageNumber) -> String {
+        format!("page {place} of {}", self.name)
     }
 
     /// Reads an inner page, from memory if it is there.
@@ -149,12 +196,8 @@ impl Pages {
             return Ok(Arc::clone(node));
         }
         let bytes = self.read(PageKind::Node, level, owner, index, pointer)?;
-        let node = Node::decode(&bytes).map_err(|error| {
-            StoreError::format(
-                format_args!("page {} of {}", pointer.page, self.name),
-                error,
-            )
-        })?;
+        let node = Node::decode(&bytes)
+            .map_err(|error| StoreError::format(self.what(pointer.page), error))?;
         let node = Arc::new(node);
         let mut nodes = lock(&self.nodes);
         if nodes.get(pointer.page).is_none() {
@@ -496,5 +539,65 @@ impl<'a> PageWriter<'a> {
     /// The checkpoint failed before its root was written: its pages are free again.
     pub fn abandon(self) {
         self.pages.release(&self.written);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::StoreErrorKind;
+    use onefold_engine::simulated::{Op, SimulatedEngine};
+    use onefold_engine::{Engine, Part};
+    use std::io;
+
+    const OWNER: u64 = 7;
+
+    #[test]
+    fn of_pages_read_together_each_has_its_own_result() {
+        let engine = SimulatedEngine::new(1);
+        let disk = engine.create(Part::Meta, 0).unwrap();
+        let pool = PoolId([1; 16]);
+        let leaves: Vec<(u64, Pointer)> = (0..5)
+            .map(|index| {
+                let place = PageNumber(ROOT_SLOTS + 2 * index);
+                let mut bytes = page::blank();
+                let header = PageHeader {
+                    kind: PageKind::Map,
+                    level: 0,
+                    pool,
+                    page: place,
+                    owner: OWNER,
+                    index,
+                    sequence: 0,
+                };
+                let checksum = page::seal(&mut bytes, &header);
+                disk.write_at(&bytes[..], place.0 * PAGE_BYTES as u64)
+                    .unwrap();
+                let pointer = Pointer {
+                    page: place,
+                    checksum,
+                    info: 0,
+                };
+                (index, pointer)
+            })
+            .collect();
+        let damaged = leaves[2].1.page.0 * PAGE_BYTES as u64 + 1000;
+        disk.write_at(&[0xff], damaged).unwrap();
+        let pages = Pages::new(disk, "meta".to_owned(), pool, 8);
+        for fails in [false, true] {
+            if fails {
+                engine.fail_once(Part::Meta, Op::Read, 3, io::ErrorKind::TimedOut);
+            }
+            let read = pages.read_leaves(PageKind::Map, OWNER, &leaves);
+            let damaged: Vec<bool> = read
+                .iter()
+                .map(|it| {
+                    it.as_ref()
+                        .is_err_and(|error| error.kind() == StoreErrorKind::Damaged)
+                })
+                .collect();
+            assert_eq!(damaged, [false, false, true, false, false]);
+            assert_eq!(read.iter().filter(|it| it.is_ok()).count(), 4);
+        }
     }
 }

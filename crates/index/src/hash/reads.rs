@@ -5,7 +5,7 @@ use std::panic;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use onefold_engine::Disk;
+use onefold_engine::{Disk, ReadRange};
 
 use super::segment::{LEAF_BYTES, leaf_offset};
 
@@ -31,7 +31,8 @@ pub(super) fn try_read_leaves(
 }
 
 /// Fills `into` with these leaves. Leaves in the host's cache are copied by the calling thread;
-/// threads wait for the disk for the rest.
+/// threads wait for the disk for the rest, unless the disk is one that the host has no cache of: that has
+/// all of them under way by itself.
 pub(super) fn read_leaves(disk: &dyn Disk, leaves: &[u64], into: &mut [u8]) -> io::Result<()> {
     let mut absent = Vec::new();
     for (leaf, buffer) in leaves.iter().zip(into.chunks_exact_mut(LEAF_BYTES)) {
@@ -43,6 +44,14 @@ pub(super) fn read_leaves(disk: &dyn Disk, leaves: &[u64], into: &mut [u8]) -> i
     if absent.len() <= FEW {
         let mut absent = absent.into_iter();
         return absent.try_for_each(|(offset, buffer)| disk.read_at(buffer, offset));
+    }
+    if !disk.is_cached() {
+        let ranges = absent.into_iter();
+        let mut ranges: Vec<ReadRange<'_>> = ranges
+            .map(|(offset, buf)| ReadRange { buf, offset })
+            .collect();
+        let read = disk.read_together(&mut ranges);
+        return read.map_err(|(_, error)| error);
     }
     let threads = absent.len().min(DEPTH);
     let left = Mutex::new(absent.into_iter());

@@ -10,7 +10,7 @@ use std::ops::Range;
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
-use onefold_format::{DomainId, Pba, QueueElement};
+use onefold_format::{DomainId, Pba, QueueElement, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use onefold_journal::CheckpointReader;
 use onefold_metadata::sync::lock;
@@ -222,18 +222,16 @@ fn count_references(
     domain: DomainId,
     window: &mut Window,
 ) -> Result<()> {
-    snapshot.each_map_page(&mut |volume, segment, pointer| {
-        if volume.domain != domain {
-            return Ok(());
-        }
-        let entries = snapshot.entries(volume, segment, pointer)?;
+    let is_wanted = |volume: &VolumeRecord| volume.domain == domain;
+    snapshot.each_map_page(&is_wanted, &mut |volume, page| {
+        let entries = page.entries?;
         let unpublished = snapshot.unpublished(volume);
         // An entry that was announced may be a hit by now, on another block.
         let is_unpublished = |lba: u64, pba: Pba| {
             let found = unpublished.binary_search_by_key(&lba, |item| item.lba.0);
             found.is_ok_and(|at| unpublished[at].pba == pba || !Guard::RebuildCountsHits.holds())
         };
-        for (entry, lba) in entries.iter().zip(segment.first().0..) {
+        for (entry, lba) in entries.iter().zip(page.segment.first().0..) {
             if let State::Shared(pba) = entry.state()
                 && window.blocks.contains(&pba.0)
                 && !is_unpublished(lba, pba)

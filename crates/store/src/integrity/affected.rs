@@ -52,9 +52,8 @@ impl Store {
             CheckpointReader::take(&pool.journal)?
         };
         let bad = pool.bad.all();
-        snapshot.each_map_page(&mut |record, segment, pointer| {
-            let entries = snapshot.entries(record, segment, pointer)?;
-            for (entry, lba) in entries.iter().zip(segment.first().0..) {
+        snapshot.each_map_page(&|_| true, &mut |record, page| {
+            for (entry, lba) in page.entries?.iter().zip(page.segment.first().0..) {
                 if let Some(pba) = entry.pba().filter(|pba| is_listed(&bad, *pba)) {
                     each_view(&snapshot, record, Lba(lba), &mut |record| {
                         visit(name_use(&snapshot, record, pba, lba));

@@ -14,11 +14,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use onefold_format::map_page::{self, Segment};
-use onefold_format::node::Pointer;
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
-use onefold_journal::CheckpointReader;
+use onefold_journal::{CheckpointReader, MapPage};
 use onefold_metadata::sync::lock;
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
@@ -258,8 +257,9 @@ impl Check<'_> {
     /// Counts owners and references of each block in `window`; finds blocks owned twice.
     fn count_owners(&mut self, window: &mut Window) -> Result<()> {
         let snapshot = Rc::clone(&self.snapshot);
-        snapshot.each_map_page(&mut |volume, segment, pointer| {
-            if let Some(entries) = self.read_map_page(volume, segment, pointer, window)? {
+        snapshot.each_map_page(&|_| true, &mut |volume, page| {
+            let segment = page.segment;
+            if let Some(entries) = self.readable(volume, page, window)? {
                 self.count_segment(volume, segment, &entries, window);
                 self.advance(entries.iter().filter(|it| it.pba().is_some()).count());
             }
@@ -286,16 +286,21 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn read_map_page(
+    /// The entries of a page; none, after a finding, if they cannot be read.
+    fn readable(
         &mut self,
         volume: &VolumeRecord,
-        segment: SegmentIndex,
-        pointer: Pointer,
+        page: MapPage,
         window: &Window,
     ) -> Result<Option<Box<Segment>>> {
+        let MapPage {
+            segment,
+            pointer,
+            entries,
+        } = page;
         let is_first_pass = window.blocks.start == 0;
         self.counts.pages_read += u64::from(is_first_pass);
-        let problem = match self.snapshot.entries(volume, segment, pointer) {
+        let problem = match entries {
             Ok(entries) if map_page::publishable(&entries) == pointer.info => {
                 return Ok(Some(entries));
             }
