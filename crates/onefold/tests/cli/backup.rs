@@ -453,6 +453,15 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     assert!(backups(&scene).len() > known.len());
 }
 
+/// Whether a command writes to any source.
+fn is_lease_held(scene: &Scene) -> bool {
+    let sources = Path::new(&scene.path("repository")).join("sources");
+    let sources = fs::read_dir(sources).into_iter().flatten().flatten();
+    sources
+        .map(|it| it.path().join("writer"))
+        .any(|it| fs::read_dir(it).is_ok_and(|mut holders| holders.next().is_some()))
+}
+
 #[test]
 fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     let mut scene = Scene::new();
@@ -472,8 +481,9 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
         let jobs = list["jobs"].as_array().unwrap().clone();
         jobs.into_iter().find(|job| job["job"] == "copying")
     };
+    // Before it reads, it takes the lease. In the idle class it may take its time.
     crate::harness::wait_until("the backup waits", || {
-        job().is_some_and(|job| job["state"] == "paused")
+        is_lease_held(&scene) && job().is_some_and(|job| job["state"] == "paused")
     });
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none());
@@ -513,14 +523,7 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
     scene.ok(&["volume", "create", "other", "--size", "1M"]);
     let mut first = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
     let first_id = first.id().to_string();
-    let sources = Path::new(&scene.path("repository")).join("sources");
-    let is_held = || {
-        let sources = fs::read_dir(&sources).into_iter().flatten().flatten();
-        sources
-            .map(|it| it.path().join("writer"))
-            .any(|it| fs::read_dir(it).is_ok_and(|mut holders| holders.next().is_some()))
-    };
-    while !is_held() {
+    while !is_lease_held(&scene) {
         let ended = first.try_wait().unwrap();
         assert!(ended.is_none(), "it ended before it was seen");
     }
