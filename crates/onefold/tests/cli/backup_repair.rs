@@ -141,6 +141,12 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
                     readers.is_ok_and(|mut readers| readers.next().is_some())
                 })
         });
+        // For a moment nobody knows yet which process it is.
+        crate::harness::wait_until("the mount says who it is", || {
+            let refused = scene.run(&forget);
+            assert_eq!(refused.code, Some(1), "{refused:?}");
+            !refused.stderr.contains("being read by another process")
+        });
         scene
             .run(&forget)
             .is_refusal(1, &["'vm'", "being read by process", "backup mount"]);
