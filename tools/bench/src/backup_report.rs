@@ -206,8 +206,8 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     if let Some(ratio) = figures.guest_ratio(|it| it.beside_hashing) {
         let _ = writeln!(
             page,
-            "A guest's 99th percentile depends on whether the processors have anything else to do: beside `chrt --idle 0 \
-             sha256sum` of a file, and nothing of onefold, it is {ratio:.2} times what it is alone.\n"
+            "For comparison: beside `chrt --idle 0 sha256sum` of a file, without any backup, a guest's 99th percentile is \
+             {ratio:.2} times what it is alone.\n"
         );
     }
     goals::table(&mut page, &figures.goals());

@@ -54,7 +54,8 @@ pub(super) struct Place {
     pub(super) piece: Piece,
 }
 
-/// The pieces of several ranges, each an offset and a length: those of one object together, so many at most.
+/// The pieces of several ranges, each an offset and a length: those of one object together, so many at most,
+/// and at least one.
 pub(super) fn by_object(
     requests: impl IntoIterator<Item = (u64, u64)>,
     places_max: usize,

@@ -453,6 +453,18 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     assert!(backups(&scene).len() > known.len());
 }
 
+/// Classes of scheduling, as in sched(7).
+const SCHED_OTHER: i32 = 0;
+const SCHED_IDLE: i32 = 5;
+
+/// A process's class of scheduling.
+fn policy(process: u32) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    // The name, which may have spaces, is in parentheses; what follows begins with the third field.
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(41 - 3).unwrap().parse().unwrap()
+}
+
 /// Whether a command writes to any source.
 fn is_lease_held(scene: &Scene) -> bool {
     let sources = Path::new(&scene.path("repository")).join("sources");
@@ -487,6 +499,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     });
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none());
+    assert_eq!(policy(child.id()), SCHED_IDLE);
     assert_eq!(job().unwrap()["bytes"], 0);
     // Others are pruned meanwhile.
     scene.ok(&["backup", "forget", "other@1", "--yes"]);
@@ -521,7 +534,8 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
     scene.ok(&["volume", "import", "vm", &image]);
     let _daemon = scene.daemon();
     scene.ok(&["volume", "create", "other", "--size", "1M"]);
-    let mut first = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
+    let create = ["backup", "create", "vm", "--hurry"];
+    let mut first = scene.command(&create).spawn().unwrap();
     let first_id = first.id().to_string();
     while !is_lease_held(&scene) {
         let ended = first.try_wait().unwrap();
@@ -532,6 +546,7 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
         assert!(sent.unwrap().success());
     };
     signal("-STOP");
+    assert_eq!(policy(first.id()), SCHED_OTHER);
     // It names the first, and leaves; nothing of what it was to do is done.
     let second = scene.run(&["backup", "create", "other", "vm"]);
     signal("-CONT");
