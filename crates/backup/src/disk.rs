@@ -17,6 +17,9 @@ pub struct Change {
     pub has_data: bool,
 }
 
+/// So many bytes are read at a time where nothing else is better.
+const PIECE_BYTES_MAX: usize = 1 << 20;
+
 /// A disk that is backed up. It must stay as it is meanwhile.
 pub trait Disk {
     /// Its size in bytes.
@@ -28,6 +31,11 @@ pub trait Disk {
     ///
     /// If the disk cannot be read.
     fn next_change(&mut self, start: u64) -> Result<Option<Change>>;
+
+    /// The most bytes that are read at a time, a multiple of every block size.
+    fn piece_bytes(&self) -> usize {
+        PIECE_BYTES_MAX
+    }
 
     /// Fills `bytes` from byte `at` on.
     ///

@@ -7,9 +7,6 @@ use crate::disk::{ChangedBlocks, read_blocks};
 use crate::error::Result;
 use crate::partitions::Partitions;
 
-/// Bytes read at a time.
-pub(crate) const CHUNK_BYTES: usize = 1 << 20;
-
 /// The partitions over which fingerprints are spread, by their first byte.
 const PARTITIONS: usize = 64;
 
@@ -82,14 +79,14 @@ pub(crate) fn scan(
 ) -> Result<u64> {
     let block_bytes = block_size as usize;
     let size = changes.disk().size_bytes();
-    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut piece = vec![0; changes.disk().piece_bytes().max(block_bytes)];
     let mut fingerprints = Vec::new();
     let mut read = 0;
     while let Some(run) = changes.next()? {
         let mut first = run.blocks.start;
         while run.has_data && first < run.blocks.end {
-            let blocks = (run.blocks.end - first).min((CHUNK_BYTES / block_bytes) as u64);
-            let bytes = &mut chunk[..blocks as usize * block_bytes];
+            let blocks = (run.blocks.end - first).min((piece.len() / block_bytes) as u64);
+            let bytes = &mut piece[..blocks as usize * block_bytes];
             read_blocks(changes.disk(), first * u64::from(block_size), bytes)?;
             fingerprints.clear();
             key.fingerprints(bytes, block_bytes, &mut fingerprints);

@@ -4,7 +4,7 @@
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::JobKind;
-use crate::limits::{COPYING_SHARE_FLOOR, POLL_INTERVAL};
+use crate::limits::{COPYING_REST_MIN, COPYING_SHARE_FLOOR, POLL_INTERVAL};
 use crate::pacing::Pacer;
 use crate::thread::JobThread;
 use onefold_store::Store;
@@ -77,7 +77,7 @@ impl SnapshotReads {
         };
         let done = read();
         drop(batch);
-        foreground.rest_if_needed_after(began.elapsed());
+        foreground.rest_if_needed_after(began.elapsed(), COPYING_REST_MIN);
         self.job.advance(Step::default(), |_| {});
         Ok(done)
     }
@@ -117,6 +117,6 @@ impl Drop for Batch<'_> {
             ..Step::default()
         };
         self.job
-            .end_batch(step, |counts| counts.bytes += self.bytes);
+            .end_small_batch(step, |counts| counts.bytes += self.bytes);
     }
 }

@@ -51,12 +51,13 @@ impl Foreground {
         self.rest_after_unless(worked, &|| false);
     }
 
-    /// Rests after a batch of this duration only if guests need that.
-    pub(crate) fn rest_if_needed_after(&mut self, worked: Duration) {
-        match self.pacer.rest_after(worked).is_zero() {
-            true => self.observe(),
-            false => self.rest_after(worked),
+    /// Rests after a batch of this duration only if guests need that, and then no less than `rest_min`.
+    pub(crate) fn rest_if_needed_after(&mut self, worked: Duration, rest_min: Duration) {
+        let rest = self.pacer.rest_after(worked);
+        if !rest.is_zero() {
+            self.rest_shown(rest.max(rest_min), &|| false);
         }
+        self.observe();
     }
 
     /// As [`Foreground::rest_after`], until something is more urgent than that.
@@ -65,11 +66,15 @@ impl Foreground {
         if rest.is_zero() {
             self.thread.sleep(BATCH_GAP);
         } else {
-            self.thread.set_resting(true);
-            self.rest(rest, is_urgent);
-            self.thread.set_resting(false);
+            self.rest_shown(rest, is_urgent);
         }
         self.observe();
+    }
+
+    fn rest_shown(&self, time: Duration, is_urgent: &dyn Fn() -> bool) {
+        self.thread.set_resting(true);
+        self.rest(time, is_urgent);
+        self.thread.set_resting(false);
     }
 
     /// Learns from the window that has ended, if one has.

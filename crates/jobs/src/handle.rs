@@ -155,6 +155,19 @@ impl JobHandle {
         });
     }
 
+    /// As [`JobHandle::end_batch`], for batches that end thousands of times a second: only whoever has paused the
+    /// job hears of it, because the others' threads would wake up each time.
+    pub(crate) fn end_small_batch(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
+        let mut job = self.job();
+        job.is_in_batch = false;
+        job.advance(step, count);
+        let is_paused = job.is_paused;
+        drop(job);
+        if is_paused {
+            self.thread.signal().notify();
+        }
+    }
+
     /// Progress that ends no batch.
     pub(crate) fn advance(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
         self.job().advance(step, count);

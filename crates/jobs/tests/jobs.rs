@@ -17,8 +17,9 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
 
@@ -408,6 +409,58 @@ fn reads_for_backups_are_no_guests_and_give_way_to_them() {
         let before = copying().counts.bytes;
         wait_until("they get on", || copying().counts.bytes > before);
         is_done.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn reads_for_backups_leave_gaps_while_guests_are_busy_however_short_they_are() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    add_volume(&store, "guest", 1..=10);
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
+    let time_of_reads = || {
+        let began = Instant::now();
+        (0..300).for_each(|_| reads.read(BLOCK, || ()).unwrap());
+        began.elapsed()
+    };
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::SeqCst) {
+                volume.write(BLOCK, &block(11), Blocking::Yes).unwrap();
+                thread::sleep(Duration::from_micros(100));
+            }
+        });
+        // It takes a window to learn that there are guests.
+        let gaps = Duration::from_millis(100);
+        let are_there = (0..500).any(|_| time_of_reads() >= gaps);
+        is_done.store(true, Ordering::SeqCst);
+        assert!(are_there);
+    });
+}
+
+#[test]
+fn pausing_waits_for_the_read_for_a_backup_that_is_in_progress() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let reads = maintenance.snapshot_reads();
+    let (begun, has_begun) = channel();
+    let (end, may_end) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let read = || {
+                begun.send(()).unwrap();
+                may_end.recv().unwrap();
+            };
+            reads.read(1, read).unwrap();
+        });
+        has_begun.recv().unwrap();
+        let pausing = scope.spawn(|| maintenance.pause(&JobSelection::Kind(JobKind::Copying)));
+        // Until it waits; it must not end before the read, however long that takes.
+        thread::sleep(Duration::from_millis(50));
+        assert!(!pausing.is_finished());
+        end.send(()).unwrap();
+        wait_until("it has paused", || pausing.is_finished());
     });
 }
 

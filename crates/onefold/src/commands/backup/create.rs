@@ -356,7 +356,7 @@ impl Job<'_> {
             }
             Wanted::Volume(_) | Wanted::Image { .. } => pool.taken(volume)?,
         };
-        let disk = disk::open(pool.session, &snapshot)?;
+        let disk = disk::open(self.context.pool()?, pool.session, &snapshot)?;
         let parent = match self.args.full {
             true => None,
             false => pool.parent(self.repository, writer.source(), &snapshots)?,

@@ -1,5 +1,6 @@
 //! The disks of a pool, as a backup reads them: snapshots, through the store or through the daemon.
 
+use crate::pool::place::PoolPlace;
 use crate::session::Session;
 use onefold_api::{DiffContent, DiffPage, Error, NextPage, Result, SnapshotDiff, SnapshotReply};
 use onefold_backup::{BackupError, Change, Disk};
@@ -7,17 +8,28 @@ use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
 use std::sync::Arc;
 
-/// The most that is read with one request.
-const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// The most that is read from a daemon with one request. The time of a read that finds its data in memory is all processors'
+/// time, for which a guest may have to wait: half of this is slower, and more delays guests for longer.
+const REQUEST_BYTES_MAX: usize = 256 << 10;
+
+/// The same where the pool is in a cluster, which has to be waited for each time.
+const CLUSTER_REQUEST_BYTES_MAX: usize = 1 << 20;
 
 /// A snapshot in a pool that this process has open.
 struct StoreDisk(Arc<Volume>);
 
 /// A snapshot that a daemon serves.
-struct NbdDisk(Client);
+struct NbdDisk {
+    client: Client,
+    request_bytes_max: usize,
+}
 
-/// Opens a snapshot.
-pub(super) fn open(session: &Session, snapshot: &SnapshotReply) -> Result<Box<dyn Disk>> {
+/// Opens a snapshot of a pool.
+pub(super) fn open(
+    pool: &PoolPlace,
+    session: &Session,
+    snapshot: &SnapshotReply,
+) -> Result<Box<dyn Disk>> {
     let name = &snapshot.name;
     if let Session::Direct { service, .. } = session {
         return Ok(Box::new(StoreDisk(service.store.volume(name)?)));
@@ -30,7 +42,13 @@ pub(super) fn open(session: &Session, snapshot: &SnapshotReply) -> Result<Box<dy
     let address: Address = uri.parse().map_err(Error::failed)?;
     let client = Client::connect(&address);
     let client = client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))?;
-    Ok(Box::new(NbdDisk(client)))
+    Ok(Box::new(NbdDisk {
+        client,
+        request_bytes_max: match pool {
+            PoolPlace::Directory(_) => REQUEST_BYTES_MAX,
+            PoolPlace::Ceph(_) => CLUSTER_REQUEST_BYTES_MAX,
+        },
+    }))
 }
 
 /// A snapshot of which only the changes since another one count.
@@ -107,6 +125,10 @@ impl Disk for SinceDisk<'_> {
         }
     }
 
+    fn piece_bytes(&self) -> usize {
+        self.disk.piece_bytes()
+    }
+
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> onefold_backup::Result<()> {
         self.disk.read(at, bytes)
     }
@@ -144,7 +166,11 @@ impl Disk for StoreDisk {
 
 impl Disk for NbdDisk {
     fn size_bytes(&self) -> u64 {
-        self.0.bytes()
+        self.client.bytes()
+    }
+
+    fn piece_bytes(&self) -> usize {
+        self.request_bytes_max
     }
 
     fn next_change(&mut self, start: u64) -> onefold_backup::Result<Option<Change>> {
@@ -157,8 +183,8 @@ impl Disk for NbdDisk {
 
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> onefold_backup::Result<()> {
         let mut at = at;
-        for piece in bytes.chunks_mut(REQUEST_BYTES_MAX) {
-            self.0.read(piece, at).map_err(source)?;
+        for piece in bytes.chunks_mut(self.request_bytes_max) {
+            self.client.read(piece, at).map_err(source)?;
             at += piece.len() as u64;
         }
         Ok(())
