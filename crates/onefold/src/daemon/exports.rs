@@ -1,7 +1,6 @@
 //! The pool's volumes as NBD exports: their list, their clients, and their addresses.
 
 use super::ServeOptions;
-use crate::commands::backup::base::BACKUP_SNAPSHOT;
 use crate::control::runtime_directories;
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use nix::unistd::Group;
@@ -152,7 +151,7 @@ fn group_id(group: &str) -> Result<u32> {
 
 impl Clients for NbdService {
     fn clients(&self, volume: &str) -> Vec<String> {
-        let here = |client: &Client| client.export == volume;
+        let here = |client: &Client| exported(&client.export) == volume;
         let clients = self.server.clients().into_iter().filter(here);
         clients.map(|client| client.peer.to_string()).collect()
     }
@@ -162,15 +161,17 @@ impl Clients for NbdService {
     }
 
     fn disconnect(&self, volume: &str) -> Result<()> {
-        self.server
-            .disconnect(volume, DISCONNECT_TIME_MAX)
-            .map(|_| ())
-            .map_err(|remaining| {
-                Error::failed(format!(
-                    "{remaining} clients of volume '{volume}' were disconnected, but requests of \
-                 theirs still wait for the disk; try again later"
-                ))
-            })
+        for export in [volume, &copy_of(volume)] {
+            self.server
+                .disconnect(export, DISCONNECT_TIME_MAX)
+                .map_err(|remaining| {
+                    Error::failed(format!(
+                        "{remaining} clients of volume '{volume}' were disconnected, but requests of \
+                         theirs still wait for the disk; try again later"
+                    ))
+                })?;
+        }
+        Ok(())
     }
 
     fn waiting_for_space(&self) -> u64 {
@@ -182,7 +183,7 @@ impl Clients for NbdService {
         let mut exports = Vec::new();
         for (name, export) in statistics.exports {
             // Names of deleted volumes must not fill memory, nor the monitoring.
-            if !self.exports.store.has_volume(&name) && export.clients == 0 {
+            if !self.exports.store.has_volume(exported(&name)) && export.clients == 0 {
                 self.server.forget_statistics(&name);
                 continue;
             }
@@ -249,7 +250,7 @@ impl Exports for VolumeExports {
     }
 
     fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
-        self.volume(name)
+        self.volume(exported(name))
             .map(|volume| ExportSummary::of(volume.as_ref()))
     }
 
@@ -281,6 +282,7 @@ impl Exports for VolumeExports {
         since: &[String],
         _peer: &Peer,
     ) -> std::result::Result<Attached, AttachError> {
+        let (export, name) = (name, exported(name));
         if lock(&self.held).contains_key(name) {
             return Err(AttachError::Refused(format!(
                 "volume '{name}' is being changed"
@@ -296,9 +298,9 @@ impl Exports for VolumeExports {
         });
         Ok(Attached {
             changes: changes.collect::<std::result::Result<_, _>>()?,
-            export: match is_of_backup(name) {
-                false => volume,
-                true => Arc::new(CopiedSnapshot {
+            export: match export == name {
+                true => volume,
+                false => Arc::new(CopiedSnapshot {
                     snapshot: volume,
                     reads: Arc::clone(&self.snapshot_reads),
                 }),
@@ -307,10 +309,20 @@ impl Exports for VolumeExports {
     }
 }
 
-/// Whether this is a snapshot that `backup create` has taken.
-fn is_of_backup(name: &str) -> bool {
-    let snapshot = name.split_once('@').map(|(_, snapshot)| snapshot);
-    snapshot.is_some_and(|it| it.starts_with(BACKUP_SNAPSHOT))
+/// Before a snapshot's name: it is read for a backup. No volume has such a name.
+const COPY_OF: &str = "copy:";
+
+/// The export of a snapshot for whoever backs it up.
+pub(crate) fn copy_of(snapshot: &str) -> String {
+    format!("{COPY_OF}{snapshot}")
+}
+
+/// The volume or snapshot that an export is.
+fn exported(export: &str) -> &str {
+    match export.strip_prefix(COPY_OF) {
+        Some(name) if name.contains('@') => name,
+        _ => export,
+    }
 }
 
 /// A snapshot that is read for a backup: guests go first.

@@ -6,7 +6,7 @@
 //! Crash behaviour: nothing here needs to be undone. The kernel releases the lock, and the next
 //! start replaces the sockets and replays the log.
 
-mod exports;
+pub(crate) mod exports;
 mod housekeeping;
 mod metrics;
 

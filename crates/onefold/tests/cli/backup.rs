@@ -527,6 +527,36 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
 }
 
 #[test]
+fn a_snapshot_of_the_users_is_copied_after_guests_and_in_use_meanwhile() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let image = scene.file("disk", &noise(1, 8 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    scene.ok(&["snapshot", "create", "vm@mine"]);
+    let _daemon = scene.daemon();
+    scene.ok(&["job", "pause", "copying"]);
+    let create = ["backup", "create", "vm@mine"];
+    let child = scene.command(&create).spawn().unwrap();
+    let clients = || {
+        let snapshots = scene.json(&["snapshot", "list", "vm"]);
+        snapshots["snapshots"][0]["clients"]
+            .as_array()
+            .map(Vec::len)
+    };
+    crate::harness::wait_until("the backup is attached", || clients() == Some(1));
+    let delete = ["snapshot", "delete", "vm@mine", "--yes"];
+    scene.run(&delete).is_refusal(1, &["is attached to"]);
+    scene.ok(&["job", "resume", "copying"]);
+    let done = Outcome::of(child);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let list = scene.json(&["job", "list"]);
+    let jobs = list["jobs"].as_array().unwrap();
+    let copying = jobs.iter().find(|job| job["job"] == "copying").unwrap();
+    assert_eq!(copying["bytes"], 16 << 20);
+    assert_eq!(backups(&scene), ["vm@1"]);
+}
+
+#[test]
 fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
     let mut scene = Scene::new();
     open_repository(&mut scene, "repository");

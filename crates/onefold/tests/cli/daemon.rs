@@ -347,6 +347,15 @@ fn attached_volumes_and_snapshots_are_neither_rolled_back_nor_deleted() {
         scene.ok(&[arguments, &["--force"]].concat());
         assert!(is_disconnected(client), "{arguments:?}");
     }
+    // As a backup attaches.
+    scene.ok(&["snapshot", "create", "vm@copied"]);
+    let client = attach(&scene, "copy:vm@copied");
+    let delete = ["snapshot", "delete", "vm@copied", "--yes"];
+    scene
+        .run(&delete)
+        .is_refusal(1, &["attached", &me, "--force"]);
+    scene.ok(&[&delete[..], &["--force"]].concat());
+    assert!(is_disconnected(client));
     scene.ok(&["snapshot", "create", "vm@t"]);
     let client = attach(&scene, "vm@t");
     let delete = ["volume", "delete", "vm", "--snapshots", "--yes"];

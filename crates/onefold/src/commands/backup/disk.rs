@@ -1,5 +1,6 @@
 //! The disks of a pool, as a backup reads them: snapshots, through the store or through the daemon.
 
+use crate::daemon::exports::copy_of;
 use crate::pool::place::PoolPlace;
 use crate::session::Session;
 use onefold_api::{DiffContent, DiffPage, Error, NextPage, Result, SnapshotDiff, SnapshotReply};
@@ -40,7 +41,9 @@ pub(super) fn open(
         ))
     })?;
     let address: Address = uri.parse().map_err(Error::failed)?;
-    let client = Client::connect(&address);
+    // So that guests go first; a daemon of an older version knows only the snapshot.
+    let client = Client::connect(&address.with_export(&copy_of(name)))
+        .or_else(|_| Client::connect(&address));
     let client = client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))?;
     Ok(Box::new(NbdDisk {
         client,
