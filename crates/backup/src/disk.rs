@@ -17,7 +17,7 @@ pub struct Change {
     pub has_data: bool,
 }
 
-/// So many bytes are read at a time where nothing else is better.
+/// Bytes that are read at a time from a disk that does not ask for less.
 const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// A disk that is backed up. It must stay as it is meanwhile.

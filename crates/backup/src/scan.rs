@@ -79,7 +79,7 @@ pub(crate) fn scan(
 ) -> Result<u64> {
     let block_bytes = block_size as usize;
     let size = changes.disk().size_bytes();
-    let mut piece = vec![0; changes.disk().piece_bytes().max(block_bytes)];
+    let mut piece = vec![0; changes.disk().piece_bytes()];
     let mut fingerprints = Vec::new();
     let mut read = 0;
     while let Some(run) = changes.next()? {

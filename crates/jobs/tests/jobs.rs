@@ -10,7 +10,7 @@ use onefold_jobs::{
     dedup_now, trim_now,
 };
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, IndexKind, OpenOptions, Store, StoreErrorKind,
+    Blocking, CreateOptions, DedupMode, IndexKind, OpenOptions, Store, StoreErrorKind, Volume,
     VolumeChange, VolumeOptions,
 };
 use std::io::ErrorKind;
@@ -370,6 +370,23 @@ fn guests_beyond_their_budget_are_let_go_first() {
 }
 
 /// Of guests whose requests take longer than they should.
+/// A guest that is busy.
+fn write_until(volume: &Volume, is_done: &AtomicBool) {
+    while !is_done.load(Ordering::SeqCst) {
+        volume.write(BLOCK, &block(11), Blocking::Yes).unwrap();
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Lets the other threads of a test end, even if it fails.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn reads_for_backups_are_no_guests_and_give_way_to_them() {
     let (_engine, store) = new_store(IndexKind::Memory);
@@ -391,12 +408,8 @@ fn reads_for_backups_are_no_guests_and_give_way_to_them() {
     assert_eq!(store.latencies().since(&before).requests(), 0);
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done.load(Ordering::SeqCst) {
-                volume.write(BLOCK, &block(11), Blocking::Yes).unwrap();
-                thread::sleep(Duration::from_micros(100));
-            }
-        });
+        let _end = SetAtEnd(&is_done);
+        scope.spawn(|| write_until(&volume, &is_done));
         scope.spawn(|| {
             while !is_done.load(Ordering::SeqCst) {
                 reads
@@ -408,7 +421,6 @@ fn reads_for_backups_are_no_guests_and_give_way_to_them() {
         wait_until("reads give way", || copying().state == JobState::Waiting);
         let before = copying().counts.bytes;
         wait_until("they get on", || copying().counts.bytes > before);
-        is_done.store(true, Ordering::SeqCst);
     });
 }
 
@@ -425,17 +437,11 @@ fn reads_for_backups_leave_gaps_while_guests_are_busy_however_short_they_are() {
     };
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done.load(Ordering::SeqCst) {
-                volume.write(BLOCK, &block(11), Blocking::Yes).unwrap();
-                thread::sleep(Duration::from_micros(100));
-            }
-        });
+        let _end = SetAtEnd(&is_done);
+        scope.spawn(|| write_until(&volume, &is_done));
         // It takes a window to learn that there are guests.
         let gaps = Duration::from_millis(100);
-        let are_there = (0..500).any(|_| time_of_reads() >= gaps);
-        is_done.store(true, Ordering::SeqCst);
-        assert!(are_there);
+        assert!((0..500).any(|_| time_of_reads() >= gaps));
     });
 }
 

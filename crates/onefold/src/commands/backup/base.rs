@@ -18,7 +18,7 @@ use onefold_repository::{KnownSource, Repository};
 const BACKUPS_LOOKED_AT: usize = 16;
 
 /// How the names of snapshots begin that are taken for backups.
-pub(crate) const BACKUP_SNAPSHOT: &str = "onefold-backup-";
+const BACKUP_SNAPSHOT: &str = "onefold-backup-";
 
 /// A pool whose snapshots are backed up.
 pub(super) struct Pool<'a> {

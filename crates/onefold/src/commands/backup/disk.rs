@@ -9,8 +9,8 @@ use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
 use std::sync::Arc;
 
-/// The most that is read from a daemon with one request. The time of a read that finds its data in memory is all processors'
-/// time, for which a guest may have to wait: half of this is slower, and more delays guests for longer.
+/// The most that is read from a daemon with one request. A read that finds its data in memory keeps a processor busy from
+/// beginning to end, and a guest may have to wait for it: less is slower, and more delays guests for longer.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
 /// The same where the pool is in a cluster, which has to be waited for each time.
@@ -41,9 +41,8 @@ pub(super) fn open(
         ))
     })?;
     let address: Address = uri.parse().map_err(Error::failed)?;
-    // So that guests go first; a daemon of an older version knows only the snapshot.
-    let client = Client::connect(&address.with_export(&copy_of(name)))
-        .or_else(|_| Client::connect(&address));
+    // So that guests go first.
+    let client = Client::connect(&address.with_export(&copy_of(name)));
     let client = client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))?;
     Ok(Box::new(NbdDisk {
         client,
