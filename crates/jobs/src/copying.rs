@@ -4,12 +4,13 @@
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::JobKind;
-use crate::limits::{COPYING_REST_MIN, COPYING_SHARE_FLOOR, POLL_INTERVAL};
+use crate::limits::{COPYING_BYTES_PER_SECOND, COPYING_SHARE_FLOOR, POLL_INTERVAL};
 use crate::pacing::Pacer;
 use crate::thread::JobThread;
 use onefold_store::Store;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) static COPYING: JobSpec = JobSpec {
@@ -29,6 +30,8 @@ pub struct SnapshotReads {
     thread: Arc<JobThread>,
     foreground: Mutex<Foreground>,
     waiting: AtomicUsize,
+    /// While guests are busy.
+    bytes_per_second: u64,
 }
 
 /// Too many reads wait, as they do while the job is paused.
@@ -44,11 +47,13 @@ impl SnapshotReads {
         latency_budget: Duration,
     ) -> Arc<Self> {
         let pacer = Pacer::new(latency_budget, COPYING_SHARE_FLOOR);
+        let processors = thread::available_parallelism().map_or(1, |it| it.get() as u64);
         Arc::new(Self {
             job: Arc::clone(job),
             thread: Arc::clone(thread),
             foreground: Mutex::new(Foreground::new(store, thread, pacer)),
             waiting: AtomicUsize::new(0),
+            bytes_per_second: COPYING_BYTES_PER_SECOND * processors,
         })
     }
 
@@ -77,7 +82,8 @@ impl SnapshotReads {
         };
         let done = read();
         drop(batch);
-        foreground.rest_if_needed_after(began.elapsed(), COPYING_REST_MIN);
+        let rest_min = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        foreground.rest_if_needed_after(began.elapsed(), rest_min);
         self.job.advance(Step::default(), |_| {});
         Ok(done)
     }

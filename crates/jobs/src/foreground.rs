@@ -1,9 +1,10 @@
 //! The clock of [`crate::pacing`]: measures guests' requests, and rests.
 
-use crate::limits::{BATCH_GAP, WINDOW};
+use crate::limits::{BATCH_GAP, REST_MIN, WINDOW};
 use crate::pacing::{Pacer, Window};
 use crate::thread::JobThread;
 use onefold_store::{LatencyCounts, Store};
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ pub(crate) struct Foreground {
     pacer: Pacer,
     /// The start of the current window: before a batch.
     window_start: Mark,
+    /// Too short to be taken yet.
+    rest_owed: Duration,
 }
 
 /// A moment, and the requests that had been answered by then.
@@ -43,6 +46,7 @@ impl Foreground {
             store: Arc::clone(store),
             thread: Arc::clone(thread),
             pacer,
+            rest_owed: Duration::ZERO,
         }
     }
 
@@ -51,11 +55,18 @@ impl Foreground {
         self.rest_after_unless(worked, &|| false);
     }
 
-    /// Rests after a batch of this duration only if guests need that, and then no less than `rest_min`.
+    /// Rests after a batch of this duration only if guests need that, and then no less than `rest_min`, or later for
+    /// several batches at once.
     pub(crate) fn rest_if_needed_after(&mut self, worked: Duration, rest_min: Duration) {
         let rest = self.pacer.rest_after(worked);
-        if !rest.is_zero() {
-            self.rest_shown(rest.max(rest_min), &|| false);
+        if rest.is_zero() {
+            self.rest_owed = Duration::ZERO;
+        } else {
+            self.rest_owed += rest.max(rest_min);
+        }
+        if self.rest_owed >= REST_MIN {
+            let rest = mem::take(&mut self.rest_owed);
+            self.rest_shown(rest, &|| false);
         }
         self.observe();
     }

@@ -73,10 +73,13 @@ pub(crate) const UNSHARE_SHARE_FLOOR: f64 = 0.05;
 /// Somebody waits for a backup, and its snapshots keep what guests overwrite.
 pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
 
-/// The shortest rest after a read for a backup while guests are busy. What a read costs them is mostly not its own time,
-/// a twentieth of this for data in memory: the reply is sent, received and fingerprinted, on processors whose caches
-/// then hold nothing else.
-pub(crate) const COPYING_REST_MIN: Duration = Duration::from_micros(400);
+/// The most that is read for backups in a second while guests are busy, for each processor. What a read costs guests is
+/// mostly not its own time, a twentieth of the whole for data in memory: the reply is sent, received and fingerprinted, on
+/// processors whose caches then hold nothing else. Guests share that among all processors.
+pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 32 << 20;
+
+/// Shorter rests are saved up: to fall asleep and be woken would cost more than they give.
+pub(crate) const REST_MIN: Duration = Duration::from_micros(400);
 
 /// The longest rest after one batch, whatever its duration.
 pub(crate) const REST_MAX: Duration = Duration::from_secs(5);
