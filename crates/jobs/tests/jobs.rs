@@ -369,7 +369,6 @@ fn guests_beyond_their_budget_are_let_go_first() {
     wait_until("all is looked at", || dirty(&store, "backlog") == 0);
 }
 
-/// Of guests whose requests take longer than they should.
 /// A guest that is busy.
 fn write_until(volume: &Volume, is_done: &AtomicBool) {
     while !is_done.load(Ordering::SeqCst) {
