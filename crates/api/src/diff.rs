@@ -1,7 +1,9 @@
 //! The differences between two states of a volume, page by page.
 
+use std::ops::Range;
+
 use clap::Args;
-use onefold_store::{Blocking, Change, ChangedExtent};
+use onefold_store::{Blocking, Change, ChangedExtent, Extent, Volume};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -9,13 +11,15 @@ use crate::limits::DIFF_EXTENTS_MAX;
 use crate::request::{Report, Request};
 use crate::service::Service;
 
-/// Lists the differences of a snapshot or volume from an older one of the same family, a page at a time.
+/// Lists the differences of a snapshot or volume from an older one of the same family, or all of its data, a page
+/// at a time.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[command(allow_missing_positional = true)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotDiff {
-    /// The older state.
+    /// The older state. Without one, all data is listed.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
-    pub since: String,
+    pub since: Option<String>,
     /// The newer state, whose content is listed.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     pub name: String,
@@ -31,8 +35,10 @@ pub struct SnapshotDiff {
 pub struct NextPage {
     /// First byte of the page.
     offset: u64,
-    /// Numbers of the older and of the newer state.
-    numbers: [u64; 2],
+    /// Number of the older state.
+    since: Option<u64>,
+    /// Number of the newer state.
+    number: u64,
 }
 
 impl NextPage {
@@ -47,8 +53,8 @@ impl NextPage {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DiffPage {
-    /// Size of the older state.
-    pub since_size_bytes: u64,
+    /// Size of the older state; absent without one.
+    pub since_size_bytes: Option<u64>,
     /// Size of the newer state.
     pub size_bytes: u64,
     /// Runs that may differ, in ascending order.
@@ -85,22 +91,33 @@ impl Request for SnapshotDiff {
     type Reply = DiffPage;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<DiffPage> {
-        let since = service.store.volume(&self.since)?;
+        let since = self.since.as_ref().map(|name| service.store.volume(name));
+        let since = since.transpose()?;
         let volume = service.store.volume(&self.name)?;
-        let numbers = [since.number(), volume.number()];
-        if self.page.is_some_and(|page| page.numbers != numbers) {
+        let since_size_bytes = since.as_ref().map(|since| since.size_bytes());
+        let size_bytes = volume.size_bytes();
+        let end = size_bytes.max(since_size_bytes.unwrap_or(0));
+        let next = |offset| NextPage {
+            offset,
+            since: since.as_ref().map(|since| since.number()),
+            number: volume.number(),
+        };
+        if self.page.is_some_and(|page| page != next(page.offset)) {
+            let names = [self.since.as_ref(), Some(&self.name)];
+            let names: Vec<_> = names
+                .into_iter()
+                .flatten()
+                .map(|it| format!("'{it}'"))
+                .collect();
             return Err(Error::failed(format!(
-                "'{}' or '{}' was replaced while the list was made; ask again",
-                self.since, self.name
+                "{} was replaced while the list was made; ask again",
+                names.join(" or ")
             )));
         }
-        let (since_size_bytes, size_bytes) = (since.size_bytes(), volume.size_bytes());
-        let end = since_size_bytes.max(size_bytes);
         let mut at = self.page.map_or(0, |page| page.offset);
         let mut extents = Vec::new();
         if at < end {
-            for extent in volume.changes(&since, at..end, DIFF_EXTENTS_MAX, Blocking::Yes)? {
-                let ChangedExtent { len, change } = extent;
+            for ChangedExtent { len, change } in changes(&volume, since.as_deref(), at..end)? {
                 let content = match change {
                     Change::Same => None,
                     Change::Data => Some(DiffContent::Data),
@@ -118,10 +135,29 @@ impl Request for SnapshotDiff {
             since_size_bytes,
             size_bytes,
             extents,
-            next: (at < end).then_some(NextPage {
-                offset: at,
-                numbers,
-            }),
+            next: (at < end).then(|| next(at)),
         })
     }
+}
+
+/// The differences from `since`, or from a state without data, from the start of the range.
+fn changes(
+    volume: &Volume,
+    since: Option<&Volume>,
+    range: Range<u64>,
+) -> Result<Vec<ChangedExtent>> {
+    if let Some(since) = since {
+        return Ok(volume.changes(since, range, DIFF_EXTENTS_MAX, Blocking::Yes)?);
+    }
+    let extents = volume.extents(range, DIFF_EXTENTS_MAX, Blocking::Yes)?;
+    let changes = extents
+        .into_iter()
+        .map(|Extent { len, data }| ChangedExtent {
+            len,
+            change: match data {
+                true => Change::Data,
+                false => Change::Same,
+            },
+        });
+    Ok(changes.collect())
 }

@@ -151,7 +151,7 @@ enum SnapshotVerb {
     /// List snapshots.
     #[command(visible_alias = LIST)]
     List(SnapshotList),
-    /// List the differences of a snapshot or volume from an older one of the same family.
+    /// List the differences of a snapshot or volume from an older one of the same family, or all of its data.
     ///
     /// Reads the maps only, so it takes time in proportion to the data written between the two. A volume
     /// is compared as it is now. A listed run may hold the same content again.

@@ -18,9 +18,10 @@ pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> 
         let first = session.call(&request, &mut |_, _| {})?;
         let diff = Diff {
             session,
-            since: &request.since,
+            since: request.since.as_deref(),
             name: &request.name,
-            sizes: [first.since_size_bytes, first.size_bytes],
+            since_size_bytes: first.since_size_bytes,
+            size_bytes: first.size_bytes,
             first: Cell::new(Some(first)),
             totals: Cell::default(),
             failure: RefCell::default(),
@@ -38,9 +39,10 @@ pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> 
 /// The whole list, of which one page at a time is in memory.
 struct Diff<'a> {
     session: &'a Session,
-    since: &'a str,
+    since: Option<&'a str>,
     name: &'a str,
-    sizes: [u64; 2],
+    since_size_bytes: Option<u64>,
+    size_bytes: u64,
     first: Cell<Option<DiffPage>>,
     totals: Cell<Totals>,
     /// Why a page could not be read.
@@ -52,7 +54,7 @@ impl Diff<'_> {
     fn pages(&self) -> impl Iterator<Item = DiffPage> {
         std::iter::successors(self.first.take(), |page| {
             let request = SnapshotDiff {
-                since: self.since.to_owned(),
+                since: self.since.map(str::to_owned),
                 name: self.name.to_owned(),
                 page: Some(page.next?),
             };
@@ -79,10 +81,10 @@ impl Render for Diff<'_> {
 impl Serialize for Diff<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut document = serializer.serialize_struct("Diff", 7)?;
-        document.serialize_field("since", self.since)?;
+        document.serialize_field("since", &self.since)?;
         document.serialize_field("name", self.name)?;
-        document.serialize_field("since_size_bytes", &self.sizes[0])?;
-        document.serialize_field("size_bytes", &self.sizes[1])?;
+        document.serialize_field("since_size_bytes", &self.since_size_bytes)?;
+        document.serialize_field("size_bytes", &self.size_bytes)?;
         document.serialize_field("extents", &Extents(self))?;
         let totals = self.totals.get();
         document.serialize_field("data_bytes", &totals.data_bytes)?;

@@ -331,27 +331,6 @@ struct CopiedSnapshot {
     reads: Arc<SnapshotReads>,
 }
 
-impl CopiedSnapshot {
-    /// Blocks without data are read at no cost that guests would notice.
-    fn data_bytes(
-        &self,
-        range: Range<u64>,
-        blocking: Blocking,
-    ) -> std::result::Result<u64, ExportError> {
-        let mut left = range.end - range.start;
-        let extents = Export::extents(&*self.snapshot, range, usize::MAX, blocking)?;
-        let mut bytes = 0;
-        for extent in extents {
-            let length = extent.len.min(left);
-            left -= length;
-            if extent.data {
-                bytes += length;
-            }
-        }
-        Ok(bytes)
-    }
-}
-
 impl Export for CopiedSnapshot {
     fn size_bytes(&self) -> u64 {
         Export::size_bytes(&*self.snapshot)
@@ -378,8 +357,7 @@ impl Export for CopiedSnapshot {
         if blocking == Blocking::No {
             return Err(ExportError::WouldBlock);
         }
-        let range = offset..offset + buf.len() as u64;
-        let bytes = self.data_bytes(range, blocking)?;
+        let bytes = buf.len() as u64;
         let read = || self.snapshot.read_to_copy(offset, buf, blocking);
         Ok(self.reads.read(bytes, read).map_err(too_many)??)
     }

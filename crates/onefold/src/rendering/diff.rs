@@ -27,14 +27,22 @@ impl Totals {
     }
 
     /// The last line of a list.
-    pub(crate) fn text(self, since: &str, name: &str, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "{} of '{name}' changed since '{since}': {} of data, {} of zeros",
-            size::count(self.extents, "extent"),
-            size::display(self.data_bytes),
-            size::display(self.zero_bytes)
-        )
+    pub(crate) fn text(
+        self,
+        since: Option<&str>,
+        name: &str,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let extents = size::count(self.extents, "extent");
+        let data = size::display(self.data_bytes);
+        match since {
+            Some(since) => writeln!(
+                out,
+                "{extents} of '{name}' changed since '{since}': {data} of data, {} of zeros",
+                size::display(self.zero_bytes)
+            ),
+            None => writeln!(out, "{extents} of '{name}': {data} of data"),
+        }
     }
 }
 

@@ -524,7 +524,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
         done.stderr.contains("onefold job resume copying"),
         "{done:?}"
     );
-    // What is new is read twice. Blocks without data do not count.
+    // What is new is read twice, and blocks without data are not read at all.
     assert_eq!(job().unwrap()["bytes"], 2 * data_bytes);
     assert_eq!(backups(&scene), ["other@2", "vm@1"]);
 }

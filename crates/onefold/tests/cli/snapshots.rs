@@ -197,6 +197,23 @@ fn what_a_deletion_frees_is_said_before() {
 #[track_caller]
 fn diff(scene: &Scene, since: &str, name: &str) -> Value {
     let diff = scene.json(&["snapshot", "diff", since, name]);
+    assert_eq!(diff["since"], since);
+    checked_extents(&diff, name)
+}
+
+/// All that has data.
+#[track_caller]
+fn data(scene: &Scene, name: &str) -> Value {
+    let data = scene.json(&["snapshot", "diff", name]);
+    assert_eq!(
+        (&data["since"], &data["since_size_bytes"]),
+        (&Value::Null, &Value::Null)
+    );
+    checked_extents(&data, name)
+}
+
+#[track_caller]
+fn checked_extents(diff: &Value, name: &str) -> Value {
     let sum = |content: &str| {
         let extents = diff["extents"].as_array().unwrap().iter();
         let of_kind = extents.filter(|extent| extent["content"] == content);
@@ -206,10 +223,7 @@ fn diff(scene: &Scene, since: &str, name: &str) -> Value {
     };
     assert_eq!(diff["data_bytes"], sum("data"));
     assert_eq!(diff["zero_bytes"], sum("zero"));
-    assert_eq!(
-        (&diff["since"], &diff["name"]),
-        (&json!(since), &json!(name))
-    );
+    assert_eq!(diff["name"], name);
     diff["extents"].clone()
 }
 
@@ -247,6 +261,18 @@ fn a_diff_lists_what_was_written_in_between() {
             extents(&[latest, first[0], first[1]])
         );
         assert_eq!(diff(scene, "a@two", "a@two"), extents(&[]));
+        let before = (0, 4 * MIB, "data");
+        assert_eq!(data(scene, "a@one"), extents(&[before]));
+        let zeroed_end = 3 * MIB + MIB / 2;
+        let after = [(0, 3 * MIB, "data"), (zeroed_end, MIB / 2, "data")];
+        assert_eq!(data(scene, "a@two"), extents(&after));
+        assert_eq!(data(scene, "b"), extents(&[]));
+        let text = scene.ok(&["snapshot", "diff", "a@two"]).stdout;
+        let text = String::from_utf8(text).unwrap();
+        assert!(
+            text.ends_with("2 extents of 'a@two': 3.5 MiB of data\n"),
+            "{text}"
+        );
         let text = scene.ok(&["snapshot", "diff", "a@one", "a@two"]).stdout;
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<Vec<&str>> = text
@@ -264,6 +290,8 @@ fn a_diff_lists_what_was_written_in_between() {
         ] {
             scene.run(&arguments).is_refusal(code, &[word]);
         }
+        let missing = scene.run(&["snapshot", "diff", "a@three"]);
+        missing.is_refusal(1, &["a@three"]);
     };
     is_right(&scene);
     scene.ok(&["pool", "dedup"]);
@@ -298,9 +326,14 @@ fn a_long_diff_comes_in_pages() {
     let expected: Vec<_> = (0..blocks / 2)
         .map(|n| (2 * n * block, block, "data"))
         .collect();
-    assert!(diff(&scene, "a@empty", "a") == extents(&expected));
+    let is_right = |scene: &Scene| {
+        assert!(diff(scene, "a@empty", "a") == extents(&expected));
+        assert!(data(scene, "a") == extents(&expected));
+        assert_eq!(data(scene, "a@empty"), extents(&[]));
+    };
+    is_right(&scene);
     daemon.terminate();
-    assert!(diff(&scene, "a@empty", "a") == extents(&expected));
+    is_right(&scene);
 }
 
 #[test]

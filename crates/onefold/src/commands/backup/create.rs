@@ -1,7 +1,7 @@
 //! `onefold backup create`
 
-use super::base::Pool;
-use super::disk::{self, SinceDisk};
+use super::base::{Parent, Pool};
+use super::disk::PoolDisk;
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds,
     reporting, repository_error, threads,
@@ -169,14 +169,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             return Err(Error::usage(message));
         }
     }
-    let repository = args.repository.open()?;
-    let interrupted = interruption()?;
-    // Before any thread is started: they inherit it.
+    // Before anything that takes time, as a passphrase does, and before any thread is started: they inherit it.
     if !args.hurry
         && let Err(error) = onefold_jobs::enter_idle_class()
     {
         tracing::debug!("the backup runs at ordinary priority: {error}");
     }
+    let repository = args.repository.open()?;
+    let interrupted = interruption()?;
     let job = Job {
         context,
         args,
@@ -356,36 +356,27 @@ impl Job<'_> {
             }
             Wanted::Volume(_) | Wanted::Image { .. } => pool.taken(volume)?,
         };
-        let disk = disk::open(self.context.pool()?, pool.session, &snapshot)?;
-        let parent = match self.args.full {
+        let mut disk = PoolDisk::open(self.context.pool()?, pool.session, &snapshot)?;
+        let mut parent = match self.args.full {
             true => None,
             false => pool.parent(self.repository, writer.source(), &snapshots)?,
         };
-        let mut opened = DiskToBackUp {
+        if let Some(Parent { backup, base }) = &parent
+            && let Err(error) = disk.compare_with(base.clone())
+        {
+            self.context.output.note(format_args!(
+                "all of '{volume}' is read: what changed since {volume}@{backup} of the repository is not \
+                 known: {error}"
+            ));
+            parent = None;
+        }
+        Ok(DiskToBackUp {
             writer,
-            disk,
-            parent: None,
+            disk: Box::new(disk),
+            parent: parent.map(|parent| parent.backup),
             base: Some(pool.base_of(&snapshot)),
             unix_seconds: snapshot.created_unix_seconds,
-        };
-        let Some(parent) = parent else {
-            return Ok(opened);
-        };
-        match SinceDisk::new(pool.session, opened.disk, parent.base, snapshot.name) {
-            Ok(disk) => {
-                opened.disk = Box::new(disk);
-                opened.parent = Some(parent.backup);
-            }
-            Err((disk, error)) => {
-                opened.disk = disk;
-                self.context.output.note(format_args!(
-                    "all of '{volume}' is read: what changed since {volume}@{} of the repository is \
-                     not known: {error}",
-                    parent.backup
-                ));
-            }
-        }
-        Ok(opened)
+        })
     }
 
     /// The source of this name; a new one where there is none.

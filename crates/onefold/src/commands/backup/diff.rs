@@ -103,6 +103,6 @@ impl Render for Reply {
         heading(out)?;
         rows(&self.extents, out)?;
         let totals = Totals::default().and(&self.extents);
-        totals.text(&self.since, &self.name, out)
+        totals.text(Some(&self.since), &self.name, out)
     }
 }
