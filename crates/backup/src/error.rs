@@ -50,6 +50,11 @@ pub enum BackupError {
     Receiver(String),
 }
 
+/// A thread of the backup has ended before its time, by a panic.
+pub(crate) fn stopped() -> BackupError {
+    BackupError::Temporary(io::Error::other("a thread of the backup ended early"))
+}
+
 impl BackupError {
     /// Whether something in the repository is not what was written.
     pub(crate) fn is_damage(&self) -> bool {

@@ -1,10 +1,13 @@
 //! Stage 1: reads what changed, and sorts the fingerprints of its blocks into partitions on disk.
 
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
 use onefold_index::{Key, is_zero};
 
 use crate::create::Report;
 use crate::disk::{ChangedBlocks, read_blocks};
-use crate::error::Result;
+use crate::error::{Result, stopped};
 use crate::partitions::Partitions;
 
 /// The partitions over which fingerprints are spread, by their first byte.
@@ -68,7 +71,19 @@ pub(crate) fn partition(fingerprint: &[u8; 16]) -> usize {
     usize::from(fingerprint[0]) * PARTITIONS / 256
 }
 
+/// Buffers of what is read: one is filled, one is sorted, and one waits.
+const BUFFERS: usize = 3;
+
+/// Consecutive blocks that were read.
+struct Piece {
+    first: u64,
+    blocks: u64,
+    buffer: Vec<u8>,
+}
+
 /// Adds the rows of a disk. Returns how many blocks were read.
+///
+/// Another thread fingerprints what was read while more is read.
 pub(crate) fn scan(
     disk: usize,
     changes: &mut ChangedBlocks<'_>,
@@ -77,30 +92,76 @@ pub(crate) fn scan(
     rows: &mut Rows,
     report: Report<'_>,
 ) -> Result<u64> {
-    let block_bytes = block_size as usize;
-    let size = changes.disk().size_bytes();
-    let mut piece = vec![0; changes.disk().piece_bytes()];
-    let mut fingerprints = Vec::new();
+    let (filled, to_sort) = sync_channel::<Piece>(BUFFERS);
+    let (sorted, free) = sync_channel(BUFFERS);
+    for _ in 0..BUFFERS {
+        let buffer = vec![0; changes.disk().piece_bytes()];
+        sorted.send(buffer).map_err(|_| stopped())?;
+    }
+    thread::scope(|scope| {
+        let sorter = scope.spawn(move || {
+            let mut fingerprints = Vec::new();
+            for Piece {
+                first,
+                blocks,
+                buffer,
+            } in to_sort
+            {
+                let block_bytes = block_size as usize;
+                let bytes = &buffer[..blocks as usize * block_bytes];
+                fingerprints.clear();
+                key.fingerprints(bytes, block_bytes, &mut fingerprints);
+                let each = bytes.chunks(block_bytes).zip(&fingerprints).zip(first..);
+                for ((content, fingerprint), block) in each {
+                    if !is_zero(content) {
+                        let fingerprint = fingerprint.0;
+                        let row = row(fingerprint, Place::new(disk, block));
+                        rows.push(partition(&fingerprint), row)?;
+                    }
+                }
+                // Nobody waits for the last ones.
+                let _ = sorted.send(buffer);
+            }
+            Ok(())
+        });
+        let read = read_changes(changes, block_size, &free, filled, report)?;
+        match sorter.join() {
+            Ok(sorted) => sorted.map(|()| read),
+            Err(_) => Err(stopped()),
+        }
+    })
+}
+
+/// Reads what changed, a piece after the other, for as long as somebody takes them. Returns how many blocks were read.
+fn read_changes(
+    changes: &mut ChangedBlocks<'_>,
+    block_size: u32,
+    free: &Receiver<Vec<u8>>,
+    filled: SyncSender<Piece>,
+    report: Report<'_>,
+) -> Result<u64> {
+    let (block_bytes, size) = (u64::from(block_size), changes.disk().size_bytes());
     let mut read = 0;
     while let Some(run) = changes.next()? {
         let mut first = run.blocks.start;
         while run.has_data && first < run.blocks.end {
-            let blocks = (run.blocks.end - first).min((piece.len() / block_bytes) as u64);
-            let bytes = &mut piece[..blocks as usize * block_bytes];
-            read_blocks(changes.disk(), first * u64::from(block_size), bytes)?;
-            fingerprints.clear();
-            key.fingerprints(bytes, block_bytes, &mut fingerprints);
-            let blocks_read = bytes.chunks(block_bytes).zip(&fingerprints).zip(first..);
-            for ((content, fingerprint), block) in blocks_read {
-                if !is_zero(content) {
-                    let fingerprint = fingerprint.0;
-                    let row = row(fingerprint, Place::new(disk, block));
-                    rows.push(partition(&fingerprint), row)?;
-                }
+            let Ok(mut buffer) = free.recv() else {
+                return Ok(read);
+            };
+            let blocks = (run.blocks.end - first).min(buffer.len() as u64 / block_bytes);
+            let bytes = &mut buffer[..(blocks * block_bytes) as usize];
+            read_blocks(changes.disk(), first * block_bytes, bytes)?;
+            let piece = Piece {
+                first,
+                blocks,
+                buffer,
+            };
+            if filled.send(piece).is_err() {
+                return Ok(read);
             }
             read += blocks;
             first += blocks;
-            report(first * u64::from(block_size), size)?;
+            report(first * block_bytes, size)?;
         }
     }
     report(size, size)?;

@@ -14,7 +14,7 @@ use onefold_repository::{self as repository, GroupSealer, KnownSource, NewPack, 
 
 use crate::create::{DiskToBackUp, Report};
 use crate::disk::{Disk, read_blocks};
-use crate::error::{BackupError, Result};
+use crate::error::{BackupError, Result, stopped};
 use crate::partitions::Partitions;
 use crate::scan::{Place, ROW_BYTES, of_row};
 
@@ -248,9 +248,4 @@ impl Writer<'_> {
         }
         Ok(self.stored_bytes)
     }
-}
-
-/// A thread that seals has ended before its time, by a panic.
-fn stopped() -> BackupError {
-    BackupError::Temporary(std::io::Error::other("a thread of the backup ended early"))
 }
