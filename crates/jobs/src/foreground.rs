@@ -58,6 +58,7 @@ impl Foreground {
     /// Rests after a batch of this duration only if guests need that, and then no less than `rest_min`, or later for
     /// several batches at once.
     pub(crate) fn rest_if_needed_after(&mut self, worked: Duration, rest_min: Duration) {
+        self.notice_guests();
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
             self.rest_owed = Duration::ZERO;
@@ -73,6 +74,7 @@ impl Foreground {
 
     /// As [`Foreground::rest_after`], until something is more urgent than that.
     pub(crate) fn rest_after_unless(&mut self, worked: Duration, is_urgent: &dyn Fn() -> bool) {
+        self.notice_guests();
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
             self.thread.sleep(BATCH_GAP);
@@ -86,6 +88,17 @@ impl Foreground {
         self.thread.set_resting(true);
         self.rest(time, is_urgent);
         self.thread.set_resting(false);
+    }
+
+    /// Guests that begin do not have to wait for the window's end: it can not be idle any more.
+    fn notice_guests(&mut self) {
+        if self.pacer.guests_are_idle() {
+            let mut window = self.window_start.window_until(&Mark::now(&self.store));
+            window.length = window.length.max(WINDOW);
+            if !window.is_idle() {
+                self.pacer.glance(&window);
+            }
+        }
     }
 
     /// Learns from the window that has ended, if one has.

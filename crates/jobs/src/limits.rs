@@ -76,7 +76,7 @@ pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
 /// The most that is read for backups in a second while guests are busy, for each processor. What a read costs guests is
 /// mostly not its own time, a twentieth of the whole for data in memory: the reply is sent, received and fingerprinted, on
 /// processors whose caches then hold nothing else. Guests share that among all processors.
-pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 32 << 20;
+pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 16 << 20;
 
 /// Shorter rests are saved up: to fall asleep and be woken would cost more than they give.
 pub(crate) const REST_MIN: Duration = Duration::from_micros(400);

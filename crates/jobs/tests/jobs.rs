@@ -431,7 +431,7 @@ fn reads_for_backups_have_a_rate_while_guests_are_busy_however_short_they_are() 
     let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
     let processors = thread::available_parallelism().unwrap().get() as u64;
     // A quarter of what may be read in a second.
-    let total = processors * (8 << 20);
+    let total = processors * (4 << 20);
     let time_of_reads = |bytes: u64| {
         let began = Instant::now();
         (0..total / bytes).for_each(|_| reads.read(bytes, || ()).unwrap());
@@ -447,6 +447,26 @@ fn reads_for_backups_have_a_rate_while_guests_are_busy_however_short_they_are() 
             assert!((0..500).any(|_| time_of_reads(bytes) >= least), "{bytes}");
         }
     });
+}
+
+#[test]
+fn guests_that_begin_are_noticed_by_the_next_read_for_a_backup() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    add_volume(&store, "guest", 1..=10);
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
+    let second = thread::available_parallelism().unwrap().get() as u64 * (16 << 20);
+    let time_of_read = || {
+        let began = Instant::now();
+        reads.read(second, || ()).unwrap();
+        began.elapsed()
+    };
+    // Until a window without guests has ended.
+    let least = Duration::from_millis(90);
+    wait_until("guests are idle", || time_of_read() < least);
+    (0..10).for_each(|_| volume.write(0, &[1; 4096], Blocking::Yes).unwrap());
+    // A rest ends early when guests have been silent for a window.
+    assert!(time_of_read() >= least);
 }
 
 #[test]
