@@ -214,8 +214,8 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     if let (Some(ratio), Some(rate)) = (hashing, rate) {
         let _ = writeln!(
             page,
-            "The guest makes {GUEST_IOPS} requests of 4 KiB a second. Its 99th percentile is the median of {} turns of \
-             {GUEST_SECONDS} s, each in turn with one alone; backups read {rate:.0} MB/s meanwhile. For comparison: beside \
+            "The guest makes {GUEST_IOPS} requests of 4 KiB a second. What its 99th percentile is of that alone is the \
+             median of {} turns of {GUEST_SECONDS} s, in which either comes first in turn; backups read {rate:.0} MB/s meanwhile. For comparison: beside \
              `chrt --idle 0 sha256sum` of a file, without any backup, it is {ratio:.2} times what it is alone.\n",
             figures.guest.len()
         );
