@@ -35,10 +35,8 @@ pub struct SnapshotDiff {
 pub struct NextPage {
     /// First byte of the page.
     offset: u64,
-    /// Number of the older state.
-    since: Option<u64>,
-    /// Number of the newer state.
-    number: u64,
+    /// Numbers of the older and of the newer state; without an older one, that of the newer twice.
+    numbers: [u64; 2],
 }
 
 impl NextPage {
@@ -97,10 +95,10 @@ impl Request for SnapshotDiff {
         let since_size_bytes = since.as_ref().map(|since| since.size_bytes());
         let size_bytes = volume.size_bytes();
         let end = size_bytes.max(since_size_bytes.unwrap_or(0));
+        let number = volume.number();
         let next = |offset| NextPage {
             offset,
-            since: since.as_ref().map(|since| since.number()),
-            number: volume.number(),
+            numbers: [since.as_ref().map_or(number, |it| it.number()), number],
         };
         if self.page.is_some_and(|page| page != next(page.offset)) {
             let names = [self.since.as_ref(), Some(&self.name)];
