@@ -49,7 +49,7 @@ const PIECES_A_DAY: usize = 1000;
 /// Seconds for which a guest's latency is measured each time.
 pub(crate) const GUEST_SECONDS: u32 = 8;
 
-/// Seconds for which a guest is busy before it is measured: nobody's backup waits for a guest that begins.
+/// Seconds for which a guest is busy before it is measured; the backup begins meanwhile.
 const GUEST_RAMP_SECONDS: u32 = 2;
 
 /// How often in a round a guest is measured alone and beside others, in turn.
