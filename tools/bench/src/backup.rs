@@ -6,19 +6,22 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use onefold_nbd::client::{Address as NbdAddress, Client};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::backup_report::{self, Figures};
 use crate::report;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running};
-use onefold_harness::fio::{Fio, JobResult, Section};
+use onefold_harness::fio::{Fio, Request, Section, read_latencies};
 use onefold_harness::images::{self, Image};
 use onefold_harness::packages;
 use onefold_harness::server::{Address, Daemon, Product};
@@ -46,14 +49,18 @@ const DAYS: usize = 4;
 const PIECE_BYTES: usize = 64 << 10;
 const PIECES_A_DAY: usize = 1000;
 
-/// Seconds for which a guest's latency is measured each time.
-pub(crate) const GUEST_SECONDS: u32 = 8;
+/// How long a guest is measured without others, and how long beside them. Short, because what else the host's processors
+/// do changes from one minute to the next by more than is measured here.
+pub(crate) const WINDOW: Duration = Duration::from_secs(2);
 
-/// Seconds for which a guest is busy before it is measured; the backup begins meanwhile.
+/// The first part of each window is left out: requests of the one before are still under way.
+const WINDOW_EDGE: Duration = Duration::from_millis(100);
+
+/// Pairs of windows in a round, one without and one beside others.
+const PAIRS: usize = 20;
+
+/// Seconds for which a guest is busy before it is measured.
 const GUEST_RAMP_SECONDS: u32 = 2;
-
-/// How often in a round a guest is measured alone and beside others, in turn.
-const GUEST_TURNS: usize = 6;
 
 /// Requests a second of the guest.
 pub(crate) const GUEST_IOPS: u32 = 2000;
@@ -253,7 +260,7 @@ fn onefold(
     let shown = command(&["show", "vm@latest"]).read()?;
     figures.shown(&serde_json::from_str(&shown).context("show printed no JSON")?);
     figures.mounted(random_reads(directory, &command)?);
-    figures.guests(guest(&product, directory, last, &command)?);
+    figures.guest(guest(&product, directory, last, &command)?);
     daemon.stop()?;
     Ok(taken)
 }
@@ -315,15 +322,21 @@ fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f6
     Ok(result.read.mean_us)
 }
 
-/// A guest's 99th percentiles in one turn, in microseconds.
+/// A guest's 99th percentiles in two windows, one after the other, in microseconds.
 #[derive(Debug, Clone, Copy)]
+pub(crate) struct Pair {
+    pub(crate) without: f64,
+    pub(crate) beside: f64,
+}
+
+/// What others cost a guest in a round.
+#[derive(Debug)]
 pub(crate) struct Guest {
-    pub(crate) alone: f64,
-    /// While a file is hashed again and again by one process of the idle class: no work of ours at all.
-    pub(crate) beside_hashing: f64,
-    /// While all of another volume is backed up again and again.
-    pub(crate) beside_backups: f64,
-    /// What backups read meanwhile.
+    /// All of another volume is backed up again and again.
+    pub(crate) backups: Vec<Pair>,
+    /// A file is hashed again and again by one process of the idle class: no work of ours at all.
+    pub(crate) hashing: Vec<Pair>,
+    /// What backups read in their windows.
     pub(crate) backup_mb_per_second: f64,
 }
 
@@ -332,7 +345,7 @@ fn guest(
     directory: &Path,
     file: &Path,
     backup: &dyn Fn(&[&str]) -> Cmd,
-) -> Result<Vec<Guest>> {
+) -> Result<Guest> {
     let uri = product.default_address().uri("guest");
     let fill = Section::new("fill", &uri)
         .set("rw", "write")
@@ -340,8 +353,35 @@ fn guest(
     Fio::new(directory, "fill")
         .job(fill.set("size", "1G"))
         .run()?;
-    let load = |name: &str| {
-        let job = Section::new(name, &uri)
+    let windows = Windows { directory, uri };
+    // The first after the daemon's start is slower than any other.
+    windows.measured("nothing", 1, &|| Cmd::new("true"))?;
+    let hashing = windows.measured("hashing", PAIRS / 2, &|| {
+        let hash = Cmd::new("chrt").args(["--idle", "0", "sha256sum"]);
+        hash.arg(file)
+    })?;
+    let read = copied_bytes(product)?;
+    let backups = windows.measured("backups", PAIRS, &|| backup(&["create", "--full", "vm"]))?;
+    let read = copied_bytes(product)? - read;
+    ensure!(read > 0.0, "no backup read anything beside the guest");
+    Ok(Guest {
+        backups,
+        hashing,
+        backup_mb_per_second: read / 1e6 / (WINDOW.as_secs_f64() * PAIRS as f64),
+    })
+}
+
+/// A guest that is busy all the time, while others are now at work and now stopped.
+struct Windows<'a> {
+    directory: &'a Path,
+    uri: String,
+}
+
+impl Windows<'_> {
+    /// Has the command run again and again in one window of each pair. It comes first in every other one.
+    fn measured(&self, name: &str, pairs: usize, command: &dyn Fn() -> Cmd) -> Result<Vec<Pair>> {
+        let seconds = 2 * pairs as u64 * WINDOW.as_secs();
+        let job = Section::new(name, &self.uri)
             .set("rw", "randrw")
             .set("bs", "4k")
             .set("iodepth", 4)
@@ -349,55 +389,95 @@ fn guest(
             .set("size", "1G")
             .set("time_based", 1)
             .set("ramp_time", GUEST_RAMP_SECONDS)
-            .set("runtime", GUEST_SECONDS);
-        Fio::new(directory, name).job(job)
-    };
-    let p99 = |results: &[JobResult]| -> Result<f64> {
-        let result = results.first().context("fio reported no job")?;
-        Ok(result.read.p99_us.max(result.write.p99_us))
-    };
-    let beside = |name: &str, command: &dyn Fn() -> Cmd| -> Result<f64> {
-        let mut fio = load(name).spawn()?;
-        let log = directory.join(name).with_extension("said");
-        std::thread::sleep(Duration::from_secs(u64::from(GUEST_RAMP_SECONDS) / 2));
-        while fio.is_running()? {
-            let mut running: Running = command().spawn_logged(&log)?;
-            while running.try_wait()?.is_none() {
-                if !fio.is_running()? {
-                    running.kill();
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            .set("runtime", seconds + 2)
+            .log_latencies(name);
+        let mut fio = Fio::new(self.directory, name).job(job).spawn()?;
+        thread::sleep(Duration::from_secs(u64::from(GUEST_RAMP_SECONDS) + 1));
+        let mut others = Others {
+            command,
+            log: self.directory.join(name).with_extension("said"),
+            running: None,
+        };
+        let mut spans = Vec::new();
+        for pair in 0..pairs {
+            let is_first = pair.is_multiple_of(2);
+            let first = others.window(is_first)?;
+            let second = others.window(!is_first)?;
+            spans.push(match is_first {
+                true => (second, first),
+                false => (first, second),
+            });
         }
-        p99(&fio.wait_for_success()?)
-    };
-    let hash = || {
-        let hash = Cmd::new("chrt").args(["--idle", "0", "sha256sum"]);
-        hash.arg(file)
-    };
-    let alone = || p99(&load("alone").run()?);
-    let beside_backups = || -> Result<(f64, f64)> {
-        let (read, began) = (copied_bytes(product)?, Instant::now());
-        let p99 = beside("backups", &|| backup(&["create", "--full", "vm"]))?;
-        let read = copied_bytes(product)? - read;
-        ensure!(read > 0.0, "no backup read anything beside the guest");
-        Ok((p99, read / 1e6 / began.elapsed().as_secs_f64()))
-    };
-    // The first after the daemon's start is slower than any other.
-    alone()?;
-    let turn = |n: usize| -> Result<Guest> {
-        // Neither comes always before the other.
-        let before = n.is_multiple_of(2).then(alone).transpose()?;
-        let (beside_backups, backup_mb_per_second) = beside_backups()?;
-        Ok(Guest {
-            alone: before.map_or_else(alone, Ok)?,
-            beside_hashing: beside("hashing", &hash)?,
-            beside_backups,
-            backup_mb_per_second,
-        })
-    };
-    (0..GUEST_TURNS).map(turn).collect()
+        drop(others);
+        ensure!(fio.is_running()?, "the guest ended before it was measured");
+        fio.wait_for_success()?;
+        let requests = read_latencies(self.directory, name)?;
+        let pair = |(without, beside): &(Range<f64>, Range<f64>)| {
+            Ok(Pair {
+                without: p99(&requests, without)?,
+                beside: p99(&requests, beside)?,
+            })
+        };
+        spans.iter().map(pair).collect()
+    }
+}
+
+/// Those beside whom a guest is measured.
+struct Others<'a> {
+    command: &'a dyn Fn() -> Cmd,
+    log: PathBuf,
+    running: Option<Running>,
+}
+
+impl Others<'_> {
+    /// Lets a window pass in which they are at work or not. Returns when it was, in milliseconds of the Unix epoch.
+    fn window(&mut self, at_work: bool) -> Result<Range<f64>> {
+        if let Some(running) = &self.running {
+            running.signal(match at_work {
+                true => Signal::CONT,
+                false => Signal::STOP,
+            })?;
+        }
+        let (start, began) = (epoch_ms()?, Instant::now());
+        while began.elapsed() < WINDOW {
+            let has_ended = match &mut self.running {
+                Some(running) => running.try_wait()?.is_some(),
+                None => true,
+            };
+            if at_work && has_ended {
+                self.running = Some((self.command)().spawn_logged(&self.log)?);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(start + WINDOW_EDGE.as_secs_f64() * 1000.0..epoch_ms()?)
+    }
+}
+
+impl Drop for Others<'_> {
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.kill();
+        }
+    }
+}
+
+fn epoch_ms() -> Result<f64> {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Ok(since.context("the clock is wrong")?.as_secs_f64() * 1000.0)
+}
+
+/// The 99th percentile of the requests that were answered in this time, in microseconds.
+fn p99(requests: &[Request], span: &Range<f64>) -> Result<f64> {
+    let answered = requests.iter().filter(|it| span.contains(&it.at_ms));
+    let mut latencies: Vec<f64> = answered.map(|it| it.latency_us).collect();
+    latencies.sort_by(f64::total_cmp);
+    let wanted = (span.end - span.start) / 1000.0 * f64::from(GUEST_IOPS) / 2.0;
+    ensure!(
+        latencies.len() as f64 > wanted,
+        "the guest made only {} requests in a window",
+        latencies.len()
+    );
+    Ok(latencies[latencies.len() * 99 / 100])
 }
 
 /// What the daemon has read for backups.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::backup::{GUEST_IOPS, GUEST_SECONDS, Guest, TOOLS, Taken, Tool, raw_of};
+use crate::backup::{GUEST_IOPS, Guest, Pair, TOOLS, Taken, Tool, WINDOW, raw_of};
 use crate::goals::{self, Goal};
 use crate::report::{self, Conditions};
 use crate::statistics::Estimate;
@@ -64,19 +64,15 @@ impl Figures {
         self.mounted.push(us);
     }
 
-    pub(crate) fn guests(&mut self, turns: Vec<Guest>) {
-        self.guest.extend(turns);
+    pub(crate) fn guest(&mut self, round: Guest) {
+        self.guest.push(round);
     }
 
-    /// The median over the turns of what a guest's 99th percentile beside something is of that alone.
-    fn guest_ratio(&self, beside: impl Fn(&Guest) -> f64) -> Option<f64> {
-        self.guest_median(|it| beside(it) / it.alone)
-    }
-
-    /// The median over the turns.
-    fn guest_median(&self, of: impl Fn(&Guest) -> f64) -> Option<f64> {
-        let values: Vec<_> = self.guest.iter().map(of).collect();
-        Some(Estimate::of(&values)?.median)
+    /// The median over all pairs of what a guest's 99th percentile beside others is of that without.
+    fn guest_ratio(&self, beside: impl Fn(&Guest) -> &[Pair]) -> Option<f64> {
+        let pairs = self.guest.iter().flat_map(beside);
+        let ratios: Vec<_> = pairs.map(|it| it.beside / it.without).collect();
+        Some(Estimate::of(&ratios)?.median)
     }
 
     pub(crate) fn raw(&self) -> Value {
@@ -84,8 +80,13 @@ impl Figures {
             let rounds = self.of(tool).iter().map(raw_of).collect::<Vec<_>>();
             json!({"tool": format!("{tool:?}").to_lowercase(), "rounds": rounds})
         });
+        let pairs = |pairs: &[Pair]| {
+            let each = pairs.iter();
+            each.map(|it| json!({"without": it.without, "beside": it.beside}))
+                .collect::<Vec<_>>()
+        };
         let guest = self.guest.iter().map(|it| {
-            json!({"alone": it.alone, "beside_hashing": it.beside_hashing, "beside_backups": it.beside_backups,
+            json!({"backups": pairs(&it.backups), "hashing": pairs(&it.hashing),
                    "backup_mb_per_second": it.backup_mb_per_second})
         });
         json!({"disk_bytes": self.disk_bytes, "data_bytes": self.data_bytes, "tools": tools,
@@ -124,7 +125,7 @@ impl Figures {
             Some(it["pack_reads"].as_f64()? / (it["written_bytes"].as_f64()? / 1e9))
         });
         let mounted = Estimate::of(&self.mounted).map(|it| it.median);
-        let guest = self.guest_ratio(|it| it.beside_backups);
+        let guest = self.guest_ratio(|it| &it.backups);
         vec![
             Goal::at_least("first backup, MB/s of the disk", first, 600.0, 1000.0),
             Goal::at_most(
@@ -209,15 +210,24 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
         );
     }
     page.push('\n');
-    let hashing = figures.guest_ratio(|it| it.beside_hashing);
-    let rate = figures.guest_median(|it| it.backup_mb_per_second);
+    let hashing = figures.guest_ratio(|it| &it.hashing);
+    let rates: Vec<_> = figures
+        .guest
+        .iter()
+        .map(|it| it.backup_mb_per_second)
+        .collect();
+    let rate = Estimate::of(&rates).map(|it| it.median);
     if let (Some(ratio), Some(rate)) = (hashing, rate) {
+        let pairs = figures.guest.iter().map(|it| it.backups.len());
         let _ = writeln!(
             page,
-            "The guest makes {GUEST_IOPS} requests of 4 KiB a second. What its 99th percentile is of that alone is the \
-             median of {} turns of {GUEST_SECONDS} s, in which either comes first in turn; backups read {rate:.0} MB/s meanwhile. For comparison: beside \
-             `chrt --idle 0 sha256sum` of a file, without any backup, it is {ratio:.2} times what it is alone.\n",
-            figures.guest.len()
+            "The guest makes {GUEST_IOPS} requests of 4 KiB a second all the time. Backups are stopped (SIGSTOP) and go \
+             on every {} s; the guest's 99th percentile beside them is compared with that of the {} s before or after, \
+             and the table has the median of {} such pairs. Backups read {rate:.0} MB/s. For comparison: beside \
+             `chrt --idle 0 sha256sum` of a file, without any backup, it is {ratio:.2} times what it is without.\n",
+            WINDOW.as_secs(),
+            WINDOW.as_secs(),
+            pairs.sum::<usize>(),
         );
     }
     goals::table(&mut page, &figures.goals());
