@@ -221,8 +221,8 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
         let pairs = figures.guest.iter().map(|it| it.backups.len());
         let _ = writeln!(
             page,
-            "The guest makes {GUEST_IOPS} requests of 4 KiB a second all the time. Backups are stopped (SIGSTOP) and go \
-             on every {} s; the guest's 99th percentile beside them is compared with that of the {} s before or after, \
+            "The guest makes {GUEST_IOPS} requests of 4 KiB a second all the time. Backups are stopped \
+             (SIGSTOP) and continued (SIGCONT) in turn every {} s; the guest's 99th percentile beside them is compared with that of the {} s before or after, \
              and the table has the median of {} such pairs. Backups read {rate:.0} MB/s. For comparison: beside \
              `chrt --idle 0 sha256sum` of a file, without any backup, it is {ratio:.2} times what it is without.\n",
             WINDOW.as_secs(),
