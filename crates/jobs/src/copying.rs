@@ -8,7 +8,6 @@ use crate::limits::{COPYING_BYTES_PER_SECOND, COPYING_SHARE_FLOOR, POLL_INTERVAL
 use crate::pacing::Pacer;
 use crate::thread::JobThread;
 use onefold_store::Store;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,23 +20,14 @@ pub(crate) static COPYING: JobSpec = JobSpec {
     backlog_blocks: |_| 0,
 };
 
-/// Reads that wait for their turn: each keeps a thread that guests may need.
-const WAITING_MAX: usize = 8;
-
 /// The reads of snapshots of a pool, one at a time.
 pub struct SnapshotReads {
     job: Arc<JobHandle>,
     thread: Arc<JobThread>,
     foreground: Mutex<Foreground>,
-    waiting: AtomicUsize,
     /// While guests are busy.
     bytes_per_second: u64,
 }
-
-/// Too many reads wait, as they do while the job is paused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{WAITING_MAX} reads for backups are waiting; is the job 'copying' paused?")]
-pub struct TooManyReads;
 
 impl SnapshotReads {
     pub(crate) fn new(
@@ -52,29 +42,22 @@ impl SnapshotReads {
             job: Arc::clone(job),
             thread: Arc::clone(thread),
             foreground: Mutex::new(Foreground::new(store, thread, pacer)),
-            waiting: AtomicUsize::new(0),
             bytes_per_second: COPYING_BYTES_PER_SECOND * processors,
         })
     }
 
     /// Does a read of so many bytes on the calling thread, when it is its turn; at once, if the jobs are being
     /// stopped.
-    ///
-    /// # Errors
-    ///
-    /// If too many reads wait already.
-    pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> Result<T, TooManyReads> {
-        let waits = Waiting::begin(&self.waiting)?;
+    pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> T {
         let foreground = self.foreground.lock();
         let mut foreground = foreground.unwrap_or_else(PoisonError::into_inner);
         self.job.set_under_way(0);
         while !self.job.begin() {
             if self.thread.is_stopping() {
-                return Ok(read());
+                return read();
             }
             self.thread.wait(POLL_INTERVAL);
         }
-        drop(waits);
         let began = Instant::now();
         let batch = Batch {
             job: &self.job,
@@ -85,27 +68,7 @@ impl SnapshotReads {
         let rest_min = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         foreground.rest_if_needed_after(began.elapsed(), rest_min);
         self.job.advance(Step::default(), |_| {});
-        Ok(done)
-    }
-}
-
-/// A read that waits for its turn.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn begin(waiting: &'a AtomicUsize) -> Result<Self, TooManyReads> {
-        let waits = Self(waiting);
-        // Relaxed: it only counts.
-        match waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX {
-            true => Ok(waits),
-            false => Err(TooManyReads),
-        }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        done
     }
 }
 

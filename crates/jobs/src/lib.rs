@@ -63,7 +63,7 @@ mod trim;
 mod unshare;
 
 pub use background::enter_idle_class;
-pub use copying::{SnapshotReads, TooManyReads};
+pub use copying::SnapshotReads;
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};

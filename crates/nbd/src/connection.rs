@@ -3,7 +3,8 @@
 //! A request is first tried right here, without blocking; the replies of all requests that came
 //! with one read go out with one write. A request that would block goes to the workers, and later
 //! requests overtake it. If no buffer, worker or budget is available, this thread blocks itself and
-//! thereby stops reading: a client can overload only itself.
+//! thereby stops reading: a client can overload only itself. Requests to an export of background work
+//! stay on this thread, which stays on one processor.
 //!
 //! Invariants:
 //! - No reply is held back while this thread blocks, and no write that was started: it sends the batch
@@ -19,7 +20,7 @@ use crate::limits::{BATCH_REPLIES_MAX, HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
 use crate::log_limit::LogLimit;
 use crate::parking::Parking;
 use crate::reply::Batch;
-use crate::request::{Command, admit};
+use crate::request::{Command, admit, has_large_payload};
 use crate::send_queue::{Broken, SendQueue};
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
@@ -193,7 +194,7 @@ impl Connection<'_> {
             if self.shared.socket.is_draining() {
                 return Ok(None);
             }
-            if self.export.uses_idle_processors() {
+            if self.export.uses_idle_processors() || self.export.is_background() {
                 self.input.leave_processor();
             }
             if !self.input.wait_for(&self.shared.socket, REQUEST_BYTES)? {
@@ -461,10 +462,11 @@ impl Connection<'_> {
     }
 
     /// Executes a request that has arrived whole: without blocking if possible, otherwise on a worker.
-    /// If there is no memory or budget to hand it over, this thread blocks.
+    /// If there is no memory or budget to hand it over, or the export does background work, this thread blocks.
     fn try_or_hand_over(&mut self, mut work: Work) -> Result<(), ConnectionError> {
         let len = work.command.memory_bytes();
         let mut done = match work.command {
+            _ if self.export.is_background() => Err(AttemptError::WouldBlock),
             Command::Write {
                 ref range,
                 fua: false,
@@ -493,10 +495,12 @@ impl Connection<'_> {
             }
         };
         if done == Err(AttemptError::WouldBlock) {
-            work = match self.hand_over(work) {
-                None => return Ok(()),
-                Some(work) => work,
-            };
+            if !self.export.is_background() {
+                work = match self.hand_over(work) {
+                    None => return Ok(()),
+                    Some(work) => work,
+                };
+            }
             self.send_batch()?;
             let slot = self.batch.slot(work.command.memory_bytes());
             if let Command::Write { .. } = work.command {
@@ -659,10 +663,6 @@ impl Connection<'_> {
             .queue
             .send_from_connection(socket, || socket.send_all(slices))?)
     }
-}
-
-fn has_large_payload(request: &Request) -> bool {
-    request.command == command::WRITE && request.len as usize > SMALL_PAYLOAD_BYTES
 }
 
 fn read_of(cookie: u64, range: Range<u64>) -> Work {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 ///
 /// Every call with [`Blocking::No`] is made on the thread that reads the client's socket: it answers
 /// from memory, or returns [`ExportError::WouldBlock`] having changed nothing, and is then repeated
-/// with [`Blocking::Yes`] on a thread that may wait.
+/// with [`Blocking::Yes`] on a thread that may wait. Where [`Export::is_background`], that is the same thread.
 pub trait Export: Send + Sync {
     /// Size in bytes. It may grow while clients are attached: each keeps the size that it was told
     /// when it attached. It shrinks only while none is.
@@ -38,6 +38,14 @@ pub trait Export: Send + Sync {
     /// Whether the export is running background work that only gets idle processors. The server
     /// then does not keep a processor busy polling for requests.
     fn uses_idle_processors(&self) -> bool {
+        false
+    }
+
+    /// Whether its requests are background work, which must not get into the way of other exports' clients. The server
+    /// then carries them out one after the other on the thread that reads the client's socket, which stays on
+    /// one processor: the scheduler looks for no other one whenever it wakes, and does not move guests' threads
+    /// about to make room for it.
+    fn is_background(&self) -> bool {
         false
     }
 

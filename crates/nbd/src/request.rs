@@ -2,7 +2,7 @@
 
 use crate::export::ZeroOptions;
 use crate::handshake::Terms;
-use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::limits::{PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
 use crate::wire::{Errno, Request, command, command_flag};
 use std::ops::Range;
 
@@ -117,4 +117,9 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
         },
         _ => return Err(Errno::Inval),
     })
+}
+
+/// Whether the payload is received into a buffer of its own.
+pub(crate) fn has_large_payload(request: &Request) -> bool {
+    request.command == command::WRITE && request.len as usize > SMALL_PAYLOAD_BYTES
 }

@@ -17,6 +17,7 @@ use crate::socket::Socket;
 use crate::statistics::ServerStatistics;
 use crate::workers::WorkerPool;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -341,6 +342,11 @@ fn serve(
             "{peer} attached to export {export:?}"
         );
     });
+    if session.attached.export.is_background()
+        && let Err(error) = stay_on_one_processor()
+    {
+        tracing::debug!(client = id, %error, "the thread of this client stays on no one processor");
+    }
     let counters = registration.counters();
     match connection::serve(id, Arc::clone(socket), session, counters, resources) {
         Ok(()) => resources.attachments.line(|left_out| {
@@ -358,4 +364,13 @@ fn serve(
             );
         }),
     }
+}
+
+/// Keeps the calling thread on the last of the processors that it may use: the first ones tend to have the devices' interrupts.
+fn stay_on_one_processor() -> io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu));
+    let mut one = CpuSet::new();
+    one.set(last.unwrap_or_default());
+    Ok(sched_setaffinity(None, &one)?)
 }

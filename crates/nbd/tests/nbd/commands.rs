@@ -34,7 +34,7 @@ fn requests_and_errors(totals: &Totals) -> (u64, u64) {
     )
 }
 
-/// Asks for the same range in all ways there are to answer: at once and by a worker, from the
+/// Asks for the same range in all ways there are to answer: at once, by a worker and in the background, from the
 /// pool and piece by piece, in simple and structured replies.
 #[test]
 fn reads_and_writes_of_all_sizes_in_all_ways() {
@@ -47,10 +47,11 @@ fn reads_and_writes_of_all_sizes_in_all_ways() {
         (77, 3 << 20),
     ];
     for limits in [ServerLimits::default(), poor()] {
-        for waits in [vec![], vec![0..SIZE]] {
+        for (waits, is_background) in [(vec![], false), (vec![0..SIZE], false), (vec![], true)] {
             for structured in [false, true] {
                 let export = MemoryExport {
                     waits: waits.clone(),
+                    is_background,
                     ..MemoryExport::new(SIZE)
                 };
                 let server = TestServer::with_limits(export, &limits);

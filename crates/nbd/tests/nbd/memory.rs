@@ -3,9 +3,12 @@
 use onefold_nbd::{
     Blocking, Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions,
 };
+use rustix::process::getpid;
+use rustix::thread::sched_getaffinity;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
 
 #[derive(Default)]
 pub(crate) struct MemoryExport {
@@ -17,6 +20,7 @@ pub(crate) struct MemoryExport {
     pub(crate) fails: Vec<(Range<u64>, Failure)>,
     pub(crate) panics: Vec<Range<u64>>,
     pub(crate) read_only: bool,
+    pub(crate) is_background: bool,
     /// Changes of these bytes have to wait for space while [`MemoryExport::is_full`].
     pub(crate) new: Vec<Range<u64>>,
     pub(crate) is_full: AtomicBool,
@@ -67,6 +71,17 @@ impl MemoryExport {
     }
 
     fn enter(&self, offset: u64, len: u64, blocking: Blocking) -> Result<(), ExportError> {
+        let processors = sched_getaffinity(None).unwrap().count();
+        let all = sched_getaffinity(Some(getpid())).unwrap().count();
+        match self.is_background {
+            true => {
+                // A worker that this thread started would be on one processor, too.
+                let thread = thread::current();
+                assert!(thread.name().unwrap().starts_with("nbd-client"));
+                assert_eq!((processors, blocking), (1, Blocking::Yes));
+            }
+            false => assert_eq!(processors, all),
+        }
         let touches = |range: &Range<u64>| offset < range.end && range.start < offset + len;
         let gated = self.gated.iter().any(touches);
         if blocking == Blocking::No && (gated || self.waits.iter().any(touches)) {
@@ -122,6 +137,10 @@ impl Export for MemoryExport {
 
     fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    fn is_background(&self) -> bool {
+        self.is_background
     }
 
     fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {
@@ -268,6 +287,9 @@ impl Export for Counted {
     }
     fn read_only(&self) -> bool {
         self.export.read_only()
+    }
+    fn is_background(&self) -> bool {
+        self.export.is_background()
     }
     fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {
         self.export.read(offset, buf, blocking)

@@ -6,11 +6,11 @@ use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use nix::unistd::Group;
 use onefold_api::{Clients, ExportStatistics, Hold, NbdStatistics, OpDurations, OpStatistics};
 use onefold_api::{Error, Result};
-use onefold_jobs::{SnapshotReads, TooManyReads};
+use onefold_jobs::SnapshotReads;
 use onefold_nbd::{
     AttachError, Attached, Blocking, Changes, Client, DURATION_BUCKETS, Export, ExportError,
-    ExportSummary, Exports, Extent, Failure, Histogram, ListenAddress, ListenError, ListenOptions,
-    Listener, Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
+    ExportSummary, Exports, Extent, Histogram, ListenAddress, ListenError, ListenOptions, Listener,
+    Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
 };
 use onefold_store::{Store, StoreErrorKind, Volume};
 use std::collections::HashMap;
@@ -344,8 +344,8 @@ impl Export for CopiedSnapshot {
         true
     }
 
-    fn uses_idle_processors(&self) -> bool {
-        self.snapshot.uses_idle_processors()
+    fn is_background(&self) -> bool {
+        true
     }
 
     fn read(
@@ -359,7 +359,7 @@ impl Export for CopiedSnapshot {
         }
         let bytes = buf.len() as u64;
         let read = || self.snapshot.read_to_copy(offset, buf, blocking);
-        Ok(self.reads.read(bytes, read).map_err(too_many)??)
+        Ok(self.reads.read(bytes, read)?)
     }
 
     fn extents(
@@ -378,14 +378,7 @@ impl Export for CopiedSnapshot {
     ) -> std::result::Result<(), ExportError> {
         let bytes = range.end - range.start;
         let prefetch = || Export::prefetch(&*self.snapshot, range, scratch);
-        self.reads.read(bytes, prefetch).map_err(too_many)?
-    }
-}
-
-fn too_many(error: TooManyReads) -> ExportError {
-    ExportError::Failed {
-        failure: Failure::Io,
-        source: Box::new(error),
+        self.reads.read(bytes, prefetch)
     }
 }
 
