@@ -56,8 +56,9 @@ pub(crate) const WINDOW: Duration = Duration::from_secs(2);
 /// The first part of each window is left out: requests of the one before are still under way.
 const WINDOW_EDGE: Duration = Duration::from_millis(100);
 
-/// Pairs of windows in a round, one without and one beside others.
-const PAIRS: usize = 20;
+/// Windows in a round beside backups, and beside what they are compared with.
+const BACKUP_WINDOWS: usize = 40;
+const OTHER_WINDOWS: usize = 10;
 
 /// Seconds for which a guest is busy before it is measured.
 const GUEST_RAMP_SECONDS: u32 = 2;
@@ -322,20 +323,32 @@ fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f6
     Ok(result.read.mean_us)
 }
 
-/// A guest's 99th percentiles in two windows, one after the other, in microseconds.
+/// A guest's 99th percentiles in a window beside others, and in those before and after it without them, in microseconds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pair {
-    pub(crate) without: f64,
+pub(crate) struct Beside {
+    pub(crate) before: f64,
     pub(crate) beside: f64,
+    pub(crate) after: f64,
+}
+
+impl Beside {
+    /// Of that without others.
+    pub(crate) fn ratio(&self) -> f64 {
+        self.beside / (self.before * self.after).sqrt()
+    }
 }
 
 /// What others cost a guest in a round.
 #[derive(Debug)]
 pub(crate) struct Guest {
     /// All of another volume is backed up again and again.
-    pub(crate) backups: Vec<Pair>,
+    pub(crate) backups: Vec<Beside>,
+    /// Nobody is at work: how far the measurement is off.
+    pub(crate) nothing: Vec<Beside>,
     /// A file is hashed again and again by one process of the idle class: no work of ours at all.
-    pub(crate) hashing: Vec<Pair>,
+    pub(crate) hashing: Vec<Beside>,
+    /// An image is backed up again and again: no daemon holds it back.
+    pub(crate) images: Vec<Beside>,
     /// What backups read in their windows.
     pub(crate) backup_mb_per_second: f64,
 }
@@ -355,19 +368,27 @@ fn guest(
         .run()?;
     let windows = Windows { directory, uri };
     // The first after the daemon's start is slower than any other.
-    windows.measured("nothing", 1, &|| Cmd::new("true"))?;
-    let hashing = windows.measured("hashing", PAIRS / 2, &|| {
+    windows.measured("first", 1, None)?;
+    let nothing = windows.measured("nothing", OTHER_WINDOWS, None)?;
+    let hash = || {
         let hash = Cmd::new("chrt").args(["--idle", "0", "sha256sum"]);
         hash.arg(file)
-    })?;
+    };
+    let hashing = windows.measured("hashing", OTHER_WINDOWS, Some(&hash))?;
+    let image = format!("image={}", file.display());
+    let image = || backup(&["create", "--full", &image]);
+    let images = windows.measured("images", OTHER_WINDOWS, Some(&image))?;
     let read = copied_bytes(product)?;
-    let backups = windows.measured("backups", PAIRS, &|| backup(&["create", "--full", "vm"]))?;
+    let volume = || backup(&["create", "--full", "vm"]);
+    let backups = windows.measured("backups", BACKUP_WINDOWS, Some(&volume))?;
     let read = copied_bytes(product)? - read;
     ensure!(read > 0.0, "no backup read anything beside the guest");
     Ok(Guest {
         backups,
+        nothing,
         hashing,
-        backup_mb_per_second: read / 1e6 / (WINDOW.as_secs_f64() * PAIRS as f64),
+        images,
+        backup_mb_per_second: read / 1e6 / (WINDOW.as_secs_f64() * BACKUP_WINDOWS as f64),
     })
 }
 
@@ -378,9 +399,14 @@ struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// Has the command run again and again in one window of each pair. It comes first in every other one.
-    fn measured(&self, name: &str, pairs: usize, command: &dyn Fn() -> Cmd) -> Result<Vec<Pair>> {
-        let seconds = 2 * pairs as u64 * WINDOW.as_secs();
+    /// Has the command run again and again in every other window, of which there are so many.
+    fn measured(
+        &self,
+        name: &str,
+        beside: usize,
+        command: Option<&dyn Fn() -> Cmd>,
+    ) -> Result<Vec<Beside>> {
+        let windows = 2 * beside + 1;
         let job = Section::new(name, &self.uri)
             .set("rw", "randrw")
             .set("bs", "4k")
@@ -390,7 +416,7 @@ impl Windows<'_> {
             .set("time_based", 1)
             .set("ramp_time", GUEST_RAMP_SECONDS)
             // The windows are a little longer than they should be.
-            .set("runtime", seconds + 5)
+            .set("runtime", windows as u64 * WINDOW.as_secs() + 5)
             .log_latencies(name);
         let mut fio = Fio::new(self.directory, name).job(job).spawn()?;
         thread::sleep(Duration::from_secs(u64::from(GUEST_RAMP_SECONDS) + 1));
@@ -399,33 +425,31 @@ impl Windows<'_> {
             log: self.directory.join(name).with_extension("said"),
             running: None,
         };
-        let mut spans = Vec::new();
-        for pair in 0..pairs {
-            let is_first = pair.is_multiple_of(2);
-            let first = others.window(is_first)?;
-            let second = others.window(!is_first)?;
-            spans.push(match is_first {
-                true => (second, first),
-                false => (first, second),
-            });
-        }
+        let spans = (0..windows).map(|n| others.window(n % 2 == 1));
+        let spans = spans.collect::<Result<Vec<_>>>()?;
         drop(others);
         ensure!(fio.is_running()?, "the guest ended before it was measured");
         fio.wait_for_success()?;
         let requests = read_latencies(self.directory, name)?;
-        let pair = |(without, beside): &(Range<f64>, Range<f64>)| {
-            Ok(Pair {
-                without: p99(&requests, without)?,
-                beside: p99(&requests, beside)?,
+        let p99s = spans.iter().map(|span| p99(&requests, span));
+        let p99s = p99s.collect::<Result<Vec<_>>>()?;
+        let each = p99s.windows(3).step_by(2);
+        Ok(each
+            .filter_map(|it| match it {
+                &[before, beside, after] => Some(Beside {
+                    before,
+                    beside,
+                    after,
+                }),
+                _ => None,
             })
-        };
-        spans.iter().map(pair).collect()
+            .collect())
     }
 }
 
 /// Those beside whom a guest is measured.
 struct Others<'a> {
-    command: &'a dyn Fn() -> Cmd,
+    command: Option<&'a dyn Fn() -> Cmd>,
     log: PathBuf,
     running: Option<Running>,
 }
@@ -446,8 +470,10 @@ impl Others<'_> {
                 None => true,
             };
             if has_ended {
-                let next = at_work.then(|| (self.command)().spawn_logged(&self.log));
-                self.running = next.transpose()?;
+                let next = self.command.filter(|_| at_work);
+                self.running = next
+                    .map(|command| command().spawn_logged(&self.log))
+                    .transpose()?;
             }
             thread::sleep(Duration::from_millis(20));
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::backup::{GUEST_IOPS, Guest, Pair, TOOLS, Taken, Tool, WINDOW, raw_of};
+use crate::backup::{Beside, GUEST_IOPS, Guest, TOOLS, Taken, Tool, WINDOW, raw_of};
 use crate::goals::{self, Goal};
 use crate::report::{self, Conditions};
 use crate::statistics::Estimate;
@@ -68,11 +68,11 @@ impl Figures {
         self.guest.push(round);
     }
 
-    /// The median over all pairs of what a guest's 99th percentile beside others is of that without.
-    fn guest_ratio(&self, beside: impl Fn(&Guest) -> &[Pair]) -> Option<f64> {
-        let pairs = self.guest.iter().flat_map(beside);
-        let ratios: Vec<_> = pairs.map(|it| it.beside / it.without).collect();
-        Some(Estimate::of(&ratios)?.median)
+    /// The median over all windows of what a guest's 99th percentile beside others is of that without.
+    fn guest_ratio(&self, beside: impl Fn(&Guest) -> &[Beside]) -> Option<Estimate> {
+        let windows = self.guest.iter().flat_map(beside);
+        let ratios: Vec<_> = windows.map(Beside::ratio).collect();
+        Estimate::of(&ratios)
     }
 
     pub(crate) fn raw(&self) -> Value {
@@ -80,13 +80,14 @@ impl Figures {
             let rounds = self.of(tool).iter().map(raw_of).collect::<Vec<_>>();
             json!({"tool": format!("{tool:?}").to_lowercase(), "rounds": rounds})
         });
-        let pairs = |pairs: &[Pair]| {
-            let each = pairs.iter();
-            each.map(|it| json!({"without": it.without, "beside": it.beside}))
+        let windows = |windows: &[Beside]| {
+            let each = windows.iter();
+            each.map(|it| json!({"before": it.before, "beside": it.beside, "after": it.after}))
                 .collect::<Vec<_>>()
         };
         let guest = self.guest.iter().map(|it| {
-            json!({"backups": pairs(&it.backups), "hashing": pairs(&it.hashing),
+            json!({"backups": windows(&it.backups), "nothing": windows(&it.nothing),
+                   "hashing": windows(&it.hashing), "images": windows(&it.images),
                    "backup_mb_per_second": it.backup_mb_per_second})
         });
         json!({"disk_bytes": self.disk_bytes, "data_bytes": self.data_bytes, "tools": tools,
@@ -125,7 +126,7 @@ impl Figures {
             Some(it["pack_reads"].as_f64()? / (it["written_bytes"].as_f64()? / 1e9))
         });
         let mounted = Estimate::of(&self.mounted).map(|it| it.median);
-        let guest = self.guest_ratio(|it| &it.backups);
+        let guest = self.guest_ratio(|it| &it.backups).map(|it| it.median);
         vec![
             Goal::at_least("first backup, MB/s of the disk", first, 600.0, 1000.0),
             Goal::at_most(
@@ -210,26 +211,46 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
         );
     }
     page.push('\n');
-    let hashing = figures.guest_ratio(|it| &it.hashing);
-    let rates: Vec<_> = figures
-        .guest
-        .iter()
-        .map(|it| it.backup_mb_per_second)
-        .collect();
-    let rate = Estimate::of(&rates).map(|it| it.median);
-    if let (Some(ratio), Some(rate)) = (hashing, rate) {
-        let pairs = figures.guest.iter().map(|it| it.backups.len());
-        let _ = writeln!(
-            page,
-            "The guest makes {GUEST_IOPS} requests of 4 KiB a second all the time. Backups are stopped \
-             (SIGSTOP) and continued (SIGCONT) in turn every {} s; the guest's 99th percentile beside them is compared with that of the {} s before or after, \
-             and the table has the median of {} such pairs. Backups read {rate:.0} MB/s. For comparison: beside \
-             `chrt --idle 0 sha256sum` of a file, without any backup, it is {ratio:.2} times what it is without.\n",
-            WINDOW.as_secs(),
-            WINDOW.as_secs(),
-            pairs.sum::<usize>(),
-        );
-    }
+    write_guest(&mut page, figures);
     goals::table(&mut page, &figures.goals());
     page
+}
+
+/// Who is beside a guest, and what they cost it in a round.
+type GuestRow = (&'static str, fn(&Guest) -> &[Beside]);
+
+/// What others cost a guest.
+fn write_guest(page: &mut String, figures: &Figures) {
+    let rates = figures.guest.iter().map(|it| it.backup_mb_per_second);
+    let Some(rate) = Estimate::of(&rates.collect::<Vec<_>>()) else {
+        return;
+    };
+    let _ = write!(
+        page,
+        "The guest makes {GUEST_IOPS} requests of 4 KiB a second all the time. Those beside it are stopped (SIGSTOP) and \
+         continued (SIGCONT) in turn every {} s; its 99th percentile beside them is compared with those just before and after \
+         (their geometric mean). Backups of the volume read {:.0} MB/s.\n\n\
+         | beside | windows | 99th percentile, of that without | 95 % interval of this median |\n\
+         | --- | --- | --- | --- |\n",
+        WINDOW.as_secs(),
+        rate.median,
+    );
+    let rows: [GuestRow; 4] = [
+        ("backups of a volume", |it| &it.backups),
+        ("nothing", |it| &it.nothing),
+        ("`chrt --idle 0 sha256sum` of a file", |it| &it.hashing),
+        ("backups of an image, which no daemon paces", |it| {
+            &it.images
+        }),
+    ];
+    for (name, of) in rows {
+        if let Some(Estimate { median, low, high }) = figures.guest_ratio(of) {
+            let windows: usize = figures.guest.iter().map(|it| of(it).len()).sum();
+            let _ = writeln!(
+                page,
+                "| {name} | {windows} | {median:.2} | {low:.2} to {high:.2} |"
+            );
+        }
+    }
+    page.push('\n');
 }
