@@ -43,8 +43,7 @@ pub trait Export: Send + Sync {
 
     /// Whether its requests are background work, which must not get into the way of other exports' clients. The server
     /// then carries them out one after the other on the thread that reads the client's socket, which stays on
-    /// one processor: the scheduler looks for no other one whenever it wakes, and does not move guests' threads
-    /// about to make room for it.
+    /// one processor: where it wakes up on any, others' requests take longer.
     fn is_background(&self) -> bool {
         false
     }

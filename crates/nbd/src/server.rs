@@ -345,7 +345,7 @@ fn serve(
     if session.attached.export.is_background()
         && let Err(error) = stay_on_one_processor()
     {
-        tracing::debug!(client = id, %error, "the thread of this client stays on no one processor");
+        tracing::debug!(client = id, %error, "cannot keep the thread of this client on one processor");
     }
     let counters = registration.counters();
     match connection::serve(id, Arc::clone(socket), session, counters, resources) {
