@@ -20,7 +20,7 @@ use std::sync::Arc;
 ///
 /// Every call with [`Blocking::No`] is made on the thread that reads the client's socket: it answers
 /// from memory, or returns [`ExportError::WouldBlock`] having changed nothing, and is then repeated
-/// with [`Blocking::Yes`] on a thread that may wait. Where [`Export::is_background`], that is the same thread.
+/// with [`Blocking::Yes`] on a thread that may wait. Where [`Export::is_background`], every call may wait.
 pub trait Export: Send + Sync {
     /// Size in bytes. It may grow while clients are attached: each keeps the size that it was told
     /// when it attached. It shrinks only while none is.
@@ -41,9 +41,9 @@ pub trait Export: Send + Sync {
         false
     }
 
-    /// Whether its requests are background work, which must not get into the way of other exports' clients. The server
-    /// then carries them out one after the other on the thread that reads the client's socket, which stays on
-    /// one processor: where it wakes up on any, others' requests take longer.
+    /// Whether its requests are background work, which must not get in the way of other exports' clients. The server
+    /// then carries them out one after the other on the thread that reads the client's socket. That thread stays on
+    /// one processor: if it may wake up on any, others' requests take longer.
     fn is_background(&self) -> bool {
         false
     }

@@ -354,9 +354,6 @@ impl Export for CopiedSnapshot {
         buf: &mut [u8],
         blocking: Blocking,
     ) -> std::result::Result<(), ExportError> {
-        if blocking == Blocking::No {
-            return Err(ExportError::WouldBlock);
-        }
         let bytes = buf.len() as u64;
         let read = || self.snapshot.read_to_copy(offset, buf, blocking);
         Ok(self.reads.read(bytes, read)?)

@@ -465,6 +465,20 @@ fn policy(process: u32) -> i32 {
     fields.split(' ').nth(41 - 3).unwrap().parse().unwrap()
 }
 
+/// The names of a process's threads that may use one processor only.
+fn threads_on_one_processor(process: u32) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let names = threads.flatten().filter_map(|thread| {
+        // It may have ended.
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let processors = field("Cpus_allowed_list:")?.trim();
+        let is_one = !processors.contains([',', '-']);
+        is_one.then(|| field("Name:").unwrap_or_default().trim().to_owned())
+    });
+    names.collect()
+}
+
 /// Whether a command writes to any source.
 fn is_lease_held(scene: &Scene) -> bool {
     let sources = Path::new(&scene.path("repository")).join("sources");
@@ -487,7 +501,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     for _ in 0..2 {
         scene.ok(&["backup", "create", &format!("other={other}")]);
     }
-    let _daemon = scene.daemon();
+    let daemon = scene.daemon();
     scene.ok(&["job", "pause", "copying"]);
     let create = ["backup", "create", "vm"];
     let mut child = scene.command(&create).spawn().unwrap();
@@ -504,6 +518,9 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     assert!(child.try_wait().unwrap().is_none());
     assert_eq!(policy(child.id()), SCHED_IDLE);
     assert_eq!(job().unwrap()["bytes"], 0);
+    if std::thread::available_parallelism().unwrap().get() > 1 {
+        assert_eq!(threads_on_one_processor(daemon.pid()), ["nbd-client-1"]);
+    }
     // Others are pruned meanwhile.
     scene.ok(&["backup", "forget", "other@1", "--yes"]);
     let prune = ["--format", "json", "backup", "prune", "--yes"];
