@@ -88,6 +88,31 @@ impl MappedFile {
     }
 }
 
+impl MappedFile {
+    /// Replaces a word in one store, so that a process that dies leaves the old one or the new one.
+    fn with_word(&self, offset: usize, change: impl FnOnce(u64) -> u64) {
+        assert!(
+            offset.is_multiple_of(size_of::<u64>()),
+            "a word at {offset}"
+        );
+        self.with(offset, size_of::<u64>(), |at| {
+            #[expect(
+                clippy::cast_ptr_alignment,
+                reason = "a mapping begins at a page, and the offset was checked"
+            )]
+            let at = at.cast::<u64>();
+            // SAFETY: `with` has checked that the word is inside the mapping, which lives as long as
+            // `self`, and holds the lock that all accesses take. The address is a multiple of 8, as
+            // asserted above, because a mapping begins at a page. Volatile accesses are neither split
+            // nor left out.
+            unsafe {
+                let word = u64::from_le(at.read_volatile());
+                at.write_volatile(change(word).to_le());
+            }
+        });
+    }
+}
+
 impl HostMemory for MappedFile {
     fn len(&self) -> usize {
         self.len
@@ -107,6 +132,14 @@ impl HostMemory for MappedFile {
             // SAFETY: as in `read_at`; the file is mapped for writing.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
         });
+    }
+
+    fn write_word(&self, word: u64, offset: usize) {
+        self.with_word(offset, |_| word);
+    }
+
+    fn set_bits(&self, bits: u64, offset: usize) {
+        self.with_word(offset, |word| word | bits);
     }
 }
 

@@ -44,11 +44,14 @@ pub enum Part {
     Secret,
     /// The scrub's progress, and the list of bad blocks.
     Scrub,
+    /// Blocks whose content a failed sync lost, and the volumes that lost writes. Missing until
+    /// there are any.
+    Losses,
 }
 
 impl Part {
     /// Every part.
-    pub const ALL: [Part; 8] = [
+    pub const ALL: [Part; 9] = [
         Part::Superblock,
         Part::Meta,
         Part::Log,
@@ -57,6 +60,7 @@ impl Part {
         Part::NextIndex,
         Part::Secret,
         Part::Scrub,
+        Part::Losses,
     ];
 
     /// The part's name: lower case, unique, and the same in every version.
@@ -70,6 +74,7 @@ impl Part {
             Part::NextIndex => "index-next",
             Part::Secret => "secret",
             Part::Scrub => "scrub",
+            Part::Losses => "losses",
         }
     }
 }
@@ -147,6 +152,11 @@ pub trait Disk: Send + Sync {
     /// Whether writes go to memory of this host, where a read finds them without waiting.
     fn is_cached(&self) -> bool {
         self.alignment() == 1
+    }
+
+    /// Whether a write that has returned is durable, so that no later failure can lose it.
+    fn is_durable_once_written(&self) -> bool {
+        false
     }
 
     /// Begins the writes that were started since the last call; a write that was started may wait for this.
@@ -237,7 +247,7 @@ pub type WriteEnded = Box<dyn FnOnce(io::Result<()>, &[u8]) + Send>;
 ///
 /// A pool has one such memory. Its content is there for every later process until the host stops;
 /// then it may hold anything, and [`Engine::boot_id`] is another one. A process that dies inside a
-/// write leaves any part of it. Nothing is ever synced.
+/// write leaves any part of it, but all or nothing of a word. Nothing is ever synced.
 #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
 pub trait HostMemory: Send + Sync {
     /// Its length in bytes.
@@ -248,6 +258,14 @@ pub trait HostMemory: Send + Sync {
 
     /// Writes all of `bytes` at `offset`. Panics beyond the end, as above.
     fn write_at(&self, bytes: &[u8], offset: usize);
+
+    /// Writes 8 bytes, little-endian, at a multiple of 8: all of them or none. Panics elsewhere and
+    /// beyond the end, as above.
+    fn write_word(&self, word: u64, offset: usize);
+
+    /// Sets bits of a word, as by [`HostMemory::write_word`]. The others stay, whatever other threads
+    /// set at the same time.
+    fn set_bits(&self, bits: u64, offset: usize);
 }
 
 /// The durable parts of one pool.
@@ -276,6 +294,17 @@ pub trait Engine: Send + Sync {
 
     /// Identifies this boot of the host among all others.
     fn boot_id(&self) -> io::Result<[u8; 16]>;
+
+    /// Whether the host failed to write out data of this pool since it was last asked, in this process
+    /// or in one that is dead; `false` where the host cannot tell. It may count failures of other
+    /// files on the same file system.
+    ///
+    /// # Errors
+    ///
+    /// The host cannot be asked.
+    fn has_lost_writes(&self) -> io::Result<bool> {
+        Ok(false)
+    }
 
     /// The user's name for this part: a path, for messages.
     fn describe(&self, part: Part) -> String;

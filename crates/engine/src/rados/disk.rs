@@ -478,6 +478,10 @@ impl Disk for RadosDisk {
         false
     }
 
+    fn is_durable_once_written(&self) -> bool {
+        self.part == Part::Data
+    }
+
     fn sync(&self) -> io::Result<()> {
         let failed = |error| explain(format!("syncing {}", self.name), error);
         self.behind.wait().map_err(failed)?;

@@ -82,7 +82,9 @@ pub(super) fn base(part: Part, generation: u64) -> String {
         Part::Data => "d".to_owned(),
         Part::Secret => "secret".to_owned(),
         Part::Index | Part::NextIndex => format!("ix.0.index.{generation:x}"),
-        Part::Superblock | Part::Meta | Part::Log | Part::Scrub => format!("g.0.{}", part.name()),
+        Part::Superblock | Part::Meta | Part::Log | Part::Scrub | Part::Losses => {
+            format!("g.0.{}", part.name())
+        }
     }
 }
 

@@ -237,6 +237,9 @@ impl SimulatedDisk {
                 eviction_rate: state.eviction.get(&self.part).copied().unwrap_or_default(),
                 random: &mut state.random,
             };
+            if (outcome, request.op) == (Outcome::Crash, Op::Sync) {
+                state.in_flight.push((self.part, started_at));
+            }
             if let Op::Read | Op::Write | Op::Discard = request.op {
                 part.touch(request.offset..request.offset + request.bytes);
             }
@@ -392,6 +395,10 @@ impl Disk for SimulatedDisk {
 
     fn is_cached(&self) -> bool {
         self.alignment() == 1 && !self.is_in_cluster()
+    }
+
+    fn is_durable_once_written(&self) -> bool {
+        self.part == Part::Data && self.is_in_cluster()
     }
 
     fn submit(&self) {

@@ -8,7 +8,8 @@
 //! - Power loss: of each write since the last sync, each 512-byte sector survives or not, in any
 //!   order and in any combination with those of other writes. Overlapping writes leave any of their
 //!   versions or the old content. The parts behave independently of each other.
-//! - Death of the process: nothing is lost, and nothing becomes durable by it.
+//! - Death of the process: nothing is lost, and nothing becomes durable by it; but a sync that was under
+//!   way goes on, and may fail when nobody hears of it.
 //! - A stop in the middle of any I/O: its effect may be lost, torn or done.
 //! - A failed write, which may have changed any subset of its sectors.
 //! - A failed sync, after which some of the data it covered can never become durable although
@@ -46,7 +47,9 @@ mod cluster;
 mod disk;
 mod faults;
 mod image;
+mod memory;
 mod orders;
+mod orphans;
 mod part;
 mod random;
 mod unsynced;
@@ -58,6 +61,8 @@ use cluster::{OBJECT_BYTES, Objects, Placement, Rules};
 use disk::{Outcome, Request, SimulatedDisk, StartedWrite};
 use faults::Plan;
 use image::Image;
+use memory::SimulatedMemory;
+use orphans::Orphans;
 use part::PartState;
 use random::Random;
 use std::collections::BTreeMap;
@@ -113,6 +118,15 @@ struct State {
     /// The probability that a late operation takes effect before an I/O.
     late_rate: f64,
     landed_late: u64,
+    /// Syncs that were under way when the machine stopped: the part, and the first change that each does
+    /// not cover.
+    in_flight: Vec<(Part, u64)>,
+    /// The probability that such a sync fails.
+    orphan_failure_rate: f64,
+    /// Data was lost by a sync of an earlier process that failed.
+    has_lost_data: bool,
+    /// The host has not told yet that it lost data.
+    has_to_report: bool,
 }
 
 impl SimulatedEngine {
@@ -142,6 +156,10 @@ impl SimulatedEngine {
             cluster: None,
             late_rate: 0.0,
             landed_late: 0,
+            in_flight: Vec::new(),
+            orphan_failure_rate: 0.0,
+            has_lost_data: false,
+            has_to_report: false,
         })
     }
 
@@ -182,6 +200,7 @@ impl SimulatedEngine {
             Some(_) => cluster::draw_late_rate(&mut random),
             None => 0.0,
         };
+        let mut orphans = Orphans::of(&state, kind);
         let mut parts = BTreeMap::new();
         for (name, part) in &state.parts {
             let mut part = part.clone();
@@ -191,10 +210,14 @@ impl SimulatedEngine {
             let after = match (kind, part.placement()) {
                 (_, Some(placement)) => part.after_death(placement, &mut random),
                 (CrashKind::PowerLoss, None) => part.after_power_loss(&state.bias, &mut random),
-                (CrashKind::ProcessKilled, None) => part,
+                (CrashKind::ProcessKilled, None) => {
+                    orphans.end(*name, &mut part, &state, &mut random);
+                    part
+                }
             };
             parts.insert(*name, after);
         }
+        let (has_lost_data, has_to_report) = orphans.outcome(&mut random);
         SimulatedEngine::with(State {
             random,
             parts,
@@ -222,6 +245,10 @@ impl SimulatedEngine {
             cluster: state.cluster,
             late_rate,
             landed_late: 0,
+            in_flight: Vec::new(),
+            orphan_failure_rate: state.orphan_failure_rate,
+            has_lost_data,
+            has_to_report: has_to_report || state.has_to_report && kind == CrashKind::ProcessKilled,
         })
     }
 
@@ -640,6 +667,10 @@ impl Engine for SimulatedEngine {
         Ok(self.machine.state().boot_id)
     }
 
+    fn has_lost_writes(&self) -> io::Result<bool> {
+        Ok(std::mem::take(&mut self.machine.state().has_to_report))
+    }
+
     fn describe(&self, part: Part) -> String {
         format!("simulated:{}", part.name())
     }
@@ -655,31 +686,5 @@ impl Engine for SimulatedEngine {
 
     fn unix_seconds(&self) -> u64 {
         self.machine.state().unix_seconds
-    }
-}
-
-/// The memory of a simulated host.
-struct SimulatedMemory {
-    machine: Arc<Machine>,
-}
-
-impl HostMemory for SimulatedMemory {
-    fn len(&self) -> usize {
-        self.machine.state().host_memory.len as usize
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: usize) {
-        let state = self.machine.state();
-        assert!((offset + buf.len()) as u64 <= state.host_memory.len);
-        state.host_memory.read(buf, offset as u64);
-    }
-
-    fn write_at(&self, bytes: &[u8], offset: usize) {
-        let mut state = self.machine.state();
-        assert!((offset + bytes.len()) as u64 <= state.host_memory.len);
-        // A process that is dead writes nothing.
-        if !state.crashed {
-            state.host_memory.write(bytes, offset as u64);
-        }
     }
 }
