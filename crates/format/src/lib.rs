@@ -21,11 +21,12 @@
 //! | [`batch_page`] | leaf of the open batch: its items |
 //! | [`frame`] | the unit in which the log is written |
 //! | [`record`] | the payload of a frame: changes of maps, catalogue, queue and open batch |
-//! | [`tail`] | records in memory that outlives the process |
+//! | [`tail`] | records and counts of syncs in memory that outlives the process |
 //! | [`secret`] | the key from which fingerprints take theirs |
 //! | [`export`] | both ends of an export of metadata |
 //! | [`trace`] | the unit of a trace: the chunks of some data |
 //! | [`scrub_page`] | the scrub's progress, and the list of bad blocks |
+//! | [`loss_page`] | what a failed sync lost |
 //! | [`backup`] | the objects of a backup repository |
 
 pub mod backup;
@@ -37,6 +38,7 @@ pub mod entry;
 mod error;
 pub mod export;
 pub mod frame;
+pub mod loss_page;
 pub mod map_page;
 pub mod node;
 pub mod page;
@@ -57,6 +59,7 @@ pub use cursor::TEXT_BYTES_MAX;
 pub use entry::Entry;
 pub use error::FormatError;
 pub use export::ExportMark;
+pub use loss_page::{DamagedVolume, LossPage, Losses, LostRun};
 pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
 pub use record::{ClaimOutcome, Outcome, PublishRun, Record, Release, UnmapTo};
@@ -64,7 +67,7 @@ pub use root::{BatchKind, OpenBatchHead, Root, WhenFull};
 pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
 pub use superblock::{IndexKind, Superblock};
-pub use tail::TailHeader;
+pub use tail::{Ledger, TailHeader, TailOwner};
 pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, VolumeId};
 
 /// Major version of everything written by this build: a higher one is refused.

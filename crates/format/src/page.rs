@@ -85,6 +85,8 @@ pub enum PageKind {
     ExportMark = 11,
     /// [`crate::scrub_page`]
     Scrub = 12,
+    /// [`crate::loss_page`]
+    Losses = 13,
 }
 
 /// The kinds of pages in trees.

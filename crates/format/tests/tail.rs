@@ -1,41 +1,52 @@
-//! The copy of the log's tail: its state after a process died at any moment, and the records
-//! recovered from it.
+//! The memory that outlives the process: what is read back of it, and what is refused.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
 use onefold_format::tail::{
-    TAIL_ENTRY_BYTES, TAIL_HEADER_BYTES, TailEntries, TailEntry, encode_entry,
+    LEDGER_BYTES, LEDGER_SLOT_BYTES, LEDGER_SLOTS, LEDGER_SLOTS_AT, OTHER_VOLUMES,
+    TAIL_ENTRY_BYTES, TAIL_HEADER_BYTES, TailEntries, TailEntry, encode_entry, encode_ledger,
 };
-use onefold_format::{FormatError, PoolId, TailHeader};
+use onefold_format::{FormatError, Ledger, PoolId, TailHeader, TailOwner, VolumeId};
 
-const HEADER: TailHeader = TailHeader {
+const OWNER: TailOwner = TailOwner {
     pool: PoolId([3; 16]),
     boot: [5; 16],
+};
+
+const HEADER: TailHeader = TailHeader {
+    owner: OWNER,
     position: 12 << 9,
 };
 
+/// An entry: position, records, checksums.
+type Parts<'a> = (u64, &'a [u8], &'a [u8]);
+
 /// Entries one after the other, as the store writes them.
-fn entries(seed: u32, of: &[(u64, &[u8])]) -> Vec<u8> {
+fn entries(seed: u32, of: &[Parts<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (position, records) in of {
-        bytes.extend(encode_entry(seed, *position, records));
+    for (position, records, sums) in of {
+        bytes.extend(encode_entry(seed, *position, records, sums));
         bytes.extend(*records);
+        bytes.extend(*sums);
     }
     bytes
 }
 
-fn read(seed: u32, bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
-    TailEntries::new(seed, bytes)
-        .map(|TailEntry { position, records }| (position, records.to_vec()))
-        .collect()
+fn read(seed: u32, bytes: &[u8]) -> Result<Vec<Parts<'_>>, FormatError> {
+    let entries = TailEntries::new(seed, bytes);
+    entries.map(|entry| entry.map(parts_of)).collect()
+}
+
+fn parts_of(entry: TailEntry<'_>) -> Parts<'_> {
+    (entry.position, entry.records, entry.sums)
 }
 
 #[test]
 fn a_header_comes_back() {
     let (bytes, seed) = HEADER.encode();
-    assert_eq!(TailHeader::decode(&bytes), Ok((HEADER, seed)));
+    assert_eq!(TailHeader::decode(&bytes, &OWNER), Ok(Some((HEADER, seed))));
     let golden = [
-        "3146544c01010000",
+        "3246544c01010000",
         "03030303030303030303030303030303",
         "05050505050505050505050505050505",
         "0018000000000000",
@@ -48,68 +59,120 @@ fn a_header_comes_back() {
     assert_eq!(hex, golden.concat(), "what version 1.1 writes");
 }
 
+/// What another pool wrote, or another boot, is none of this owner's; a header of its own that has
+/// changed is damage.
 #[test]
-fn every_changed_byte_of_a_header_is_noticed() {
-    let (bytes, _) = HEADER.encode();
-    for at in 0..TAIL_HEADER_BYTES {
-        for bit in 0..8 {
-            let mut changed = bytes;
-            changed[at] ^= 1 << bit;
-            assert!(
-                TailHeader::decode(&changed).is_err(),
-                "byte {at}, bit {bit}"
-            );
+fn a_header_is_of_another_owner_or_whole() {
+    for bytes in [HEADER.encode().0, encode_ledger(&OWNER)] {
+        let is_tail = bytes == HEADER.encode().0;
+        let mut page = vec![0; LEDGER_BYTES];
+        let mut found = |bytes: &[u8]| {
+            page[..TAIL_HEADER_BYTES].copy_from_slice(bytes);
+            match is_tail {
+                true => TailHeader::decode(bytes, &OWNER).map(|found| found.is_some()),
+                false => Ledger::decode(&page, &OWNER).map(|found| found.is_some()),
+            }
+        };
+        assert_eq!(found(&bytes), Ok(true));
+        assert_eq!(found(&[0; TAIL_HEADER_BYTES]), Ok(false));
+        for at in 0..TAIL_HEADER_BYTES {
+            for bit in 0..8 {
+                let mut changed = bytes;
+                changed[at] ^= 1 << bit;
+                let owner_changed = at < 4 || (8..40).contains(&at);
+                match found(&changed) {
+                    Ok(is_there) => assert!(!is_there && owner_changed, "byte {at}, bit {bit}"),
+                    Err(_) => assert!(!owner_changed || at == 0, "byte {at}, bit {bit}"),
+                }
+            }
         }
     }
     for len in 0..TAIL_HEADER_BYTES {
-        let short = TailHeader::decode(&bytes[..len]);
+        let short = TailHeader::decode(&HEADER.encode().0[..len], &OWNER);
         assert!(matches!(short, Err(FormatError::Short { .. })), "{len}");
     }
-    assert!(TailHeader::decode(&[0; TAIL_HEADER_BYTES]).is_err());
+}
+
+/// The first layout had no ledger: its records are not ignored.
+#[test]
+fn a_half_of_the_first_layout_is_refused() {
+    let mut bytes = HEADER.encode().0;
+    bytes[0] = b'1';
+    assert!(matches!(
+        TailHeader::decode(&bytes, &OWNER),
+        Err(FormatError::Magic { .. })
+    ));
+    let other = TailOwner {
+        boot: [6; 16],
+        ..OWNER
+    };
+    assert_eq!(TailHeader::decode(&bytes, &other), Ok(None));
 }
 
 #[test]
-fn whole_entries_are_read_and_the_rest_is_not() {
+fn all_entries_are_read_or_none() {
     let (_, seed) = HEADER.encode();
-    let all: [(u64, &[u8]); 3] = [(512, b"one"), (512, b"another"), (1024, &[9; 300])];
+    let all: [Parts<'_>; 3] = [
+        (512, b"one", b""),
+        (512, b"another", &[1, 2, 3, 4]),
+        (1024, &[9; 300], &[7; 80]),
+    ];
     let mut bytes = entries(seed, &all);
-    let whole = read(seed, &bytes);
-    assert_eq!(whole.len(), 3);
-    assert!(
-        whole
-            .iter()
-            .zip(all)
-            .all(|(is, was)| is.0 == was.0 && is.1 == was.1)
-    );
-    // A process that died in the middle of an entry.
-    let ends = [0, 19, 19 + 23, bytes.len()];
+    assert_eq!(read(seed, &bytes), Ok(all.to_vec()));
+    let ends = [0, 1, 2].map(|n| entries(seed, &all[..n]).len());
     for len in 0..bytes.len() {
-        let before = ends.iter().filter(|end| **end <= len).count() - 1;
-        assert_eq!(read(seed, &bytes[..len]), whole[..before], "{len} bytes");
+        let is_whole = ends.contains(&len);
+        assert_eq!(read(seed, &bytes[..len]).is_ok(), is_whole, "{len} bytes");
     }
-    // Any changed byte ends the tail before it.
     for at in 0..bytes.len() {
-        let before = ends.iter().filter(|end| **end <= at).count() - 1;
         bytes[at] ^= 4;
-        assert_eq!(read(seed, &bytes), whole[..before], "byte {at}");
+        assert!(read(seed, &bytes).is_err(), "byte {at}");
         bytes[at] ^= 4;
     }
-}
-
-#[test]
-fn what_an_earlier_tail_left_is_not_read() {
-    let (_, seed) = HEADER.encode();
-    let (_, earlier) = TailHeader {
+    let (_, other) = TailHeader {
         position: 4 << 9,
         ..HEADER
     }
     .encode();
-    let mut bytes = entries(earlier, &[(512, b"first"), (512, b"second")]);
-    assert_eq!(read(earlier, &bytes).len(), 2);
-    assert_eq!(read(seed, &bytes), []);
-    // Its second entry is right behind the first of this one.
-    let new = entries(seed, &[(1024, b"third")]);
-    bytes[..new.len()].copy_from_slice(&new);
-    assert_eq!(read(seed, &bytes), [(1024, b"third".to_vec())]);
-    assert_eq!(bytes.len(), 2 * TAIL_ENTRY_BYTES + 11);
+    assert!(read(other, &bytes).is_err(), "entries of another tail");
+    assert_eq!(entries(seed, &all[..1]).len(), TAIL_ENTRY_BYTES + 3);
+}
+
+#[test]
+fn a_ledger_has_the_volumes_that_no_good_sync_covers() {
+    let mut bytes = vec![0; LEDGER_BYTES];
+    bytes[..TAIL_HEADER_BYTES].copy_from_slice(&encode_ledger(&OWNER));
+    let mut put = |at: usize, word: u64| bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    // Begun, ended, good.
+    for (word, value) in [(0, 7), (1, 5), (2, 6)] {
+        put(64 + 8 * word, value);
+    }
+    for (slot, label, volume) in [
+        (0, 5, 3),
+        (1, 6, 4),
+        (2, 7, 9),
+        (LEDGER_SLOTS - 1, 8, u64::MAX),
+    ] {
+        put(LEDGER_SLOTS_AT + slot * LEDGER_SLOT_BYTES, label);
+        put(LEDGER_SLOTS_AT + slot * LEDGER_SLOT_BYTES + 8, volume);
+    }
+    let ledger = Ledger::decode(&bytes, &OWNER).unwrap().unwrap();
+    let unsynced = vec![VolumeId(4), VolumeId(9), OTHER_VOLUMES];
+    let expected = Ledger {
+        begun: 7,
+        ended: 5,
+        has_failed: false,
+        unsynced,
+    };
+    assert_eq!(ledger, expected);
+    assert!(ledger.is_unsettled());
+    bytes[72] = 8;
+    assert!(
+        Ledger::decode(&bytes, &OWNER).is_err(),
+        "more ended than began"
+    );
+    bytes[72] = 7;
+    bytes[88] = 1;
+    let ledger = Ledger::decode(&bytes, &OWNER).unwrap().unwrap();
+    assert!(ledger.has_failed && !ledger.is_unsettled());
 }

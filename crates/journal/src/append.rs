@@ -10,6 +10,7 @@ use onefold_metadata::{
 };
 
 use super::log::RECORDS_BYTES_MAX;
+use super::new_blocks::new_blocks;
 use super::watermarks::PAGES_FOR_RECLAIMING;
 use super::{Journal, Uncommitted};
 
@@ -49,6 +50,20 @@ impl Journal {
         blocking: Blocking,
         admit: Option<Admit<'_>>,
     ) -> Result<()> {
+        self.append_new(records, &[], old_blocks, blocking, admit)
+    }
+
+    /// As [`Journal::append`], for records with new blocks: `sums` has a
+    /// [checksum](onefold_format::tail::block_sum) of each, in the order of the records, where
+    /// [`Journal::wants_sums`].
+    pub fn append_new(
+        &self,
+        records: &[Record],
+        sums: &[u32],
+        old_blocks: &[PbaRun],
+        blocking: Blocking,
+        admit: Option<Admit<'_>>,
+    ) -> Result<()> {
         loop {
             let mut uncommitted = self.uncommitted()?;
             let Some(pressure) = self.pressure(&uncommitted) else {
@@ -64,7 +79,7 @@ impl Journal {
                 }
                 uncommitted.metadata.space_mut().prepare(old_blocks)?;
                 self.check_writable()?;
-                let is_copied = self.append_and_apply(&mut uncommitted, records)?;
+                let is_copied = self.append_and_apply(&mut uncommitted, records, sums)?;
                 if !Guard::ReuseAfterCommit.holds() {
                     self.give_up(std::mem::take(&mut uncommitted.tail.released));
                     drop(uncommitted);
@@ -98,7 +113,12 @@ impl Journal {
     }
 
     /// Returns whether the records are in memory that outlives the process.
-    fn append_and_apply(&self, uncommitted: &mut Uncommitted, records: &[Record]) -> Result<bool> {
+    fn append_and_apply(
+        &self,
+        uncommitted: &mut Uncommitted,
+        records: &[Record],
+        sums: &[u32],
+    ) -> Result<bool> {
         if let [Record::Freeze { .. }, ..] = records
             && Guard::FrozenTogether.holds()
         {
@@ -129,7 +149,9 @@ impl Journal {
                 }
             }
         }
-        let is_copied = uncommitted.copy.append(&uncommitted.tail, before);
+        let new = records.iter().filter_map(new_blocks);
+        new.for_each(|(_, run)| uncommitted.copy.note_new(run));
+        let is_copied = uncommitted.copy.append(&uncommitted.tail, before, sums);
         if self.due_for(uncommitted).is_some() {
             let (due, wake) = &self.due;
             if !std::mem::replace(&mut *lock(due), true) {

@@ -236,13 +236,16 @@ impl BadBlocks {
     /// Puts blocks on the list, or updates those on it. Durable when it returns. The caller holds
     /// the job lock, or the blocks' entries cannot change for another reason.
     pub fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
+        let is_kept = |block: &&BadBlock| !journal.data.is_lost(block.pba);
+        // Lost blocks are on a list of their own.
+        let blocks: Vec<BadBlock> = blocks.iter().filter(is_kept).copied().collect();
         if blocks.is_empty() {
             return Ok(());
         }
         {
             let mut uncommitted = journal.uncommitted()?;
             let mut state = write(&self.state);
-            for block in blocks {
+            for block in &blocks {
                 let is_new = !state.listed.contains_key(&block.pba);
                 if is_new && state.listed.len() == BAD_BLOCKS_MAX as usize {
                     return Err(StoreError::new(

@@ -57,7 +57,7 @@ impl Journal {
             ..sealed.root(&trees, current)
         };
         self.switch_root(&mut writer, &root)
-            .inspect_err(|error| self.fail_sync(error))?;
+            .inspect_err(|error| self.fail(error))?;
         sealed.publish_maps(&self.maps, &trees);
         let metadata = &mut self.uncommitted()?.metadata;
         metadata.publish(&sealed, &trees)?;

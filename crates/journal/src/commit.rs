@@ -68,7 +68,7 @@ impl Journal {
             .and_then(|()| log.append(&tail))
             .inspect_err(|error| {
                 if Guard::FailedSyncStopsWrites.holds() {
-                    self.fail_sync(error);
+                    self.fail(error);
                 }
             })?;
         self.log_span.set_end(log.end.position);
@@ -76,16 +76,21 @@ impl Journal {
         Ok(sealed)
     }
 
+    /// Syncs the data that was written by now, whether or not any record waits for it.
+    pub fn sync_written(&self) -> Result<()> {
+        self.sync_data()
+    }
+
     /// Once it fails there are no more writes or records, so all that are not durable are in the
     /// tail and in those of commits in progress.
     pub(super) fn sync_data(&self) -> Result<()> {
         let what = || format!("syncing the pool's data {}", self.data.name());
-        let synced = self.data.sync();
+        let synced = self.ledger.counted(|| self.data.sync());
         synced
             .map_err(|error| StoreError::io(what(), error))
             .inspect_err(|error| {
                 if Guard::FailedSyncStopsWrites.holds() {
-                    self.fail_sync(error);
+                    self.fail(error);
                     self.data.doubt(&lock(&self.uncommitted).tail);
                 }
             })

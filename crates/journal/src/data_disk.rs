@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_engine::{Disk, PreparedWrite, ReadRange, WriteRange};
+use onefold_format::{LostRun, Pba};
+use onefold_metadata::PbaRun;
 use onefold_metadata::sync::AtomicBool;
 
+use super::block_set::BlockSet;
 use super::doubted::Doubted;
 use super::log::Tail;
 
@@ -20,18 +23,27 @@ pub struct DataDisk {
     /// Data was written since the last sync started.
     unsynced: AtomicBool,
     doubted: Doubted,
+    /// Blocks whose content a failed sync lost: see `losses.rs`.
+    lost: BlockSet,
+    block_size: u64,
 }
 
 impl DataDisk {
-    /// Nothing of it is unsynced.
-    pub fn new(disk: Arc<dyn Disk>, name: String) -> Self {
-        Self {
+    /// Nothing of it is unsynced. Reads of the lost blocks fail.
+    pub fn new(disk: Arc<dyn Disk>, name: String, block_size: u32, lost: &[LostRun]) -> Self {
+        let data = Self {
             writes_wait: !disk.is_cached(),
             disk,
             name,
             unsynced: AtomicBool::new(false),
             doubted: Doubted::default(),
+            lost: BlockSet::default(),
+            block_size: u64::from(block_size),
+        };
+        for LostRun { start, count } in lost {
+            data.lost.add(start.0..start.0 + count);
         }
+        data
     }
 
     /// Whether each write waits for the disk.
@@ -39,30 +51,100 @@ impl DataDisk {
         self.writes_wait
     }
 
-    /// Reads bytes; see `onefold_engine::Disk`.
+    /// Reads bytes; see `onefold_engine::Disk`. Lost blocks cannot be read.
     pub fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.check_kept(buf.len(), at)?;
         self.disk.read_at(buf, at)
     }
 
     /// Reads several ranges at the same time; see `onefold_engine::Disk`.
     pub fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
+        for (n, ReadRange { buf, offset }) in ranges.iter().enumerate() {
+            let kept = self.check_kept(buf.len(), *offset);
+            kept.map_err(|error| (n, error))?;
+        }
         self.disk.read_together(ranges)
     }
 
     /// Reads data that the host has in memory; false if it has not.
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
+        self.check_kept(buf.len(), at)?;
         self.disk.try_read_at(buf, at)
     }
 
     /// As [`DataDisk::try_read_at`], for each range.
     pub fn try_read_each(&self, ranges: &mut [ReadRange<'_>]) -> Result<bool, (usize, io::Error)> {
         for (n, ReadRange { buf, offset }) in ranges.iter_mut().enumerate() {
-            let read = self.disk.try_read_at(buf, *offset);
+            let read = self.try_read_at(buf, *offset);
             if !read.map_err(|error| (n, error))? {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Reads what the disk has, lost or not.
+    pub(super) fn read_medium(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.disk.read_at(buf, at)
+    }
+
+    /// Refuses a read of lost blocks.
+    #[inline]
+    fn check_kept(&self, len: usize, at: u64) -> io::Result<()> {
+        match self.lost.is_any() {
+            true => self.check_not_lost(len, at),
+            false => Ok(()),
+        }
+    }
+
+    fn check_not_lost(&self, len: usize, at: u64) -> io::Result<()> {
+        let end = (at + len as u64).div_ceil(self.block_size);
+        match self.lost.first_within(&(at / self.block_size..end)) {
+            None => Ok(()),
+            Some(block) => Err(io::Error::other(format!(
+                "the disk lost block {block} of the pool when a sync failed; it can be read again once \
+                 it has been written whole"
+            ))),
+        }
+    }
+
+    /// Whether any of these blocks is lost.
+    #[inline]
+    pub fn is_any_lost(&self, run: PbaRun) -> bool {
+        let blocks = run.start.0..run.start.0 + run.count;
+        self.lost.is_any() && self.lost.first_within(&blocks).is_some()
+    }
+
+    /// Whether a block is lost.
+    #[inline]
+    pub fn is_lost(&self, pba: Pba) -> bool {
+        self.is_any_lost(PbaRun {
+            start: pba,
+            count: 1,
+        })
+    }
+
+    /// How many blocks are lost.
+    pub fn lost_blocks(&self) -> u64 {
+        self.lost.blocks()
+    }
+
+    pub(super) fn has_lost(&self) -> bool {
+        self.lost.is_any()
+    }
+
+    pub(super) fn lost(&self) -> Vec<LostRun> {
+        self.lost.runs()
+    }
+
+    /// These blocks are lost from now on.
+    pub(super) fn lose(&self, run: PbaRun) {
+        self.lost.add(run.start.0..run.start.0 + run.count);
+    }
+
+    /// A block is not lost any more. Returns whether it was.
+    pub(super) fn find(&self, pba: Pba) -> bool {
+        self.lost.remove(pba.0..pba.0 + 1)
     }
 
     /// The flag is raised after the write and before the record, or the reply: a commit that finds it

@@ -13,8 +13,10 @@
 //! | `commit.rs` `group_commit.rs` `log.rs` `log_span.rs` | makes them durable |
 //! | `checkpoint.rs` `reader.rs` | keeps the log short; reads a checkpoint |
 //! | `replay.rs` `log_end.rs` `session_end.rs` | brings a pool to where the last commit left it |
-//! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
-//! | `data_disk.rs` `doubted.rs` `failure.rs` | the data; reads and writes that are refused after a failed sync |
+//! | `tail_copy.rs` `tail_memory.rs` `new_blocks.rs` | how changes that are not durable yet outlive the process |
+//! | `ledger.rs` `rewritten.rs` | how the next process knows of a failed sync, and of blocks rewritten in place |
+//! | `left_behind.rs` `losses.rs` | what a failed sync lost |
+//! | `data_disk.rs` `doubted.rs` `block_set.rs` `failure.rs` | the data; reads and writes that are refused after a failed sync |
 //! | `reuse.rs` `epoch.rs` | hands out blocks, and frees them once they have no readers |
 //! | `room.rs` `watermarks.rs` | free blocks, and those kept for some purpose |
 //! | `host_space.rs` `freed.rs` | lets the host have free space |
@@ -28,6 +30,7 @@
 mod append;
 mod background;
 mod bad_blocks;
+mod block_set;
 mod checkpoint;
 mod commit;
 mod data_disk;
@@ -37,16 +40,22 @@ mod failure;
 mod freed;
 mod group_commit;
 mod host_space;
+mod ledger;
+mod left_behind;
 mod log;
 mod log_end;
 mod log_span;
+mod losses;
+mod new_blocks;
 mod reader;
 mod replay;
 mod reuse;
+mod rewritten;
 mod room;
 mod session_end;
 mod size;
 mod tail_copy;
+mod tail_memory;
 mod watermarks;
 
 use std::collections::VecDeque;
@@ -55,10 +64,10 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_format::{BatchItem, Pba, Root, Superblock, WhenFull};
-use onefold_metadata::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
+use onefold_format::{BatchItem, Pba, Root, Superblock, VolumeId, WhenFull};
+use onefold_metadata::sync::{AtomicU8, Condvar, Mutex, MutexGuard};
 use onefold_metadata::{
-    Guard, Limits, LookupVersion, Maps, MetadataState, Pages, PbaRuns, QueueKind, Result,
+    Guard, Limits, LookupVersion, Maps, MetadataState, Pages, PbaRun, PbaRuns, QueueKind, Result,
     StoreError,
 };
 
@@ -68,6 +77,8 @@ use self::freed::Freed;
 use self::group_commit::GroupCommit;
 use self::log::Tail;
 use self::log_span::LogSpan;
+use self::rewritten::Rewritten;
+use self::tail_copy::TailCopy;
 use self::watermarks::SpaceReport;
 
 pub use append::Admit;
@@ -77,12 +88,15 @@ pub use bad_blocks::BadBlocks;
 pub use data_disk::DataDisk;
 pub use epoch::{Epoch, Pin};
 pub use failure::StopsOnPanic;
+pub use ledger::{FoundLedger, RewriteMark, SyncLedger};
+pub use left_behind::{Doubt, LossReport};
 pub use log::{Log, LogMark};
 pub use log_end::IncompleteCommit;
 pub use log_end::check_length;
+pub use losses::LossList;
 pub use reader::{CheckpointReader, HELD_BACK_MAX, MapPage, PAGES_AT_ONCE};
-pub use replay::follow_log;
-pub use tail_copy::TailCopy;
+pub use replay::{Predecessor, TakenOver, follow_log};
+pub use tail_memory::TailMemory;
 pub use watermarks::SpaceLevel;
 pub use watermarks::{PAGES_FOR_FINDER, Purpose};
 
@@ -100,6 +114,10 @@ pub struct Journal {
     commits: GroupCommit<Log>,
     checkpoints: GroupCommit<Root>,
     log_span: LogSpan,
+    /// Which syncs of the data succeeded, for the next process.
+    ledger: Arc<SyncLedger>,
+    /// Which new blocks were rewritten in place, for the next process.
+    rewritten: Arc<Rewritten>,
     epochs: Epochs,
     lookup_version: Arc<LookupVersion>,
     /// Blocks that durable records released, until their readers have drained.
@@ -131,7 +149,9 @@ pub struct JournalParts {
     /// As the root has it.
     pub metadata: MetadataState,
     /// Memory that outlives the process.
-    pub tail_copy: TailCopy,
+    pub tail_memory: TailMemory,
+    /// The syncs of the opening are in it already.
+    pub ledger: Arc<SyncLedger>,
     /// At the root's log position.
     pub log: Log,
     /// The newest root.
@@ -215,13 +235,15 @@ impl Journal {
             pages,
             maps,
             metadata,
-            tail_copy,
+            tail_memory,
+            ledger,
             log,
             root,
             background,
         } = parts;
         let end = log.end.position;
         let lookup_version = Arc::clone(metadata.lookup_version());
+        let rewritten = Arc::new(Rewritten::new(&tail_memory));
         Self {
             superblock,
             limits,
@@ -231,12 +253,14 @@ impl Journal {
             background,
             uncommitted: Mutex::new(Uncommitted {
                 tail: Tail::new(end),
-                copy: tail_copy,
+                copy: TailCopy::new(tail_memory, Arc::clone(&rewritten)),
                 metadata,
             }),
             log_span: LogSpan::new(superblock.log_bytes, root.log_position, end),
             commits: GroupCommit::new(log),
             checkpoints: GroupCommit::new(root),
+            ledger,
+            rewritten,
             epochs: Epochs::new(),
             lookup_version,
             deferred_frees: Mutex::default(),
@@ -331,13 +355,22 @@ impl Journal {
         StopsOnPanic::new(&self.failure, what)
     }
 
-    /// Stops all writes after a failed sync. Changes in the copy of the tail may be gone from the
-    /// disk, so the next opening must not trust it.
-    fn fail_sync(&self, error: &StoreError) {
-        self.fail(error);
-        if Guard::TailVoidAfterFailedSync.holds() {
-            lock(&self.uncommitted).copy.make_void();
+    /// A volume is about to rewrite blocks in place. They are not written before this returns.
+    pub fn begin_rewrite(&self, mark: &RewriteMark, volume: VolumeId, run: PbaRun) {
+        self.ledger.mark(mark, volume);
+        if Guard::RewritesMarked.holds() {
+            self.rewritten.mark(run);
         }
+    }
+
+    /// A volume has rewritten blocks in place. Its request is not answered before this returns.
+    pub fn end_rewrite(&self, mark: &RewriteMark, volume: VolumeId) {
+        self.ledger.mark(mark, volume);
+    }
+
+    /// Whether records with new blocks come with checksums of them.
+    pub fn wants_sums(&self) -> bool {
+        self.ledger.is_counting()
     }
 
     /// `ReadOnly` after a failure.

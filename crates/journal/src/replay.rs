@@ -1,10 +1,15 @@
 //! Replay: the records of the log and of the copy of its tail, applied after an opening.
 
+use onefold_engine::Engine;
 use onefold_format::{FormatError, Record, Root, record};
 use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError, StoreErrorKind, Target};
 
+use super::ledger::FoundLedger;
+use super::left_behind::{Doubt, LossReport};
 use super::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use super::log_end::{self, End, IncompleteCommit};
+use super::losses::LossList;
+use super::tail_copy::{LeftBehind, undecodable};
 use super::watermarks::PAGES_FOR_FINDER;
 use super::{Journal, Uncommitted};
 
@@ -20,6 +25,29 @@ pub struct Replayed {
     pub is_log_replaced: bool,
     /// The session that was closed at its end.
     pub closed_session: Option<u64>,
+}
+
+/// The process that had the pool before, and where its losses are listed.
+pub struct Predecessor<'a> {
+    /// Its ledger.
+    pub ledger: FoundLedger,
+    /// It closed its session.
+    pub is_closed: bool,
+    /// The host reports writes that it has lost since the pool was last opened.
+    pub host_reports_losses: bool,
+    /// The known losses of the pool.
+    pub losses: &'a LossList,
+    /// Where the list is made.
+    pub engine: &'a dyn Engine,
+}
+
+/// What was taken over from the process before.
+#[derive(Debug, Default)]
+pub struct TakenOver {
+    /// Records that the log lacked.
+    pub records: u64,
+    /// What comparing found, if a sync may have failed.
+    pub losses: Option<LossReport>,
 }
 
 impl Journal {
@@ -128,20 +156,65 @@ impl Journal {
     }
 
     /// Takes over the requests that a dead process had answered and not made durable, and makes
-    /// them durable (P12). Returns how many records that were.
+    /// them durable (P12). Where a sync may have failed, finds what it lost, and lists that first.
     ///
     /// The log is replayed, and everything that the host's cache had was synced. Records become frames
     /// at the very places for which they were meant. So if this process dies as well, the next one
     /// finds by the log's end which of them are still missing.
-    pub fn take_over_tail(&self) -> Result<u64> {
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` where what the process left behind cannot be decoded, unless its session `is_closed`:
+    /// then the log has everything.
+    pub fn take_over_tail(&self, from: &Predecessor<'_>) -> Result<TakenOver> {
         let end = self.commits.lock().end.position;
-        let mut uncommitted = self.uncommitted()?;
-        uncommitted.tail = Tail::new(end);
-        let mut left = uncommitted.copy.left_behind();
-        drop(uncommitted);
+        self.uncommitted()?.tail = Tail::new(end);
+        let mut left = Vec::new();
+        let mut ledger = None;
+        if !from.is_closed {
+            left = self.uncommitted()?.copy.left_behind()?;
+            let found = from.ledger.as_ref();
+            ledger = found
+                .map_err(|error| undecodable(&format!("the ledger: {error}")))?
+                .as_ref();
+        }
         if Guard::TailMatchedToLog.holds() {
             left.retain(|entry| entry.position >= end);
         }
+        let doubt = Doubt::new(ledger, from.host_reports_losses, from.is_closed);
+        let unsynced = ledger.map_or(&[][..], |ledger| &ledger.unsynced);
+        let marks = self.rewritten.left_behind();
+        let lost = self.find_lost(&left, &marks, unsynced, &doubt)?;
+        if lost.report.has_failed {
+            let volumes = lost.volumes.iter().copied();
+            from.losses.add(self, from.engine, &lost.blocks, volumes)?;
+        }
+        if doubt != Doubt::None && !lost.report.has_failed {
+            tracing::info!(
+                "a sync of the data was under way when the last process died; {} new blocks were compared \
+                 with the disk, which has them all",
+                lost.report.compared_blocks
+            );
+        }
+        let records = self.apply_left_behind(&left)?;
+        from.losses.quarantine(self)?;
+        if records > 0 {
+            // Their data was synced when the pool was opened; this tells the commit so.
+            self.data.mark_unsynced();
+            self.commit()?;
+            self.reclaim()?;
+        }
+        let end = self.commits.lock().end.position;
+        self.uncommitted()?.copy.begin_session(end);
+        self.ledger.begin_session();
+        Ok(TakenOver {
+            records,
+            losses: (doubt != Doubt::None).then_some(lost.report),
+        })
+    }
+
+    /// Applies the records that the log lacks, and returns how many there were.
+    fn apply_left_behind(&self, left: &[LeftBehind]) -> Result<u64> {
         let mut count = 0;
         for frame in left.chunk_by(|a, b| a.position == b.position) {
             let mut uncommitted = self.uncommitted()?;
@@ -153,7 +226,8 @@ impl Journal {
                 );
                 break;
             }
-            let records: Vec<u8> = frame.iter().flat_map(|it| &it.records).copied().collect();
+            let records = frame.iter().flat_map(|entry| &entry.records);
+            let records: Vec<u8> = records.copied().collect();
             let mut released = std::mem::take(&mut uncommitted.tail.released);
             let applied = self.apply_all(&records, &mut uncommitted, &mut released);
             count += applied.map_err(|error| {
@@ -168,14 +242,6 @@ impl Journal {
                 self.checkpoint()?;
             }
         }
-        if count > 0 {
-            // Their data was synced when the pool was opened; this tells the commit so.
-            self.data.mark_unsynced();
-            self.commit()?;
-            self.reclaim()?;
-        }
-        let end = self.commits.lock().end.position;
-        self.uncommitted()?.copy.begin_session(end);
         Ok(count)
     }
 

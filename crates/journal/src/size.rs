@@ -78,7 +78,7 @@ impl Journal {
             ..*root
         };
         self.write_root(&next)
-            .inspect_err(|error| self.fail_sync(error))?;
+            .inspect_err(|error| self.fail(error))?;
         *root = next;
         Ok(())
     }

@@ -11,210 +11,217 @@
 //! an opening that finds the log's end there knows which entries the log has already, even if the
 //! process died in the middle of writing the frames or of taking records over.
 //!
-//! A copy is trusted only in the boot of the host that made it. After a power loss the data that it
-//! refers to may be gone, and likewise after a failed sync, which makes the copy void.
+//! A copy counts only in the boot of the host that made it: after a power loss the data that it
+//! refers to may be gone. After a failed sync some of it may be gone, too; so an entry has a checksum
+//! of each new block, with which an opening finds out (`left_behind.rs`).
 
 use std::sync::Arc;
 
-use onefold_engine::{Engine, HostMemory};
-use onefold_format::tail::{self, TAIL_ENTRY_BYTES, TAIL_HEADER_BYTES, TailEntries};
-use onefold_format::{FormatError, PoolId, TailHeader};
-use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
+use onefold_format::TailHeader;
+use onefold_format::tail::{self, TAIL_END_AT, TAIL_ENTRIES_AT, TAIL_ENTRY_BYTES, TailEntries};
+use onefold_metadata::{Guard, PbaRun, Result, StoreError};
 
+use super::ledger::first_word;
 use super::log::{RECORDS_BYTES_MAX, Tail, TailMark};
+use super::new_blocks::new_blocks_of;
+use super::rewritten::Rewritten;
+use super::tail_memory::{HALF_BYTES, TailMemory, half_at};
 
-/// Bytes of both halves: room for some 130,000 changes between two commits. With less room, guests
-/// with many random writes make housekeeping commit so often that they notice.
-const MEMORY_BYTES: usize = 16 << 20;
-
-/// Most bytes of one request's entries: its records, which may belong to several frames.
-const REQUEST_BYTES_MAX: usize = RECORDS_BYTES_MAX as usize + 4 * TAIL_ENTRY_BYTES;
-
-/// The first read of a half: room for one request, and then some.
-const READ_BYTES_MIN: usize = 2 * REQUEST_BYTES_MAX;
+/// Most bytes of one request's entries: its records, which may belong to several frames, and the
+/// checksums of the blocks of a piece.
+const REQUEST_BYTES_MAX: usize = RECORDS_BYTES_MAX as usize + 4 * TAIL_ENTRY_BYTES + 4 * 512;
 
 /// The copy of the log's tail.
-pub struct TailCopy {
-    /// Nothing where the host had no room for it: then every request waits for a commit.
-    memory: Option<Arc<dyn HostMemory>>,
-    pool: PoolId,
-    boot: [u8; 16],
+pub(super) struct TailCopy {
+    memory: TailMemory,
+    rewritten: Arc<Rewritten>,
     /// The half that has the records which no commit has sealed.
     half: usize,
     /// The place of its next entry, and the checksum to continue.
     at: usize,
     seed: u32,
-    is_void: bool,
+    /// An opening has taken over what there was.
+    has_begun: bool,
 }
 
-/// Records that a process left behind: the position of the frame that has or should have them.
+/// Records that a process left behind.
 pub(super) struct LeftBehind {
+    /// The position of the frame that has or should have them.
     pub(super) position: u64,
+    /// As a frame has them.
     pub(super) records: Vec<u8>,
+    /// A checksum of each of their new blocks, or nothing.
+    pub(super) sums: Vec<u32>,
 }
 
 impl TailCopy {
-    /// Finds or makes the memory of a pool. Nothing is written to it before a session begins.
-    pub fn open(engine: &dyn Engine, pool: PoolId) -> Result<Self> {
-        let opening = |error| StoreError::io("opening the copy of the log's tail", error);
-        let memory = match engine.host_memory(MEMORY_BYTES).map_err(opening) {
-            Ok(memory) => Some(memory),
-            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-                tracing::warn!(
-                    "{error}: until the pool is opened again with room for it, every change of a \
-                     volume's map waits for the disk before it is answered"
-                );
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Self {
+    /// Nothing is written to the memory before a session begins.
+    pub(super) fn new(memory: TailMemory, rewritten: Arc<Rewritten>) -> Self {
+        Self {
             memory,
-            pool,
-            boot: engine.boot_id().map_err(opening)?,
+            rewritten,
             half: 0,
-            at: TAIL_HEADER_BYTES,
+            at: TAIL_ENTRIES_AT,
             seed: 0,
-            // Until it is begun.
-            is_void: true,
-        })
+            has_begun: false,
+        }
     }
 
     /// Whether appending records to it lets a request be answered.
     pub(super) fn is_there(&self) -> bool {
-        self.memory.is_some()
+        self.memory.halves().is_some()
     }
 
     /// Whether the records of one more request fit.
     pub(super) fn has_room(&self) -> bool {
-        let free = |memory: &Arc<dyn HostMemory>| (memory.len() / 2).saturating_sub(self.at);
-        self.memory.as_ref().map(free) > Some(REQUEST_BYTES_MAX) || self.memory.is_none()
+        !self.is_there() || self.at + REQUEST_BYTES_MAX < HALF_BYTES
     }
 
     /// Whether a commit should make room before a request has to wait for one.
     pub(super) fn is_nearly_full(&self) -> bool {
-        let most = self.memory.as_ref().map(|memory| memory.len() / 8 * 3);
-        most.is_some_and(|most| self.at > most)
+        self.is_there() && self.at > HALF_BYTES / 4 * 3
     }
 
     /// Remains of earlier processes for this pool in this boot of the host, in the log's order.
-    pub(super) fn left_behind(&self) -> Vec<LeftBehind> {
-        let Some(memory) = &self.memory else {
-            return Vec::new();
-        };
-        let mut halves: Vec<Vec<LeftBehind>> = Vec::new();
-        for half in 0..2 {
-            match self.entries_of(&**memory, half * (memory.len() / 2)) {
-                Ok(entries) => halves.push(entries),
-                Err(error) => tracing::debug!("half {half} of the tail's copy: {error}"),
-            }
-        }
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` where there are remains that cannot be decoded.
+    pub(super) fn left_behind(&self) -> Result<Vec<LeftBehind>> {
+        let halves = [0, 1].map(|half| self.entries_of(half));
+        let mut halves = halves.into_iter().collect::<Result<Vec<_>>>()?;
         halves.retain(|entries| !entries.is_empty());
         halves.sort_by_key(|entries| entries[0].position);
-        halves.into_iter().flatten().collect()
+        Ok(halves.into_iter().flatten().collect())
     }
 
-    /// The entries of the half that begins at `start`.
-    fn entries_of(
-        &self,
-        memory: &dyn HostMemory,
-        start: usize,
-    ) -> std::result::Result<Vec<LeftBehind>, FormatError> {
-        let mut bytes = vec![0; TAIL_HEADER_BYTES];
-        memory.read_at(&mut bytes, start);
-        let (header, seed) = TailHeader::decode(&bytes)?;
-        if header.pool != self.pool {
-            return Err(FormatError::Pool);
-        }
-        if header.boot != self.boot && Guard::TailOfThisBoot.holds() {
+    fn entries_of(&self, half: usize) -> Result<Vec<LeftBehind>> {
+        let Some(memory) = self.memory.halves() else {
             return Ok(Vec::new());
+        };
+        let damaged = |error: &dyn std::fmt::Display| undecodable(&format!("half {half}: {error}"));
+        let start = half_at(half);
+        let mut header = [0; TAIL_ENTRIES_AT];
+        memory.read_at(&mut header, start);
+        let mut owner = self.memory.owner;
+        if !Guard::TailOfThisBoot.holds() {
+            owner.boot.copy_from_slice(&header[24..40]);
         }
-        let half = memory.len() / 2 - TAIL_HEADER_BYTES;
-        // Most tails are short.
-        let mut len = half.min(READ_BYTES_MIN);
-        loop {
-            bytes.resize(len, 0);
-            memory.read_at(&mut bytes, start + TAIL_HEADER_BYTES);
-            let entries = TailEntries::new(seed, &bytes);
-            let used: usize = entries
-                .clone()
-                .map(|entry| TAIL_ENTRY_BYTES + entry.records.len())
-                .sum();
-            if len == half || used + REQUEST_BYTES_MAX <= len {
-                let left = entries.map(|entry| LeftBehind {
+        let found = TailHeader::decode(&header, &owner).map_err(|error| damaged(&error))?;
+        let Some((_, seed)) = found else {
+            return Ok(Vec::new());
+        };
+        let end = header[TAIL_END_AT..].iter().rev();
+        let len = end.fold(0, |all, byte| all << 8 | usize::from(*byte));
+        if len > HALF_BYTES - TAIL_ENTRIES_AT {
+            return Err(damaged(&format_args!("{len} bytes of entries")));
+        }
+        let mut bytes = vec![0; len];
+        memory.read_at(&mut bytes, start + TAIL_ENTRIES_AT);
+        TailEntries::new(seed, &bytes)
+            .map(|entry| {
+                let entry = entry.map_err(|error| damaged(&error))?;
+                let sums = entry.sums.chunks_exact(4);
+                let sum = |bytes: &[u8]| {
+                    bytes
+                        .iter()
+                        .rev()
+                        .fold(0, |all, b| all << 8 | u32::from(*b))
+                };
+                Ok(LeftBehind {
                     position: entry.position,
                     records: entry.records.to_vec(),
-                });
-                return Ok(left.collect());
-            }
-            len = half.min(len * 8);
-        }
+                    sums: sums.map(sum).collect(),
+                })
+            })
+            .collect()
     }
 
     /// From now on the half whose records are no longer needed takes those of a new tail, whose
     /// first frame will be at `position`.
     pub(super) fn begin(&mut self, position: u64) {
         self.half = 1 - self.half;
-        self.at = TAIL_HEADER_BYTES;
-        let Some(memory) = self.memory.as_ref().filter(|_| !self.is_void) else {
+        self.at = TAIL_ENTRIES_AT;
+        if !self.has_begun {
+            return;
+        }
+        let Some(memory) = self.memory.halves() else {
             return;
         };
         let header = TailHeader {
-            pool: self.pool,
-            boot: self.boot,
+            owner: self.memory.owner,
             position,
         };
-        let (bytes, seed) = header.encode();
+        let (header, seed) = header.encode();
         self.seed = seed;
-        let start = self.half * (memory.len() / 2);
-        memory.write_at(&[0; TAIL_ENTRY_BYTES], start + TAIL_HEADER_BYTES);
-        memory.write_at(&bytes, start);
+        let start = half_at(self.half);
+        // Without its first word there is no header, so a process that dies here leaves an empty half.
+        memory.write_word(0, start);
+        self.rewritten.clear(self.half);
+        memory.write_at(&header[8..], start + 8);
+        memory.write_word(0, start + TAIL_END_AT);
+        memory.write_word(first_word(&header), start);
     }
 
     /// Starts again after an opening: all old records are in the log.
     pub(super) fn begin_session(&mut self, position: u64) {
-        self.erase();
-        self.is_void = false;
+        if let Some(memory) = self.memory.halves() {
+            for half in 0..2 {
+                memory.write_word(0, half_at(half));
+            }
+        }
+        self.rewritten.begin_session();
+        self.has_begun = true;
         self.begin(position);
     }
 
-    /// Appends the records that came to `tail` after `mark`. Returns whether they are there for the
-    /// next process.
-    pub(super) fn append(&mut self, tail: &Tail, mark: TailMark) -> bool {
-        let Some(memory) = self.memory.as_ref().filter(|_| !self.is_void) else {
+    /// These blocks are new in the tail.
+    pub(super) fn note_new(&self, run: PbaRun) {
+        self.rewritten.note_new(self.half, run);
+    }
+
+    /// Appends the records that came to `tail` after `mark`, with a checksum of each of their new
+    /// blocks, or none. Returns whether they are there for the next process.
+    pub(super) fn append(&mut self, tail: &Tail, mark: TailMark, sums: &[u32]) -> bool {
+        let Some(memory) = self.memory.halves().filter(|_| self.has_begun) else {
             return false;
         };
         if !Guard::TailCopied.holds() {
             return true;
         }
-        let half = memory.len() / 2;
+        let start = half_at(self.half);
+        let mut rest = sums;
+        let mut at = self.at;
         for (position, records) in tail.since(mark) {
-            let end = self.at + TAIL_ENTRY_BYTES + records.len();
-            if end + TAIL_ENTRY_BYTES > half {
+            let count = match rest.is_empty() {
+                true => 0,
+                false => new_blocks_of(records).min(rest.len()),
+            };
+            let (own, others) = rest.split_at(count);
+            rest = others;
+            let sums: Vec<u8> = own.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+            let end = at + TAIL_ENTRY_BYTES + records.len() + sums.len();
+            if end > HALF_BYTES {
                 return false;
             }
-            let start = self.half * half;
-            // The end of an entry is written before the entry itself.
-            memory.write_at(&[0; TAIL_ENTRY_BYTES], start + end);
-            memory.write_at(records, start + self.at + TAIL_ENTRY_BYTES);
-            let head = tail::encode_entry(self.seed, position, records);
-            memory.write_at(&head, start + self.at);
-            self.at = end;
+            let head = tail::encode_entry(self.seed, position, records, &sums);
+            memory.write_at(&head, start + at);
+            memory.write_at(records, start + at + TAIL_ENTRY_BYTES);
+            memory.write_at(&sums, start + at + TAIL_ENTRY_BYTES + records.len());
+            at = end;
         }
+        // All of a request's entries count, or none.
+        memory.write_word((at - TAIL_ENTRIES_AT) as u64, start + TAIL_END_AT);
+        self.at = at;
         true
     }
+}
 
-    /// Nothing of it may be taken over, now or later.
-    pub fn make_void(&mut self) {
-        self.is_void = true;
-        self.erase();
-    }
-
-    fn erase(&self) {
-        if let Some(memory) = &self.memory {
-            for half in 0..2 {
-                memory.write_at(&[0; TAIL_HEADER_BYTES], half * (memory.len() / 2));
-            }
-        }
-    }
+/// The error for memory that this pool wrote in this boot, and that cannot be decoded.
+pub(super) fn undecodable(what: &str) -> StoreError {
+    StoreError::damaged(format!(
+        "the copy of the log's tail cannot be decoded ({what}), so what was answered and not flushed \
+         cannot be taken over: open the pool once with the release that wrote it; or remove 'tail' \
+         from the pool's directory (in Ceph: from its run directory), which gives that up"
+    ))
 }

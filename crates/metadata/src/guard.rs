@@ -91,8 +91,19 @@ pub enum Guard {
     ReplacedWhenUnused,
     /// P12: records are copied to memory that outlives the process before a request is answered.
     TailCopied,
-    /// P12: after a failed sync that copy is void.
-    TailVoidAfterFailedSync,
+    /// P8: syncs of the data are counted in memory that outlives the process, so that the next one
+    /// knows of one that failed or was under way.
+    SyncsCounted,
+    /// P8: after such a sync the new blocks of records that the log lacks are compared with the disk.
+    NewBlocksCompared,
+    /// P12: a new block that is rewritten in place is marked before, so that it is not compared.
+    RewritesMarked,
+    /// P8: a lost block is durably listed before a record that refers to it is.
+    LostListedFirst,
+    /// P8: a volume that lost answered writes fails its flushes.
+    LossTold,
+    /// P8: after a session that was not closed the host is asked for writes that it has lost.
+    HostAskedForLosses,
     /// P12: records that the log has already are not taken over from the copy.
     TailMatchedToLog,
     /// P12: a copy that was made in another boot of the host is void.
@@ -143,7 +154,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 63] = [
+    pub const ALL: [Self; 68] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -185,7 +196,12 @@ impl Guard {
         Self::LookupValidated,
         Self::ReplacedWhenUnused,
         Self::TailCopied,
-        Self::TailVoidAfterFailedSync,
+        Self::SyncsCounted,
+        Self::NewBlocksCompared,
+        Self::RewritesMarked,
+        Self::LostListedFirst,
+        Self::LossTold,
+        Self::HostAskedForLosses,
         Self::TailMatchedToLog,
         Self::TailOfThisBoot,
         Self::PanicStopsWrites,

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use onefold_format::{Secret, Superblock};
-use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
+use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal, LossList};
 use onefold_metadata::sync::{AtomicBool, Mutex, MutexGuard};
 use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
@@ -20,6 +20,8 @@ pub(crate) struct Pool {
     pub(crate) index: IndexSlot,
     pub(crate) fingerprinter: Fingerprinter,
     pub(crate) bad: BadBlocks,
+    /// Blocks and volumes that a failed sync damaged.
+    pub(crate) losses: LossList,
     /// Of references that the index does not count yet.
     pub(crate) claimed: ClaimedFingerprints,
     pub(crate) claims_alarm: OnceLock<ClaimsAlarm>,
@@ -46,6 +48,7 @@ pub(crate) struct PoolParts {
     pub(crate) index: IndexSlot,
     pub(crate) secret: Secret,
     pub(crate) bad: BadBlocks,
+    pub(crate) losses: LossList,
     pub(crate) inline_without: Vec<InlineFilter>,
 }
 
@@ -59,6 +62,7 @@ impl Pool {
             index,
             secret,
             bad,
+            losses,
             inline_without,
         } = parts;
         Self {
@@ -69,6 +73,7 @@ impl Pool {
             index,
             fingerprinter: Fingerprinter::new(secret, superblock.block_size),
             bad,
+            losses,
             claimed: ClaimedFingerprints::default(),
             claims_alarm: OnceLock::new(),
             jobs: Mutex::default(),

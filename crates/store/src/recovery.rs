@@ -28,8 +28,8 @@ use onefold_format::{
     FormatError, IndexKind, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot, WhenFull,
 };
 use onefold_journal::{
-    BackgroundWork, BadBlocks, DataDisk, IncompleteCommit, Journal, JournalParts, Log, LogMark,
-    TailCopy, check_length,
+    BackgroundWork, BadBlocks, DataDisk, FoundLedger, IncompleteCommit, Journal, JournalParts, Log,
+    LogMark, LossList, LossReport, Predecessor, SyncLedger, TailMemory, check_length,
 };
 use onefold_metadata::{self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind};
 
@@ -84,6 +84,9 @@ pub struct RecoveryReport {
     pub log_bytes_replayed: u64,
     /// Records taken over from a process that died before it could make them durable.
     pub records_taken_over: u64,
+    /// A sync of the data failed in the process before, or was under way when it died: what was
+    /// compared with the disk since, and what is lost.
+    pub losses: Option<LossReport>,
     /// The free-space map could not be opened and was counted again.
     pub free_space_rebuilt: bool,
     /// The log ends in a commit that is not whole: a power loss cut it short, or it was damaged
@@ -123,7 +126,28 @@ impl RecoveryReport {
              was closed, what was flushed since the last checkpoint is lost"
                 .to_owned()
         });
-        incomplete.into_iter().chain(replaced).collect()
+        let losses = self.losses.as_ref().filter(|losses| losses.has_failed);
+        let losses = losses.map(|losses| {
+            let volumes = match losses.volumes.is_empty() {
+                true => "no volume lost answered writes".to_owned(),
+                false => format!(
+                    "each flush of these volumes fails until `volume accept-loss`: {}",
+                    losses.volumes.join(", ")
+                ),
+            };
+            format!(
+                "a sync of the data failed before the pool was opened: {} of {} new blocks that no \
+                 flush had made durable are lost and cannot be read until they are written again; \
+                 {volumes}",
+                losses.lost_blocks,
+                losses.compared_blocks + losses.uncompared_blocks
+            )
+        });
+        incomplete
+            .into_iter()
+            .chain(replaced)
+            .chain(losses)
+            .collect()
     }
 }
 
@@ -276,6 +300,7 @@ pub(crate) fn open(
     let parts = Parts::open(engine)?;
     let superblock = parts.superblock;
     let bad = BadBlocks::open(engine, superblock.pool, !parts.is_later_minor)?;
+    let (losses, lost) = LossList::open(engine, superblock.pool)?;
     let limits = Limits::from_memory(options.memory_bytes);
     let index = IndexSlot::open(
         engine,
@@ -285,15 +310,30 @@ pub(crate) fn open(
     );
     let background = Arc::new(BackgroundWork::default());
     let rebuild_free_space = options.rebuild_free_space;
-    let (journal, is_rebuilt) =
-        parts.journal(engine, limits, rebuild_free_space, Arc::clone(&background))?;
+    let name = engine.describe(Part::Data);
+    let data = DataDisk::new(Arc::clone(&parts.data), name, superblock.block_size, &lost);
+    let (journal, is_rebuilt) = parts.journal(
+        engine,
+        data,
+        limits,
+        rebuild_free_space,
+        Arc::clone(&background),
+    )?;
     report.free_space_rebuilt = is_rebuilt;
     let closed_session = replay(&journal, parts.is_later_minor, &mut report)?;
-    if closed_session != Some(parts.root.session) && Guard::UnclosedDataReadAfresh.holds() {
+    let is_closed = closed_session == Some(parts.root.session);
+    if !is_closed && Guard::UnclosedDataReadAfresh.holds() {
         journal.read_data_afresh()?;
     }
     bad.quarantine_listed(&journal)?;
-    begin_session(&journal, parts.is_later_minor, &mut report)?;
+    let from = Predecessor {
+        ledger: parts.found_ledger,
+        is_closed,
+        host_reports_losses: !is_closed && host_reports_losses(engine)?,
+        losses: &losses,
+        engine,
+    };
+    begin_session(&journal, parts.is_later_minor, &from, &mut report)?;
     journal.end_recovery()?;
     let pool = Arc::new(Pool::new(PoolParts {
         superblock,
@@ -303,6 +343,7 @@ pub(crate) fn open(
         index,
         secret: parts.secret,
         bad,
+        losses,
         inline_without: options.inline_without.clone(),
     }));
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
@@ -320,6 +361,10 @@ struct Parts {
     meta: Arc<dyn Disk>,
     log: Arc<dyn Disk>,
     data: Arc<dyn Disk>,
+    tail_memory: TailMemory,
+    ledger: Arc<SyncLedger>,
+    /// What the process before left in it.
+    found_ledger: FoundLedger,
 }
 
 impl Parts {
@@ -336,15 +381,12 @@ impl Parts {
         let page = read_page(&*identity, 0, &name(Part::Superblock))?;
         let superblock = Superblock::decode(&page)
             .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
+        let tail_memory = TailMemory::open(engine, superblock.pool)?;
+        let (ledger, found_ledger) =
+            SyncLedger::open(tail_memory.clone(), !data.is_durable_once_written());
         if Guard::RecoverySyncsFirst.holds() {
             let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
-            settle(engine, parts).inspect_err(|_| {
-                // Requests that an earlier process answered may be lost with data that could not be
-                // synced.
-                if let Ok(mut copy) = TailCopy::open(engine, superblock.pool) {
-                    copy.make_void();
-                }
-            })?;
+            settle(engine, &ledger, parts)?;
         }
         let mut is_later_minor = page::is_of_later_minor(&page);
         let meta_name = name(Part::Meta);
@@ -362,6 +404,9 @@ impl Parts {
             meta,
             log,
             data,
+            tail_memory,
+            ledger: Arc::new(ledger),
+            found_ledger,
         })
     }
 
@@ -369,6 +414,7 @@ impl Parts {
     fn journal(
         &self,
         engine: &dyn Engine,
+        data: DataDisk,
         limits: Limits,
         rebuild_free_space: bool,
         background: Arc<BackgroundWork>,
@@ -399,11 +445,12 @@ impl Parts {
         let journal = Journal::new(JournalParts {
             superblock,
             limits,
-            data: DataDisk::new(Arc::clone(&self.data), name(Part::Data)),
+            data,
             pages,
             maps,
             metadata,
-            tail_copy: TailCopy::open(engine, superblock.pool)?,
+            tail_memory: self.tail_memory.clone(),
+            ledger: Arc::clone(&self.ledger),
             log,
             root,
             background,
@@ -430,9 +477,11 @@ fn replay(
 fn begin_session(
     journal: &Journal,
     is_later_minor: bool,
+    from: &Predecessor<'_>,
     report: &mut RecoveryReport,
 ) -> Result<()> {
     if is_later_minor {
+        from.losses.quarantine(journal)?;
         journal.fail(&StoreError::new(
             StoreErrorKind::ReadOnly,
             "a later version of onefold wrote it; this one only reads it",
@@ -440,7 +489,9 @@ fn begin_session(
         return Ok(());
     }
     journal.start_session()?;
-    report.records_taken_over = journal.take_over_tail()?;
+    let taken_over = journal.take_over_tail(from)?;
+    report.records_taken_over = taken_over.records;
+    report.losses = taken_over.losses;
     if report.records_taken_over > 0 {
         // They continue where the log ended: the end of the process cut the commit short, and
         // all of its records are there.
@@ -457,14 +508,30 @@ pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {
     Ok((superblock, root))
 }
 
+/// Whether the host reports data of the pool that it could not write since the pool was last opened.
+fn host_reports_losses(engine: &dyn Engine) -> Result<bool> {
+    if !Guard::HostAskedForLosses.holds() {
+        return Ok(false);
+    }
+    let reported = engine.has_lost_writes();
+    reported.map_err(|error| StoreError::io("looking for data that the host has lost", error))
+}
+
 /// Makes later reads agree with the medium.
-fn settle(engine: &dyn Engine, parts: [(&Arc<dyn Disk>, Part); 3]) -> Result<()> {
+fn settle(
+    engine: &dyn Engine,
+    ledger: &SyncLedger,
+    parts: [(&Arc<dyn Disk>, Part); 3],
+) -> Result<()> {
     let failed = |doing: &str, part, error| {
         StoreError::io(format_args!("{doing} {}", engine.describe(part)), error)
     };
     for (disk, part) in parts {
         // Data that survived only in the host's cache must be durable before anything relies on it.
-        let synced = disk.sync();
+        let synced = match part {
+            Part::Data => ledger.counted(|| disk.sync()),
+            _ => disk.sync(),
+        };
         // And data that a failed sync left there, an earlier one or this one, never will be: roots,
         // pages and frames are read from the medium. So is the data after a session that was not
         // closed, which the log will tell: otherwise every start would be a cold one.

@@ -163,6 +163,7 @@ impl Store {
         self.pool.journal.checkpoint()?;
         self.pool.journal.reclaim()?;
         self.pool.bad.tidy(&self.pool.journal)?;
+        self.pool.losses.tidy(&self.pool.journal)?;
         while self.pool.journal.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
         self.pool.journal.close_session()?;
         // Without an index that can be used there is nothing to put away.
@@ -528,9 +529,15 @@ impl Store {
     ///
     /// Those of the disk.
     pub fn tidy(&self, commit: bool) -> Result<()> {
-        let Pool { journal, bad, .. } = &*self.pool;
+        let Pool {
+            journal,
+            bad,
+            losses,
+            ..
+        } = &*self.pool;
         journal.tidy(commit)?;
         bad.tidy(journal)?;
+        losses.tidy(journal)?;
         journal.report_level()
     }
 

@@ -7,9 +7,9 @@ use onefold_format::node::Node;
 use onefold_format::page::{self, BODY, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::superblock::check_data_label;
 use onefold_format::{
-    BatchItem, DomainId, Entry, ExportMark, FormatError, LayerCounts, LayerId, Lba, MAJOR_VERSION,
-    MINOR_VERSION, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
-    Root, ScrubPage, Secret, Superblock, TreeRoot, VolumeRecord,
+    BatchItem, DomainId, Entry, ExportMark, FormatError, LayerCounts, LayerId, Lba, LossPage,
+    MAJOR_VERSION, MINOR_VERSION, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement,
+    Record, Release, Root, ScrubPage, Secret, Superblock, TreeRoot, VolumeRecord,
 };
 use onefold_format::{map_page, queue_page, record, space_page};
 use proptest::collection::vec;
@@ -130,6 +130,8 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
         "scrub_page",
         &[56..60, 100..128, 155..160, 187..192, 219..4096],
     ),
+    // Behind the fifth item.
+    ("loss_page", &[56..60, 72..128, 208..4096]),
 ];
 
 #[test]
@@ -471,6 +473,17 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("scrub_page", 154, &[2]),
     ("scrub_page", 186, &[0]),
     ("scrub_page", 151, &[1]),
+    ("loss_page", 48, &0x0122_u64.to_le_bytes()),
+    ("loss_page", 48, &[0; 8]),
+    ("loss_page", 64, &((1_u32 << 20) + 1).to_le_bytes()),
+    ("loss_page", 68, &((1_u32 << 20) + 1).to_le_bytes()),
+    // No volume; the same one twice; no block; a run behind the last block; runs that overlap.
+    ("loss_page", 128, &[0; 8]),
+    ("loss_page", 144, &3_u64.to_le_bytes()),
+    ("loss_page", 160, &[0; 8]),
+    ("loss_page", 168, &[0; 8]),
+    ("loss_page", 176, &77_u64.to_le_bytes()),
+    ("loss_page", 200, &(1_u64 << 40).to_le_bytes()),
 ];
 
 #[test]
@@ -502,7 +515,8 @@ fn the_first_mark_of_an_export_is_of_no_pages() {
 fn pages_of_trees_are_told_from_others() {
     for sample in pages() {
         let opened = page::open_of_tree(&sample.page, POOL);
-        let ends_well = sample.name.ends_with("_page") && sample.name != "scrub_page";
+        let ends_well =
+            sample.name.ends_with("_page") && !["scrub_page", "loss_page"].contains(&sample.name);
         let is_of_tree = sample.name == "node" || ends_well;
         assert_eq!(opened.is_ok(), is_of_tree, "{}: {opened:?}", sample.name);
         if let Ok(header) = opened {
@@ -838,12 +852,13 @@ fn read_as_everything(page: &PageBytes) {
     let _ = page::open_of_tree(page, page::claimed_pool(page));
     for place in [0, 1, 63, 64, 127, 128, u64::MAX] {
         let _ = ScrubPage::decode(page, page::claimed_pool(page), PageNumber(place));
+        let _ = LossPage::decode(page, page::claimed_pool(page), PageNumber(place));
     }
 }
 
 proptest! {
     #[test]
-    fn garbage_never_panics(bytes in vec(any::<u8>(), 0..PAGE_BYTES), kind in 1..12_u8) {
+    fn garbage_never_panics(bytes in vec(any::<u8>(), 0..PAGE_BYTES), kind in 1..14_u8) {
         let mut page = page::blank();
         page[..bytes.len()].copy_from_slice(&bytes);
         read_as_everything(&page);

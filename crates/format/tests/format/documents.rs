@@ -179,6 +179,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("secret", 1),
         pair!("export", 2),
         pair!("scrub_page", 7),
+        pair!("loss_page", 3),
         pair!("trace", 7),
     ];
     for (source, document, count) in pairs {

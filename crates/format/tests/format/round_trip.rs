@@ -25,11 +25,11 @@ use onefold_format::units::{
     BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
 use onefold_format::{
-    BadBlock, BatchItem, BatchKind, ClaimOutcome, DedupMode, DomainId, Entry, ExportMark, Fault,
-    IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId,
-    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
-    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
-    record,
+    BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
+    ExportMark, Fault, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses, LostRun,
+    OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
+    Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId,
+    VolumeRecord, VolumeState, WhenFull, record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -518,6 +518,32 @@ proptest! {
             prop_assert_eq!((page.sequence, page.progress), (sequence, progress));
             prop_assert_eq!(page.pages(), pages.len() as u64);
             read.extend(page.listed);
+        }
+        prop_assert_eq!(read, written);
+    }
+
+    #[test]
+    fn loss_pages(
+        pool in pools(),
+        sequence in 1_u64..1000,
+        volumes in btree_map(1..u64::MAX, any::<u64>(), 0..300),
+        runs in btree_map(1..PBA_END / 1000, 1..1000_u64, 0..600),
+    ) {
+        let damaged = |(volume, found_unix_seconds)| DamagedVolume {
+            volume: VolumeId(volume),
+            found_unix_seconds,
+        };
+        let run = |(start, count)| LostRun { start: Pba(start * 1000), count };
+        let written = Losses {
+            volumes: volumes.into_iter().map(damaged).collect(),
+            runs: runs.into_iter().map(run).collect(),
+        };
+        let pages = written.encode(sequence, pool);
+        let mut read = Losses::default();
+        for (number, page) in &pages {
+            let page = LossPage::decode(page, pool, *number).expect("it was just written");
+            prop_assert_eq!((page.sequence, page.pages()), (sequence, pages.len() as u64));
+            read.extend(&page.part).expect("they are in order");
         }
         prop_assert_eq!(read, written);
     }

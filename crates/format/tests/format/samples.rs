@@ -15,10 +15,11 @@ use onefold_format::trace::{
     self, TraceChunks, TraceContent, TraceEnd, TraceFrame, TraceRun, TraceUnit,
 };
 use onefold_format::{
-    BadBlock, BatchItem, BatchKind, ClaimOutcome, DedupMode, DomainId, Entry, ExportMark, Fault,
-    FormatError, IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba,
-    PoolId, PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
-    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
+    BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
+    ExportMark, Fault, FormatError, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses,
+    LostRun, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
+    Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo,
+    VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
@@ -156,6 +157,21 @@ pub(crate) fn export_mark() -> ExportMark {
         place: 0x0102_0304,
         created_unix_seconds: 1_700_000_001,
         checksum: 0x5ca1_ab1e,
+    }
+}
+
+pub(crate) fn losses() -> Losses {
+    let volume = |volume, found_unix_seconds| DamagedVolume {
+        volume: VolumeId(volume),
+        found_unix_seconds,
+    };
+    let run = |start, count| LostRun {
+        start: Pba(start),
+        count,
+    };
+    Losses {
+        volumes: vec![volume(3, 1_700_000_100), volume(12, 1_700_000_200)],
+        runs: vec![run(77, 1), run(0x1234, 512), run(0x56_789a, 3)],
     }
 }
 
@@ -472,6 +488,12 @@ fn pages_outside_trees() -> Vec<PageSample> {
             page: scrub_page::encode(0x0123, &scrub_progress(), &bad_blocks(), POOL).remove(0),
             header: header(PageKind::Scrub, 0, 64, 0, 0),
             decode: |page| ScrubPage::decode(page, POOL, PageNumber(64)).map(drop),
+        },
+        PageSample {
+            name: "loss_page",
+            page: losses().encode(0x0123, POOL).remove(0).1,
+            header: header(PageKind::Losses, 0, 1, 0, 0),
+            decode: |page| LossPage::decode(page, POOL, PageNumber(1)).map(drop),
         },
     ]
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use onefold_format::entry::State;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::tail::block_sum;
 use onefold_format::{Entry, Lba, Pba, Record, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::{
@@ -147,7 +148,8 @@ impl Pool {
         let new = self
             .journal
             .allocate(&placement, &layer.space_limits, purpose, Blocking::Yes)?;
-        let copied = self.copy_runs(layer, runs, &new, moving);
+        let mut sums = Vec::new();
+        let copied = self.copy_runs(layer, runs, &new, moving, &mut sums);
         if let Some(cache) = layer.hash_cache() {
             runs.iter().for_each(|run| cache.forget(run.blocks));
         }
@@ -155,7 +157,7 @@ impl Pool {
         copied
             .and_then(|records| {
                 self.journal
-                    .append(&records, &released, Blocking::Yes, None)
+                    .append_new(&records, &sums, &released, Blocking::Yes, None)
             })
             .or_else(|error| {
                 if self.journal.check_writable().is_ok() {
@@ -166,13 +168,15 @@ impl Pool {
         Ok(placement.blocks())
     }
 
-    /// Copies all of these runs, in their order, to the new blocks. Returns what to record then.
+    /// Copies all of these runs, in their order, to the new blocks. Returns what to record then, and adds
+    /// a checksum of each copy to `sums`.
     fn copy_runs(
         &self,
         layer: &Layer,
         runs: &[Run],
         new: &[PbaRun],
         moving: &dyn Moving,
+        sums: &mut Vec<u32>,
     ) -> Result<Vec<Record>> {
         let mut records = Vec::with_capacity(runs.len());
         let mut free = new.iter().copied();
@@ -194,7 +198,7 @@ impl Pool {
                 let old = run.old.successor(done);
                 if let Some(start) = old.pba() {
                     let count = to.count;
-                    self.copy(layer, PbaRun { start, count }, to)?;
+                    self.copy(layer, PbaRun { start, count }, to, sums)?;
                 }
                 records.push(Record::Map {
                     layer: layer.id,
@@ -213,7 +217,7 @@ impl Pool {
 
     /// Copies the content of blocks that are not written meanwhile. A known bad one stays: its copy
     /// would not be known to be bad (P8).
-    fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun) -> Result<()> {
+    fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun, sums: &mut Vec<u32>) -> Result<()> {
         let block_size = self.block_size();
         let mut bytes = vec![0; (from.count * block_size) as usize];
         let failed = |doing: &str, pba| {
@@ -241,7 +245,9 @@ impl Pool {
             }
         }
         let written = self.data().write_at(&bytes, to.start.0 * block_size);
-        written.map_err(failed("writing", to.start))
+        written.map_err(failed("writing", to.start))?;
+        sums.extend(bytes.chunks_exact(block_size as usize).map(block_sum));
+        Ok(())
     }
 }
 

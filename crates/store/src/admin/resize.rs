@@ -312,7 +312,10 @@ impl Pool {
         };
         match kept_back.is_empty() {
             true => Ok(()),
-            false => self.bad.forget(&self.journal, kept_back),
+            false => {
+                self.losses.forget(&self.journal, &kept_back)?;
+                self.bad.forget(&self.journal, kept_back)
+            }
         }
     }
 

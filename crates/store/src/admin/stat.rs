@@ -99,6 +99,8 @@ pub struct PoolStat {
     pub shared_blocks: u64,
     /// Private blocks that are pending dedup.
     pub dirty_blocks: u64,
+    /// Blocks whose content a failed sync lost, and that have not been written since.
+    pub lost_blocks: u64,
     /// Blocks that can be handed out.
     pub free_blocks: u64,
     /// Of these, those that the host has space for.
@@ -291,6 +293,7 @@ impl Store {
             index: pool.index.kind(),
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
+            lost_blocks: pool.data().lost_blocks(),
             free_blocks,
             available_blocks: room.available.min(free_blocks),
             host_free_bytes: room.host_free_bytes,

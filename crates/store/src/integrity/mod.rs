@@ -3,6 +3,7 @@
 
 mod affected;
 mod check;
+mod losses;
 mod repair;
 mod scrub;
 

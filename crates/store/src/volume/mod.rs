@@ -18,9 +18,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use onefold_format::{DedupMode, VolumeId, VolumeRecord, VolumeState, WhenFull};
+use onefold_journal::RewriteMark;
 use onefold_metadata::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use onefold_metadata::{
-    Blocking, HashCache, Layer, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
+    Blocking, Guard, HashCache, Layer, PbaRun, REQUEST_BYTES_MAX, Result, StoreError,
+    StoreErrorKind,
 };
 
 use crate::pool::Pool;
@@ -56,6 +58,8 @@ pub struct Volume {
     importing: AtomicBool,
     gone: AtomicBool,
     inline: Inline,
+    /// When it last wrote in place.
+    rewrites: RewriteMark,
 }
 
 impl Volume {
@@ -84,6 +88,7 @@ impl Volume {
             importing: AtomicBool::new(record.state == VolumeState::Importing),
             gone: AtomicBool::new(false),
             inline: Inline::new(key),
+            rewrites: RewriteMark::default(),
         };
         volume.renew_hash_cache(record.hash_cache_bytes);
         Ok(volume)
@@ -259,12 +264,31 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// `Io` where the disk failed: from then on the pool takes no writes until it is opened again.
+    /// `Io` where the disk failed: from then on the pool takes no writes until it is opened again. Also
+    /// where a failure before that lost answered writes of the volume: see [`Store::accept_loss`].
+    ///
+    /// [`Store::accept_loss`]: crate::Store::accept_loss
     pub fn flush(&self) -> Result<()> {
         self.pool
             .journal
             .commit()
+            .and_then(|()| self.check_undamaged())
             .map_err(|e| e.during(format_args!("flushing '{}'", self.name())))
+    }
+
+    /// A client that outlived a loss must hear of it: it goes on as if its writes were there.
+    fn check_undamaged(&self) -> Result<()> {
+        if !self.pool.losses.is_damaged(self.id) || !Guard::LossTold.holds() {
+            return Ok(());
+        }
+        let name = self.name();
+        Err(StoreError::new(
+            StoreErrorKind::Io,
+            format!(
+                "a sync of the pool's data failed, and answered writes of '{name}' are lost: restore \
+                 it or check its file systems, then `onefold volume accept-loss {name} --yes`"
+            ),
+        ))
     }
 
     /// Releases the whole blocks of the range, which then read as zeros. Takes time in proportion
@@ -325,6 +349,17 @@ impl Volume {
             at += piece as u64;
         }
         Ok(())
+    }
+
+    /// Blocks are about to be rewritten in place, for the next process if this one dies.
+    fn begin_rewrite(&self, run: PbaRun) {
+        let journal = &self.pool.journal;
+        journal.begin_rewrite(&self.rewrites, self.id, run);
+    }
+
+    /// Blocks were rewritten in place, and the request has not been answered.
+    fn end_rewrite(&self) {
+        self.pool.journal.end_rewrite(&self.rewrites, self.id);
     }
 
     /// A request that has to be asked again is counted when it is.

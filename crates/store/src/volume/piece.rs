@@ -196,9 +196,8 @@ pub(super) fn changes(
                     (_, Some(pba)) => Entry::private(*pba),
                     (_, None) => continue,
                 };
-                if matches!(run.fate, Fate::Hit(_)) {
-                    old_blocks.extend(onefold_metadata::owned_runs(before));
-                }
+                // A hit releases what the layer owned, and so does a new block in the place of a lost one.
+                old_blocks.extend(onefold_metadata::owned_runs(before));
                 let mut done = 0;
                 for same in before.chunk_by(|a, b| a.successor(1) == *b) {
                     let alike = BlockRange::new(run.blocks.first + done, same.len() as u64);

@@ -17,7 +17,8 @@ use onefold_engine::PreparedWrite as PreparedIo;
 use onefold_format::{Lba, Pba};
 use onefold_index::Fingerprint;
 use onefold_metadata::{
-    BlockGuard, BlockRange, Blocking, Entries, HashCache, REQUEST_BYTES_MAX, Result, StoreError,
+    BlockGuard, BlockRange, Blocking, Entries, HashCache, PbaRun, REQUEST_BYTES_MAX, Result,
+    StoreError,
 };
 use smallvec::SmallVec;
 
@@ -140,6 +141,7 @@ impl Volume {
         if let Some(cache) = &cache {
             blocks.by_segment().for_each(|blocks| cache.forget(blocks));
         }
+        self.begin_rewrite(PbaRun { start: pba, count });
         let io = self.pool.data().prepare_write(data, pba.0 * block_size);
         let io = io.ok_or_else(StoreError::would_block)?;
         let fingerprints = cache.map(|cache| {
@@ -187,7 +189,10 @@ impl InPlace {
         pool.data().mark_unsynced();
         let written = written.map_err(|error| not_stored(blocks, pba, error));
         if written.is_ok() {
-            volume.note_rewritten(blocks, pba);
+            volume.note_rewritten(PbaRun {
+                start: pba,
+                count: blocks.count,
+            });
             if let Some((cache, fingerprints)) = fingerprints {
                 let mut rest = &fingerprints[..];
                 for part in blocks.by_segment() {

@@ -18,7 +18,7 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
 use onefold_journal::Pin;
 use onefold_metadata::{
-    BlockRange, Blocking, Guard, Layer, Result, Segments, StoreError, StoreErrorKind,
+    BlockRange, Blocking, Guard, Layer, PbaRun, Result, Segments, StoreError, StoreErrorKind,
 };
 
 use smallvec::SmallVec;
@@ -119,7 +119,14 @@ impl Volume {
             Ok(true) => {}
             Ok(false) => return Err(StoreError::would_block()),
             Err((n, error)) => {
-                self.pool.bad.suspect(runs[n].blocks(block_size));
+                let blocks = runs[n].blocks(block_size);
+                let run = PbaRun {
+                    start: Pba(blocks.start),
+                    count: blocks.end - blocks.start,
+                };
+                if !self.pool.data().is_any_lost(run) {
+                    self.pool.bad.suspect(blocks);
+                }
                 return Err(StoreError::io(runs[n].describe(), error));
             }
         }

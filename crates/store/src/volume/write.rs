@@ -12,6 +12,7 @@
 
 use onefold_engine::WriteRange;
 use onefold_format::entry::State;
+use onefold_format::tail::block_sum;
 use onefold_format::{Entry, Lba, Pba, UnmapTo};
 use onefold_index::{Fingerprint, is_zero};
 use onefold_journal::Purpose;
@@ -242,6 +243,8 @@ impl Volume {
                 true => entry.own_pba(),
                 false => entry.pba(),
             };
+            // A lost block stays lost, whatever a crash undoes: new content goes elsewhere.
+            let own = own.filter(|pba| !self.pool.data().is_lost(*pba));
             let content = piece.content(n);
             let is_zeros = content.map_or_else(|| is_zero(block), |it| it == Content::Zeros);
             let hit = || self.hit_fate(piece, *entry, content);
@@ -433,23 +436,33 @@ impl Volume {
                 offset: pba.0 * piece.block_size,
             })
             .collect();
+        let in_place = || {
+            placed.iter().filter_map(|part| match part.run.fate {
+                Fate::InPlace(start) => {
+                    let count = part.run.blocks.count;
+                    Some(PbaRun { start, count })
+                }
+                _ => None,
+            })
+        };
+        in_place().for_each(|run| self.begin_rewrite(run));
         if let Err((n, error)) = self.pool.data().write_together(&ranges) {
             let (blocks, pba) = writes[n];
             self.take_back(placed)?;
             return Err(not_stored(blocks, pba, error));
         }
-        for part in placed {
-            if let Fate::InPlace(pba) = part.run.fate {
-                self.note_rewritten(part.run.blocks, pba);
-            }
+        for run in in_place() {
+            self.note_rewritten(run);
         }
         Ok(())
     }
 
     /// The device has what was written in place: no block of it is bad any more.
-    pub(super) fn note_rewritten(&self, blocks: BlockRange, pba: Pba) {
+    pub(super) fn note_rewritten(&self, run: PbaRun) {
+        self.end_rewrite();
         if self.pool.bad.is_any() {
-            self.pool.bad.rewritten(pba.0..pba.0 + blocks.count);
+            let start = run.start.0;
+            self.pool.bad.rewritten(start..start + run.count);
         }
     }
 
@@ -481,7 +494,11 @@ impl Volume {
             })
         };
         let journal = &self.pool.journal;
-        match journal.append(&records, &old_blocks, blocking, Some(&admit)) {
+        let sums = match journal.wants_sums() {
+            true => sums(piece, placed),
+            false => SmallVec::new(),
+        };
+        match journal.append_new(&records, &sums, &old_blocks, blocking, Some(&admit)) {
             Ok(()) => {
                 if let Some(alarm) = due.get() {
                     alarm.sound();
@@ -603,6 +620,16 @@ fn consecutive(placed: &[Placed]) -> SmallVec<[(BlockRange, Pba); 4]> {
         }
     }
     runs
+}
+
+/// A checksum of each new block, in the order of their records.
+fn sums(piece: &Piece<'_>, placed: &[Placed]) -> SmallVec<[u32; 8]> {
+    let new = placed.iter().filter(|part| part.new.is_some());
+    let blocks = new.flat_map(|part| {
+        let bytes = piece.bytes(part.run.blocks);
+        bytes.chunks_exact(piece.block_size as usize)
+    });
+    blocks.map(block_sum).collect()
 }
 
 /// The device failed to write these blocks.

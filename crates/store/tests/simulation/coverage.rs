@@ -33,6 +33,13 @@ coverage! {
     openings_that_replayed,
     /// Openings that took over records that a killed process had not made durable.
     tails_taken_over,
+    /// Openings that compared new blocks because a sync had been under way, and found them all.
+    syncs_doubted,
+    /// Openings that found a failed sync.
+    losses_found,
+    /// Volumes whose flush failed because of one.
+    losses_told,
+    lost_blocks,
     /// Openings that wrote a checkpoint before the log was replayed.
     checkpoints_in_recovery,
     /// Runs whose log went round its ring.

@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
-use onefold_format::TailHeader;
-use onefold_format::tail::TAIL_HEADER_BYTES;
-use onefold_store::{Blocking, IndexKind, Store, Volume};
+use onefold_store::{Blocking, IndexKind, Store, StoreError, StoreErrorKind, Volume};
 
 use crate::common::{LITTLE_MEMORY, MIB, newest_root, superblock};
 use crate::model::Violation;
-use crate::world::{State, Step, Stop, World, discarded_layers, violation};
+use crate::world::{Fill, State, Step, Stop, World, discarded_layers, violation};
 
 /// How to get from a stopped machine to an open pool.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +35,16 @@ impl Recovery {
     };
 }
 
-/// Gets a range of a volume, and its data unless it is a hole.
-type Look<'a> = dyn FnMut(Range<u64>, Option<&[u8]>) -> Step + 'a;
+/// The content of a range of a volume.
+pub(crate) enum Found<'a> {
+    Hole,
+    Data(&'a [u8]),
+    /// A block that a failed sync lost.
+    Lost,
+}
+
+/// Gets a range of a volume, and its content.
+type Look<'a> = dyn FnMut(Range<u64>, Found<'_>) -> Step + 'a;
 
 impl World {
     /// Recovers and compares; the opening is not cut short.
@@ -70,14 +76,12 @@ impl World {
         after: SimulatedEngine,
     ) -> Result<bool, Stop> {
         self.close_handles();
-        let is_void = is_tail_void(&self.engine());
         self.cover_late();
         let mut state = self.state();
-        if is_void && !state.faulty && state.is_open_to_guests {
-            return Err(violation("the tail's copy is void, and nothing has failed"));
-        }
-        state.is_open_to_guests = false;
-        state.survived &= recovery.kind == CrashKind::ProcessKilled && !is_void;
+        let is_killed = recovery.kind == CrashKind::ProcessKilled;
+        // Once the power fails, nothing that was not flushed is missed.
+        state.has_lost_data = is_killed && (state.has_lost_data || after.has_lost_data());
+        state.survived &= is_killed && !state.has_lost_data;
         for part in Part::ALL {
             after.set_capacity(part, None);
         }
@@ -105,6 +109,13 @@ impl World {
                 // A crash ordered for later than the opening takes.
                 after.crash_after(u64::MAX);
                 let mut state = self.state();
+                let knows = report.losses.as_ref().map(|losses| losses.has_failed);
+                if knows == Some(true) && !state.has_lost_data {
+                    return Err(violation(format!("nothing is lost: {report:?}")));
+                }
+                state.coverage.syncs_doubted += u64::from(knows == Some(false));
+                state.coverage.losses_found += u64::from(knows == Some(true));
+                state.knows_of_loss |= knows == Some(true);
                 state.sync_failed = false;
                 // The last root is the session's, the one before it at most the one opened.
                 let roots_written = after.count(Part::Meta, Op::Write).count;
@@ -181,6 +192,8 @@ impl World {
         self.verify_contents()?;
         self.verify_counts(&self.store())?;
         self.state().survived = true;
+        self.state().has_lost_data = false;
+        self.state().knows_of_loss = false;
         self.state().coverage.recoveries += 1;
         Ok(())
     }
@@ -201,11 +214,73 @@ impl World {
 
     pub(crate) fn verify_contents(&self) -> Step {
         let store = self.store();
-        let mut ids = [self.volume_ids(), self.snapshot_ids()]
-            .concat()
-            .into_iter();
-        ids.try_for_each(|id| self.verify_volume(&store, id))?;
+        let ids = [self.volume_ids(), self.snapshot_ids()].concat();
+        let mut lost = Vec::new();
+        for id in &ids {
+            let blocks = self.verify_volume(&store, *id)?;
+            lost.extend(blocks.into_iter().map(|block| (*id, block)));
+        }
+        let is_of_snapshot = |(id, _): &(u64, u64)| self.snapshot_ids().contains(id);
+        if lost.iter().any(is_of_snapshot) {
+            self.state().has_lost_snapshot = true;
+            return Ok(());
+        }
+        for id in self.volume_ids() {
+            self.verify_told(&store, id)?;
+        }
+        self.replace_lost(&lost)?;
         self.verify_changes()
+    }
+
+    /// A volume from which answered content is gone fails its flushes until somebody accepts that. With
+    /// no failure at all none does. What neither checksums nor the host can tell is a documented limit:
+    /// rewrites in place that are gone with a sync of which nobody heard.
+    fn verify_told(&self, store: &Store, id: u64) -> Step {
+        let name = self.with(id, |volume| volume.name.clone());
+        let failed = |error| self.unless_crashed(format!("opening '{name}': {error}"));
+        let volume = store.volume(&name).map_err(failed)?;
+        let is_missing_any = self.with(id, |volume| std::mem::take(&mut volume.is_missing_any));
+        let (has_lost_data, knows) = {
+            let state = self.state();
+            (state.has_lost_data, state.knows_of_loss)
+        };
+        let told = volume.flush();
+        match &told {
+            Ok(()) if is_missing_any && knows => {
+                let message = format!("'{name}' lost what was answered, and its flush succeeds");
+                return Err(violation(message));
+            }
+            Err(error) if !has_lost_data || !knows => {
+                return Err(self.unless_crashed(format!("flushing '{name}': {error}")));
+            }
+            Ok(()) => return Ok(()),
+            Err(_) => self.state().coverage.losses_told += 1,
+        }
+        let accepted = store.accept_loss(&name).and_then(|was_damaged| {
+            assert!(was_damaged, "its flush failed");
+            volume.flush()
+        });
+        accepted.map_err(|error| self.unless_crashed(format!("accepting a loss: {error}")))
+    }
+
+    /// Writes lost blocks anew, as their guests would, and lets the pool have them again.
+    fn replace_lost(&self, lost: &[(u64, u64)]) -> Step {
+        let block_size = self.state().block_size;
+        for (id, block) in lost {
+            self.state().coverage.lost_blocks += 1;
+            self.write(
+                *id,
+                block * block_size,
+                block_size,
+                Fill::Data,
+                Blocking::Yes,
+            )?;
+            self.flush(*id)?;
+        }
+        if !lost.is_empty() {
+            (0..3).try_for_each(|_| self.tick())?;
+        }
+        Ok(())
     }
 
     fn verify_catalogue(&self) -> Step {
@@ -248,31 +323,41 @@ impl World {
         }
     }
 
-    fn verify_volume(&self, store: &Store, id: u64) -> Step {
+    /// Returns the blocks that are lost.
+    fn verify_volume(&self, store: &Store, id: u64) -> Result<Vec<u64>, Stop> {
         let survived = self.state().survived;
-        let volume = self.walk(store, id, &mut |range, data| {
-            self.with(id, |volume| match data {
-                None => volume.recovered_hole(range, survived),
-                Some(found) => volume.recovered(range.start, found, survived),
+        let block_size = self.state().block_size;
+        let mut lost = Vec::new();
+        self.with(id, |volume| volume.is_missing_any = false);
+        let volume = self.walk(store, id, &mut |range, found| {
+            self.with(id, |volume| match found {
+                Found::Hole => volume.recovered_hole(range, survived),
+                Found::Data(bytes) => volume.recovered(range.start, bytes, survived),
+                Found::Lost => {
+                    lost.push(range.start / block_size);
+                    volume.lost(range)
+                }
             })?;
             Ok(())
         })?;
+        if !lost.is_empty() {
+            return Ok(lost);
+        }
         if !self.snapshot_ids().is_empty() || store.deletions().is_ok_and(|it| !it.is_empty()) {
             // Its data is in layers below as well.
-            return Ok(());
+            return Ok(lost);
         }
         let stored = volume.logical_blocks();
-        let block_size = self.state().block_size;
         let needed = self.with(id, |volume| volume.blocks_with_data(block_size));
         if stored < needed {
             let name = volume.name();
             let message = format!("'{name}' counts {stored} blocks, but {needed} have data");
             return Err(violation(message));
         }
-        Ok(())
+        Ok(lost)
     }
 
-    /// Shows the holes of a volume, and its data in pieces.
+    /// Shows the holes of a volume, and its data in pieces; blocks that are lost, one by one.
     pub(crate) fn walk(
         &self,
         store: &Store,
@@ -282,6 +367,7 @@ impl World {
         let (name, size) = self.with(id, |volume| (volume.name.clone(), volume.size));
         let failed = |error| self.unless_crashed(format!("reading '{name}': {error}"));
         let volume = store.volume(&name).map_err(failed)?;
+        let block_size = self.state().block_size;
         let mut at = 0;
         let mut buf = Vec::new();
         while at < size {
@@ -289,16 +375,26 @@ impl World {
             for extent in extents.map_err(failed)? {
                 let end = at + extent.len;
                 if !extent.data {
-                    look(at..end, None)?;
+                    look(at..end, Found::Hole)?;
                     at = end;
                 }
+                let mut step = MIB;
                 while at < end {
-                    let next = end.min(at + MIB);
+                    let next = end.min(at + step);
                     let len = (next - at) as usize;
                     buf.resize(buf.len().max(len), 0);
                     let found = &mut buf[..len];
-                    volume.read(at, found, Blocking::Yes).map_err(failed)?;
-                    look(at..next, Some(found))?;
+                    match volume.read(at, found, Blocking::Yes) {
+                        Ok(()) => look(at..next, Found::Data(found))?,
+                        Err(_) if self.state().has_lost_data && step > block_size => {
+                            step = block_size;
+                            continue;
+                        }
+                        Err(error) if self.state().knows_of_loss && is_of_lost_block(&error) => {
+                            look(at..next, Found::Lost)?;
+                        }
+                        Err(error) => return Err(failed(error)),
+                    }
                     at = next;
                 }
             }
@@ -338,13 +434,12 @@ impl World {
     }
 }
 
-/// Whether there is no tail that an opening could take over.
-fn is_tail_void(engine: &SimulatedEngine) -> bool {
-    let halves = [0, engine.host_memory_len() / 2];
-    let header = |half| engine.read_host_memory(half, TAIL_HEADER_BYTES);
-    halves
-        .iter()
-        .all(|half| TailHeader::decode(&header(*half)).is_err())
+/// Whether a read failed because its block is known to be lost, with volume and address.
+fn is_of_lost_block(error: &StoreError) -> bool {
+    let message = error.to_string();
+    error.kind() == StoreErrorKind::Io
+        && message.contains("block")
+        && message.contains("when a sync failed")
 }
 
 impl State {

@@ -634,21 +634,79 @@ fn left_behind_then_power_loss(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// A sync of the data fails, the process is killed, and then the power goes.
-fn failed_sync_then_killed(seed: u64) -> Step {
+/// A pool of which a volume has durable content, and answered writes to new blocks.
+fn with_new_blocks(seed: u64) -> Result<(Arc<World>, u64), Stop> {
     let world = small_pool(seed)?;
     let id = world.new_volume(MIB)?;
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     // So that the next write needs new blocks.
     world.create_snapshots(&[id])?;
     world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
+    Ok((world, id))
+}
+
+fn fail_next_sync(world: &World, id: u64) -> Step {
     world.state().faulty = true;
     world.state().sync_failed = true;
     let kind = std::io::ErrorKind::Other;
     world.engine().fail_once(Part::Data, Op::Sync, 1, kind);
-    world.flush(id)?;
-    // Content shown between the two may not be there in the end.
+    world.flush(id)
+}
+
+/// A sync fails, and the process is killed before any restart.
+fn failed_sync_then_killed(seed: u64) -> Step {
+    let (world, id) = with_new_blocks(seed)?;
+    fail_next_sync(&world, id)?;
+    world.recover_by(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// The same, and the next process dies before anybody has looked.
+fn failed_sync_then_killed_twice(seed: u64) -> Step {
+    let (world, id) = with_new_blocks(seed)?;
+    fail_next_sync(&world, id)?;
     world.crash_and_open(Recovery::KILLED)?;
+    world.recover_by(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// The process is killed in a sync, which then fails.
+fn killed_in_a_sync_that_fails(seed: u64) -> Step {
+    let (world, id) = with_new_blocks(seed)?;
+    world.engine().set_orphan_failure_rate(1.0);
+    world.engine().crash_after(1);
+    crash_is_fine(world.flush(id))?;
+    world.recover_by(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// The process is killed in a sync, which then succeeds. New blocks were rewritten before.
+fn killed_in_a_sync_after_rewrites(seed: u64) -> Step {
+    let (world, id) = with_new_blocks(seed)?;
+    world.write(id, 40 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.engine().crash_after(1);
+    crash_is_fine(world.flush(id))?;
+    world.recover_by(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// A sync of blocks that were rewritten in place fails.
+fn failed_sync_of_rewrites(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    let id = world.new_volume(MIB)?;
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.flush(id)?;
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
+    fail_next_sync(&world, id)?;
+    world.recover_by(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// The kernel fails to write data out by itself, and the process is killed.
+fn killed_after_the_host_lost_data(seed: u64) -> Step {
+    let (world, _) = with_new_blocks(seed)?;
+    world.engine().set_orphan_failure_rate(1.0);
+    world.recover_by(Recovery::KILLED)?;
     power_loss(&world)
 }
 
@@ -707,7 +765,12 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::PublishedLocked | Guard::ReplacedWhenUnused => return None,
         Guard::LookupValidated => layer_emptied_while_read,
         Guard::TailCopied | Guard::TailMatchedToLog => answered_then_killed,
-        Guard::TailVoidAfterFailedSync => failed_sync_then_killed,
+        Guard::SyncsCounted => killed_in_a_sync_that_fails,
+        Guard::NewBlocksCompared => failed_sync_then_killed,
+        Guard::RewritesMarked => killed_in_a_sync_after_rewrites,
+        Guard::LostListedFirst => failed_sync_then_killed_twice,
+        Guard::LossTold => failed_sync_of_rewrites,
+        Guard::HostAskedForLosses => killed_after_the_host_lost_data,
         Guard::TailOfThisBoot => left_behind_then_power_loss,
         Guard::PanicStopsWrites => panic_in_commit,
         Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {

@@ -83,6 +83,8 @@ pub(crate) struct VolumeModel {
     under_way: usize,
     /// Flushes that ended meanwhile.
     flushed_late: Option<Moment>,
+    /// The last recovery found answered content to be gone.
+    pub(crate) is_missing_any: bool,
 }
 
 /// How a request that changes contents ended.
@@ -109,6 +111,7 @@ impl VolumeModel {
             clock: 1,
             under_way: 0,
             flushed_late: None,
+            is_missing_any: false,
         }
     }
 
@@ -372,8 +375,31 @@ impl VolumeModel {
             let first = answered.filter(|_| survived).unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
             let version = self.version_of(sector, &possible, &inside, bytes)?;
+            let mut newer = history[answered.unwrap_or(0)..].iter();
+            self.is_missing_any |= newer.all(|step| step.version != version);
             self.open.remove(&sector);
             self.settle(sector, version);
+        }
+        Ok(())
+    }
+
+    /// A block cannot be read, because a sync that failed has lost it: something in it was never flushed.
+    /// The caller writes all of it next.
+    pub(crate) fn lost(&mut self, block: Range<u64>) -> Result<(), Violation> {
+        let sectors = block.start / SECTOR..block.end / SECTOR;
+        if !sectors
+            .clone()
+            .any(|sector| self.open.contains_key(&sector))
+        {
+            return Err(Violation(format!(
+                "volume '{}' (number {}), sector {}: it was flushed, and is lost",
+                self.name, self.id, sectors.start
+            )));
+        }
+        self.is_missing_any = true;
+        for sector in sectors {
+            self.open.remove(&sector);
+            self.settle(sector, 0);
         }
         Ok(())
     }

@@ -65,11 +65,8 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
             Ok(()) | Err(Stop::Crashed) => {}
             Err(Stop::Violation(violation)) => return Err(violation),
         }
-        if world.state().died_unheard {
-            // The copy of the log's tail is valid, and refers to data that the kernel has dropped.
-            return Ok(());
-        }
         match world.recover() {
+            Ok(()) if world.state().has_lost_snapshot => return Ok(()),
             Ok(()) => {}
             Err(Stop::Crashed) => return Err(Violation("a crash nobody ordered".into())),
             Err(Stop::Violation(violation)) => return Err(violation),
@@ -206,6 +203,8 @@ impl World {
             _ => {}
         }
         engine.set_failure_rates(rates);
+        let orphans = self.draw(|random| *random.pick(&[0.0, 0.0, 0.0, 0.7]));
+        engine.set_orphan_failure_rate(orphans);
         engine.set_discard_ignored_rate(if self.draw(|random| random.one_in(3)) {
             0.3
         } else {
@@ -216,7 +215,7 @@ impl World {
         } else {
             0.0
         });
-        if rates.sync > 0.0 {
+        if rates.sync > 0.0 || orphans > 0.0 {
             let rate = self.draw(|random| *random.pick(&[0.0, 0.5, 1.0]));
             engine.set_eviction_rate(Part::Data, rate);
         }
@@ -397,10 +396,7 @@ impl World {
         if self.panics(close)? {
             close()?;
         }
-        let mut state = self.state();
-        // The copy of the tail ends with the session.
-        state.is_open_to_guests = false;
-        state.must_reopen = true;
+        self.state().must_reopen = true;
         Ok(())
     }
 
@@ -820,11 +816,7 @@ impl World {
             if world.state().request == request && !world.engine().is_crashed() {
                 world.state().is_sync_untold = is_untold;
                 world.interrupt(held);
-                let has_failed = world.engine().failures(part, op) > 0;
-                let is_unheard = is_untold && has_failed && world.engine().is_crashed();
-                let mut state = world.state();
-                state.is_sync_untold = false;
-                state.died_unheard |= is_unheard;
+                world.state().is_sync_untold = false;
             }
         };
         self.engine().on_next_io(part, op, when, Box::new(hook));

@@ -15,6 +15,7 @@ use onefold_store::{
     StoreError, StoreErrorKind, VolumeChange,
 };
 
+use crate::crash::Found;
 use crate::model::VolumeModel;
 use crate::world::{Step, Stop, World, violation};
 
@@ -575,9 +576,11 @@ impl World {
     fn add_contents(&self, store: &Store, id: u64, truth: &mut Truth) -> Step {
         let domain = self.with(id, |volume| volume.domain.clone());
         let block_size = self.state().block_size as usize;
-        let walked = self.walk(store, id, &mut |_, data| {
-            let blocks = data.unwrap_or_default().chunks(block_size);
-            blocks.for_each(|block| truth.add(&domain, block));
+        let walked = self.walk(store, id, &mut |_, found| {
+            if let Found::Data(bytes) = found {
+                let blocks = bytes.chunks(block_size);
+                blocks.for_each(|block| truth.add(&domain, block));
+            }
             Ok(())
         });
         walked.map(|_| ())

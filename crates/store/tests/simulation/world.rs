@@ -88,14 +88,16 @@ pub(crate) struct State {
     pub(crate) sync_failed: bool,
     /// A sync of the data has ended, and the store has not heard yet how.
     pub(crate) is_sync_untold: bool,
-    /// A sync of the data failed, and the process died before it was told: the next opening cannot
-    /// know.
-    pub(crate) died_unheard: bool,
-    /// No power was lost, and no sync failed, since the last comparison: everything answered is
-    /// there (P12).
+    /// No power was lost, and no sync of the data failed, since the last comparison: everything
+    /// answered is there (P12).
     pub(crate) survived: bool,
-    /// The pool was opened, and has not stopped since.
-    pub(crate) is_open_to_guests: bool,
+    /// A process died with a sync of the data that failed, and the host lives: what is lost has to be
+    /// told.
+    pub(crate) has_lost_data: bool,
+    /// The opening knows of it.
+    pub(crate) knows_of_loss: bool,
+    /// Blocks of a snapshot are lost, which the model does not follow.
+    pub(crate) has_lost_snapshot: bool,
     /// The pool takes no writes, or a request left the catalogue undecided: reopen it.
     pub(crate) must_reopen: bool,
     /// Requests of which another one runs in the middle.
@@ -167,9 +169,10 @@ impl World {
             faulty: false,
             sync_failed: false,
             is_sync_untold: false,
-            died_unheard: false,
             survived: true,
-            is_open_to_guests: false,
+            has_lost_data: false,
+            knows_of_loss: false,
+            has_lost_snapshot: false,
             must_reopen: false,
             depth: 0,
             partial_sectors: false,
@@ -226,10 +229,7 @@ impl World {
     /// Opens the pool as it is.
     pub(crate) fn open(&self, memory_bytes: u64) -> Result<RecoveryReport, StoreError> {
         let (store, report) = common::open(self.engine(), memory_bytes)?;
-        let mut state = self.state();
-        state.store = Some(store);
-        state.is_open_to_guests = true;
-        drop(state);
+        self.state().store = Some(store);
         Ok(report)
     }
 

@@ -1,0 +1,309 @@
+//! Whether the disk has the data of the records that an earlier process left behind.
+//!
+//! After a sync that failed, or whose end nobody heard of, the disk may lack data of requests that were
+//! answered. Each new block of a record that the log lacks is read from the medium and compared with
+//! the checksum that the tail's copy has of it. Blocks that were rewritten in place since cannot be
+//! compared.
+//!
+//! | a sync | all compared blocks are | then |
+//! | --- | --- | --- |
+//! | is known to have failed | - | what differs, and what cannot be compared, is lost |
+//! | was under way | different, some of them | likewise: it failed |
+//! | was under way | as written | nothing is lost; if it failed all the same, it lost rewrites in place |
+//!
+//! A sync that failed may also have lost rewrites in place. They cannot be told from those that it did
+//! not lose, so every volume that had any since the last good sync is damaged.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_format::loss_page::LOST_RUNS_MAX;
+use onefold_format::tail::{OTHER_VOLUMES, block_sum};
+use onefold_format::{LayerId, Ledger, Pba, Record, VolumeId, VolumeRecord, record};
+use onefold_metadata::{Guard, PbaRun, Result, StoreError};
+
+use super::Journal;
+use super::data_disk::DataDisk;
+use super::new_blocks::new_blocks;
+use super::rewritten::Marks;
+use super::tail_copy::LeftBehind;
+
+/// Bytes read at a time.
+const READ_BYTES: u64 = 1 << 20;
+
+/// Blocks that are read for nothing rather than that a new read begins.
+const GAP_BLOCKS: u64 = 16;
+
+/// Why the data of an earlier process may be lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Doubt {
+    /// It was made durable, or the host has lost it anyway.
+    None,
+    /// A sync of the data was under way when the process died.
+    Unsettled,
+    /// A sync failed, or the host reports a write that it has lost.
+    Known,
+}
+
+impl Doubt {
+    /// From what the process left in the ledger, and whether the host reports lost writes. `is_closed`
+    /// if the process closed its session: then every sync succeeded.
+    pub fn new(found: Option<&Ledger>, host_reports: bool, is_closed: bool) -> Self {
+        match found {
+            Some(found) if !is_closed && (found.has_failed || host_reports) => Self::Known,
+            Some(found) if !is_closed && found.is_unsettled() => Self::Unsettled,
+            _ => Self::None,
+        }
+    }
+}
+
+/// The outcome of comparing what an earlier process left behind with the disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LossReport {
+    /// Blocks that were compared.
+    pub compared_blocks: u64,
+    /// Blocks that could not be compared, because they were rewritten.
+    pub uncompared_blocks: u64,
+    /// Blocks that lost their content.
+    pub lost_blocks: u64,
+    /// A sync failed: if not, it was under way, and no compared block differs.
+    pub has_failed: bool,
+    /// Volumes that may have lost answered writes, by name.
+    pub volumes: Vec<String>,
+}
+
+/// What is lost.
+#[derive(Default)]
+pub(super) struct Lost {
+    pub(super) report: LossReport,
+    pub(super) blocks: Vec<PbaRun>,
+    pub(super) volumes: BTreeSet<VolumeId>,
+}
+
+/// New blocks of one record.
+struct NewRun<'a> {
+    run: PbaRun,
+    layer: LayerId,
+    /// A checksum of each, or nothing.
+    sums: &'a [u32],
+}
+
+/// Blocks with the layer that they are of.
+type Blocks = Vec<(Pba, LayerId)>;
+
+impl Journal {
+    /// Compares the new blocks of these records with the disk.
+    pub(super) fn find_lost(
+        &self,
+        left: &[LeftBehind],
+        marks: &Marks,
+        unsynced: &[VolumeId],
+        doubt: &Doubt,
+    ) -> Result<Lost> {
+        let mut lost = Lost::default();
+        if *doubt == Doubt::None {
+            return Ok(lost);
+        }
+        let mut runs = new_runs(left)?;
+        runs.sort_unstable_by_key(|new| new.run.start);
+        let (mut different, unknown) = compare(&self.data, self.block_size(), &runs, marks)?;
+        let total: u64 = runs.iter().map(|new| new.run.count).sum();
+        lost.report = LossReport {
+            compared_blocks: total - unknown.len() as u64,
+            uncompared_blocks: unknown.len() as u64,
+            has_failed: *doubt == Doubt::Known || !different.is_empty(),
+            ..LossReport::default()
+        };
+        if !lost.report.has_failed {
+            return Ok(lost);
+        }
+        different.extend(unknown);
+        different.sort_unstable();
+        lost.blocks = joined(&different);
+        if lost.blocks.len() > LOST_RUNS_MAX as usize {
+            // The good blocks between them are given up with the requests that wrote them.
+            let is_hit = |new: &&NewRun<'_>| {
+                let at = different.partition_point(|(pba, _)| *pba < new.run.start);
+                different
+                    .get(at)
+                    .is_some_and(|(pba, _)| *pba < new.run.start + new.run.count)
+            };
+            let all = runs.iter().filter(is_hit);
+            let all = all.flat_map(|new| new.run.iter().map(|pba| (pba, new.layer)));
+            lost.blocks = joined(&all.collect::<Blocks>());
+        }
+        lost.report.lost_blocks = lost.blocks.iter().map(|run| run.count).sum();
+        let layers = different.iter().map(|(_, layer)| *layer).collect();
+        lost.volumes = self.damaged_volumes(left, &layers, unsynced)?;
+        lost.report.volumes = self.names(&lost.volumes)?;
+        Ok(lost)
+    }
+
+    /// The volumes that see one of these layers, and those that had rewrites in place.
+    fn damaged_volumes(
+        &self,
+        left: &[LeftBehind],
+        layers: &BTreeSet<LayerId>,
+        unsynced: &[VolumeId],
+    ) -> Result<BTreeSet<VolumeId>> {
+        let uncommitted = self.uncommitted()?;
+        let known = uncommitted.metadata.catalogue().volumes();
+        let mut records: Vec<VolumeRecord> = known.map(|(_, record)| record.clone()).collect();
+        drop(uncommitted);
+        // The live layer of a volume of which a snapshot was being made.
+        let mut live = Vec::new();
+        for record in left
+            .iter()
+            .flat_map(|entry| record::decode_all(&entry.records))
+        {
+            match record.map_err(|error| StoreError::format("a record", error))? {
+                Record::VolumePut { volume, .. } => records.push(volume),
+                Record::Freeze {
+                    snapshot,
+                    live: layer,
+                    ..
+                } => {
+                    live.extend(snapshot.snapshot_of.map(|volume| (layer, volume)));
+                    records.push(snapshot);
+                }
+                _ => {}
+            }
+        }
+        let below: BTreeMap<LayerId, Option<LayerId>> = records
+            .iter()
+            .map(|record| (record.layer, record.below))
+            .collect();
+        let sees_any = |layer: LayerId| {
+            let chain = std::iter::successors(Some(layer), |at| below.get(at).copied().flatten());
+            // A damaged catalogue could have a circle.
+            chain
+                .take(below.len() + 1)
+                .any(|layer| layers.contains(&layer))
+        };
+        let volumes = || records.iter().filter(|record| record.snapshot_of.is_none());
+        let mut damaged: BTreeSet<VolumeId> = volumes()
+            .filter(|record| sees_any(record.layer))
+            .map(|record| record.id)
+            .collect();
+        damaged.extend(
+            live.iter()
+                .filter(|(layer, _)| layers.contains(layer))
+                .map(|(_, id)| *id),
+        );
+        let is_unsynced = |id: VolumeId| unsynced.iter().any(|it| [id, OTHER_VOLUMES].contains(it));
+        damaged.extend(
+            volumes()
+                .map(|record| record.id)
+                .filter(|id| is_unsynced(*id)),
+        );
+        Ok(damaged)
+    }
+
+    fn names(&self, volumes: &BTreeSet<VolumeId>) -> Result<Vec<String>> {
+        let uncommitted = self.uncommitted()?;
+        let catalogue = uncommitted.metadata.catalogue();
+        let names = volumes.iter().map(|id| match catalogue.by_id(*id) {
+            Some((_, record)) => record.name.clone(),
+            None => format!("number {}", id.0),
+        });
+        Ok(names.collect())
+    }
+}
+
+/// The new blocks of records, with their checksums.
+fn new_runs(left: &[LeftBehind]) -> Result<Vec<NewRun<'_>>> {
+    let mut runs = Vec::new();
+    for entry in left {
+        let mut rest = &entry.sums[..];
+        for record in record::decode_all(&entry.records) {
+            let record = record.map_err(|error| StoreError::format("a record", error))?;
+            let Some((layer, run)) = new_blocks(&record) else {
+                continue;
+            };
+            let count = (run.count as usize).min(rest.len());
+            let (sums, after) = rest.split_at(count);
+            rest = after;
+            runs.push(NewRun { run, layer, sums });
+        }
+    }
+    Ok(runs)
+}
+
+/// The blocks that differ from what was written, and those that cannot be compared.
+fn compare(
+    data: &DataDisk,
+    block_size: u64,
+    runs: &[NewRun<'_>],
+    marks: &Marks,
+) -> Result<(Blocks, Blocks)> {
+    let (mut different, mut unknown) = (Blocks::new(), Blocks::new());
+    if !Guard::NewBlocksCompared.holds() {
+        return Ok((different, unknown));
+    }
+    let blocks_max = (READ_BYTES / block_size).max(1);
+    let mut rest = runs;
+    while let Some(first) = rest.first() {
+        let start = first.run.start;
+        let mut end = start + first.run.count;
+        let near = rest[1..].iter().take_while(|new| {
+            let next_end = new.run.start + new.run.count;
+            let is_near = new.run.start.0 <= end.0 + GAP_BLOCKS;
+            let fits = is_near && next_end.0 - start.0 <= blocks_max;
+            if fits {
+                end = end.max(next_end);
+            }
+            fits
+        });
+        let (now, later) = rest.split_at(1 + near.count());
+        rest = later;
+        let bytes = read_blocks(data, block_size, start, end);
+        for new in now {
+            for (pba, n) in new.run.iter().zip(0..) {
+                let Some(sum) = new.sums.get(n).filter(|_| !marks.has(pba)) else {
+                    unknown.push((pba, new.layer));
+                    continue;
+                };
+                let at = ((pba.0 - start.0) * block_size) as usize;
+                let read = bytes.get(at..at + block_size as usize);
+                let is_equal = match read {
+                    Some(block) => block_sum(block) == *sum,
+                    None => {
+                        let block = read_blocks(data, block_size, pba, pba + 1);
+                        !block.is_empty() && block_sum(&block) == *sum
+                    }
+                };
+                if !is_equal {
+                    different.push((pba, new.layer));
+                }
+            }
+        }
+    }
+    Ok((different, unknown))
+}
+
+/// The bytes of these blocks; none if the device cannot read them.
+fn read_blocks(data: &DataDisk, block_size: u64, start: Pba, end: Pba) -> Vec<u8> {
+    let mut bytes = vec![0; ((end.0 - start.0) * block_size) as usize];
+    match data.read_medium(&mut bytes, start.0 * block_size) {
+        Ok(()) => bytes,
+        Err(error) => {
+            tracing::warn!("comparing what an earlier process wrote: {error}");
+            Vec::new()
+        }
+    }
+}
+
+/// Consecutive blocks as runs; they are in order.
+fn joined(blocks: &[(Pba, LayerId)]) -> Vec<PbaRun> {
+    let mut runs: Vec<PbaRun> = Vec::new();
+    for (pba, _) in blocks {
+        match runs.last_mut() {
+            Some(run) if run.start + run.count == *pba => run.count += 1,
+            Some(run) if *pba < run.start + run.count => {}
+            _ => runs.push(PbaRun {
+                start: *pba,
+                count: 1,
+            }),
+        }
+    }
+    runs
+}

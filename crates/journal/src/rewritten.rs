@@ -1,0 +1,235 @@
+//! New blocks that were rewritten in place before a commit made their records durable.
+//!
+//! The copy of the tail has a checksum of each new block, with which an opening compares the disk
+//! where a sync may have failed. Such a block may be rewritten, without a record. Then the checksum
+//! says nothing any more, and the next process must know: so the block is marked in memory that
+//! outlives the process before it is rewritten.
+//!
+//! Blocks of records that are durable are rewritten far more often, and need no mark. Two bit sets of
+//! this process, one for each half of the tail's copy, tell which blocks are new. A bit stands for all
+//! blocks whose numbers differ by a multiple of [`MARK_BITS`]; a mark too many only keeps a block from
+//! being compared.
+//!
+//! Ordering: a block's bit is set before the request that put it to use is answered, and while its
+//! blocks are locked; so a rewrite, which locks them, finds it. A half is cleared only once its records
+//! are durable.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use onefold_engine::HostMemory;
+use onefold_format::Pba;
+use onefold_metadata::PbaRun;
+use onefold_metadata::sync::AtomicU64;
+
+use super::tail_memory::{MARK_BITS, MARK_WORDS, TailMemory, mark_at};
+
+const BITS: u64 = u64::BITS as u64;
+
+/// Words of a set that share a bit of its summary.
+const SUMMED: usize = 64;
+
+/// Which blocks are new, by half, and the marks of those that were rewritten.
+pub(super) struct Rewritten {
+    memory: Option<Arc<dyn HostMemory>>,
+    new: [NewBlocks; 2],
+}
+
+/// The new blocks of one half.
+struct NewBlocks {
+    words: Box<[AtomicU64]>,
+    /// Bit `n`: one of the words from `SUMMED n` on may have bits.
+    summary: Box<[AtomicU64]>,
+}
+
+impl NewBlocks {
+    fn new() -> Self {
+        let words = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            words: words(MARK_WORDS),
+            summary: words(MARK_WORDS.div_ceil(SUMMED * BITS as usize)),
+        }
+    }
+}
+
+impl Rewritten {
+    /// No block is new.
+    pub(super) fn new(memory: &TailMemory) -> Self {
+        Self {
+            memory: memory.halves().cloned(),
+            new: [NewBlocks::new(), NewBlocks::new()],
+        }
+    }
+
+    /// These blocks are new in a half.
+    pub(super) fn note_new(&self, half: usize, run: PbaRun) {
+        if self.memory.is_none() {
+            return;
+        }
+        let new = &self.new[half];
+        for (word, bits) in words_of(run) {
+            let summed = word / SUMMED;
+            new.summary[summed / BITS as usize].fetch_or(1 << (summed as u64 % BITS), SeqCst);
+            new.words[word].fetch_or(bits, SeqCst);
+        }
+    }
+
+    /// Marks those of these blocks that are new. They are not rewritten before it returns.
+    #[inline]
+    pub(super) fn mark(&self, run: PbaRun) {
+        let Some(memory) = &self.memory else { return };
+        for (half, new) in self.new.iter().enumerate() {
+            for (word, bits) in words_of(run) {
+                let marked = new.words[word].load(SeqCst) & bits;
+                if marked != 0 {
+                    memory.set_bits(marked, mark_at(half, word));
+                }
+            }
+        }
+    }
+
+    /// No block is new in this half any more.
+    pub(super) fn clear(&self, half: usize) {
+        let Some(memory) = &self.memory else { return };
+        let new = &self.new[half];
+        for (n, summary) in new.summary.iter().enumerate() {
+            let mut bits = summary.swap(0, SeqCst);
+            while bits != 0 {
+                let summed = n * BITS as usize + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                for word in summed * SUMMED..(summed + 1) * SUMMED {
+                    if new.words[word].swap(0, SeqCst) != 0 {
+                        memory.write_word(0, mark_at(half, word));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The marks of earlier processes.
+    pub(super) fn left_behind(&self) -> Marks {
+        let Some(memory) = &self.memory else {
+            return Marks(vec![0; MARK_WORDS]);
+        };
+        let halves = [0, 1].map(|half| read_marks(&**memory, half));
+        let both = halves[0].iter().zip(&halves[1]);
+        Marks(both.map(|(a, b)| a | b).collect())
+    }
+
+    /// Removes the marks of earlier processes.
+    pub(super) fn begin_session(&self) {
+        let Some(memory) = &self.memory else { return };
+        for half in 0..2 {
+            let marks = read_marks(&**memory, half);
+            for (word, _) in marks.iter().enumerate().filter(|(_, bits)| **bits != 0) {
+                memory.write_word(0, mark_at(half, word));
+            }
+        }
+    }
+}
+
+/// The marks that an earlier process left.
+pub(super) struct Marks(Vec<u64>);
+
+impl Marks {
+    /// Whether a block, or one that shares its mark, was rewritten.
+    pub(super) fn has(&self, pba: Pba) -> bool {
+        let bit = pba.0 % MARK_BITS;
+        self.0[(bit / BITS) as usize] & 1 << (bit % BITS) != 0
+    }
+}
+
+fn read_marks(memory: &dyn HostMemory, half: usize) -> Vec<u64> {
+    let mut bytes = vec![0; MARK_WORDS * size_of::<u64>()];
+    memory.read_at(&mut bytes, mark_at(half, 0));
+    let words = bytes.chunks_exact(size_of::<u64>());
+    words
+        .map(|word| {
+            word.iter()
+                .rev()
+                .fold(0, |all, byte| all << 8 | u64::from(*byte))
+        })
+        .collect()
+}
+
+/// The bits of consecutive blocks, word by word.
+fn words_of(run: PbaRun) -> impl Iterator<Item = (usize, u64)> {
+    let (mut at, end) = (run.start.0, run.start.0 + run.count);
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let bit = at % BITS;
+            let count = (BITS - bit).min(end - at);
+            let word = (at % MARK_BITS / BITS) as usize;
+            at += count;
+            (word, u64::MAX >> (BITS - count) << bit)
+        })
+    })
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests {
+    use std::collections::BTreeSet;
+
+    use onefold_metadata::sync::{Mutex, lock};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::tail_memory::tests::Bytes;
+
+    /// Which half takes records, and the new blocks of both: what the lock of the uncommitted state
+    /// guards.
+    #[derive(Default)]
+    struct Tail {
+        half: usize,
+        new: [BTreeSet<u64>; 2],
+    }
+
+    /// Whatever commits do at the same time, a block that is rewritten is marked in the half that has
+    /// its record.
+    #[test]
+    fn a_new_block_is_marked_before_it_is_rewritten() {
+        shuttle::check_random(
+            || {
+                let (_, memory) = Bytes::memory();
+                let rewritten = Arc::new(Rewritten::new(&memory));
+                let tail = Arc::new(Mutex::new(Tail::default()));
+                let (marks, committed) = (Arc::clone(&rewritten), Arc::clone(&tail));
+                let committer = thread::spawn(move || {
+                    for _ in 0..3 {
+                        let mut tail = lock(&committed);
+                        tail.half = 1 - tail.half;
+                        let half = tail.half;
+                        tail.new[half].clear();
+                        marks.clear(half);
+                    }
+                });
+                let writers = [70_u64, 71].map(|block| {
+                    let (marks, tail) = (Arc::clone(&rewritten), Arc::clone(&tail));
+                    thread::spawn(move || {
+                        let run = PbaRun {
+                            start: Pba(block),
+                            count: 1,
+                        };
+                        {
+                            let mut tail = lock(&tail);
+                            let half = tail.half;
+                            marks.note_new(half, run);
+                            tail.new[half].insert(block);
+                        }
+                        marks.mark(run);
+                        // It is rewritten from here on; the process may die.
+                        let tail = lock(&tail);
+                        let left = marks.left_behind();
+                        let is_new = tail.new.iter().any(|new| new.contains(&block));
+                        assert!(!is_new || left.has(Pba(block)), "block {block}");
+                    })
+                });
+                committer.join().unwrap();
+                writers
+                    .into_iter()
+                    .for_each(|writer| writer.join().unwrap());
+            },
+            500,
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! What the host or a failed sync of the data has lost: who is told, and who accepts it.
+
+use onefold_format::VolumeId;
+use onefold_metadata::sync::read;
+use onefold_metadata::{Result, StoreError};
+
+use crate::store::Store;
+
+impl Store {
+    /// Takes note of writes that the host has lost by now, and syncs the data if there are any: so they
+    /// are known to be of this pool, or are not reported after its next opening. Waits for the host to
+    /// write out all of the file system.
+    ///
+    /// # Errors
+    ///
+    /// `Io` where the host cannot be asked, or a write of this pool is lost: see [`Volume::flush`].
+    pub fn heed_host_errors(&self) -> Result<()> {
+        let has_lost = self.engine.has_lost_writes();
+        match has_lost
+            .map_err(|error| StoreError::io("looking for data that the host has lost", error))?
+        {
+            true => self.pool.journal.sync_written(),
+            false => Ok(()),
+        }
+    }
+
+    /// Accepts what a volume lost when a sync of the data failed, so that its flushes succeed again. Its
+    /// lost blocks cannot be read until they are written. Durable when it returns. Returns whether it
+    /// had lost anything.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; those of the disk.
+    pub fn accept_loss(&self, name: &str) -> Result<bool> {
+        let _changing = self.changing();
+        let volume = self.volume(name)?;
+        self.pool.losses.accept(&self.pool.journal, volume.id)
+    }
+
+    /// The volumes that lost answered writes when a sync of the data failed, and whose loss nobody has
+    /// accepted: each name, and when the loss was found, in seconds since the Unix epoch.
+    #[must_use]
+    pub fn damaged_volumes(&self) -> Vec<(String, u64)> {
+        let damaged = self.pool.losses.damaged();
+        let volumes = read(&self.volumes);
+        let name = |id: VolumeId| {
+            let mut all = volumes.values();
+            all.find(|volume| volume.id == id)
+                .map(|volume| volume.name())
+        };
+        damaged
+            .into_iter()
+            .filter_map(|it| Some((name(it.volume)?, it.found_unix_seconds)))
+            .collect()
+    }
+}
