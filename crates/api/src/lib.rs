@@ -26,6 +26,7 @@ mod error;
 mod index;
 mod job;
 pub mod limits;
+mod loss;
 mod measure;
 pub mod openapi;
 #[cfg(feature = "openapi")]
@@ -46,6 +47,7 @@ pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
 pub use error::{Error, ErrorKind, Result};
 pub use index::{IndexConvert, IndexRebuild, IndexStat, IndexStatReply};
 pub use job::{JobList, JobListReply, JobPause, JobResume, SelectedJobs};
+pub use loss::{DamagedVolumeReply, VolumeAcceptLoss};
 pub use measure::{
     ExportStatistics, JobMeasurement, Measurements, NbdStatistics, OpDurations, OpStatistics,
 };

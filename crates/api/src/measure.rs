@@ -11,6 +11,8 @@ use crate::service::Service;
 pub struct Measurements {
     /// The pool, its volumes and snapshots.
     pub pool: PoolStat,
+    /// Volumes that lost answered writes, and whose loss nobody has accepted.
+    pub damaged_volumes: u64,
     /// Present and past scrubs.
     pub scrub: ScrubStatus,
     /// Memory of the store's caches.
@@ -96,6 +98,7 @@ impl Service {
         let clients = self.clients.as_ref();
         Ok(Measurements {
             pool: self.store.stat()?,
+            damaged_volumes: self.store.damaged_volumes().len() as u64,
             scrub: self.store.scrub_status()?,
             memory: self.store.memory_stat()?,
             jobs: self.measure_jobs()?,
@@ -138,6 +141,14 @@ impl Service {
     pub fn not_ready_reason(&self) -> Option<String> {
         if let Some(reason) = self.store.read_only_reason() {
             return Some(reason);
+        }
+        let damaged = self.store.damaged_volumes();
+        if let Some((name, _)) = damaged.first() {
+            return Some(format!(
+                "{} volumes lost answered writes when a sync failed, '{name}' among them; see `pool \
+                 stat` and `volume accept-loss`",
+                damaged.len()
+            ));
         }
         match self.waiting_for_space() {
             0 => None,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
+use crate::loss::{self, DamagedVolumeReply};
 use crate::request::{Report, Request};
 use crate::service::{DataReply, Service, whole_blocks};
 use crate::size;
@@ -65,6 +66,8 @@ pub struct PoolStatReply {
     pub unique_blocks: u64,
     /// Published blocks with several references.
     pub shared_blocks: u64,
+    /// Blocks whose content a failed sync lost, and that have not been written since.
+    pub lost_blocks: u64,
     /// Free blocks.
     pub free_blocks: u64,
     /// Free blocks for which the host has space.
@@ -106,6 +109,9 @@ pub struct PoolStatReply {
     pub dedup_ratio: f64,
     /// Logical less physical bytes.
     pub saved_bytes: u64,
+    /// Volumes that lost answered writes when a sync failed: each flush of them fails until the loss is
+    /// accepted.
+    pub damaged_volumes: Vec<DamagedVolumeReply>,
     /// One entry for each volume.
     pub volumes: Vec<PoolVolume>,
     /// Deleted volumes and snapshots that still hold blocks.
@@ -148,6 +154,7 @@ impl Request for PoolStat {
             unsettled_blocks: stat.unsettled_blocks,
             unique_blocks: stat.unique_blocks,
             shared_blocks: stat.shared_blocks,
+            lost_blocks: stat.lost_blocks,
             free_blocks: stat.free_blocks,
             available_blocks: stat.available_blocks,
             host_free_bytes: stat.host_free_bytes,
@@ -168,6 +175,7 @@ impl Request for PoolStat {
             metadata_bytes_on_disk: stat.metadata_bytes_on_disk,
             dedup_ratio,
             saved_bytes: saved_blocks * u64::from(stat.block_size),
+            damaged_volumes: loss::damaged_volumes(service),
             volumes: volumes.collect(),
             being_deleted: deletions.collect(),
         })

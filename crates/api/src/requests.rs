@@ -1,7 +1,7 @@
 //! The list of all requests.
 
 use crate::request::Request;
-use crate::{diff, index, job, pool, scrub, snapshot, unshare, volume};
+use crate::{diff, index, job, loss, pool, scrub, snapshot, unshare, volume};
 
 /// Sees each type of request once.
 pub trait Visitor {
@@ -35,6 +35,7 @@ pub fn visit_requests(visitor: &mut impl Visitor) {
     visitor.request::<volume::VolumeRename>();
     visitor.request::<volume::VolumeResize>();
     visitor.request::<volume::VolumeDelete>();
+    visitor.request::<loss::VolumeAcceptLoss>();
     visitor.request::<unshare::VolumeDefrag>();
     visitor.request::<unshare::VolumeUnshare>();
     visitor.request::<snapshot::SnapshotCreate>();

@@ -28,8 +28,8 @@ use onefold_api::{
     Error, IndexConvert, IndexRebuild, IndexStat, JobList, JobPause, JobResume, PlanReply,
     PoolDedup, PoolResize, PoolSet, PoolStat, PoolTrim, PoolUpgrade, Request, Result,
     SnapshotCreate, SnapshotDelete, SnapshotDiff, SnapshotList, SnapshotRollback, UnshareReply,
-    VolumeClone, VolumeCreate, VolumeDefrag, VolumeDelete, VolumeList, VolumeRename, VolumeResize,
-    VolumeSet, VolumeStat, VolumeUnshare, size,
+    VolumeAcceptLoss, VolumeClone, VolumeCreate, VolumeDefrag, VolumeDelete, VolumeList,
+    VolumeRename, VolumeResize, VolumeSet, VolumeStat, VolumeUnshare, size,
 };
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -225,6 +225,11 @@ enum VolumeVerb {
     Unshare(VolumeUnshare),
     /// Rename a volume.
     Rename(VolumeRename),
+    /// Accept that a failed sync lost answered writes of a volume.
+    ///
+    /// Until then each flush of the volume fails, because a client that outlived the loss does not know of
+    /// it. Restore the volume or check its file systems first.
+    AcceptLoss(VolumeAcceptLoss),
     /// Delete a volume.
     #[command(visible_alias = DELETE)]
     Delete(VolumeDelete),
@@ -401,6 +406,7 @@ impl VolumeVerb {
             Self::Set(request) => context.call(&request),
             Self::Resize(request) => context.call_planned(&request, Bar::None),
             Self::Rename(request) => context.call(&request),
+            Self::AcceptLoss(request) => context.call_planned(&request, Bar::None),
             Self::Defrag(request) => context.unshare(&request),
             Self::Unshare(request) => context.unshare(&request),
             Self::Delete(request) => context.call_planned(&request, Bar::Bytes("deleting")),

@@ -233,6 +233,16 @@ impl Out<'_> {
             "Blocks that are being freed.",
             bytes(pool.reclaim_blocks),
         )?;
+        self.gauge(
+            "pool_lost_bytes",
+            "Blocks that a failed sync lost and that have not been written since.",
+            bytes(pool.lost_blocks),
+        )?;
+        self.gauge(
+            "pool_damaged_volumes",
+            "Volumes that lost answered writes when a sync failed, and whose loss is not accepted.",
+            figures.damaged_volumes,
+        )?;
         let kinds = [
             ("private", pool.private_blocks),
             ("unsettled", pool.unsettled_blocks),

@@ -106,6 +106,13 @@ impl Render for PoolStatReply {
                 "",
                 format!("{} index", size::display(self.index_bytes_on_disk)),
             ),
+            (
+                "lost",
+                match self.lost_blocks {
+                    0 => String::new(),
+                    lost => format!("{}, which give errors until they are written", bytes(lost)),
+                },
+            ),
             ("volumes", self.volumes.len().to_string()),
         ];
         for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
@@ -123,6 +130,13 @@ impl Render for PoolStatReply {
                     .as_ref()
                     .map(|uri| format!("  {uri}"))
                     .unwrap_or_default(),
+            )?;
+        }
+        for damaged in &self.damaged_volumes {
+            let name = &damaged.name;
+            writeln!(
+                out,
+                "  {name} lost answered writes: its flushes fail until `volume accept-loss {name}`"
             )?;
         }
         self.being_deleted
