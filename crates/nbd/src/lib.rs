@@ -61,7 +61,7 @@ pub use export::{
     Exports, Extent, Failure, Peer, ZeroOptions,
 };
 pub use limits::{HANDSHAKES_MAX, PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
-pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
+pub use listener::{Inherited, ListenAddress, ListenError, ListenOptions, Listener};
 pub use onefold_store::Blocking;
 pub use registry::Client;
 pub use server::{Server, ServerLimits, Shutdown};

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -126,6 +126,15 @@ enum ListenSocket {
     Tcp(TcpListener),
 }
 
+/// What a service manager passed to this process.
+#[derive(Default)]
+pub struct Inherited {
+    /// Sockets that listen.
+    pub listeners: Vec<Listener>,
+    /// Files and devices, with the names under which it kept them (`FDNAME`).
+    pub files: Vec<(String, OwnedFd)>,
+}
+
 impl Listener {
     /// Begins to listen.
     ///
@@ -188,7 +197,7 @@ impl Listener {
         Self::new(ListenSocket::Tcp(listener), bound, None).map_err(failed)
     }
 
-    /// The sockets that systemd, or a compatible service manager, passed to this process:
+    /// The sockets and files that systemd, or a compatible service manager, passed to this process:
     /// `LISTEN_FDS` of them from descriptor 3 on, meant for the process `LISTEN_PID`. None if it
     /// was started otherwise. Their creator decides whether others can reach them.
     ///
@@ -196,11 +205,18 @@ impl Listener {
     /// environment.
     ///
     /// # Errors
-    /// A descriptor is not a listening stream socket.
-    pub fn inherited() -> io::Result<Vec<Self>> {
+    /// A descriptor is a socket, and not a listening stream socket.
+    pub fn inherited() -> io::Result<Inherited> {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':').map(str::to_owned);
         let mut descriptors = listenfd::ListenFd::from_env();
-        let mut listeners = Vec::new();
+        let (mut listeners, mut files) = (Vec::new(), Vec::new());
         for index in 0..descriptors.len() {
+            let fd_name = names.next().unwrap_or_default();
+            if let Some(file) = take_file(&mut descriptors, index)? {
+                files.push((fd_name, file));
+                continue;
+            }
             let (socket, name) = if let Ok(Some(unix)) = descriptors.take_unix_listener(index) {
                 let address = unix.local_addr()?;
                 let path = address
@@ -216,7 +232,7 @@ impl Listener {
             };
             listeners.push(Self::new(socket, name, None)?);
         }
-        Ok(listeners)
+        Ok(Inherited { listeners, files })
     }
 
     fn new(
@@ -273,3 +289,24 @@ impl AsFd for Listener {
         }
     }
 }
+
+/// Takes a descriptor that is no socket.
+fn take_file(descriptors: &mut listenfd::ListenFd, index: usize) -> io::Result<Option<OwnedFd>> {
+    // `/proc` names the kind without taking the descriptor.
+    let number = FIRST_INHERITED + index as RawFd;
+    let kind = std::fs::metadata(format!("/proc/self/fd/{number}"))?.file_type();
+    if kind.is_socket() {
+        return Ok(None);
+    }
+    let Some(descriptor) = descriptors.take_raw_fd(index)? else {
+        return Ok(None);
+    };
+    // SAFETY: the service manager opened it for this process (`LISTEN_PID`), and `descriptors` gives
+    // each of them away once, so nothing else owns it.
+    let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(Some(file))
+}
+
+/// The first descriptor that a service manager passes.
+const FIRST_INHERITED: RawFd = 3;

@@ -75,7 +75,7 @@ impl Session {
                     repair,
                     ..Opening::default()
                 };
-                let (store, recovery) = pool::open(pool, &opening)?;
+                let (store, recovery) = pool::open(pool, opening)?;
                 if recovery.free_space_rebuilt {
                     output
                         .note("the free-space map was damaged; it was counted again from the maps");

@@ -37,7 +37,7 @@ use rustix::fs::{Advice, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -70,6 +70,8 @@ pub struct EmbeddedEngine {
     cache: CacheMode,
     /// Where the data part is, if not in the directory.
     data: Option<PathBuf>,
+    /// The data part as an earlier process opened it.
+    kept_data: Option<Arc<File>>,
 }
 
 impl EmbeddedEngine {
@@ -79,6 +81,40 @@ impl EmbeddedEngine {
             directory: directory.into(),
             cache,
             data: None,
+            kept_data: None,
+        }
+    }
+
+    /// The same, with a description of the data part that outlived the process that opened it: the
+    /// kernel reports to it what that process did not live to act on. It does not own the part.
+    #[must_use]
+    pub fn with_kept_data(mut self, kept: File) -> EmbeddedEngine {
+        self.kept_data = Some(Arc::new(kept));
+        self
+    }
+
+    /// A new description of the data part, for reading; it does not own the part.
+    pub fn describe_data(&self) -> io::Result<File> {
+        let path = self.location(Part::Data);
+        let doing = |cause| explain(format!("opening {}", path.display()), cause);
+        let file = File::open(&path).map_err(doing)?;
+        match self.is_data(&file) {
+            true => Ok(file),
+            false => Err(error_at(
+                io::ErrorKind::InvalidInput,
+                &path,
+                "was replaced while it was being opened",
+            )),
+        }
+    }
+
+    /// Whether a description is of the data part that is there now.
+    fn is_data(&self, file: &File) -> bool {
+        let identity = |of: fs::Metadata| (of.dev(), of.ino(), of.rdev());
+        let path = self.location(Part::Data);
+        match (file.metadata(), opening::find(&path, true)) {
+            (Ok(kept), Ok(now)) => identity(kept) == now.identity(),
+            _ => false,
         }
     }
 
@@ -283,6 +319,31 @@ impl Engine for EmbeddedEngine {
 
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         host::boot_id()
+    }
+
+    /// The kernel reports a failed write once to each description that was open at the time, and once to
+    /// the file system's next syncfs(2). It forgets what it has to report to later descriptions of the
+    /// file itself once it drops the inode, or once a process has heard of it, even one that died
+    /// before it could act.
+    fn has_lost_writes(&self) -> io::Result<bool> {
+        let failed = |synced: Result<(), Errno>| match synced {
+            Err(Errno::IO | Errno::NOSPC | Errno::DQUOT) => Ok(true),
+            synced => synced.map(|()| false),
+        };
+        let name = self.describe(Part::Data);
+        let doing = |cause: Errno| explain(format!("asking the host about {name}"), cause);
+        let mut has_lost = false;
+        if let Some(kept) = self.kept_data.as_ref().filter(|kept| self.is_data(kept)) {
+            has_lost |= failed(rustix::fs::fdatasync(kept)).map_err(doing)?;
+        }
+        let path = self.location(Part::Data);
+        let found = opening::find(&path, true)?;
+        if found.is_file() {
+            // A descriptor that is new samples what has not been reported yet.
+            let file = found.open(OFlags::empty())?;
+            has_lost |= failed(rustix::fs::syncfs(&file)).map_err(doing)?;
+        }
+        Ok(has_lost)
     }
 
     fn describe(&self, part: Part) -> String {

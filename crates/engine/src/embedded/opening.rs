@@ -51,6 +51,12 @@ impl Found<'_> {
         self.metadata.file_type().is_file()
     }
 
+    /// Which object it is: device, inode, and the device that it stands for.
+    pub(super) fn identity(&self) -> (u64, u64, u64) {
+        let of = &self.metadata;
+        (of.dev(), of.ino(), of.rdev())
+    }
+
     /// Opens just this for reading and writing.
     pub(super) fn open(&self, mut flags: OFlags) -> io::Result<File> {
         if !self.is_device_link {
@@ -64,8 +70,7 @@ impl Found<'_> {
         let opened = file
             .metadata()
             .map_err(|cause| explain(format!("examining {}", self.path.display()), cause))?;
-        let identity = |of: &Metadata| (of.dev(), of.ino(), of.rdev());
-        if identity(&opened) == identity(&self.metadata) {
+        if (opened.dev(), opened.ino(), opened.rdev()) == self.identity() {
             return Ok(file);
         }
         Err(error_at(

@@ -69,7 +69,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let progress = Progress::bytes(&context.output, "making the metadata");
     let _lock = restoration.carry_out(&mut |done, all| progress.set(done, all))?;
     drop(progress);
-    let (store, recovery) = pool::open(place, &Opening::default())?;
+    let (store, recovery) = pool::open(place, Opening::default())?;
     if !recovery.clean {
         context.output.note(recovery_line(&recovery));
     }

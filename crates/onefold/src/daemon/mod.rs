@@ -8,6 +8,7 @@
 
 pub(crate) mod exports;
 mod housekeeping;
+mod kept_data;
 mod metrics;
 
 use crate::control::server::ControlSocket;
@@ -28,6 +29,7 @@ use onefold_engine::rados::OwnerEvent;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
 use onefold_store::{InlineFilter, Store};
+use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +64,7 @@ pub(crate) struct ServeOptions {
 /// Serves until a signal ends it, and then closes the pool so that the next open replays nothing.
 pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     // Before any thread is started, because it changes the environment.
-    let inherited = Listener::inherited().map_err(|e| {
+    let mut inherited = Listener::inherited().map_err(|e| {
         Error::io(
             "cannot use the sockets that this process was started with",
             &e,
@@ -91,15 +93,21 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         let _entered = runtime.enter();
         ControlSocket::bind(options.pool.directory())?
     };
+    let kept_data = kept_data::inherited(&mut inherited);
+    let is_kept = kept_data.is_some();
     let sockets = Sockets {
         control,
-        listeners: listen(options, inherited)?,
+        listeners: listen(options, inherited.listeners)?,
         clients_max,
     };
     let metrics = options.metrics;
     let metrics = metrics.map(|address| MetricsServer::start(address, options.insecure_listen));
     let metrics = metrics.transpose()?;
-    let store = open(options, events)?;
+    let store = open(options, kept_data, events)?;
+    if !is_kept {
+        kept_data::keep(&options.pool);
+    }
+    heed_host_errors(&store);
     let served = serve_store(
         options,
         sockets,
@@ -118,17 +126,22 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
 }
 
 /// Opens the pool. `events` hears of its owner.
-fn open(options: &ServeOptions, events: UnboundedSender<OwnerEvent>) -> Result<Arc<Store>> {
+fn open(
+    options: &ServeOptions,
+    kept_data: Option<File>,
+    events: UnboundedSender<OwnerEvent>,
+) -> Result<Arc<Store>> {
     let opening = Opening {
         cache: options.cache,
         memory_bytes: options.memory_bytes,
         repair: false,
         inline_without: options.inline_without.clone(),
         asks_owner: options.take,
+        kept_data,
         // Without a receiver the daemon ends anyway.
         on_owner_event: Some(Arc::new(move |event| _ = events.send(event))),
     };
-    let (store, recovery) = pool::open(&options.pool, &opening)?;
+    let (store, recovery) = pool::open(&options.pool, opening)?;
     tracing::info!("{}", recovery_line(&recovery));
     for warning in recovery.warnings() {
         tracing::warn!("{warning}");
@@ -139,6 +152,25 @@ fn open(options: &ServeOptions, events: UnboundedSender<OwnerEvent>) -> Result<A
         );
     }
     Ok(store)
+}
+
+/// Lets the host report, in the background, what it has lost by now, other files' data included: so the
+/// next process does not take an old report for a new one. It can take as long as writing out all of the
+/// file system.
+fn heed_host_errors(store: &Arc<Store>) {
+    let store = Arc::clone(store);
+    let heed = move || {
+        if let Err(error) = store.heed_host_errors() {
+            tracing::warn!("{error}");
+        }
+    };
+    // Without it, an old report counts as a new one after a kill.
+    if let Err(error) = std::thread::Builder::new()
+        .name("host-errors".into())
+        .spawn(heed)
+    {
+        tracing::warn!("the host's older write errors cannot be told from later ones: {error}");
+    }
 }
 
 /// What commands and clients connect to.

@@ -13,7 +13,7 @@ use onefold_store::{
 };
 use place::{CephPlace, PoolPlace};
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,7 +76,6 @@ fn lock_directory(pool: &Path) -> Result<Claim> {
 }
 
 /// How to open a pool.
-#[derive(Clone)]
 pub(crate) struct Opening {
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
@@ -86,6 +85,8 @@ pub(crate) struct Opening {
     pub(crate) inline_without: Vec<InlineFilter>,
     /// Ask another host that has the pool to give it up.
     pub(crate) asks_owner: bool,
+    /// The pool's data as an earlier process opened it.
+    pub(crate) kept_data: Option<File>,
     /// Hears that another host wants the pool, or has it. It must not wait.
     pub(crate) on_owner_event: Option<Arc<dyn Fn(OwnerEvent) + Send + Sync>>,
 }
@@ -98,21 +99,31 @@ impl Default for Opening {
             repair: false,
             inline_without: Vec::new(),
             asks_owner: false,
+            kept_data: None,
             on_owner_event: None,
         }
     }
 }
 
 /// Opens the pool's store; the caller holds the lock.
-pub(crate) fn open(place: &PoolPlace, opening: &Opening) -> Result<(Arc<Store>, RecoveryReport)> {
+pub(crate) fn open(
+    place: &PoolPlace,
+    mut opening: Opening,
+) -> Result<(Arc<Store>, RecoveryReport)> {
     let engine: Arc<dyn Engine> = match place {
-        PoolPlace::Directory(directory) => Arc::new(EmbeddedEngine::new(directory, opening.cache)),
-        PoolPlace::Ceph(ceph) => Arc::new(take(ceph, opening)?),
+        PoolPlace::Directory(directory) => {
+            let engine = EmbeddedEngine::new(directory, opening.cache);
+            Arc::new(match opening.kept_data.take() {
+                Some(kept) => engine.with_kept_data(kept),
+                None => engine,
+            })
+        }
+        PoolPlace::Ceph(ceph) => Arc::new(take(ceph, &opening)?),
     };
     let options = OpenOptions {
         memory_bytes: store_memory_bytes(opening.memory_bytes),
         rebuild_free_space: opening.repair,
-        inline_without: opening.inline_without.clone(),
+        inline_without: opening.inline_without,
     };
     Ok(Store::open(engine, &options)?)
 }

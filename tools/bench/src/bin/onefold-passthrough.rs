@@ -37,7 +37,8 @@ fn run() -> Result<(), String> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     let file = RawFile::open(&arguments.file, arguments.direct)
         .map_err(|error| format!("cannot open {}: {error}", arguments.file.display()))?;
-    let mut listeners = Listener::inherited().map_err(|error| format!("LISTEN_FDS: {error}"))?;
+    let inherited = Listener::inherited().map_err(|error| format!("LISTEN_FDS: {error}"))?;
+    let mut listeners = inherited.listeners;
     if let Some(socket) = arguments.socket {
         let bound = Listener::bind(&ListenAddress::Unix(socket), &ListenOptions::default());
         listeners.push(bound.map_err(|error| error.to_string())?);
