@@ -102,6 +102,11 @@ pub trait Disk: Send + Sync {
     /// Fills `buf` from `offset`. Bytes never written, and bytes beyond the end, read as zeros; a
     /// block device may instead return its content from before it became part of a pool.
     ///
+    /// [`Part::Data`] is read only where something was written and not discarded since (P2): whoever reads there
+    /// knows that from a map. So a disk that finds nothing has lost it. A read beyond the end, or of an object
+    /// of a cluster that is missing or ends before, is an error, `UnexpectedEof`. Where a disk cannot tell, as in a
+    /// hole of a file, it returns zeros.
+    ///
     /// Any offset and length will do, but ranges and buffers that have the disk's
     /// [alignment](Disk::alignment) save a copy. After an error `buf` is undefined.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
@@ -156,6 +161,12 @@ pub trait Disk: Send + Sync {
 
     /// Whether a write that has returned is durable, so that no later failure can lose it.
     fn is_durable_once_written(&self) -> bool {
+        false
+    }
+
+    /// Whether a write of at most a block takes effect whole or not at all, whatever dies meanwhile. Then a block to
+    /// which no zeros were written never reads as zeros, unless it was lost.
+    fn writes_are_whole(&self) -> bool {
         false
     }
 

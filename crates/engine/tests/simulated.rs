@@ -301,6 +301,7 @@ fn a_failed_write_may_have_written_any_of_its_sectors() {
 #[test]
 fn a_failed_read_leaves_rubbish() {
     let (engine, disk) = machine(1);
+    disk.set_len(4096).unwrap();
     engine.fail_once(Part::Data, Op::Read, 1, ErrorKind::TimedOut);
     let mut buffer = [0; 4];
     assert_eq!(
@@ -315,6 +316,7 @@ fn a_failed_read_leaves_rubbish() {
 #[test]
 fn rates_fail_about_as_many_as_they_say() {
     let (engine, disk) = machine(3);
+    disk.set_len(4096).unwrap();
     engine.set_failure_rates(FailureRates {
         read: 0.1,
         write: 0.2,
@@ -489,6 +491,7 @@ fn what_is_done_after_a_crash_does_not_reach_the_machine_that_came_back() {
 #[test]
 fn cold_ranges_are_not_read_without_waiting() {
     let (engine, disk) = machine(1);
+    disk.set_len(4096).unwrap();
     let mut buffer = [0; 10];
     engine.set_cold(Part::Data, 100..200);
     for (offset, answered) in [

@@ -1,4 +1,7 @@
 //! The pool's data: where blocks are read and written. Only a commit syncs it.
+//!
+//! Zeros are not stored, so nobody reads a block that holds nothing else. Where a write of a block is never torn, one
+//! that does is a block that was lost, of an object that a later write to another block has made again.
 
 use std::io;
 use std::ops::Range;
@@ -7,8 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_engine::{Disk, PreparedWrite, ReadRange, WriteRange};
 use onefold_format::{LostRun, Pba};
-use onefold_metadata::PbaRun;
 use onefold_metadata::sync::AtomicBool;
+use onefold_metadata::{Guard, PbaRun};
 
 use super::block_set::BlockSet;
 use super::doubted::Doubted;
@@ -20,6 +23,8 @@ pub struct DataDisk {
     name: String,
     /// Writes go past the host's cache, so that each of them waits for the disk.
     writes_wait: bool,
+    /// Where a block of zeros is a lost one, the bytes of a block.
+    lost_block_bytes: Option<usize>,
     /// Data was written since the last sync started.
     unsynced: AtomicBool,
     doubted: Doubted,
@@ -33,6 +38,7 @@ impl DataDisk {
     pub fn new(disk: Arc<dyn Disk>, name: String, block_size: u32, lost: &[LostRun]) -> Self {
         let data = Self {
             writes_wait: !disk.is_cached(),
+            lost_block_bytes: disk.writes_are_whole().then_some(block_size as usize),
             disk,
             name,
             unsynced: AtomicBool::new(false),
@@ -51,10 +57,34 @@ impl DataDisk {
         self.writes_wait
     }
 
-    /// Reads bytes; see `onefold_engine::Disk`. Lost blocks cannot be read.
+    /// Reads bytes; see `onefold_engine::Disk`. A block that was lost is an error, as in every other read.
     pub fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         self.check_kept(buf.len(), at)?;
-        self.disk.read_at(buf, at)
+        self.disk.read_at(buf, at)?;
+        self.check_found(buf, at)
+    }
+
+    /// Refuses bytes that were read if a whole block of them was lost.
+    fn check_found(&self, read: &[u8], at: u64) -> io::Result<()> {
+        let Some(unit) = self.lost_block_bytes else {
+            return Ok(());
+        };
+        let before = (unit - (at % unit as u64) as usize) % unit;
+        let blocks = read.get(before..).unwrap_or_default().chunks_exact(unit);
+        for (block, n) in blocks.zip(0..) {
+            if block.iter().all(|byte| *byte == 0) && Guard::LostIsNotZeros.holds() {
+                let at = at + (before + n * unit) as u64;
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!(
+                        "reading {unit} bytes at {at} of {}: there is nothing, though data was stored there: \
+                         it was lost",
+                        self.name
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Reads several ranges at the same time; see `onefold_engine::Disk`.
@@ -63,13 +93,22 @@ impl DataDisk {
             let kept = self.check_kept(buf.len(), *offset);
             kept.map_err(|error| (n, error))?;
         }
-        self.disk.read_together(ranges)
+        self.disk.read_together(ranges)?;
+        for (n, ReadRange { buf, offset }) in ranges.iter().enumerate() {
+            let found = self.check_found(buf, *offset);
+            found.map_err(|error| (n, error))?;
+        }
+        Ok(())
     }
 
     /// Reads data that the host has in memory; false if it has not.
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
         self.check_kept(buf.len(), at)?;
-        self.disk.try_read_at(buf, at)
+        let is_read = self.disk.try_read_at(buf, at)?;
+        if is_read {
+            self.check_found(buf, at)?;
+        }
+        Ok(is_read)
     }
 
     /// As [`DataDisk::try_read_at`], for each range.

@@ -150,11 +150,13 @@ pub enum Guard {
     FencedBeforeTaken,
     /// P7: every write of the log and the roots asserts in the cluster who owns the pool.
     LockedInEveryOwnersWrite,
+    /// P8: in a cluster, a block of zeros is one that was lost, because zeros are not stored.
+    LostIsNotZeros,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 68] = [
+    pub const ALL: [Self; 69] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -223,6 +225,7 @@ impl Guard {
         Self::CountKnownRow,
         Self::FencedBeforeTaken,
         Self::LockedInEveryOwnersWrite,
+        Self::LostIsNotZeros,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -46,6 +46,8 @@ pub(super) struct FileDisk {
     alignment: usize,
     /// The alignment of buffers: often smaller than that of offsets.
     memory_alignment: usize,
+    /// Nothing is read beyond the end unless the end is damaged: of [`crate::Part::Data`].
+    ends_are_errors: bool,
     /// The host reported once that it cannot take space back.
     discard_unsupported: AtomicBool,
     /// The file system reported once that it cannot tell whether a read would block.
@@ -82,12 +84,18 @@ impl FileDisk {
             device_bytes: device_bytes.map(AtomicU64::new),
             alignment,
             memory_alignment,
+            ends_are_errors: false,
             discard_unsupported: AtomicBool::new(false),
             nowait_unsupported: AtomicBool::new(false),
             writeback: (!direct).then(|| Writeback::new(len)),
             syncs: None,
             ring: None,
         })
+    }
+
+    /// Reads beyond the end fail from now on.
+    pub(super) fn fail_beyond_the_end(&mut self) {
+        self.ends_are_errors = true;
     }
 
     /// Lets several threads sync it at once. After a failure no sync succeeds any more.
@@ -114,8 +122,9 @@ impl FileDisk {
                 && buf.as_ptr().addr().is_multiple_of(self.memory_alignment)
     }
 
-    /// Reads until `buf` is full or the end is reached, and fills the rest with zeros.
-    fn read_aligned(&self, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+    /// Reads until `buf` is full or the end is reached. Fills the rest with zeros, unless bytes beyond the end are
+    /// an error and the caller has more than `spare` of them.
+    fn read_aligned(&self, buf: &mut [u8], offset: u64, spare: usize) -> io::Result<()> {
         let mut done = 0;
         while done < buf.len() {
             let rest = &mut buf[done..];
@@ -130,15 +139,28 @@ impl FileDisk {
                     }
                 }
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
+        self.check_end(buf.len().saturating_sub(spare), done, offset)?;
         buf[done..].fill(0);
         Ok(())
     }
 
+    /// Whether it is right that a read of `wanted` bytes found `found`.
+    fn check_end(&self, wanted: usize, found: usize, offset: u64) -> io::Result<()> {
+        if found >= wanted || !self.ends_are_errors {
+            return Ok(());
+        }
+        let end = offset.saturating_add(found as u64);
+        Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("it ends at {end}, though data was stored behind that: it was cut"),
+        ))
+    }
+
     /// Reads a range or into a buffer that the kernel would refuse, by way of one that it takes.
-    fn read_bounced(&self, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+    fn read_bounced(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let unit = self.alignment as u64;
         let head = (offset % unit) as usize;
         let span = (head + buf.len()).next_multiple_of(self.alignment);
@@ -151,9 +173,9 @@ impl FileDisk {
             let wanted = (skip + rest.len())
                 .next_multiple_of(self.alignment)
                 .min(capacity);
-            let piece = &mut bounce.bytes()[..wanted];
-            self.read_aligned(piece, start)?;
             let count = rest.len().min(wanted - skip);
+            let piece = &mut bounce.bytes()[..wanted];
+            self.read_aligned(piece, start, wanted - skip - count)?;
             let (filled, remaining) = rest.split_at_mut(count);
             filled.copy_from_slice(&piece[skip..skip + count]);
             rest = remaining;
@@ -164,7 +186,7 @@ impl FileDisk {
     }
 
     /// Reads data in the page cache; `false` as soon as a read would block.
-    fn read_cached(&self, buf: &mut [u8], offset: u64) -> Result<bool, Errno> {
+    fn read_cached(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
         let mut done = 0;
         while done < buf.len() {
             let mut rest = [IoSliceMut::new(&mut buf[done..])];
@@ -176,9 +198,10 @@ impl FileDisk {
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
+        self.check_end(buf.len(), done, offset)?;
         buf[done..].fill(0);
         Ok(true)
     }
@@ -250,7 +273,7 @@ impl FileDisk {
 impl Disk for FileDisk {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let result = if self.is_aligned(buf, offset) {
-            self.read_aligned(buf, offset)
+            self.read_aligned(buf, offset, 0)
         } else {
             self.read_bounced(buf, offset)
         };
@@ -282,7 +305,7 @@ impl Disk for FileDisk {
         if !self.nowait_unsupported.load(Ordering::Relaxed) {
             match self.read_cached(buf, offset) {
                 Ok(cached) => return Ok(cached),
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
                     self.nowait_unsupported.store(true, Ordering::Relaxed);
                 }
                 Err(cause) => {

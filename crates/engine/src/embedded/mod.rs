@@ -235,6 +235,7 @@ impl EmbeddedEngine {
             // The only part that is synced by one thread while another syncs it.
             disk.sync_from_many_threads()?;
             disk.write_without_waiting();
+            disk.fail_beyond_the_end();
         }
         Ok(Arc::new(disk))
     }

@@ -41,31 +41,28 @@ impl Cluster {
     }
 
     /// Submits reads of an object, each a place there and a length, as one operation; it is counted among what is
-    /// under way. `ended` gets the bytes that each of them found, fewer than asked for at the object's end.
+    /// under way. `ended` gets the bytes that each of them found, fewer than asked for at the object's end, or nothing
+    /// if there is no such object.
     pub(super) fn read(
         &self,
         object: &str,
         places: impl IntoIterator<Item = (u64, usize)>,
-        ended: impl FnOnce(io::Result<Vec<Vec<u8>>>) + Send + 'static,
+        ended: impl FnOnce(io::Result<Option<Vec<Vec<u8>>>>) + Send + 'static,
     ) {
         if let Err(error) = self.ownership.admit() {
             return ended(Err(error));
         }
-        let (mut op, mut count) = (self.pool.read_op(), 0);
+        let mut op = self.pool.read_op();
         for (offset, len) in places {
             op = op.read(offset, len);
-            count += 1;
         }
         let ticket = self.flights.begin("reading", object, 0);
         let (flights, ownership) = (Arc::clone(&self.flights), Arc::clone(&self.ownership));
         self.pool.submit_read(object, op, move |read| {
             flights.end(ticket);
             ended(match read {
-                Ok(reply) => Ok(reply.data),
-                // An object is there from its first write on.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    Ok(vec![Vec::new(); count])
-                }
+                Ok(reply) => Ok(Some(reply.data)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => {
                     check_owned(&ownership, &error);
                     Err(error)
@@ -86,9 +83,14 @@ impl Cluster {
         super::head::asserted(&self.pool, self.ownership.session())
     }
 
-    /// A change of an object that belongs to this owner from now on.
-    pub(super) fn stamped(&self) -> WriteOp {
-        let op = self.pool.write_op().create(Create::IfMissing);
+    /// A change of an object that belongs to this owner from now on. One that is not known to be there is made.
+    pub(super) fn stamped(&self, is_made: bool) -> WriteOp {
+        let op = self.pool.write_op();
+        let op = if is_made {
+            op.assert_exists()
+        } else {
+            op.create(Create::IfMissing)
+        };
         op.set_xattr(SESSION_KEY, self.ownership.session().as_bytes())
     }
 }

@@ -6,12 +6,15 @@
 //! order of their submission, so a read that begins later sees them. Once one has failed, reads fail until a sync has
 //! returned the error.
 //!
+//! An object of the data that is missing, or ends too soon, is an error for whoever reads there: the object was lost.
+//! Other parts are read where nothing was ever written, too, and check what they find: there it reads as zeros.
+//!
 //! Invariants:
 //! - All objects of a part are below its reach, which the head has before the first of them is made.
 //! - A guarded object belongs to the owner's session from the opening of its part on.
 
 use super::cluster::{Cluster, Countdown, ObjectChange};
-use super::head::{Change, Entry, HEAD};
+use super::head::{Change, Entry, HEAD, Made};
 use super::place::{
     self, OBJECT_BYTES, Piece, Place, base, by_object, is_guarded, object_name, pieces,
 };
@@ -105,11 +108,14 @@ impl Behind {
 }
 
 impl RadosDisk {
-    /// Opens a part that the head has. Its guarded objects belong to this owner afterwards.
+    /// Opens a part that the head has, with so many guarded objects that were there. They belong to this owner
+    /// afterwards. One of them that is missing was lost, with records of the log or a list that nothing else has, and
+    /// is an error.
     pub(super) fn open(
         cluster: &Arc<Cluster>,
         part: Part,
         entry: Entry,
+        made: u64,
         name: String,
     ) -> io::Result<RadosDisk> {
         let disk = RadosDisk {
@@ -121,7 +127,12 @@ impl RadosDisk {
             stored_len: AtomicU64::new(entry.len),
             behind: Arc::default(),
         };
-        disk.stamp(0..entry.objects())?;
+        let stamped = disk.stamp(0..entry.objects(), made)?;
+        if stamped > made {
+            let session = cluster.ownership.session();
+            let change = Change::begin(&cluster.pool, session);
+            disk.change_head(change.made(part, disk.made_of(&entry, stamped)))?;
+        }
         if part != Part::Data {
             // What was written beyond the length was never synced, and must not be there when the part grows again.
             // Data has its length before anything is written there.
@@ -176,23 +187,56 @@ impl RadosDisk {
         })
     }
 
-    /// Makes the guarded ones among these objects this owner's.
-    fn stamp(&self, objects: Range<u64>) -> io::Result<()> {
+    /// Makes the guarded ones among these objects this owner's, of which those before `made` are there. Returns
+    /// up to where objects are guarded.
+    fn stamp(&self, objects: Range<u64>, made: u64) -> io::Result<u64> {
+        let start = objects.start;
         let guarded: Vec<u64> = objects
             .take_while(|object| is_guarded(self.part, *object))
             .collect();
+        let end = start + guarded.len() as u64;
         let all = Countdown::new(guarded.len());
         for object in guarded {
+            let (name, is_made) = (self.object(object), object < made);
             let change = ObjectChange {
-                op: self.cluster.stamped(),
+                op: self.cluster.stamped(is_made),
                 doing: "taking over",
                 bytes: 0,
             };
-            self.cluster
-                .submit(&self.object(object), change, WhenFull::Go, all.part());
+            let (ended, of) = (all.part(), name.clone());
+            let ended = move |stamped: io::Result<()>| {
+                ended(stamped.map_err(|error| match error.kind() {
+                    // Not `NotFound`, because the part is there.
+                    io::ErrorKind::NotFound => io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        format!("its object {of} is missing: the cluster has lost it"),
+                    ),
+                    _ => error,
+                }));
+            };
+            self.cluster.submit(&name, change, WhenFull::Go, ended);
         }
         all.wait()
-            .map_err(|error| explain(format!("taking over {}", self.name), error))
+            .map_err(|error| explain(format!("taking over {}", self.name), error))?;
+        Ok(end)
+    }
+
+    /// What the head says of guarded objects, if the part has any.
+    fn made_of(&self, entry: &Entry, objects: u64) -> Option<Made> {
+        (objects > 0).then_some(Made {
+            generation: entry.generation,
+            objects,
+        })
+    }
+
+    fn change_head(&self, change: Change) -> io::Result<()> {
+        let change = ObjectChange {
+            op: change.into_op(),
+            doing: "changing",
+            bytes: 0,
+        };
+        let changed = self.cluster.change(HEAD, change);
+        changed.map_err(|error| explain(format!("changing the length of {}", self.name), error))
     }
 
     fn object(&self, object: u64) -> String {
@@ -215,19 +259,16 @@ impl RadosDisk {
 
     /// Gives the head this entry, of a part whose entry is locked.
     fn store_entry(&self, before: &Entry, entry: Entry) -> io::Result<()> {
-        if before.objects() < entry.objects() {
-            self.stamp(before.objects()..entry.objects())?;
-        }
         let session = self.cluster.ownership.session();
-        let change = Change::begin(&self.cluster.pool, session).part(self.part, Some(entry));
-        let change = ObjectChange {
-            op: change.into_op(),
-            doing: "changing",
-            bytes: 0,
-        };
-        self.cluster
-            .change(HEAD, change)
-            .map_err(|error| explain(format!("changing the length of {}", self.name), error))?;
+        let mut change = Change::begin(&self.cluster.pool, session).part(self.part, Some(entry));
+        if before.objects() < entry.objects() {
+            let (old, new) = (before.objects(), entry.objects());
+            let stamped = self.stamp(old..new, 0)?;
+            if stamped > old {
+                change = change.made(self.part, self.made_of(&entry, stamped));
+            }
+        }
+        self.change_head(change)?;
         self.stored_len.store(entry.len, Ordering::SeqCst);
         Ok(())
     }
@@ -279,7 +320,7 @@ impl RadosDisk {
     fn begin_read(
         &self,
         places: &[Place],
-        ended: impl FnOnce(io::Result<Vec<Vec<u8>>>) + Send + 'static,
+        ended: impl FnOnce(io::Result<Option<Vec<Vec<u8>>>>) + Send + 'static,
     ) {
         let asked = places.iter().map(|it| (it.piece.offset, it.piece.len()));
         let object = self.object(places[0].piece.object);
@@ -290,12 +331,20 @@ impl RadosDisk {
     fn take_read(
         &self,
         places: &[Place],
-        read: io::Result<Vec<Vec<u8>>>,
+        read: io::Result<Option<Vec<Vec<u8>>>>,
         ranges: &mut [ReadRange<'_>],
     ) -> Result<(), (usize, io::Error)> {
         match read {
-            Ok(all) => {
+            Ok(found) => {
+                let is_missing = found.is_none();
+                let all = found.unwrap_or_default().into_iter();
+                let all = all.chain(std::iter::repeat_with(Vec::new));
                 for (Place { request, piece }, bytes) in places.iter().zip(all) {
+                    if self.part == Part::Data && bytes.len() < piece.len() {
+                        let ends = (!is_missing).then(|| piece.offset + bytes.len() as u64);
+                        let error = self.lost(piece.object, ends);
+                        return Err(self.failed_read(*request, ranges, error));
+                    }
                     let buf = &mut ranges[*request].buf[piece.bytes.clone()];
                     buf[..bytes.len()].copy_from_slice(&bytes);
                     buf[bytes.len()..].fill(0);
@@ -312,13 +361,32 @@ impl RadosDisk {
                 let gone = |_| Err(io::Error::other("a read was dropped"));
                 self.take_read(place, end.recv().unwrap_or_else(gone), ranges)
             }),
-            Err(error) => {
-                let n = places[0].request;
-                let end = ranges[n].offset + ranges[n].buf.len() as u64;
-                let range = ranges[n].offset..end;
-                Err((n, self.failed("reading", range, error)))
-            }
+            Err(error) => Err(self.failed_read(places[0].request, ranges, error)),
         }
+    }
+
+    fn failed_read(
+        &self,
+        request: usize,
+        ranges: &[ReadRange<'_>],
+        error: io::Error,
+    ) -> (usize, io::Error) {
+        let ReadRange { buf, offset } = &ranges[request];
+        let range = *offset..*offset + buf.len() as u64;
+        (request, self.failed("reading", range, error))
+    }
+
+    /// The error of a read of data where an object is missing, or ends at this byte of it.
+    fn lost(&self, object: u64, ends: Option<u64>) -> io::Error {
+        let name = self.object(object);
+        let what = match ends {
+            None => format!("object {name} is missing"),
+            Some(end) => format!("object {name} ends at byte {end}"),
+        };
+        io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("{what}, though data was stored there: the cluster has lost it"),
+        )
     }
 
     /// Zeros, or whole objects that go.
@@ -482,6 +550,10 @@ impl Disk for RadosDisk {
         self.part == Part::Data
     }
 
+    fn writes_are_whole(&self) -> bool {
+        true
+    }
+
     fn sync(&self) -> io::Result<()> {
         let failed = |error| explain(format!("syncing {}", self.name), error);
         self.behind.wait().map_err(failed)?;
@@ -554,7 +626,8 @@ impl Disk for RadosDisk {
             for (object, read) in ends {
                 let read =
                     read.map_err(|error| explain(format!("looking into {}", self.name), error))?;
-                if read.iter().any(|bytes| !bytes.is_empty()) {
+                let mut bytes = read.iter().flatten();
+                if bytes.any(|bytes| !bytes.is_empty()) {
                     found = Some(found.map_or(object, |it| it.min(object)));
                 }
             }

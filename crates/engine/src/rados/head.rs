@@ -6,6 +6,9 @@
 //! - `owner`: who that is, for messages.
 //! - `part.NAME`: generation, length in bytes, and the reach, below which all objects of the part are. Empty where
 //!   there is no such part.
+//! - `made.NAME`: generation, and how many of the part's first objects are there, of those that assert the owner. Objects
+//!   that are known to be there are missed if they are not. Releases that did not know this attribute leave it, so it may say
+//!   less than is there.
 //! - `replaced`: of an index that another has replaced, as long as it has objects.
 //!
 //! Crash behaviour: each change is one operation on one object, which happens or does not.
@@ -97,16 +100,52 @@ impl FromStr for Entry {
     }
 }
 
+/// How many guarded objects a part is known to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Made {
+    pub(super) generation: u64,
+    pub(super) objects: u64,
+}
+
+impl Made {
+    fn text(self) -> String {
+        format!("{} {}", self.generation, self.objects)
+    }
+}
+
+impl FromStr for Made {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> io::Result<Made> {
+        let numbers = text.split_once(' ');
+        let numbers = numbers.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        let (generation, objects) =
+            numbers.ok_or_else(|| invalid(format!("{text:?} counts no objects")))?;
+        Ok(Made {
+            generation,
+            objects,
+        })
+    }
+}
+
 /// The head as it is in the cluster.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     pub(super) session: String,
     pub(super) owner: String,
     pub(super) parts: BTreeMap<Part, Entry>,
+    pub(super) made: BTreeMap<Part, Made>,
     pub(super) replaced: Option<Entry>,
 }
 
 impl Head {
+    /// How many guarded objects the part of this entry is known to have.
+    pub(super) fn made(&self, part: Part, entry: &Entry) -> u64 {
+        let made = self.made.get(&part);
+        made.filter(|made| made.generation == entry.generation)
+            .map_or(0, |made| made.objects)
+    }
+
     /// The generation of a new part: one of which there are no objects.
     pub(super) fn next_generation(&self, part: Part) -> u64 {
         if !matches!(part, Part::Index | Part::NextIndex) {
@@ -149,14 +188,18 @@ pub(super) fn read(pool: &Pool) -> io::Result<Head> {
     }
     let mut head = Head::default();
     for (name, text) in texts {
-        let part = name.strip_prefix("part.").and_then(part_of);
-        match (name.as_str(), part) {
-            (SESSION_KEY, _) => head.session = text,
-            (OWNER_KEY, _) => head.owner = text,
-            (_, _) if text.is_empty() => {}
-            (REPLACED_KEY, _) => head.replaced = Some(text.parse()?),
-            (_, Some(part)) => _ = head.parts.insert(part, text.parse()?),
-            _ => {}
+        match name.as_str() {
+            SESSION_KEY => head.session = text,
+            OWNER_KEY => head.owner = text,
+            _ if text.is_empty() => {}
+            REPLACED_KEY => head.replaced = Some(text.parse()?),
+            name => {
+                if let Some(part) = name.strip_prefix("part.").and_then(part_of) {
+                    head.parts.insert(part, text.parse()?);
+                } else if let Some(part) = name.strip_prefix("made.").and_then(part_of) {
+                    head.made.insert(part, text.parse()?);
+                }
+            }
         }
     }
     Ok(head)
@@ -180,6 +223,15 @@ impl Change {
 
     pub(super) fn part(self, part: Part, entry: Option<Entry>) -> Change {
         self.set(&format!("part.{}", part.name()), entry)
+    }
+
+    /// The part has so many guarded objects; none that is known of if nothing.
+    pub(super) fn made(self, part: Part, made: Option<Made>) -> Change {
+        let text = made.map_or(String::new(), Made::text);
+        Change(
+            self.0
+                .set_xattr(&format!("made.{}", part.name()), text.as_bytes()),
+        )
     }
 
     pub(super) fn replaced(self, entry: Option<Entry>) -> Change {
@@ -226,6 +278,33 @@ mod tests {
         ] {
             assert!(text.parse::<Entry>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn counts_of_objects_are_read_as_written() {
+        for objects in [0, 1, u64::MAX] {
+            let made = Made {
+                generation: 7,
+                objects,
+            };
+            assert_eq!(made.text().parse::<Made>().unwrap(), made);
+        }
+        for text in ["", "1", "1 ", "1 2 3", "a 1"] {
+            assert!(text.parse::<Made>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_count_of_another_generation_counts_nothing() {
+        let mut head = Head::default();
+        let made = Made {
+            generation: 1,
+            objects: 4,
+        };
+        head.made.insert(Part::Log, made);
+        assert_eq!(head.made(Part::Log, &Entry::new(1, 0)), 4);
+        assert_eq!(head.made(Part::Log, &Entry::new(2, 0)), 0);
+        assert_eq!(head.made(Part::Scrub, &Entry::new(1, 0)), 0);
     }
 
     #[test]

@@ -197,10 +197,14 @@ impl RadosEngine {
                     Some(News::GoesOn) => tracing::info!("the cluster answers again"),
                     None => {}
                 }
+                ownership::look_for_head(&cluster.pool, &cluster.ownership);
                 match ownership::confirm(&cluster.pool, &cluster.ownership, watch) {
                     Ok(again) => watch = again,
                     Err(error) if onefold_rados::is_fenced(&error) => {
                         return cluster.ownership.lose("this host was fenced");
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        return cluster.ownership.lose_pool();
                     }
                     Err(error) => {
                         return cluster
@@ -257,7 +261,7 @@ impl Engine for RadosEngine {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
         }
         let entry = Entry::new(head.next_generation(part), len);
-        self.change_head(|change| change.part(part, Some(entry)))?;
+        self.change_head(|change| change.part(part, Some(entry)).made(part, None))?;
         self.open(part)
     }
 
@@ -265,7 +269,8 @@ impl Engine for RadosEngine {
         let head = self.head("opening", part)?;
         let entry = head.parts.get(&part).ok_or_else(|| self.missing(part))?;
         let name = self.describe(part);
-        let disk = RadosDisk::open(&self.cluster, part, *entry, name)?;
+        let made = head.made(part, entry);
+        let disk = RadosDisk::open(&self.cluster, part, *entry, made, name)?;
         Ok(Arc::new(disk))
     }
 

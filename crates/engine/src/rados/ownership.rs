@@ -95,6 +95,8 @@ pub enum OwnerEvent {
         /// How that was found out.
         reason: String,
     },
+    /// The cluster has no such pool any more: end.
+    Gone,
 }
 
 type OnEvent = Box<dyn Fn(OwnerEvent) + Send + Sync>;
@@ -111,6 +113,8 @@ struct State {
     on_event: Option<Arc<OnEvent>>,
     /// The engine is being dropped.
     is_ending: bool,
+    /// The cluster was asked for the head, and has not answered yet.
+    is_looking: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,7 +122,37 @@ enum Standing {
     Owner,
     /// The cluster does not confirm it.
     Unconfirmed,
-    Lost(String),
+    Lost(Loss),
+}
+
+/// Why an owner is none any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Loss {
+    /// Another host has the pool; how that was found out.
+    Taken(String),
+    /// The cluster has no head of the pool.
+    Gone,
+}
+
+impl Loss {
+    fn event(&self) -> OwnerEvent {
+        match self {
+            Loss::Taken(reason) => OwnerEvent::Lost {
+                reason: reason.clone(),
+            },
+            Loss::Gone => OwnerEvent::Gone,
+        }
+    }
+
+    /// The error of whatever is submitted afterwards.
+    fn error(&self) -> io::Error {
+        io::Error::other(match self {
+            Loss::Taken(reason) => format!(
+                "another host has taken the pool ({reason}); this process can not use it any more"
+            ),
+            Loss::Gone => "the cluster has no such pool any more".to_owned(),
+        })
+    }
 }
 
 impl Ownership {
@@ -129,6 +163,7 @@ impl Ownership {
                 standing: Standing::Owner,
                 on_event: None,
                 is_ending: false,
+                is_looking: false,
             }),
             changed: Condvar::new(),
         }
@@ -149,7 +184,7 @@ impl Ownership {
         loop {
             match &state.standing {
                 Standing::Owner => return Ok(()),
-                Standing::Lost(reason) => return Err(lost(reason)),
+                Standing::Lost(loss) => return Err(loss.error()),
                 Standing::Unconfirmed => {
                     let woken = self.changed.wait(state);
                     state = woken.unwrap_or_else(PoisonError::into_inner);
@@ -160,18 +195,26 @@ impl Ownership {
 
     /// Somebody else owns the pool.
     pub(super) fn lose(&self, reason: &str) {
+        self.end_by(Loss::Taken(reason.to_owned()));
+    }
+
+    /// The cluster has no head of the pool.
+    pub(super) fn lose_pool(&self) {
+        self.end_by(Loss::Gone);
+    }
+
+    fn end_by(&self, loss: Loss) {
         let mut state = self.state();
         if matches!(state.standing, Standing::Lost(_)) {
             return;
         }
-        state.standing = Standing::Lost(reason.to_owned());
+        let event = loss.event();
+        state.standing = Standing::Lost(loss);
         let on_event = state.on_event.clone();
         drop(state);
         self.changed.notify_all();
         if let Some(on_event) = on_event {
-            on_event(OwnerEvent::Lost {
-                reason: reason.to_owned(),
-            });
+            on_event(event);
         }
     }
 
@@ -206,8 +249,8 @@ impl Ownership {
         state.on_event = Some(Arc::clone(&on_event));
         let standing = state.standing.clone();
         drop(state);
-        if let Standing::Lost(reason) = standing {
-            on_event(OwnerEvent::Lost { reason });
+        if let Standing::Lost(loss) = standing {
+            on_event(loss.event());
         }
     }
 
@@ -250,13 +293,6 @@ impl Ownership {
         // One that hears nothing asks again.
         let _ = question.reply(format!("{word}{}", self.session).as_bytes());
     }
-}
-
-/// The error of whatever is submitted by one who is no longer the owner.
-fn lost(reason: &str) -> io::Error {
-    io::Error::other(format!(
-        "another host has taken the pool ({reason}); this process can not use it any more"
-    ))
 }
 
 /// Takes the pool, of which the head was read. Returns the right to it.
@@ -441,6 +477,25 @@ pub(super) fn confirm(
         false => ownership.lose("its lock is gone"),
     }
     Ok(again)
+}
+
+/// Asks the cluster for the head of the pool, without waiting, unless it has not answered the last such question. An
+/// owner whose pool was removed learns of it this way: every other object may be missing rightly.
+pub(super) fn look_for_head(pool: &Pool, ownership: &Arc<Ownership>) {
+    let mut state = ownership.state();
+    if std::mem::replace(&mut state.is_looking, true) {
+        return;
+    }
+    drop(state);
+    let asks = Arc::clone(ownership);
+    pool.submit_read(HEAD, pool.read_op().stat(), move |found| {
+        asks.state().is_looking = false;
+        match found {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => asks.lose_pool(),
+            // It is asked again.
+            _ => {}
+        }
+    });
 }
 
 /// Who owns a pool, for messages.

@@ -83,8 +83,14 @@ impl Placement {
         }
     }
 
+    /// The bytes of the object that has this one.
+    pub(super) fn object_of(self, at: u64) -> Range<u64> {
+        let start = at - at % self.rules.object_bytes;
+        start..start + self.rules.object_bytes
+    }
+
     /// The pieces of a range that are in one object each.
-    fn pieces(self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    pub(super) fn pieces(self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let bytes = self.rules.object_bytes;
         self.objects(&range).map(move |object| {
             let (start, end) = (object * bytes, (object + 1) * bytes);
@@ -299,6 +305,20 @@ impl PartState {
         let mut after = PartState::durably(image, Some(objects));
         after.unreadable.clone_from(&self.unreadable);
         after
+    }
+
+    /// The cluster loses the object that has this byte, and what is on its way there.
+    pub(super) fn lose_object(&mut self, at: u64) {
+        let Some(objects) = &mut self.objects else {
+            return;
+        };
+        let range = objects.placement.object_of(at);
+        let bytes = objects.placement.rules.object_bytes;
+        let object = Some(at / bytes);
+        objects.late.retain(|late| Some(late.object) != object);
+        self.unsynced.retain(|sent| sent.object(bytes) != object);
+        self.current.punch(range.clone());
+        self.durable.punch(range);
     }
 
     /// How many objects may still get something from a dead owner.

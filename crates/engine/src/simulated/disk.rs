@@ -58,6 +58,8 @@ pub(super) enum Trouble {
     NoRoom,
     /// The medium cannot read it.
     Unreadable,
+    /// The medium has less than was read.
+    Missing,
     /// A write that nobody waited for has failed.
     Behind(ErrorKind),
 }
@@ -249,6 +251,7 @@ impl SimulatedDisk {
                 }
                 Trouble::NoRoom => request.failed(ErrorKind::StorageFull, "no space left"),
                 Trouble::Unreadable => request.failed(ErrorKind::Other, "unreadable medium"),
+                Trouble::Missing => request.failed(ErrorKind::UnexpectedEof, "nothing is there"),
             })
         })
     }
@@ -308,6 +311,13 @@ impl Disk for SimulatedDisk {
                     {
                         buf.fill(UNDEFINED_BYTE);
                         return Err(Trouble::Unreadable);
+                    }
+                    Outcome::Success
+                        if self.part == Part::Data
+                            && !part.holds(&(offset..offset + buf.len() as u64)) =>
+                    {
+                        buf.fill(UNDEFINED_BYTE);
+                        return Err(Trouble::Missing);
                     }
                     Outcome::Success => part.current.read(buf, offset),
                     Outcome::Failure(_) | Outcome::FailsBehind(_) | Outcome::Crash => {
@@ -399,6 +409,10 @@ impl Disk for SimulatedDisk {
 
     fn is_durable_once_written(&self) -> bool {
         self.part == Part::Data && self.is_in_cluster()
+    }
+
+    fn writes_are_whole(&self) -> bool {
+        self.is_in_cluster()
     }
 
     fn submit(&self) {

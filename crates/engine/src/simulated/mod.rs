@@ -529,6 +529,15 @@ impl SimulatedEngine {
         self.with_part(part, |state| state.unreadable.push(range));
     }
 
+    /// Loses the object of a cluster that has this byte of a part, as if somebody had removed it.
+    ///
+    /// # Panics
+    ///
+    /// If the part does not exist.
+    pub fn lose_object(&self, part: Part, at: u64) {
+        self.with_part(part, |state| state.lose_object(at));
+    }
+
     /// Undoes all [`SimulatedEngine::make_unreadable`] of a part.
     ///
     /// # Panics

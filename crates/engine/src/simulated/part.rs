@@ -61,6 +61,24 @@ impl PartState {
         bad.any(|bad| bad.start < range.end && range.start < bad.end)
     }
 
+    /// Whether there is anything to read in this range: it ends before the part does, and before each of its objects
+    /// in a cluster.
+    pub(super) fn holds(&self, range: &Range<u64>) -> bool {
+        if range.end > self.current.len {
+            return false;
+        }
+        let Some(placement) = self.placement() else {
+            return true;
+        };
+        let mut pieces = placement.pieces(range.clone());
+        pieces.all(|piece| {
+            let object = placement.object_of(piece.start);
+            self.current
+                .next_data(piece.end - 1)
+                .is_some_and(|at| at < object.end)
+        })
+    }
+
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) {
         if bytes.is_empty() {
             return;

@@ -227,6 +227,10 @@ fn serve_store(
         End::Lost(reason) => tracing::error!(
             "another host has taken the pool ({reason}): guests get errors from now on"
         ),
+        End::Gone => tracing::error!(
+            "the cluster has the pool {} no more: guests get errors from now on",
+            options.pool
+        ),
     }
     // First, so that guests have the disk to themselves for their last requests.
     maintenance.stop();
@@ -235,6 +239,11 @@ fn serve_store(
         End::Signal(_) | End::Wanted => Ok(()),
         End::Lost(_) => Err(Error::failed(format!(
             "another host has taken the pool {}",
+            options.pool
+        ))),
+        End::Gone => Err(Error::failed(format!(
+            "the cluster has the pool {} no more: its head is gone, and perhaps the whole Ceph pool; \
+             restore its volumes from a backup",
             options.pool
         ))),
     }
@@ -282,6 +291,8 @@ enum End {
     Wanted,
     /// Another host has it.
     Lost(String),
+    /// The cluster has it no more.
+    Gone,
 }
 
 /// What asks a daemon to end.
@@ -311,6 +322,7 @@ impl Signals {
             Some(event) = self.owner_events.recv() => match event {
                 OwnerEvent::ReleaseWanted => End::Wanted,
                 OwnerEvent::Lost { reason } => End::Lost(reason),
+                OwnerEvent::Gone => End::Gone,
             },
         }
     }

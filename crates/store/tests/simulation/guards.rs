@@ -826,6 +826,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::HitNotBad => |seed| Ok(inline::bad_block_written_again(seed)?),
         Guard::FencedBeforeTaken => takeover::died_in_a_write,
         Guard::LockedInEveryOwnersWrite => takeover::died_unfenced_in_a_commit,
+        Guard::LostIsNotZeros => takeover::an_object_is_lost,
     };
     Some(script)
 }

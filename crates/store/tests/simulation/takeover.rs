@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
+use onefold_engine::Part;
 use onefold_engine::simulated::CrashKind;
-use onefold_store::{Blocking, CreateOptions, Guard};
+use onefold_store::{Blocking, CreateOptions, Guard, StoreErrorKind};
 
 use crate::common::{BLOCK, MEMORY, MIB, pool_of};
 use crate::crash::Recovery;
@@ -73,4 +74,27 @@ pub(crate) fn died_unfenced_in_a_commit(seed: u64) -> Step {
     world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     taken_over_again(&world, id)
+}
+
+/// The cluster loses an object with data, and a write to one of its blocks makes it again. Every other block of it is
+/// an error for whoever reads it, and none is zeros; the same while the object is missing.
+pub(crate) fn an_object_is_lost(seed: u64) -> Step {
+    let world = pool(seed, true)?;
+    let id = world.new_volume(MIB)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.flush(id)?;
+    world.engine().lose_object(Part::Data, 0);
+    let volume = world.handle(id)?;
+    let lost =
+        |block: u64| match volume.read(block * BLOCK, &mut [0; BLOCK as usize], Blocking::Yes) {
+            Err(error) if error.kind() == StoreErrorKind::Io => Ok(()),
+            Err(error) => Err(violation(error.to_string())),
+            // Compares what was found.
+            Ok(()) => world.read(id, block * BLOCK, BLOCK, Blocking::Yes),
+        };
+    (0..16).try_for_each(lost)?;
+    let written = seed % 16;
+    world.write(id, written * BLOCK, BLOCK, Fill::Data, Blocking::Yes)?;
+    world.read(id, written * BLOCK, BLOCK, Blocking::Yes)?;
+    (0..16).filter(|block| *block != written).try_for_each(lost)
 }
