@@ -112,6 +112,7 @@ functions! {
 
     fn rados_ioctx_create(cluster: Cluster, pool: *const c_char, io: *mut IoContext) -> c_int;
     fn rados_ioctx_destroy(io: IoContext);
+    fn rados_set_pool_full_try or rados_set_osdmap_full_try(io: IoContext);
     fn rados_ioctx_set_namespace(io: IoContext, namespace: *const c_char);
     fn rados_ioctx_pool_requires_alignment2(io: IoContext, requires: *mut c_int) -> c_int;
     fn rados_nobjects_list_open(io: IoContext, list: *mut ObjectList) -> c_int;

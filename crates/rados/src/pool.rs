@@ -17,11 +17,9 @@ use crate::write_op::WriteOp;
 /// What becomes of a change when the cluster or the pool is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It waits until there is room, without a word.
-    Wait,
     /// It fails if it takes more space than there was: `StorageFull`, or `QuotaExceeded` where the pool has a quota.
     Fail,
-    /// It is done all the same. For changes that make room.
+    /// It is done all the same. For changes that make room, or are needed for those.
     Go,
 }
 
@@ -29,7 +27,6 @@ impl WhenFull {
     /// librados' flag: LIBRADOS_OPERATION_FULL_TRY, LIBRADOS_OPERATION_FULL_FORCE.
     fn flag(self) -> c_int {
         match self {
-            WhenFull::Wait => 0,
             WhenFull::Fail => 64,
             WhenFull::Go => 128,
         }

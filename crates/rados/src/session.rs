@@ -59,6 +59,9 @@ impl Namespace {
         check(unsafe { (library.rados_ioctx_create)(session.cluster, pool.as_ptr(), &mut io) })?;
         // SAFETY: the handle is valid, and nobody else has it yet. The name is copied.
         unsafe { (library.rados_ioctx_set_namespace)(io, name.as_ptr()) };
+        // SAFETY: the handle is valid, and nobody else has it yet. Without this, locks, watches and changes wait while
+        // the cluster is full, whether they need room or not.
+        unsafe { (library.rados_set_pool_full_try)(io) };
         Ok(Namespace { session, io })
     }
 

@@ -12,9 +12,27 @@ pub(super) struct Cluster {
     pub(super) pool: Pool,
     pub(super) ownership: Arc<Ownership>,
     pub(super) flights: Arc<Flights>,
+    /// Bytes by which parts have grown since the cluster was asked for room.
+    unasked_bytes: Mutex<u64>,
 }
 
+/// The object that is made to ask for room.
+pub(super) const ROOM: &str = "g.0.room";
+
+/// So much do parts grow without a question: little beside what a cluster keeps free when it is full (3 % by default), and
+/// so much that the question takes no time.
+const UNASKED_BYTES_MAX: u64 = 16 << 20;
+
 impl Cluster {
+    pub(super) fn new(pool: Pool, ownership: Arc<Ownership>) -> Cluster {
+        Cluster {
+            pool,
+            ownership,
+            flights: Arc::default(),
+            unasked_bytes: Mutex::default(),
+        }
+    }
+
     /// Submits a change; `ended` hears of it on a thread of librados, or at once.
     pub(super) fn submit(
         &self,
@@ -73,9 +91,45 @@ impl Cluster {
 
     /// Submits a change, and waits for its end.
     pub(super) fn change(&self, object: &str, change: ObjectChange) -> io::Result<()> {
+        self.change_if(object, change, WhenFull::Go)
+    }
+
+    fn change_if(&self, object: &str, change: ObjectChange, when_full: WhenFull) -> io::Result<()> {
         let all = Countdown::new(1);
-        self.submit(object, change, WhenFull::Wait, all.part());
+        self.submit(object, change, when_full, all.part());
         all.wait()
+    }
+
+    /// A part is about to grow by so many bytes. `StorageFull` or `QuotaExceeded` if the cluster is full.
+    ///
+    /// Parts grow whether there is room or not, because what was promised to them must be there when nothing else
+    /// is: so the cluster is asked before that, by an object which is made and removed again.
+    pub(super) fn grows(&self, bytes: u64) -> io::Result<()> {
+        let mut unasked = (self.unasked_bytes.lock()).unwrap_or_else(PoisonError::into_inner);
+        *unasked = unasked.saturating_add(bytes);
+        if *unasked < UNASKED_BYTES_MAX {
+            return Ok(());
+        }
+        let remove = || ObjectChange {
+            op: self.pool.write_op().remove(),
+            doing: "removing",
+            bytes: 0,
+        };
+        // One that a process left when it died would have the room that this asks for.
+        match self.change(ROOM, remove()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let make = ObjectChange {
+            op: self.pool.write_op().write(0, &[1]),
+            doing: "writing",
+            bytes: 1,
+        };
+        self.change_if(ROOM, make, WhenFull::Fail)?;
+        *unasked = 0;
+        // The next question removes it, or the end of the pool.
+        let _ = self.change(ROOM, remove());
+        Ok(())
     }
 
     /// A change that only the owner can make, of an object that has an owner.

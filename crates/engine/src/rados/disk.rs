@@ -249,6 +249,11 @@ impl RadosDisk {
         if end <= entry.len {
             return Ok(());
         }
+        if self.part != Part::Data {
+            // Guests hear of data that finds no room when they write it.
+            let grows = self.cluster.grows(end - entry.len);
+            grows.map_err(|error| self.failed("growing by", entry.len..end, error))?;
+        }
         let mut grown = *entry;
         if grown.set_len(end) {
             self.store_entry(&entry, grown)?;
@@ -295,12 +300,13 @@ impl RadosDisk {
         change
     }
 
-    /// Guests hear that there is no room, and wait or fail as the pool is set. The store's own parts wait, because
-    /// a commit that fails ends the session.
+    /// Guests hear that there is no room, and wait or fail as the pool is set. The store's own parts get what they need up
+    /// to their length, because nothing makes room without them, and a commit that fails ends the session; they grow
+    /// only where there is room.
     fn when_full(&self) -> WhenFull {
         match self.part {
             Part::Data => WhenFull::Fail,
-            _ => WhenFull::Wait,
+            _ => WhenFull::Go,
         }
     }
 

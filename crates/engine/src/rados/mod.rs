@@ -25,7 +25,7 @@ use crate::host_memory::MappedFile;
 use crate::{Disk, Engine, HostMemory, Part, host};
 use cluster::{Cluster, ObjectChange};
 use disk::RadosDisk;
-use flights::{Flights, News};
+use flights::News;
 use head::{Change, Entry, HEAD, Head};
 use onefold_rados::{Client, Pool, Watch};
 use run::{RunDirectory, TAIL};
@@ -144,11 +144,7 @@ impl RadosEngine {
         })?;
         let watch = ownership::watch(&pool, &ownership).map_err(explained)?;
         let head = head::read(&pool).map_err(explained)?;
-        let cluster = Arc::new(Cluster {
-            pool,
-            ownership,
-            flights: Arc::new(Flights::default()),
-        });
+        let cluster = Arc::new(Cluster::new(pool, ownership));
         let mut engine = RadosEngine {
             title: place.title(),
             run: place.run.clone(),
@@ -171,6 +167,15 @@ impl RadosEngine {
     pub fn remove_pool(self) -> io::Result<()> {
         for part in Part::ALL {
             self.remove(part)?;
+        }
+        let room = ObjectChange {
+            op: self.cluster.pool.write_op().remove(),
+            doing: "removing",
+            bytes: 0,
+        };
+        match self.cluster.change(cluster::ROOM, room) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
         let change = ObjectChange {
             op: self.cluster.asserted().remove(),

@@ -230,9 +230,9 @@ impl SimulatedDisk {
             let circumstances = Circumstances {
                 outcome,
                 started_at,
-                // In a cluster that is full only guests' writes fail, and others wait.
+                // In a cluster that is full, guests' writes fail, and parts do not grow.
                 capacity: match state.cluster {
-                    Some(_) if self.part != Part::Data => None,
+                    Some(_) if self.part != Part::Data && request.op != Op::Reserve => None,
                     _ => state.capacity.get(&self.part).copied(),
                 },
                 discard_ignored_rate: state.discard_ignored_rate,
