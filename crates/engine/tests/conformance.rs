@@ -77,15 +77,7 @@ struct InCeph {
 impl InCeph {
     /// Nothing where there is no cluster.
     fn new(name: &str) -> Option<InCeph> {
-        let Some(conf) = std::env::var_os("ONEFOLD_CEPH_CONF") else {
-            println!("SKIPPED: ONEFOLD_CEPH_CONF names no cluster");
-            return None;
-        };
-        let options = ConnectOptions {
-            conf_file: Some(conf.into()),
-            ..ConnectOptions::default()
-        };
-        let client = Client::connect(&options).unwrap();
+        let client = InCeph::client()?;
         let run = tempfile::tempdir().unwrap();
         let place = RadosPlace {
             ceph_pool: "onefold".to_owned(),
@@ -100,10 +92,23 @@ impl InCeph {
         })
     }
 
+    fn client() -> Option<Client> {
+        let Some(conf) = std::env::var_os("ONEFOLD_CEPH_CONF") else {
+            println!("SKIPPED: ONEFOLD_CEPH_CONF names no cluster");
+            return None;
+        };
+        let options = ConnectOptions {
+            conf_file: Some(conf.into()),
+            ..ConnectOptions::default()
+        };
+        Some(Client::connect(&options).unwrap())
+    }
+
     fn take(&self) -> RadosEngine {
         let options = TakeOptions {
             patience: Duration::ZERO,
             asks: false,
+            fence_interval: Duration::from_secs(1),
         };
         RadosEngine::take(&self.client, &self.place, options).unwrap()
     }
@@ -124,6 +129,52 @@ fn rados() {
     engine.remove_pool().unwrap();
     let objects = ceph.objects().objects();
     assert_eq!(objects.unwrap().count(), 0, "something is left");
+}
+
+/// Somebody owns the pool who never answers, from another host. Whoever takes it keeps that one out, also when the cluster
+/// has forgotten: while it lives, and when it is started again.
+#[test]
+fn rados_keeps_out_whom_the_pool_was_taken_from() {
+    let Some(ceph) = InCeph::new("fenced") else {
+        return;
+    };
+    let frozen = InCeph::client().unwrap();
+    let blocks = frozen.pool("onefold", &ceph.place.name).unwrap();
+    blocks
+        .lock_exclusive("g.0", "owner", "of a test", "frozen", None)
+        .unwrap();
+    let address = blocks.lockers("g.0", "owner").unwrap().remove(0).address;
+    // The list leaves out the protocol's name.
+    let address = address.trim_start_matches("v1:");
+    let engine = ceph.take();
+    let error = blocks.write_now("late", 0, b"x").unwrap_err();
+    assert!(onefold_rados::is_fenced(&error), "{error}");
+    // The owner looks once a second.
+    forget_fence(address);
+    while !is_fenced(address) {}
+    drop(engine);
+    forget_fence(address);
+    let engine = ceph.take();
+    assert!(is_fenced(address));
+    engine.remove_pool().unwrap();
+}
+
+fn blocklist(arguments: &[&str]) -> String {
+    let conf = std::env::var_os("ONEFOLD_CEPH_CONF").unwrap();
+    let mut ceph = std::process::Command::new("ceph");
+    let ceph = ceph.arg("--conf").arg(conf).args(["osd", "blocklist"]);
+    let output = ceph.args(arguments).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn is_fenced(address: &str) -> bool {
+    blocklist(&["ls"]).contains(address)
+}
+
+fn forget_fence(address: &str) {
+    assert!(is_fenced(address));
+    blocklist(&["rm", address]);
 }
 
 #[test]

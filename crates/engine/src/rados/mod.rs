@@ -8,10 +8,11 @@
 //! effect: operations wait for the cluster as long as it takes, and the log says what waits.
 //!
 //! Reading order: `place` (names and pieces), `head` (which parts there are), `run` (the directory on this host),
-//! `ownership` (who may write), `flights` and `cluster` (operations), `disk`.
+//! `ownership` (who may write), `fences` (who may not any more), `flights` and `cluster` (operations), `disk`.
 
 mod cluster;
 mod disk;
+mod fences;
 mod flights;
 mod head;
 mod ownership;
@@ -33,7 +34,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the owner looks after itself.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -61,9 +62,9 @@ impl RadosPlace {
         match error.kind() {
             io::ErrorKind::PermissionDenied => explain(
                 format!(
-                    "{what}: the Ceph user needs the capabilities mon 'profile rbd' and osd 'profile rbd \
-                     pool={}'",
-                    self.ceph_pool
+                    "{what}: the Ceph user needs the capabilities mon 'profile rbd' osd 'allow rwx \
+                     pool={} namespace={}', which 'ceph auth caps' gives",
+                    self.ceph_pool, self.name
                 ),
                 error,
             ),
@@ -107,6 +108,8 @@ impl RadosEngine {
                 ),
             ));
         }
+        // Before there is anything: the host that needs the right is one whose predecessor has died.
+        fences::try_out(client).map_err(|error| place.explain("creating", error))?;
         head::create(&pool).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => io::Error::new(
                 error.kind(),
@@ -151,7 +154,8 @@ impl RadosEngine {
             cluster,
             watchman: None,
         };
-        engine.watchman = Some(engine.start_watchman(watch).map_err(explained)?);
+        let fencing = (client.clone(), options.fence_interval);
+        engine.watchman = Some(engine.start_watchman(watch, fencing).map_err(explained)?);
         if let Some(entry) = head.replaced {
             engine.remove_replaced(entry)?;
         }
@@ -185,22 +189,26 @@ impl RadosEngine {
         self.cluster.change(HEAD, change)
     }
 
-    fn start_watchman(&self, mut watch: Watch) -> io::Result<JoinHandle<()>> {
+    fn start_watchman(
+        &self,
+        mut watch: Watch,
+        (client, fence_interval): (Client, Duration),
+    ) -> io::Result<JoinHandle<()>> {
         let cluster = Arc::clone(&self.cluster);
+        let (mut fenced_at, mut fencing) = (Instant::now(), None::<JoinHandle<()>>);
         let work = move || {
             while cluster.ownership.pause(LOOK_INTERVAL) {
-                match cluster.flights.news() {
-                    Some(News::Waits {
-                        operations,
-                        oldest,
-                        waited,
-                    }) => tracing::warn!(
-                        "the cluster has not answered for {:.0} s: {operations} operations wait, the oldest \
-                         is {oldest}",
-                        waited.as_secs_f64()
-                    ),
-                    Some(News::GoesOn) => tracing::info!("the cluster answers again"),
-                    None => {}
+                report(cluster.flights.news());
+                let is_fencing = fencing.as_ref().is_some_and(|it| !it.is_finished());
+                if fenced_at.elapsed() >= fence_interval && !is_fencing {
+                    fenced_at = Instant::now();
+                    // It waits for the monitors, which an owner can do without.
+                    let (client, pool) = (client.clone(), cluster.pool.clone());
+                    let restore = move || restore_fences(&client, &pool);
+                    fencing = thread::Builder::new()
+                        .name("rados-fences".to_owned())
+                        .spawn(restore)
+                        .ok();
                 }
                 ownership::look_for_head(&cluster.pool, &cluster.ownership);
                 match ownership::confirm(&cluster.pool, &cluster.ownership, watch) {
@@ -255,6 +263,30 @@ impl RadosEngine {
     fn missing(&self, part: Part) -> io::Error {
         let name = self.describe(part);
         io::Error::new(io::ErrorKind::NotFound, format!("{name} does not exist"))
+    }
+}
+
+fn restore_fences(client: &Client, pool: &Pool) {
+    if let Err(error) = fences::restore(client, pool) {
+        tracing::warn!(
+            "cannot make sure that the cluster keeps former owners of the pool out: {error}"
+        );
+    }
+}
+
+/// Tells the user of operations that take long.
+fn report(news: Option<News>) {
+    match news {
+        Some(News::Waits {
+            operations,
+            oldest,
+            waited,
+        }) => tracing::warn!(
+            "the cluster has not answered for {:.0} s: {operations} operations wait, the oldest is {oldest}",
+            waited.as_secs_f64()
+        ),
+        Some(News::GoesOn) => tracing::info!("the cluster answers again"),
+        None => {}
     }
 }
 

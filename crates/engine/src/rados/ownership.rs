@@ -8,6 +8,7 @@
 //! An owner answers those who ask for it, so that nobody takes the pool from one that lives. One that the cluster
 //! does not confirm any more submits nothing until it is confirmed; one that has lost the pool never submits again.
 
+use super::fences;
 use super::head::{self, HEAD};
 use super::run::RunDirectory;
 use onefold_rados::{Client, Locker, Notification, Pool, Watch};
@@ -20,9 +21,6 @@ use std::time::{Duration, Instant};
 
 /// The lock's name.
 const LOCK: &str = "owner";
-
-/// How long an owner is kept out. It may be frozen for days and wake up.
-const FENCE_SECONDS: u32 = 30 * 24 * 3600;
 
 /// After this time without a word from an owner the cluster forgets its watch.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,6 +52,8 @@ pub struct TakeOptions {
     pub patience: Duration,
     /// Ask an owner that lives to give the pool up.
     pub asks: bool,
+    /// How often the owner makes sure that the cluster keeps out from whom the pool was taken.
+    pub fence_interval: Duration,
 }
 
 /// Why a pool was not taken.
@@ -296,6 +296,8 @@ impl Ownership {
 }
 
 /// Takes the pool, of which the head was read. Returns the right to it.
+///
+/// Whoever owns it can keep others out, and has: all from whom it was ever taken.
 pub(super) fn take(
     client: &Client,
     pool: &Pool,
@@ -303,8 +305,13 @@ pub(super) fn take(
     options: TakeOptions,
 ) -> Result<Arc<Ownership>, TakeError> {
     let session = new_session()?;
-    lock(client, pool, run, &session, options)?;
-    let begun = begin(pool, run, &session);
+    let has_fenced = lock(client, pool, run, &session, options)?;
+    let can_fence = match has_fenced {
+        true => Ok(()),
+        false => fences::try_out(client),
+    };
+    let fenced = can_fence.and_then(|()| fences::restore(client, pool));
+    let begun = fenced.and_then(|()| begin(pool, run, &session));
     if begun.is_err() {
         // The error is the one to report. A lock without an owner is broken by the next one.
         let _ = pool.unlock(HEAD, LOCK, &session);
@@ -321,25 +328,26 @@ fn begin(pool: &Pool, run: &mut RunDirectory, session: &str) -> io::Result<()> {
     run.has_begun(session)
 }
 
-/// Takes the lock, from one that is dead if need be.
+/// Takes the lock, from one that is dead if need be. Returns whether there was one.
 fn lock(
     client: &Client,
     pool: &Pool,
     run: &RunDirectory,
     session: &str,
     options: TakeOptions,
-) -> Result<(), TakeError> {
-    let mut released_until = None;
+) -> Result<bool, TakeError> {
+    let (mut released_until, mut has_fenced) = (None, false);
     loop {
         match pool.lock_exclusive(HEAD, LOCK, session, &this_process(), None) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(has_fenced),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
             Err(error) => return Err(error.into()),
         }
         let Some(holder) = pool.lockers(HEAD, LOCK)?.into_iter().next() else {
             continue;
         };
-        if !run.is_of_the_dead(&holder.cookie) {
+        let is_dead = run.is_of_the_dead(&holder.cookie);
+        if !is_dead {
             match ask(pool, &holder, options)? {
                 Some(Answer::Here) => {
                     let owner = head::read(pool)?.owner;
@@ -361,7 +369,8 @@ fn lock(
                 None => {}
             }
         }
-        fence(client, pool, &holder)?;
+        fence(client, pool, &holder, !is_dead)?;
+        has_fenced = true;
     }
 }
 
@@ -407,18 +416,13 @@ fn answer_of(payload: &[u8], session: &str) -> Option<Answer> {
 }
 
 /// Makes sure that nothing of a holder takes effect any more, and then takes its lock away.
-fn fence(client: &Client, pool: &Pool, holder: &Locker) -> io::Result<()> {
+fn fence(client: &Client, pool: &Pool, holder: &Locker, may_wake: bool) -> io::Result<()> {
     tracing::info!(
         "fencing the owner before, {} at {}",
         holder.client,
         holder.address
     );
-    if cfg!(feature = "without-fencing") {
-        tracing::warn!("this build fences nobody: it is for a test that has to notice");
-    } else {
-        client.blocklist_add(&holder.address, FENCE_SECONDS)?;
-        client.wait_for_latest_osdmap()?;
-    }
+    fences::fence(client, pool, &holder.address, may_wake)?;
     match pool.break_lock(HEAD, LOCK, &holder.client, &holder.cookie) {
         // Another one that wants the pool was quicker.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

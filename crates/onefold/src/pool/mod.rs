@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The files that a pool consists of.
 const PARTS: [&str; 6] = ["superblock", "meta", "log", "data", "index", "secret"];
@@ -27,6 +28,10 @@ const MARKS: [&str; 4] = ["superblock", "meta", "log", "data"];
 
 /// Other files that may be in a pool's directory while it is being created.
 const LOCK: &str = "lock";
+
+/// How often a pool's owner in Ceph makes sure that former owners are kept out: an entry that somebody has removed is missing
+/// for this long at most, and each look is a new map for the whole cluster.
+const FENCE_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The result of the attempt to open a pool exclusively.
 pub(crate) enum Claim {
@@ -133,6 +138,7 @@ fn take(ceph: &CephPlace, opening: &Opening) -> Result<RadosEngine> {
     let options = TakeOptions {
         patience: ceph.patience(),
         asks: opening.asks_owner,
+        fence_interval: FENCE_INTERVAL,
     };
     let engine = RadosEngine::take(&ceph.connect()?, &ceph.rados, options);
     let engine = engine.map_err(|error| match error {
@@ -162,6 +168,7 @@ pub(crate) fn create_in_ceph(ceph: &CephPlace, options: &CreateOptions) -> Resul
     let take = TakeOptions {
         patience: ceph.patience(),
         asks: false,
+        fence_interval: FENCE_INTERVAL,
     };
     let engine = RadosEngine::take(&client, &ceph.rados, take).map_err(|e| failed(&e))?;
     let created = Store::create(&engine, options);
