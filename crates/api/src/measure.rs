@@ -58,6 +58,8 @@ pub struct ExportStatistics {
     pub name: String,
     /// Clients that are attached now.
     pub clients: u64,
+    /// Requests that found no thread of the server free, or none of their volume's share.
+    pub waited_for_worker: u64,
     /// Requests by operation.
     pub ops: Vec<OpStatistics>,
 }

@@ -588,7 +588,7 @@ impl Connection<'_> {
             work.buffer = Some(buffer);
         }
         let request = self.queued(work);
-        submit_with_threads(&self.resources.workers, self.shared.id, request);
+        submit_with_threads(&self.resources.workers, self.shared.lane(), request);
         None
     }
 

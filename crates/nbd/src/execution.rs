@@ -13,9 +13,10 @@ use crate::send_queue::{Delivered, SendQueue};
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
 use crate::wire::{Errno, ReplyHeader};
-use crate::workers::{Task, WorkerPool};
+use crate::workers::{Lane, Task, WorkerPool};
 use onefold_store::Blocking;
 use std::any::Any;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +55,17 @@ pub(crate) enum AttemptError {
 }
 
 impl ConnectionState {
+    /// Where its tasks are queued. Snapshots are on the disk of their volume.
+    pub(crate) fn lane(&self) -> Lane {
+        let volume = self.name.split('@').next();
+        let mut hasher = DefaultHasher::new();
+        volume.hash(&mut hasher);
+        Lane {
+            connection: self.id,
+            volume: hasher.finish(),
+        }
+    }
+
     /// Calls the export, and logs failures in a way that helps the reader of the log.
     pub(crate) fn attempt<T>(
         &self,
@@ -341,6 +353,10 @@ impl Task for QueuedRequest {
             done => self.deliver(done),
         }
     }
+
+    fn waits(&self) {
+        self.shared.counters.note_wait();
+    }
 }
 
 impl QueuedRequest {
@@ -364,7 +380,7 @@ impl QueuedRequest {
         if !shared.has_ended() {
             let waiting = self.waiting.take();
             self.waiting = waiting.or_else(|| Some(shared.parking.enter(&shared.workers)));
-            match shared.parking.park(shared.id, self) {
+            match shared.parking.park(shared.lane(), self) {
                 Ok(()) => return,
                 Err(unparked) => self = unparked,
             }

@@ -137,6 +137,9 @@ pub struct Totals {
     /// Bytes of the data sent and stored, and of the ranges trimmed and zeroed, by requests that
     /// succeeded. Zero for other ops.
     pub bytes: PerOp<u64>,
+    /// Requests that found no thread of the server free, or none of their volume's share. One that waits for space is
+    /// counted each time that it is retried and finds none.
+    pub waited_for_worker: u64,
 }
 
 /// How long requests took: from having been read from the socket, with their payload, until their
@@ -180,6 +183,7 @@ impl ServerStatistics {
     /// Adds the counters of one connection to `export`.
     pub(crate) fn add(&mut self, export: &str, counters: &Counters) -> &mut ExportStatistics {
         let of_export = self.exports.entry(export.to_owned()).or_default();
+        of_export.totals.waited_for_worker += counters.waited_for_worker.load(Ordering::Relaxed);
         for op in Op::ALL {
             counters.ops[op as usize].add_to(op, &mut of_export.totals, &mut self.durations[op]);
         }
@@ -228,6 +232,7 @@ impl Received {
 #[repr(align(128))]
 pub(crate) struct Counters {
     ops: [OpCounters; Op::ALL.len()],
+    waited_for_worker: AtomicU64,
     has_asked: AtomicBool,
 }
 
@@ -245,6 +250,11 @@ impl Counters {
     /// Notes that the client has asked for something, whole or not.
     pub(crate) fn note_request(&self) {
         self.has_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// A request has to wait for a worker.
+    pub(crate) fn note_wait(&self) {
+        self.waited_for_worker.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn has_asked(&self) -> bool {
@@ -271,7 +281,10 @@ impl Counters {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        let mut totals = Totals::default();
+        let mut totals = Totals {
+            waited_for_worker: self.waited_for_worker.load(Ordering::Relaxed),
+            ..Totals::default()
+        };
         for op in Op::ALL {
             self.ops[op as usize].add_to(op, &mut totals, &mut Histogram::default());
         }

@@ -4,6 +4,10 @@
 //! a lane) and lanes take turns, so a client with a hundred slow requests does not delay the one
 //! slow request of another. Threads are started when a task finds none idle, and stay.
 //!
+//! No volume takes all threads, for its disk may not answer for long: it has at most [`SHARE`] times as many at work
+//! as are left. So one alone has seven eighths of them, several that wait have somewhat fewer each, and one that
+//! has none gets one. Its tasks wait for tasks of the volume that have begun, and those wait for no other task.
+//!
 //! The queue has no limit of its own: a connection hands over a bounded number of requests
 //! ([`crate::limits::HANDED_OVER_MAX`]) and executes the rest itself.
 
@@ -16,13 +20,22 @@ use std::sync::Arc;
 pub(crate) trait Task: Send + 'static {
     /// Does it.
     fn run(self);
+
+    /// It has to wait for a thread. Called before it is queued; must not wait.
+    fn waits(&self) {}
 }
 
-/// A connection's number, for taking turns.
-pub(crate) type Lane = u64;
+/// How many threads a volume may have for each one that is left.
+const SHARE: usize = 7;
+
+/// A connection, for taking turns, and its volume, for the share of the threads; a number each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Lane {
+    pub(crate) connection: u64,
+    pub(crate) volume: u64,
+}
 
 pub(crate) struct WorkerPool<T> {
-    threads_max: usize,
     state: Mutex<WorkerState<T>>,
     work: Condvar,
 }
@@ -32,9 +45,20 @@ struct WorkerState<T> {
     /// Lanes that have tasks, each once, in the order of their turns.
     turns: VecDeque<Lane>,
     queued: usize,
+    /// Volumes that have tasks, queued or running.
+    volumes: HashMap<u64, VolumeTasks>,
+    running: usize,
+    threads_max: usize,
     threads: usize,
     idle: usize,
     closed: bool,
+}
+
+/// How many tasks of a volume there are.
+#[derive(Debug, Clone, Copy, Default)]
+struct VolumeTasks {
+    queued: usize,
+    running: usize,
 }
 
 /// The next step for the caller of [`WorkerPool::submit`].
@@ -51,11 +75,13 @@ impl<T: Task> WorkerPool<T> {
     /// A pool of at most `threads_max` threads, at least one.
     pub(crate) fn new(threads_max: usize) -> Arc<Self> {
         Arc::new(Self {
-            threads_max: threads_max.max(1),
             state: Mutex::new(WorkerState {
                 lanes: HashMap::new(),
                 turns: VecDeque::new(),
                 queued: 0,
+                volumes: HashMap::new(),
+                running: 0,
+                threads_max: threads_max.max(1),
                 threads: 0,
                 idle: 0,
                 closed: false,
@@ -67,21 +93,23 @@ impl<T: Task> WorkerPool<T> {
     /// Queues a task behind those of its lane.
     pub(crate) fn submit(&self, lane: Lane, task: T) -> Submitted {
         let mut state = lock(&self.state);
-        let tasks = state.lanes.entry(lane).or_default();
-        tasks.push_back(task);
-        if tasks.len() == 1 {
-            state.turns.push_back(lane);
+        if !state.would_start(lane.volume) {
+            task.waits();
         }
-        state.queued += 1;
+        state.push(lane, task);
         if state.idle >= state.queued {
             self.work.notify_one();
             return Submitted::Queued;
         }
-        if state.threads < self.threads_max {
+        if state.threads < state.threads_max {
             state.threads += 1;
             return Submitted::NeedsThread(state.threads);
         }
-        // Every thread that is awake or waking looks for work before it sleeps.
+        // Every thread that is awake or waking looks for work before it sleeps. Some may sleep although others'
+        // tasks are queued, which are more than their volumes' share.
+        if state.idle > 0 {
+            self.work.notify_one();
+        }
         Submitted::Queued
     }
 
@@ -89,10 +117,12 @@ impl<T: Task> WorkerPool<T> {
     pub(crate) fn work(&self) {
         let mut state = lock(&self.state);
         loop {
-            if let Some(task) = state.next_task() {
+            if let Some((volume, task)) = state.next_task() {
+                self.wake_another(&state);
                 drop(state);
                 task.run();
                 state = lock(&self.state);
+                state.ended(volume);
             } else if state.closed {
                 state.threads -= 1;
                 self.work.notify_all();
@@ -102,6 +132,13 @@ impl<T: Task> WorkerPool<T> {
                 state = wait(&self.work, state);
                 state.idle -= 1;
             }
+        }
+    }
+
+    /// A task that has ended may let several begin.
+    fn wake_another(&self, state: &WorkerState<T>) {
+        if state.idle > 0 && state.runnable() > 0 {
+            self.work.notify_one();
         }
     }
 
@@ -129,7 +166,10 @@ impl<T: Task> WorkerPool<T> {
         loop {
             let task = lock(&self.state).next_task();
             match task {
-                Some(task) => task.run(),
+                Some((volume, task)) => {
+                    task.run();
+                    lock(&self.state).ended(volume);
+                }
                 None => return,
             }
         }
@@ -137,17 +177,80 @@ impl<T: Task> WorkerPool<T> {
 }
 
 impl<T> WorkerState<T> {
-    fn next_task(&mut self) -> Option<T> {
-        let lane = self.turns.pop_front()?;
-        let tasks = self.lanes.get_mut(&lane)?;
-        let task = tasks.pop_front();
-        if tasks.is_empty() {
-            self.lanes.remove(&lane);
-        } else {
+    fn push(&mut self, lane: Lane, task: T) {
+        let tasks = self.lanes.entry(lane).or_default();
+        tasks.push_back(task);
+        if tasks.len() == 1 {
             self.turns.push_back(lane);
         }
-        self.queued -= 1;
-        task
+        self.queued += 1;
+        self.volumes.entry(lane.volume).or_default().queued += 1;
+    }
+
+    /// How many more tasks of a volume may begin that has so many at work.
+    fn allowance(&self, running: usize) -> usize {
+        let left = self.threads_max.saturating_sub(self.running);
+        if left == 0 {
+            return 0;
+        }
+        let most = (SHARE * (left - 1)).saturating_sub(running);
+        // One that has none gets the last one, too.
+        most.max(usize::from(running == 0)).min(left)
+    }
+
+    /// Whether a task of this volume would begin at once.
+    fn would_start(&self, volume: u64) -> bool {
+        let tasks = self.volumes.get(&volume).copied().unwrap_or_default();
+        tasks.queued < self.allowance(tasks.running)
+            && self.running + self.runnable() < self.threads_max
+    }
+
+    /// How many queued tasks may begin, each volume looked at by itself.
+    fn runnable(&self) -> usize {
+        if self.queued == 0 {
+            return 0;
+        }
+        let volumes = self.volumes.values();
+        volumes
+            .map(|tasks| tasks.queued.min(self.allowance(tasks.running)))
+            .sum()
+    }
+
+    /// The next task in turn of those that may begin, and its volume.
+    fn next_task(&mut self) -> Option<(u64, T)> {
+        for _ in 0..self.turns.len() {
+            let lane = self.turns.pop_front()?;
+            let of_volume = self.volumes.get(&lane.volume).copied().unwrap_or_default();
+            if self.allowance(of_volume.running) == 0 {
+                self.turns.push_back(lane);
+                continue;
+            }
+            let tasks = self.lanes.get_mut(&lane)?;
+            let task = tasks.pop_front()?;
+            if tasks.is_empty() {
+                self.lanes.remove(&lane);
+            } else {
+                self.turns.push_back(lane);
+            }
+            self.queued -= 1;
+            self.running += 1;
+            let of_volume = self.volumes.entry(lane.volume).or_default();
+            of_volume.queued -= 1;
+            of_volume.running += 1;
+            return Some((lane.volume, task));
+        }
+        None
+    }
+
+    /// A task of this volume has ended.
+    fn ended(&mut self, volume: u64) {
+        self.running -= 1;
+        if let Some(tasks) = self.volumes.get_mut(&volume) {
+            tasks.running -= 1;
+            if tasks.running + tasks.queued == 0 {
+                self.volumes.remove(&volume);
+            }
+        }
     }
 }
 

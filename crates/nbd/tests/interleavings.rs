@@ -31,7 +31,7 @@ use shuttle::thread;
 use std::io;
 use std::sync::Arc;
 use sync::{AtomicUsize, Condvar, Mutex, Ordering, lock, wait};
-use workers::{Submitted, Task, WorkerPool};
+use workers::{Lane, Submitted, Task, WorkerPool};
 
 const ITERATIONS: usize = 3000;
 
@@ -191,6 +191,11 @@ fn a_closed_socket_leaves_nobody_waiting() {
     });
 }
 
+/// A connection to a volume.
+fn lane(connection: u64, volume: u64) -> Lane {
+    Lane { connection, volume }
+}
+
 struct Count(Arc<AtomicUsize>);
 
 impl Task for Count {
@@ -206,10 +211,11 @@ fn every_task_is_run_and_threads_end() {
             let pool = WorkerPool::new(threads);
             let done = Arc::new(AtomicUsize::new(0));
             let submitters: Vec<_> = (0..2)
-                .map(|lane| {
+                .map(|number| {
                     let (pool, done) = (Arc::clone(&pool), Arc::clone(&done));
                     thread::spawn(move || {
                         for _ in 0..3 {
+                            let lane = lane(number, number);
                             let submitted = pool.submit(lane, Count(Arc::clone(&done)));
                             if let Submitted::NeedsThread(number) = submitted {
                                 assert!(number <= threads);
@@ -255,7 +261,8 @@ impl Task for Step {
 #[test]
 fn a_task_does_not_wait_behind_another_while_threads_are_allowed() {
     check(|| {
-        let pool = WorkerPool::new(2);
+        // One more than a volume may have two of.
+        let pool = WorkerPool::new(3);
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         // After the first, a thread may be idle. The second ends only when the third has run: with
         // one of them left to the thread of the other, neither could continue.
@@ -266,11 +273,32 @@ fn a_task_does_not_wait_behind_another_while_threads_are_allowed() {
             Step::Finish(Arc::clone(&gate)),
         ];
         for task in tasks {
-            if let Submitted::NeedsThread(_) = pool.submit(1, task) {
+            if let Submitted::NeedsThread(_) = pool.submit(lane(1, 1), task) {
                 let pool = Arc::clone(&pool);
                 thread::spawn(move || pool.work());
             }
         }
+        pool.close();
+        assert!(*lock(&gate.0));
+    });
+}
+
+#[test]
+fn a_volume_whose_tasks_wait_leaves_threads_to_others() {
+    check(|| {
+        let pool = WorkerPool::new(3);
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let submit = |lane, task| {
+            if let Submitted::NeedsThread(_) = pool.submit(lane, task) {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || pool.work());
+            }
+        };
+        // From several connections, and more than there are threads.
+        for n in 0..4 {
+            submit(lane(n % 2, 1), Step::Block(Arc::clone(&gate)));
+        }
+        submit(lane(2, 2), Step::Finish(Arc::clone(&gate)));
         pool.close();
         assert!(*lock(&gate.0));
     });

@@ -196,6 +196,7 @@ impl Clients for NbdService {
             exports.push(ExportStatistics {
                 name,
                 clients: export.clients as u64,
+                waited_for_worker: export.totals.waited_for_worker,
                 ops: ops.to_vec(),
             });
         }

@@ -344,6 +344,15 @@ impl Out<'_> {
         self.counters("nbd_requests", "NBD requests answered.", outcomes)?;
         let bytes = ops().map(|(volume, op)| ([("volume", volume), ("op", op.op)], op.bytes));
         self.counters("nbd_bytes", "Bytes of NBD requests that succeeded.", bytes)?;
+        let waits = figures.nbd.exports.iter().map(|export| {
+            let volume = [("volume", export.name.as_str())];
+            (volume, export.waited_for_worker)
+        });
+        self.counters(
+            "nbd_requests_waited_for_worker",
+            "NBD requests that found no thread of the server free.",
+            waits,
+        )?;
         let mut metric = self.0.encode_descriptor(
             "nbd_request_duration_seconds",
             "Time from receiving a request until its reply is ready.",
