@@ -154,6 +154,17 @@ pub trait Disk: Send + Sync {
         0
     }
 
+    /// Prepares a read of these ranges during which no thread waits. Nothing where the disk has only
+    /// [`Disk::read_together`], or the ranges are too long or too many.
+    fn prepare_read(&self, _ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
+        None
+    }
+
+    /// The longest read that [`Disk::prepare_read`] takes, all ranges together, in bytes; 0 if it takes none.
+    fn prepared_read_bytes_max(&self) -> usize {
+        0
+    }
+
     /// Whether writes go to memory of this host, where a read finds them without waiting.
     fn is_cached(&self) -> bool {
         self.alignment() == 1
@@ -250,6 +261,17 @@ pub trait PreparedWrite: Send {
     /// and with what was to be written, on a thread on which it must not wait for anything.
     fn start(self: Box<Self>, ended: WriteEnded);
 }
+
+/// A read that can be started. Dropped, it has never been.
+pub trait PreparedRead: Send {
+    /// Starts it. When it has ended, `ended` is called with the bytes of each range, on a thread on which it must
+    /// not wait for anything; with nothing if any range could not be read: the caller then reads in the ordinary
+    /// way, which has the error.
+    fn start(self: Box<Self>, ended: ReadEnded);
+}
+
+/// Hears how a read ended.
+pub type ReadEnded = Box<dyn FnOnce(Option<Vec<Vec<u8>>>) + Send>;
 
 /// Hears how a write ended.
 pub type WriteEnded = Box<dyn FnOnce(io::Result<()>, &[u8]) + Send>;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::{Disk, PreparedWrite, ReadRange, WriteRange};
+use onefold_engine::{Disk, PreparedRead, PreparedWrite, ReadRange, WriteRange};
 use onefold_format::{LostRun, Pba};
 use onefold_metadata::sync::AtomicBool;
 use onefold_metadata::{Guard, PbaRun};
@@ -65,7 +65,11 @@ impl DataDisk {
     }
 
     /// Refuses bytes that were read if a whole block of them was lost.
-    fn check_found(&self, read: &[u8], at: u64) -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` with its address.
+    pub fn check_found(&self, read: &[u8], at: u64) -> io::Result<()> {
         let Some(unit) = self.lost_block_bytes else {
             return Ok(());
         };
@@ -211,6 +215,20 @@ impl DataDisk {
     /// [`DataDisk::mark_unsynced`] first, as [`DataDisk::write_at`] does.
     pub fn prepare_write(&self, bytes: &[u8], at: u64) -> Option<Box<dyn PreparedWrite>> {
         self.disk.prepare_write(bytes, at)
+    }
+
+    /// The longest read that can be prepared, in bytes; 0 if none can.
+    pub fn prepared_read_bytes_max(&self) -> usize {
+        self.disk.prepared_read_bytes_max()
+    }
+
+    /// Prepares a read; see `onefold_engine::Disk`. Whoever hears of its end calls [`DataDisk::check_found`].
+    pub fn prepare_read(&self, ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
+        // A pool with lost blocks reads in the ordinary way, which finds out which they are.
+        if self.lost.is_any() {
+            return None;
+        }
+        self.disk.prepare_read(ranges)
     }
 
     /// Begins the writes that were started.

@@ -8,6 +8,7 @@
 //! Pins of the last four epochs are counted apart. The epoch advances only when the counter that
 //! the new one takes over has drained, so one slow read delays reuse but never the other reads.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_metadata::sync::AtomicU64;
@@ -29,6 +30,12 @@ pub struct Pin<'a> {
     counter: &'a AtomicU64,
 }
 
+/// The same, for whoever lets it go on another thread, later.
+pub struct LongPin {
+    epochs: Arc<Epochs>,
+    epoch: u64,
+}
+
 /// The epoch in which a block was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Epoch(u64);
@@ -43,6 +50,19 @@ impl Epochs {
     }
 
     pub(super) fn pin(&self) -> Pin<'_> {
+        let counter = self.counter(self.count_reader());
+        Pin { counter }
+    }
+
+    pub(super) fn pin_long(self: &Arc<Self>) -> LongPin {
+        LongPin {
+            epoch: self.count_reader(),
+            epochs: Arc::clone(self),
+        }
+    }
+
+    /// Counts a reader in the current epoch, which it returns.
+    fn count_reader(&self) -> u64 {
         loop {
             let epoch = self.current.load(SeqCst);
             let counter = self.counter(epoch);
@@ -50,7 +70,7 @@ impl Epochs {
             // The epoch may have moved on before the counter was raised; then the pin might count
             // for a later epoch than the one that the releasing thread has seen.
             if self.current.load(SeqCst) == epoch {
-                return Pin { counter };
+                return epoch;
             }
             counter.fetch_sub(1, SeqCst);
         }
@@ -80,6 +100,12 @@ impl Epochs {
 
     fn counter(&self, epoch: u64) -> &AtomicU64 {
         &self.pins[(epoch % COUNTERS) as usize].0
+    }
+}
+
+impl Drop for LongPin {
+    fn drop(&mut self) {
+        self.epochs.counter(self.epoch).fetch_sub(1, SeqCst);
     }
 }
 

@@ -86,7 +86,7 @@ pub use background::BackgroundExecutor;
 pub use background::BackgroundWork;
 pub use bad_blocks::BadBlocks;
 pub use data_disk::DataDisk;
-pub use epoch::{Epoch, Pin};
+pub use epoch::{Epoch, LongPin, Pin};
 pub use failure::StopsOnPanic;
 pub use ledger::{FoundLedger, RewriteMark, SyncLedger};
 pub use left_behind::{Doubt, LossReport};
@@ -118,7 +118,7 @@ pub struct Journal {
     ledger: Arc<SyncLedger>,
     /// Which new blocks were rewritten in place, for the next process.
     rewritten: Arc<Rewritten>,
-    epochs: Epochs,
+    epochs: Arc<Epochs>,
     lookup_version: Arc<LookupVersion>,
     /// Blocks that durable records released, until their readers have drained.
     deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
@@ -261,7 +261,7 @@ impl Journal {
             checkpoints: GroupCommit::new(root),
             ledger,
             rewritten,
-            epochs: Epochs::new(),
+            epochs: Arc::new(Epochs::new()),
             lookup_version,
             deferred_frees: Mutex::default(),
             reclaiming: Mutex::default(),
@@ -324,6 +324,11 @@ impl Journal {
     /// Keeps every block that is mapped now from being reused (P3).
     pub fn pin(&self) -> Pin<'_> {
         self.epochs.pin()
+    }
+
+    /// As [`Journal::pin`], for a read that ends on another thread.
+    pub fn pin_long(&self) -> LongPin {
+        self.epochs.pin_long()
     }
 
     /// The metadata as the records left it.

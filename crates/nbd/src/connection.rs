@@ -111,6 +111,7 @@ pub(crate) fn serve(
     let connection = Connection {
         shared: Arc::clone(&shared),
         prepared_bytes_max: attached.export.prepared_bytes_max(),
+        prepared_read_bytes_max: attached.export.prepared_read_bytes_max(),
         has_started: false,
         export: attached.export,
         input: Input::new()?,
@@ -134,6 +135,7 @@ struct Connection<'a> {
     shared: Arc<ConnectionState>,
     export: Arc<dyn Export>,
     prepared_bytes_max: usize,
+    prepared_read_bytes_max: usize,
     /// Writes were started, and may wait for [`Export::submit`].
     has_started: bool,
     input: Input,
@@ -496,6 +498,10 @@ impl Connection<'_> {
         };
         if done == Err(AttemptError::WouldBlock) {
             if !self.export.is_background() {
+                work = match self.start_read(work) {
+                    None => return Ok(()),
+                    Some(work) => work,
+                };
                 work = match self.hand_over(work) {
                     None => return Ok(()),
                     Some(work) => work,
@@ -543,6 +549,33 @@ impl Connection<'_> {
         let request = self.queued(work);
         prepared.start(move |written, data| request.written(written, data));
         self.has_started = true;
+        None
+    }
+
+    /// Starts a read that needs no worker; returns what is none.
+    fn start_read(&mut self, mut work: Work) -> Option<Work> {
+        let Command::Read { ref range, .. } = work.command else {
+            return Some(work);
+        };
+        let (offset, len) = (range.start, work.command.memory_bytes());
+        if len > self.prepared_read_bytes_max {
+            return Some(work);
+        }
+        let export = Arc::clone(&self.export);
+        let prepared = self
+            .shared
+            .attempt("read", || Ok(export.prepare_read(offset, len)));
+        let Ok(Some(prepared)) = prepared else {
+            return Some(work);
+        };
+        if work.buffer.is_none() {
+            work.buffer = self.resources.pool.take(&self.share, len);
+        }
+        if work.buffer.is_none() || !self.shared.queue.announce(HANDED_OVER_MAX) {
+            return Some(work);
+        }
+        let request = self.queued(work);
+        prepared.start(move |found| request.read(found));
         None
     }
 

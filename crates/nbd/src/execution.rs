@@ -13,8 +13,8 @@ use crate::send_queue::{Delivered, SendQueue};
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
 use crate::wire::{Errno, ReplyHeader};
-use crate::workers::{Lane, Task, WorkerPool};
-use onefold_store::Blocking;
+use crate::workers::{Lane, Task, WorkerPool, submit_with_threads};
+use onefold_store::{Blocking, FoundBytes};
 use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -371,6 +371,20 @@ impl QueuedRequest {
                 self.wait_for_space();
             }
             done => self.deliver(done.map(|()| Vec::new())),
+        }
+    }
+
+    /// Its data was found without a worker, or it needs one after all.
+    pub(crate) fn read(mut self, found: Option<FoundBytes>) {
+        match (found, &mut self.work.buffer) {
+            (Some(found), Some(buffer)) => {
+                found.copy_to(buffer);
+                self.deliver(Ok(Vec::new()));
+            }
+            _ => {
+                let (workers, lane) = (Arc::clone(&self.shared.workers), self.shared.lane());
+                submit_with_threads(&workers, lane, self);
+            }
         }
     }
 

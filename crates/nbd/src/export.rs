@@ -4,7 +4,7 @@
 //! names and decides who may attach to what. The protocol code uses nothing else of the store.
 
 use crate::volume::PreparedWrite;
-use onefold_store::Blocking;
+use onefold_store::{Blocking, PreparedRead};
 pub use onefold_store::{Change, ChangedExtent, Extent};
 use std::error::Error;
 use std::fmt;
@@ -71,6 +71,17 @@ pub trait Export: Send + Sync {
         data: &[u8],
     ) -> Result<Option<PreparedWrite>, ExportError> {
         self.write(offset, data, Blocking::No).map(|()| None)
+    }
+
+    /// The longest read that [`Export::prepare_read`] may prepare, in bytes; 0 if there are none.
+    fn prepared_read_bytes_max(&self) -> usize {
+        0
+    }
+
+    /// A read for which only the device has to be waited for: to be started, and to go on without a thread. Nothing
+    /// if there is more to it; then it is read with [`Blocking::Yes`].
+    fn prepare_read(self: Arc<Self>, _offset: u64, _len: usize) -> Option<PreparedRead> {
+        None
     }
 
     /// Begins the prepared writes that were started, which may wait for this.

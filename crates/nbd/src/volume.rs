@@ -1,7 +1,7 @@
 //! A volume of the store as an [`Export`]: a translation of types, without behaviour of its own.
 
 use crate::export::{ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions};
-use onefold_store::{Blocking, StoreError, StoreErrorKind, Volume};
+use onefold_store::{Blocking, PreparedRead, StoreError, StoreErrorKind, Volume};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -48,6 +48,14 @@ impl Export for Volume {
             })),
             Err(error) => Err(waits_or_fails(&self, Blocking::No, error)),
         }
+    }
+
+    fn prepared_read_bytes_max(&self) -> usize {
+        Volume::prepared_read_bytes_max(self)
+    }
+
+    fn prepare_read(self: Arc<Self>, offset: u64, len: usize) -> Option<PreparedRead> {
+        Volume::prepare_read(&self, offset, len)
     }
 
     fn submit(&self) {

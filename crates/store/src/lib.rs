@@ -65,8 +65,8 @@ pub use snapshots::DeletionStat;
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use store::{Store, VolumeChange};
 pub use volume::ChangedExtent;
-pub use volume::PreparedWrite;
 pub use volume::{
     AutoHeldBack, AutoSwitch, Extent, InlineFilter, InlineStat, RefusedCounts, Volume,
 };
+pub use volume::{FoundBytes, PreparedRead, PreparedWrite};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};

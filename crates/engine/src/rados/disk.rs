@@ -19,7 +19,9 @@ use super::place::{
     self, OBJECT_BYTES, Piece, Place, base, by_object, is_guarded, object_name, pieces,
 };
 use crate::failure::explain;
-use crate::{Disk, Part, PreparedWrite, ReadRange, WriteEnded, WriteRange};
+use crate::{
+    Disk, Part, PreparedRead, PreparedWrite, ReadEnded, ReadRange, WriteEnded, WriteRange,
+};
 use onefold_rados::WhenFull;
 use std::io;
 use std::ops::Range;
@@ -548,6 +550,34 @@ impl Disk for RadosDisk {
         }
     }
 
+    fn prepare_read(&self, ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
+        let bytes = ranges.iter().map(|(_, len)| *len).sum::<usize>();
+        if bytes == 0 || bytes > self.prepared_read_bytes_max() {
+            return None;
+        }
+        for (offset, len) in ranges {
+            place::end(*offset, *len as u64)?;
+        }
+        let asked = ranges.iter().map(|(offset, len)| (*offset, *len as u64));
+        let operations = by_object(asked, PLACES_MAX);
+        let named = operations.into_iter().map(|places| {
+            let object = self.object(places[0].piece.object);
+            (object, places)
+        });
+        Some(Box::new(PreparedOperations {
+            cluster: Arc::clone(&self.cluster),
+            operations: named.collect(),
+            lens: ranges.iter().map(|(_, len)| *len).collect(),
+        }))
+    }
+
+    fn prepared_read_bytes_max(&self) -> usize {
+        match self.part {
+            Part::Data => PREPARED_BYTES_MAX,
+            _ => 0,
+        }
+    }
+
     fn is_cached(&self) -> bool {
         false
     }
@@ -658,6 +688,74 @@ impl Drop for RadosDisk {
         // Whoever opens the part again sees all that was written. Nobody is left to hear of an error: what was not
         // synced may be lost.
         let _ = self.sync();
+    }
+}
+
+/// A read that has not begun.
+struct PreparedOperations {
+    cluster: Arc<Cluster>,
+    /// Objects, and what is read there.
+    operations: Vec<(String, Vec<Place>)>,
+    /// Of the ranges.
+    lens: Vec<usize>,
+}
+
+/// A read of which some operations have not ended.
+struct ReadUnderWay {
+    operations: usize,
+    /// Of the ranges; nothing once an operation has failed, or found less than it should.
+    found: Option<Vec<Vec<u8>>>,
+    ended: Option<ReadEnded>,
+}
+
+impl PreparedRead for PreparedOperations {
+    fn start(self: Box<Self>, ended: ReadEnded) {
+        let found = self.lens.iter().map(|len| vec![0; *len]).collect();
+        let state = Arc::new(Mutex::new(ReadUnderWay {
+            operations: self.operations.len(),
+            found: Some(found),
+            ended: Some(ended),
+        }));
+        for (object, places) in self.operations {
+            let asked: Vec<_> = (places.iter())
+                .map(|place| (place.piece.offset, place.piece.len()))
+                .collect();
+            let state = Arc::clone(&state);
+            self.cluster.read(&object, asked, move |read| {
+                let mut under_way = state.lock().unwrap_or_else(PoisonError::into_inner);
+                under_way.end(&places, read.ok().flatten());
+                if under_way.operations > 0 {
+                    return;
+                }
+                let (found, ended) = (under_way.found.take(), under_way.ended.take());
+                drop(under_way);
+                if let Some(ended) = ended {
+                    ended(found);
+                }
+            });
+        }
+    }
+}
+
+impl ReadUnderWay {
+    /// An operation has ended that was to read these places.
+    fn end(&mut self, places: &[Place], read: Option<Vec<Vec<u8>>>) {
+        self.operations -= 1;
+        let (Some(found), Some(read)) = (&mut self.found, read) else {
+            self.found = None;
+            return;
+        };
+        let mut read = places.iter().zip(read);
+        let is_whole = read.all(|(Place { request, piece }, bytes)| {
+            let is_whole = bytes.len() == piece.len();
+            if is_whole {
+                found[*request][piece.bytes.clone()].copy_from_slice(&bytes);
+            }
+            is_whole
+        });
+        if !is_whole {
+            self.found = None;
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::orders::{Op, When};
 use super::part::PartState;
 use super::random::Random;
 use super::{Machine, State, cluster};
-use crate::{Disk, Part, PreparedWrite, WriteEnded, WriteRange};
+use crate::{Disk, Part, PreparedRead, PreparedWrite, ReadEnded, WriteEnded, WriteRange};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -403,6 +403,23 @@ impl Disk for SimulatedDisk {
         }
     }
 
+    fn prepare_read(&self, ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
+        let bytes = ranges.iter().map(|(_, len)| *len).sum::<usize>();
+        let fits = (1..=self.prepared_read_bytes_max()).contains(&bytes);
+        let prepared = PreparedRanges {
+            disk: self.clone(),
+            ranges: ranges.to_vec(),
+        };
+        fits.then(|| Box::new(prepared) as Box<dyn PreparedRead>)
+    }
+
+    fn prepared_read_bytes_max(&self) -> usize {
+        match self.is_in_cluster() && self.part == Part::Data {
+            true => WRITE_BYTES_MAX,
+            false => 0,
+        }
+    }
+
     fn is_cached(&self) -> bool {
         self.alignment() == 1 && !self.is_in_cluster()
     }
@@ -530,6 +547,23 @@ impl Disk for SimulatedDisk {
 
 /// The longest write that goes on without a thread.
 const WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// A read that ends as soon as it is started.
+struct PreparedRanges {
+    disk: SimulatedDisk,
+    ranges: Vec<(u64, usize)>,
+}
+
+impl PreparedRead for PreparedRanges {
+    fn start(self: Box<Self>, ended: ReadEnded) {
+        let read = |(offset, len): &(u64, usize)| {
+            let mut bytes = vec![0; *len];
+            let read = self.disk.read_at(&mut bytes, *offset);
+            read.is_ok().then_some(bytes)
+        };
+        ended(self.ranges.iter().map(read).collect());
+    }
+}
 
 /// A write with all that it needs to go on without a thread.
 struct Prepared {

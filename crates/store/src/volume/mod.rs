@@ -7,6 +7,7 @@ mod changes;
 mod inline;
 mod piece;
 mod prepared;
+mod prepared_read;
 mod read;
 mod resolve;
 mod trim;
@@ -33,6 +34,7 @@ use self::inline::Inline;
 pub use changes::ChangedExtent;
 pub use inline::{AutoHeldBack, AutoSwitch, InlineFilter, InlineStat, RefusedCounts};
 pub use prepared::PreparedWrite;
+pub use prepared_read::{FoundBytes, PreparedRead};
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

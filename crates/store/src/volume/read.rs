@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 use super::{Extent, Volume};
 
 /// Blocks looked up at a time: bounds the memory of a large read.
-const PIECE_BLOCKS: u64 = 512;
+pub(super) const PIECE_BLOCKS: u64 = 512;
 
 impl Volume {
     pub(super) fn read_admitted(

@@ -14,6 +14,7 @@ mod inline;
 mod locality;
 mod log_end;
 mod prepared;
+mod prepared_reads;
 mod runs;
 mod semantics;
 mod sharing;

@@ -1,0 +1,152 @@
+//! Reads of data in a cluster, for which no thread waits.
+//!
+//! A read is *prepared*: its blocks are looked up, pinned, and the engine knows their places. Once it is started it goes
+//! on by itself; the thread that hears of its end checks what was found, and has the bytes.
+//!
+//! Whatever needs more (a map that is not in memory, blocks that are known to be bad, a long request, any failure) is
+//! read with [`Volume::read`] and [`Blocking::Yes`]: so there is one place that knows what an error means.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use onefold_engine::PreparedRead as PreparedIo;
+use onefold_format::entry::State;
+use onefold_format::{Lba, Pba};
+use onefold_journal::LongPin;
+use onefold_metadata::{BlockRange, Blocking, REQUEST_BYTES_MAX};
+
+use super::Volume;
+use super::read::{PIECE_BLOCKS, PinnedView};
+
+/// A read that only has to be started. Dropped, it has never been.
+pub struct PreparedRead {
+    io: Box<dyn PreparedIo>,
+    read: UnderWay,
+}
+
+/// What is to be done when the engine has read.
+struct UnderWay {
+    volume: Arc<Volume>,
+    received: Instant,
+    runs: Vec<Run>,
+    /// None of the blocks gets another content meanwhile.
+    _pin: LongPin,
+}
+
+/// Blocks that are stored one after the other, and where their bytes belong.
+struct Run {
+    /// Of the request.
+    bytes: Range<usize>,
+    /// Of the pool's data.
+    at: u64,
+    blocks: Range<u64>,
+}
+
+/// The bytes that a read has found; between them are zeros.
+pub struct FoundBytes(Vec<(Range<usize>, Vec<u8>)>);
+
+impl FoundBytes {
+    /// Fills the memory of the request.
+    pub fn copy_to(&self, buf: &mut [u8]) {
+        buf.fill(0);
+        for (range, bytes) in &self.0 {
+            buf[range.clone()].copy_from_slice(bytes);
+        }
+    }
+}
+
+impl Volume {
+    /// The longest read for which no thread has to wait, in bytes; 0 if that is none.
+    #[must_use]
+    pub fn prepared_read_bytes_max(&self) -> usize {
+        self.pool.data().prepared_read_bytes_max()
+    }
+
+    /// A read for which only the cluster has to be waited for; nothing if it needs more, or less.
+    #[must_use]
+    pub fn prepare_read(self: &Arc<Self>, offset: u64, len: usize) -> Option<PreparedRead> {
+        let received = Instant::now();
+        if len == 0 || len > self.prepared_read_bytes_max() {
+            return None;
+        }
+        self.admit(offset, len as u64, REQUEST_BYTES_MAX).ok()?;
+        // Before the lookup, as P3 asks.
+        let pin = self.pool.journal.pin_long();
+        let runs = self.runs_to_read(offset, len)?;
+        let ranges: Vec<_> = (runs.iter()).map(|run| (run.at, run.bytes.len())).collect();
+        let io = self.pool.data().prepare_read(&ranges)?;
+        let read = UnderWay {
+            volume: Arc::clone(self),
+            received,
+            runs,
+            _pin: pin,
+        };
+        Some(PreparedRead { io, read })
+    }
+
+    /// What is stored of a range; nothing if that cannot be found out without waiting, or is to be compared.
+    fn runs_to_read(&self, offset: u64, len: usize) -> Option<Vec<Run>> {
+        let block_size = self.pool.block_size();
+        let first = Lba(offset / block_size);
+        let count = (offset + len as u64).div_ceil(block_size) - first.0;
+        if count > PIECE_BLOCKS {
+            return None;
+        }
+        let blocks = BlockRange::new(first, count);
+        let mut view = PinnedView::of(self);
+        let entries = view.look_up(|layer| self.entries(layer, blocks, Blocking::No));
+        let entries = entries.ok()?;
+        let mut runs: Vec<Run> = Vec::new();
+        for (entry, n) in entries.iter().zip(0..) {
+            let Some(Pba(pba)) = entry.pba() else {
+                continue;
+            };
+            if matches!(entry.state(), State::Shared(_)) && self.pool.bad.is_any() {
+                return None;
+            }
+            // Of the request, as if it began with its first block.
+            let skip = (offset % block_size) as usize;
+            let start = (n * block_size as usize).max(skip);
+            let end = ((n + 1) * block_size as usize).min(skip + len);
+            let at = pba * block_size + (start % block_size as usize) as u64;
+            match runs.last_mut() {
+                Some(run) if run.blocks.end == pba && run.bytes.end == start - skip => {
+                    run.bytes.end = end - skip;
+                    run.blocks.end += 1;
+                }
+                _ => runs.push(Run {
+                    bytes: start - skip..end - skip,
+                    at,
+                    blocks: pba..pba + 1,
+                }),
+            }
+        }
+        Some(runs)
+    }
+}
+
+impl PreparedRead {
+    /// Starts it. `ended` hears what was found, or nothing if it is to be read in the ordinary way, on a thread on which
+    /// it must not wait.
+    pub fn start(self, ended: impl FnOnce(Option<FoundBytes>) + Send + 'static) {
+        let Self { io, read } = self;
+        io.start(Box::new(move |found| ended(read.end(found))));
+    }
+}
+
+impl UnderWay {
+    fn end(self, found: Option<Vec<Vec<u8>>>) -> Option<FoundBytes> {
+        let pool = &self.volume.pool;
+        let found = self.runs.iter().zip(found?);
+        let mut bytes = Vec::with_capacity(self.runs.len());
+        for (run, read) in found {
+            pool.data().check_found(&read, run.at).ok()?;
+            // A sync may have failed meanwhile.
+            pool.journal.check_believed(&run.blocks).ok()?;
+            bytes.push((run.bytes.clone(), read));
+        }
+        self.volume.count_latency(self.received, &Ok(()));
+        Some(FoundBytes(bytes))
+    }
+}
