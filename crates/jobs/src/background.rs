@@ -9,17 +9,22 @@
 //! A thread that has entered the idle class may not be allowed to leave it again, so each piece of
 //! work gets its own thread.
 //!
-//! Whoever stops the jobs waits for the work in progress. On a host without idle processors it would
-//! take minutes, so it is hurried: from then on it runs at ordinary priority.
+//! On a host without idle processors a piece may take minutes. So it is hurried while somebody waits for
+//! it: the pieces in progress, and those that begin, run at ordinary priority. A piece that was hurried
+//! does not enter the idle class again.
+//!
+//! No thread of the idle class ever holds the lock of this file, whose holder hurries the others.
 
 use std::io;
 use std::panic::resume_unwind;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use libc::pid_t;
+use onefold_store::BackgroundExecutor;
 
-/// Runs background work in the scheduler's idle class until it is hurried.
+/// Runs background work in the scheduler's idle class, unless it is hurried.
 #[derive(Debug, Default)]
 pub(crate) struct IdleClass {
     threads: Mutex<Threads>,
@@ -30,21 +35,27 @@ pub(crate) struct IdleClass {
 struct Threads {
     at_work: Vec<pid_t>,
     is_hurried: bool,
+    /// That the system does not let threads leave the class is logged once.
+    is_refusal_logged: bool,
 }
 
-impl IdleClass {
-    /// Does `work` and returns.
-    pub(crate) fn run(&self, work: &mut (dyn FnMut() + Send)) {
+impl BackgroundExecutor for IdleClass {
+    fn run(&self, work: &mut (dyn FnMut() + Send)) {
         let work = Mutex::new(work);
         let run = || (work.lock().unwrap_or_else(PoisonError::into_inner))();
+        let ((told, hears), (tells, heard)) = (channel(), channel());
+        let stages = Stages { told, heard };
         thread::scope(|scope| {
             let thread = thread::Builder::new().name("background".to_owned());
-            let spawned = thread.spawn_scoped(scope, || {
-                let _at_work = AtWork::begin(self);
+            let spawned = thread.spawn_scoped(scope, move || {
+                // SAFETY: takes nothing and cannot fail.
+                stages.pass(unsafe { libc::gettid() });
+                let _last = LastStage(&stages);
                 run();
             });
             match spawned {
                 Ok(thread) => {
+                    self.attend(&hears, &tells);
                     if let Err(panic) = thread.join() {
                         resume_unwind(panic);
                     }
@@ -55,38 +66,33 @@ impl IdleClass {
         });
     }
 
-    /// Lets the work in progress, and all that follows, run at ordinary priority. Where the system
-    /// does not allow it the work in progress keeps waiting for an idle processor.
-    pub(crate) fn hurry(&self) {
+    fn set_hurried(&self, is_hurried: bool) {
         let mut threads = self.threads();
-        threads.is_hurried = true;
+        threads.is_hurried = is_hurried;
+        if !is_hurried {
+            return;
+        }
+        let mut refused = None;
         for thread in &threads.at_work {
-            if let Err(error) = schedule(*thread, libc::SCHED_OTHER) {
-                tracing::warn!(
-                    "background work cannot be hurried without CAP_SYS_NICE or LimitNICE=20, and on \
-                     a busy host may take minutes to end: {error}"
-                );
-            }
+            refused = schedule(*thread, libc::SCHED_OTHER).err().or(refused);
+        }
+        if let Some(error) = refused
+            && !std::mem::replace(&mut threads.is_refusal_logged, true)
+        {
+            tracing::warn!(
+                "background work that somebody waits for cannot be hurried without CAP_SYS_NICE or \
+                 LimitNICE=20, and on a busy host may take minutes to end: {error}"
+            );
         }
     }
-
-    fn threads(&self) -> MutexGuard<'_, Threads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// A thread that does background work; ends even by a panic.
-struct AtWork<'a> {
-    executor: &'a IdleClass,
-    thread: pid_t,
-}
-
-impl<'a> AtWork<'a> {
-    /// Of the calling thread.
-    fn begin(executor: &'a IdleClass) -> Self {
-        // SAFETY: takes nothing and cannot fail.
-        let thread = unsafe { libc::gettid() };
-        let mut threads = executor.threads();
+impl IdleClass {
+    /// Puts a thread that begins into the idle class, and forgets it when it has ended.
+    fn attend(&self, stages: &Receiver<pid_t>, passed: &Sender<()>) {
+        // Neither fails while the thread exists, and it says both.
+        let Ok(thread) = stages.recv() else { return };
+        let mut threads = self.threads();
         threads.at_work.push(thread);
         if !threads.is_hurried
             && let Err(error) = schedule(thread, libc::SCHED_IDLE)
@@ -94,14 +100,38 @@ impl<'a> AtWork<'a> {
             // It only disturbs more.
             tracing::debug!("background work runs at ordinary priority: {error}");
         }
-        Self { executor, thread }
+        drop(threads);
+        let _ = passed.send(());
+        let _ = stages.recv();
+        self.threads().at_work.retain(|other| *other != thread);
+        let _ = passed.send(());
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for AtWork<'_> {
+/// Where a thread waits for the one that attends it: before its work, and after it.
+struct Stages {
+    told: Sender<pid_t>,
+    heard: Receiver<()>,
+}
+
+impl Stages {
+    fn pass(&self, thread: pid_t) {
+        // They fail only where the attending thread has panicked.
+        let _ = self.told.send(thread);
+        let _ = self.heard.recv();
+    }
+}
+
+/// After the work, even if it panicked.
+struct LastStage<'a>(&'a Stages);
+
+impl Drop for LastStage<'_> {
     fn drop(&mut self) {
-        let mut threads = self.executor.threads();
-        threads.at_work.retain(|thread| *thread != self.thread);
+        self.0.pass(0);
     }
 }
 
@@ -125,8 +155,6 @@ pub(crate) fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::mpsc::channel;
-
     use super::*;
 
     /// Of the calling thread. A kernel without the file cannot be asked.
@@ -185,13 +213,17 @@ pub(crate) mod tests {
                 seen
             });
             is_begun.recv().unwrap();
-            executor.hurry();
+            executor.set_hurried(true);
             hurried.send(()).unwrap();
             assert_eq!(working.join().unwrap(), Some(true));
         });
         let mut is_ordinary = false;
         executor.run(&mut || is_ordinary = is_policy(libc::SCHED_OTHER));
         assert!(is_ordinary);
+        executor.set_hurried(false);
+        let mut is_idle = false;
+        executor.run(&mut || is_idle = is_policy(libc::SCHED_IDLE));
+        assert!(is_idle, "nobody waits any more");
         assert!(executor.threads().at_work.is_empty());
     }
 

@@ -12,8 +12,9 @@ use crate::limits::{
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
-use onefold_store::Store;
-use std::sync::Arc;
+use crate::thread::Signal;
+use onefold_store::{Hurry, Store};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) static COUNTING: JobSpec = JobSpec {
@@ -28,12 +29,16 @@ pub(crate) static COUNTING: JobSpec = JobSpec {
 pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration) {
     let thread = job.thread();
     let signal = Arc::clone(thread.signal());
-    store.set_claims_alarm(COUNT_BATCH_BLOCKS, Box::new(move || signal.notify()));
+    let pressing = Arc::<Pressing>::default();
+    store.set_claims_alarm(COUNT_BATCH_BLOCKS, alarm(store, &signal, &pressing));
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
     let claimed = || store.claimed_blocks().unwrap_or_default();
     let mut failures = 0;
     while !thread.is_stopping() {
+        if claimed() < COUNT_PRESSING_BLOCKS {
+            pressing.set(None);
+        }
         thread.sleep_unless(COLLECT_INTERVAL, || claimed() >= COUNT_BATCH_BLOCKS);
         let is_pressing = claimed() >= COUNT_PRESSING_BLOCKS;
         if claimed() == 0 {
@@ -68,4 +73,39 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
             }
         }
     }
+}
+
+/// There while claims are near their limit: then nothing that keeps them from being counted waits for an
+/// idle processor, whichever job it belongs to.
+#[derive(Default)]
+struct Pressing(Mutex<Option<Hurry>>);
+
+impl Pressing {
+    fn set(&self, hurry: Option<Hurry>) {
+        let before = {
+            let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *held, hurry)
+        };
+        drop(before);
+    }
+}
+
+/// Wakes the thread when there is a batch to count, and hurries the batch in progress if that has not
+/// helped.
+fn alarm(
+    store: &Arc<Store>,
+    signal: &Arc<Signal>,
+    pressing: &Arc<Pressing>,
+) -> Box<dyn Fn() + Send + Sync> {
+    // The store keeps the alarm.
+    let store = Arc::downgrade(store);
+    let (signal, pressing) = (Arc::clone(signal), Arc::clone(pressing));
+    Box::new(move || {
+        if let Some(store) = store.upgrade()
+            && store.claimed_blocks().unwrap_or_default() >= COUNT_PRESSING_BLOCKS
+        {
+            pressing.set(Some(store.hurry_background()));
+        }
+        signal.notify();
+    })
 }

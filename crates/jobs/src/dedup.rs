@@ -23,7 +23,8 @@ pub struct DedupTotals {
 /// Finishes pending deletions. Then scans every dirty block, regardless of interval, rounds and
 /// paused jobs: in all volumes whose dedup is offline, or in the given volume whatever its dedup.
 /// Then drains the release queue, up to its length when scanning ended, and returns once those
-/// blocks are free. Takes turns with the background jobs. Not throttled.
+/// blocks are free. Takes turns with the background jobs. Not throttled, and meanwhile no job waits for
+/// an idle processor.
 ///
 /// `progress(done, all)` counts blocks, from zero in each of the up to four steps: rebuilding the
 /// index if that is needed, deleting, scanning, releasing. It can cancel between batches.
@@ -37,6 +38,7 @@ pub fn dedup_now(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<DedupTotals> {
     let began = Instant::now();
+    let _hurry = store.hurry_background();
     let named = volume.map(|name| store.volume(name)).transpose()?;
     // Nothing can be shared before the end of these, so they cannot be broken off.
     store.rebuild_index_if_needed(&mut |done, all| {

@@ -31,7 +31,6 @@ pub struct Maintenance {
     registry: Arc<JobRegistry>,
     snapshot_reads: Arc<SnapshotReads>,
     pub(crate) latency_budget: Duration,
-    idle_class: Arc<IdleClass>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -42,9 +41,7 @@ impl Maintenance {
     ///
     /// Where the system gives no thread.
     pub fn start(store: Arc<Store>, options: MaintenanceOptions) -> io::Result<Self> {
-        let idle_class = Arc::<IdleClass>::default();
-        let executor = Arc::clone(&idle_class);
-        store.set_background_executor(Box::new(move |work| executor.run(work)));
+        store.set_background_executor(Box::<IdleClass>::default());
         let signal = Arc::default();
         let [finder, collector, counter, accountant, scrubber, copier] =
             std::array::from_fn(|_| JobThread::new(&signal));
@@ -74,7 +71,6 @@ impl Maintenance {
             snapshot_reads,
             registry: Arc::new(registry),
             latency_budget: options.latency_budget,
-            idle_class,
             threads: Mutex::new(Vec::new()),
         };
         // Dropped on the way out of a failure, it ends the first threads when another fails.
@@ -176,7 +172,7 @@ impl Maintenance {
     /// hurried, because on a busy host it may have been waiting for an idle processor for minutes.
     pub fn stop(&self) {
         self.signal.change(|flags| flags.is_stopping = true);
-        self.idle_class.hurry();
+        let _hurry = self.store.hurry_background();
         let threads = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *threads)

@@ -35,6 +35,7 @@ pub fn shrink_to(
     size_bytes: u64,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Shrunk> {
+    let _hurry = store.hurry_background();
     loop {
         let first = store.plan_shrink(size_bytes)?.first_size_bytes;
         if store.shrinking_to()? != Some(first) {

@@ -17,6 +17,7 @@ pub fn trim_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
+    let _hurry = store.hurry_background();
     wait_until_free(store)?;
     let all = store.size_bytes()? / u64::from(store.block_size());
     let mut cursor = Pba(0);

@@ -1,34 +1,85 @@
-//! Hook that runs background work on an executor that the caller installs.
+//! Hook that runs background work on an executor that the caller installs, and hurries it when somebody
+//! waits for it.
 
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 
-use onefold_metadata::sync::AtomicU64;
+use onefold_metadata::sync::{AtomicU64, Mutex, lock};
 
-/// Runs work to its end and returns, once.
-pub type BackgroundExecutor = Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send + Sync>;
+/// Runs background work; a function that runs its argument is one.
+pub trait BackgroundExecutor: Send + Sync {
+    /// Runs work to its end and returns, once.
+    fn run(&self, work: &mut (dyn FnMut() + Send));
+
+    /// While it is hurried, no work waits for an idle processor, the work in progress included. It must
+    /// not wait for the work.
+    fn set_hurried(&self, _is_hurried: bool) {}
+}
+
+impl<F: Fn(&mut (dyn FnMut() + Send)) + Send + Sync> BackgroundExecutor for F {
+    fn run(&self, work: &mut (dyn FnMut() + Send)) {
+        self(work);
+    }
+}
 
 /// The executor, and the work in progress.
 #[derive(Default)]
 pub struct BackgroundWork {
-    run: OnceLock<BackgroundExecutor>,
+    executor: OnceLock<Box<dyn BackgroundExecutor>>,
     under_way: AtomicU64,
+    /// How many [`Hurry`] there are. Held while the executor learns that this is none, or is some again. The
+    /// last of the locks that a thread takes.
+    hurrying: Mutex<u64>,
+}
+
+/// Somebody waits for background work, which is hurried until this is dropped.
+#[must_use]
+pub struct Hurry(Arc<BackgroundWork>);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        let mut hurrying = lock(&self.0.hurrying);
+        *hurrying -= 1;
+        if *hurrying == 0 {
+            self.0.set_hurried(false);
+        }
+    }
 }
 
 impl BackgroundWork {
     /// The first executor stays.
-    pub fn set(&self, run: BackgroundExecutor) {
-        let _ = self.run.set(run);
+    pub fn set(&self, executor: Box<dyn BackgroundExecutor>) {
+        let hurrying = lock(&self.hurrying);
+        if self.executor.set(executor).is_ok() && *hurrying > 0 {
+            self.set_hurried(true);
+        }
     }
 
     /// Whether there is an executor.
     pub(super) fn is_set(&self) -> bool {
-        self.run.get().is_some()
+        self.executor.get().is_some()
     }
 
     /// Whether it has work now.
     pub fn is_working(&self) -> bool {
         self.under_way.load(Relaxed) > 0
+    }
+
+    /// Hurries the work in progress, and all that begins while the result exists.
+    pub fn hurry(self: &Arc<Self>) -> Hurry {
+        let mut hurrying = lock(&self.hurrying);
+        *hurrying += 1;
+        if *hurrying == 1 {
+            self.set_hurried(true);
+        }
+        Hurry(Arc::clone(self))
+    }
+
+    /// The caller holds `hurrying`.
+    fn set_hurried(&self, is_hurried: bool) {
+        if let Some(executor) = self.executor.get() {
+            executor.set_hurried(is_hurried);
+        }
     }
 
     /// Does work that holds nothing a guest could wait for: on the background executor, or here if
@@ -38,13 +89,13 @@ impl BackgroundWork {
         reason = "whoever is set runs its work, see `BackgroundExecutor`"
     )]
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let Some(run) = self.run.get() else {
+        let Some(executor) = self.executor.get() else {
             return work();
         };
         self.under_way.fetch_add(1, Relaxed);
         let _ended = Ended(&self.under_way);
         let (mut work, mut done) = (Some(work), None);
-        run(&mut || {
+        executor.run(&mut || {
             if let Some(work) = work.take() {
                 done = Some(work());
             }
@@ -65,19 +116,46 @@ impl Drop for Ended<'_> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::{Arc, Mutex};
 
-    use super::BackgroundWork;
+    use super::{BackgroundExecutor, BackgroundWork};
 
     #[test]
     fn work_counts_for_as_long_as_it_is_under_way_even_if_it_panics() {
         let background = BackgroundWork::default();
         assert!(!background.run(|| background.is_working()), "nobody is set");
-        background.set(Box::new(|work| work()));
+        background.set(Box::new(|work: &mut (dyn FnMut() + Send)| work()));
         assert!(background.run(|| background.is_working()));
         assert!(!background.is_working());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             background.run(|| panic!("broken work"))
         }));
         assert!(panicked.is_err() && !background.is_working());
+    }
+
+    /// Notes what it is told.
+    struct Noting(Arc<Mutex<Vec<bool>>>);
+
+    impl BackgroundExecutor for Noting {
+        fn run(&self, work: &mut (dyn FnMut() + Send)) {
+            work();
+        }
+
+        fn set_hurried(&self, is_hurried: bool) {
+            self.0.lock().unwrap().push(is_hurried);
+        }
+    }
+
+    #[test]
+    fn work_is_hurried_from_the_first_who_waits_to_the_last() {
+        let (background, told) = (Arc::new(BackgroundWork::default()), Arc::default());
+        let early = background.hurry();
+        background.set(Box::new(Noting(Arc::clone(&told))));
+        let late = background.hurry();
+        drop(early);
+        assert_eq!(*told.lock().unwrap(), [true]);
+        drop(late);
+        drop(background.hurry());
+        assert_eq!(*told.lock().unwrap(), [true, false, true, false]);
     }
 }

@@ -82,8 +82,7 @@ use self::tail_copy::TailCopy;
 use self::watermarks::SpaceReport;
 
 pub use append::Admit;
-pub use background::BackgroundExecutor;
-pub use background::BackgroundWork;
+pub use background::{BackgroundExecutor, BackgroundWork, Hurry};
 pub use bad_blocks::BadBlocks;
 pub use data_disk::DataDisk;
 pub use epoch::{Epoch, LongPin, Pin};

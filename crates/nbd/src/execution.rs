@@ -232,7 +232,9 @@ impl Work {
         loop {
             match self.execute(shared, export, memory, Blocking::Yes) {
                 Err(AttemptError::WaitForSpace) if !shared.has_ended() => {
-                    waiting.get_or_insert_with(|| shared.parking.enter(&shared.workers));
+                    waiting.get_or_insert_with(|| {
+                        shared.parking.enter(&shared.workers, export.hurry())
+                    });
                     thread::sleep(PARKED_RETRY_INTERVAL);
                 }
                 done => return done,
@@ -393,7 +395,8 @@ impl QueuedRequest {
         let shared = Arc::clone(&self.shared);
         if !shared.has_ended() {
             let waiting = self.waiting.take();
-            self.waiting = waiting.or_else(|| Some(shared.parking.enter(&shared.workers)));
+            let enter = || shared.parking.enter(&shared.workers, self.export.hurry());
+            self.waiting = waiting.or_else(|| Some(enter()));
             match shared.parking.park(shared.lane(), self) {
                 Ok(()) => return,
                 Err(unparked) => self = unparked,

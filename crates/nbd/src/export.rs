@@ -4,7 +4,7 @@
 //! names and decides who may attach to what. The protocol code uses nothing else of the store.
 
 use crate::volume::PreparedWrite;
-use onefold_store::{Blocking, PreparedRead};
+use onefold_store::{Blocking, Hurry, PreparedRead};
 pub use onefold_store::{Change, ChangedExtent, Extent};
 use std::error::Error;
 use std::fmt;
@@ -39,6 +39,12 @@ pub trait Export: Send + Sync {
     /// then does not keep a processor busy polling for requests.
     fn uses_idle_processors(&self) -> bool {
         false
+    }
+
+    /// A request has to wait for space. Until the result is dropped, work that makes room waits for no idle
+    /// processor.
+    fn hurry(&self) -> Option<Hurry> {
+        None
     }
 
     /// Whether its requests are background work, which must not get in the way of other exports' clients. The server

@@ -14,6 +14,7 @@
 
 use crate::limits::{PARKED_QUIET_TIME, PARKED_RETRY_INTERVAL};
 use crate::workers::{Lane, Task, WorkerPool, submit_with_threads};
+use onefold_store::Hurry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -34,6 +35,8 @@ struct ParkingState<T> {
 /// A request that has had to wait, until dropped.
 pub(crate) struct Waiting<T> {
     parking: Arc<Parking<T>>,
+    /// What makes room is hurried as long.
+    _hurry: Option<Hurry>,
 }
 
 impl<T: Task> Parking<T> {
@@ -54,7 +57,11 @@ impl<T: Task> Parking<T> {
     }
 
     /// Counts a request that has to wait for the first time.
-    pub(crate) fn enter(self: &Arc<Self>, workers: &Arc<WorkerPool<T>>) -> Waiting<T> {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        workers: &Arc<WorkerPool<T>>,
+        hurry: Option<Hurry>,
+    ) -> Waiting<T> {
         let mut state = self.lock();
         state.waiting += 1;
         if !state.has_thread {
@@ -71,6 +78,7 @@ impl<T: Task> Parking<T> {
         drop(state);
         Waiting {
             parking: Arc::clone(self),
+            _hurry: hurry,
         }
     }
 

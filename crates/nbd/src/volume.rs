@@ -1,7 +1,7 @@
 //! A volume of the store as an [`Export`]: a translation of types, without behaviour of its own.
 
 use crate::export::{ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions};
-use onefold_store::{Blocking, PreparedRead, StoreError, StoreErrorKind, Volume};
+use onefold_store::{Blocking, Hurry, PreparedRead, StoreError, StoreErrorKind, Volume};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,6 +20,10 @@ impl Export for Volume {
 
     fn uses_idle_processors(&self) -> bool {
         Volume::works_in_background(self)
+    }
+
+    fn hurry(&self) -> Option<Hurry> {
+        Some(Volume::hurry_background(self))
     }
 
     fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {

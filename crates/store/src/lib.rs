@@ -52,8 +52,8 @@ pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};
 pub use latency::LatencyCounts;
 pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
-pub use onefold_journal::BackgroundExecutor;
 pub use onefold_journal::SpaceLevel;
+pub use onefold_journal::{BackgroundExecutor, Hurry};
 pub use onefold_journal::{IncompleteCommit, LossReport};
 #[cfg(feature = "simulation")]
 pub use onefold_metadata::Scarcity;

@@ -1,6 +1,6 @@
 //! State that all volumes of an open pool share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LockResult, OnceLock, PoisonError, TryLockError};
 
 use onefold_format::{Secret, Superblock};
 use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal, LossList};
@@ -25,7 +25,8 @@ pub(crate) struct Pool {
     /// Of references that the index does not count yet.
     pub(crate) claimed: ClaimedFingerprints,
     pub(crate) claims_alarm: OnceLock<ClaimsAlarm>,
-    /// Held from a batch's first record to its last.
+    /// Held from a batch's first record to its last. Taken before [`Store::changing`](crate::Store), which
+    /// commands wait for: a holder of it may be waiting for an idle processor.
     jobs: Mutex<()>,
     /// Held while the memory of [`Limits::check_bytes`] is in use.
     pub(crate) scan_memory: Mutex<()>,
@@ -99,13 +100,34 @@ impl Pool {
     }
 
     /// The job lock, unless a job ended by a panic: only the next opening settles its unfinished
-    /// work, in the index too. Guests go on until then.
+    /// work, in the index too. Guests go on until then. Its holder, which may be waiting for an idle
+    /// processor, is hurried while the caller waits.
     pub(crate) fn job(&self) -> Result<MutexGuard<'_, ()>> {
-        self.jobs.lock().map_err(|_| {
-            StoreError::damaged(
-                "no job and no deletion runs until the pool is opened again: a job ended by a panic; \
-                 this is a defect of onefold",
-            )
-        })
+        self.lock_hurrying(&self.jobs).map_err(job_panicked)
     }
+
+    /// As [`Pool::job`], of a caller for which nobody waits: the holder is not hurried.
+    pub(crate) fn job_in_background(&self) -> Result<MutexGuard<'_, ()>> {
+        self.jobs.lock().map_err(job_panicked)
+    }
+
+    /// Takes a lock whose holder may do background work, or wait for somebody who does: it is hurried
+    /// while this waits.
+    pub(crate) fn lock_hurrying<'a>(&self, mutex: &'a Mutex<()>) -> LockResult<MutexGuard<'a, ()>> {
+        match mutex.try_lock() {
+            Ok(held) => Ok(held),
+            Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+            Err(TryLockError::WouldBlock) => {
+                let _hurry = self.background.hurry();
+                mutex.lock()
+            }
+        }
+    }
+}
+
+fn job_panicked<T>(_: PoisonError<T>) -> StoreError {
+    StoreError::damaged(
+        "no job and no deletion runs until the pool is opened again: a job ended by a panic; this is a \
+         defect of onefold",
+    )
 }

@@ -16,7 +16,7 @@ use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
-use onefold_journal::{Admit, BackgroundExecutor, Metadata, StopsOnPanic};
+use onefold_journal::{Admit, BackgroundExecutor, Hurry, Metadata, StopsOnPanic};
 use onefold_metadata::heat::COLD_PASSES_MAX;
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use onefold_metadata::{
@@ -66,11 +66,12 @@ pub struct Store {
     pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Volumes and snapshots that were deleted and still hold something.
     pub(crate) deletions: Deletions,
-    /// Held by a step of a deletion, and by operations that exclude one. Taken before `changing`.
+    /// Held by a step of a deletion, and by operations that exclude one. Taken before the job lock and
+    /// `changing`.
     pub(crate) deletion_turn: Mutex<()>,
     /// Results of the last scan of the maps for volumes and snapshots.
     pub(crate) usages: Mutex<Usages>,
-    /// Held while the catalogue is changed: [`Store::changing`].
+    /// Held while the catalogue is changed: [`Store::changing`]. Taken after the job lock.
     changing: Mutex<()>,
 }
 
@@ -379,6 +380,10 @@ impl Store {
     /// `NotFound`; `Invalid` for cold passes, an interval or a hash cache out of range; `Busy` for the
     /// end of `verify` while the index is being counted again.
     pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
+        // Items announced under these settings are settled under them. The others change at once, however
+        // long a batch takes.
+        let is_for_batches = change.verify.is_some() || change.min_run.is_some();
+        let _job = is_for_batches.then(|| self.pool.job()).transpose()?;
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let mut options = volume.options();
@@ -396,13 +401,6 @@ impl Store {
             .unwrap_or(options.reservation_bytes);
         check_finder(&options)?;
         self.check_space_limits(&options)?;
-        // Items announced under these settings are settled under them. The others change at once, however
-        // long a batch takes.
-        let is_for_batches = change.verify.is_some() || change.min_run.is_some();
-        let _job = match is_for_batches {
-            true => Some(self.pool.job()?),
-            false => None,
-        };
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
         }
@@ -452,8 +450,14 @@ impl Store {
 
     /// Installs an executor for work that no guest waits for: reading blocks back, fingerprinting
     /// them, and calls of the index. It can use otherwise idle processors.
-    pub fn set_background_executor(&self, run: BackgroundExecutor) {
-        self.pool.background.set(run);
+    pub fn set_background_executor(&self, executor: Box<dyn BackgroundExecutor>) {
+        self.pool.background.set(executor);
+    }
+
+    /// Lets background work wait for no idle processor for as long as the result exists: somebody waits
+    /// for it.
+    pub fn hurry_background(&self) -> Hurry {
+        self.pool.background.hurry()
     }
 
     /// Tells whether guests' requests take too long for want of processor time: then volumes with
@@ -625,12 +629,14 @@ impl Store {
         self.change_catalogue(&[Record::VolumePut { slot, volume }], admit)
     }
 
-    /// Durable when it returns.
+    /// Durable when it returns. The caller holds `changing`, which every command that makes or changes a
+    /// volume waits for: nothing of this waits for an idle processor.
     pub(crate) fn change_catalogue(
         &self,
         records: &[Record],
         admit: Option<Admit<'_>>,
     ) -> Result<()> {
+        let _hurry = self.hurry_background();
         self.pool
             .journal
             .append(records, &[], Blocking::Yes, admit)?;

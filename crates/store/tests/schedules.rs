@@ -17,10 +17,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use onefold_store::{
-    Blocking, Change, CreateOptions, DedupMode, Guard, IndexKind, Lba, Ready, Store, StoreError,
-    StoreErrorKind, Volume, VolumeOptions,
+    BackgroundExecutor, Blocking, Change, CreateOptions, DedupMode, Guard, IndexKind, Lba, Ready,
+    Store, StoreError, StoreErrorKind, Volume, VolumeOptions,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::thread::ThreadId;
 use shuttle::{Config, Runner, thread};
 
 use common::{
@@ -236,6 +238,95 @@ fn index_replaced_beside_writer() {
     assert_clean(&store);
 }
 
+/// Keeps what one thread does in the background waiting, as a host without idle processors does, until
+/// that is hurried, or another thread no longer needs it.
+#[derive(Default)]
+struct Busy {
+    state: Mutex<BusyState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct BusyState {
+    /// Whose work waits.
+    kept: Option<ThreadId>,
+    is_hurried: bool,
+    /// Hurrying ends it.
+    ends_by_hurry: bool,
+    /// Nobody waits for it any more.
+    is_unneeded: bool,
+}
+
+impl Busy {
+    fn change(&self, change: impl FnOnce(&mut BusyState)) {
+        change(&mut self.state.lock().unwrap());
+        self.changed.notify_all();
+    }
+}
+
+struct BusyHost(Arc<Busy>);
+
+impl BackgroundExecutor for BusyHost {
+    fn run(&self, work: &mut (dyn FnMut() + Send)) {
+        let mut state = self.0.state.lock().unwrap();
+        while state.kept == Some(thread::current().id())
+            && !state.is_unneeded
+            && !(state.is_hurried && state.ends_by_hurry)
+        {
+            state = self.0.changed.wait(state).unwrap();
+        }
+        drop(state);
+        work();
+    }
+
+    fn set_hurried(&self, is_hurried: bool) {
+        self.0.change(|state| state.is_hurried = is_hurried);
+    }
+}
+
+/// A pool on such a host, and a thread that has the job lock while it waits for a processor.
+fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<()>) {
+    let (store, busy) = (pool(), Arc::<Busy>::default());
+    let found = new_volume(&store, "found", MIB);
+    write(&found, 0, [7; 2]);
+    new_volume(&store, "deleted", MIB);
+    store.delete_volume("deleted").unwrap();
+    store.set_background_executor(Box::new(BusyHost(Arc::clone(&busy))));
+    busy.change(|state| state.ends_by_hurry = ends_by_hurry);
+    let finder = {
+        let (store, busy) = (Arc::clone(&store), Arc::clone(&busy));
+        thread::spawn(move || {
+            busy.change(|state| state.kept = Some(thread::current().id()));
+            // With these, something is cold in the second pass at the latest.
+            for _ in 0..2 {
+                tolerate(store.dedup_batch(&found, &mut Lba(0), Ready::Cold));
+            }
+        })
+    };
+    (store, busy, finder)
+}
+
+/// Claims are counted at once, which needs the job lock.
+fn caller_that_waits_for_a_job() {
+    let (store, busy, finder) = busy_host(true);
+    store.count_batch_at_once().unwrap();
+    busy.change(|state| state.is_unneeded = true);
+    finder.join().unwrap();
+}
+
+/// The end of a deletion needs the job lock; a volume is made meanwhile.
+fn command_beside_deletion_that_waits_for_a_job() {
+    let (store, busy, finder) = busy_host(false);
+    let deletion = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || while tolerate(store.deletion_step()).flatten().is_some() {})
+    };
+    new_volume(&store, "made", MIB);
+    busy.change(|state| state.is_unneeded = true);
+    finder.join().unwrap();
+    deletion.join().unwrap();
+}
+
 /// At random, and with priorities that change only a few times, which finds faults that need one
 /// thread to stand still for long.
 fn explore(test: fn(), schedules: usize) {
@@ -276,6 +367,16 @@ fn shuttle_layers_below_go_while_read() {
 fn shuttle_index_replaced_beside_writer() {
     explore(index_replaced_beside_writer, schedules());
     is_found(Guard::ReplacedWhenUnused, index_replaced_beside_writer);
+}
+
+#[test]
+fn shuttle_caller_that_waits_for_a_job() {
+    explore(caller_that_waits_for_a_job, schedules());
+}
+
+#[test]
+fn shuttle_command_beside_deletion_that_waits_for_a_job() {
+    explore(command_beside_deletion_that_waits_for_a_job, schedules());
 }
 
 #[test]

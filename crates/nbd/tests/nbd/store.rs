@@ -9,11 +9,13 @@ use onefold_nbd::{
     AttachError, Attached, ExportSummary, Exports, ListenAddress, ListenOptions, Listener, Peer,
     Server, ServerLimits,
 };
-use onefold_store::{CreateOptions, OpenOptions, Store, Volume, VolumeOptions, WhenFull};
+use onefold_store::{
+    BackgroundExecutor, CreateOptions, OpenOptions, Store, Volume, VolumeOptions, WhenFull,
+};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 
 struct OneVolume(Arc<Volume>);
 
@@ -238,4 +240,32 @@ fn a_write_in_place_waits_for_room_on_the_host() {
         assert_eq!(client.read(8192, 4096), vec![3; 4096]);
     }
     assert_eq!(served.server.requests_waiting_for_space(), 0);
+}
+
+/// Notes when background work is to be hurried, and when no more.
+struct Noting(Arc<Mutex<Vec<bool>>>);
+
+impl BackgroundExecutor for Noting {
+    fn run(&self, work: &mut (dyn FnMut() + Send)) {
+        work();
+    }
+
+    fn set_hurried(&self, is_hurried: bool) {
+        self.0.lock().unwrap().push(is_hurried);
+    }
+}
+
+#[test]
+fn background_work_is_hurried_while_a_write_waits_for_space() {
+    let (served, engine) = Served::simulated(4096);
+    served.store.set_when_full(WhenFull::Pause).unwrap();
+    let told = Arc::default();
+    let noting = Box::new(Noting(Arc::clone(&told)));
+    served.store.set_background_executor(noting);
+    let mut client = served.client();
+    assert_eq!(client.write(0, 0, &[1; 4096]).error, 0);
+    assert_eq!(*told.lock().unwrap(), []);
+    engine.fail_once(Part::Data, Op::Write, 1, io::ErrorKind::StorageFull);
+    assert_eq!(client.write(0, 0, &[2; 4096]).error, 0);
+    assert_eq!(*told.lock().unwrap(), [true, false]);
 }

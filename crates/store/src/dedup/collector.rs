@@ -68,7 +68,7 @@ impl Store {
         };
         drop(metadata);
         let mut known = pool.fingerprint_head(urgency)?;
-        let _job = pool.job()?;
+        let _job = pool.job_for(urgency)?;
         pool.journal.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;

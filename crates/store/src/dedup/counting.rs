@@ -14,7 +14,7 @@
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{ClaimOutcome, Pba, Record};
 use onefold_index::{Counted, Fingerprint, FingerprintIndex};
-use onefold_metadata::sync::{Mutex, lock};
+use onefold_metadata::sync::{Mutex, MutexGuard, lock};
 use onefold_metadata::{Blocking, CLAIMS_MAX, Guard, OpenBatch, PbaRun, QueueKind, Result};
 use rustc_hash::FxHashMap;
 use std::collections::hash_map::Entry;
@@ -154,7 +154,7 @@ impl Store {
 
     fn count_with(&self, urgency: Urgency) -> Result<CountReport> {
         let pool = &self.pool;
-        let _job = pool.job()?;
+        let _job = pool.job_for(urgency)?;
         pool.journal.check_writable()?;
         pool.index.ready()?;
         pool.settle_open_batch()?;
@@ -178,6 +178,13 @@ impl Store {
 }
 
 impl Pool {
+    pub(super) fn job_for(&self, urgency: Urgency) -> Result<MutexGuard<'_, ()>> {
+        match urgency {
+            Urgency::Background => self.job_in_background(),
+            Urgency::AtOnce => self.job(),
+        }
+    }
+
     /// Does work that holds nothing a guest could wait for.
     pub(super) fn run<T: Send>(&self, urgency: Urgency, work: impl FnOnce() -> T + Send) -> T {
         match urgency {

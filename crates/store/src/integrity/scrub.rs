@@ -220,7 +220,7 @@ impl Store {
         if suspects.is_empty() || self.pool.journal.check_writable().is_err() {
             return Ok(0);
         }
-        let _job = self.pool.job()?;
+        let _job = self.pool.job_in_background()?;
         let mut block = vec![0; self.pool.block_size() as usize];
         let mut unreadable = Vec::new();
         for pba in suspects {
@@ -261,7 +261,7 @@ impl Store {
         if readable.is_empty() {
             return Ok(0);
         }
-        let _job = pool.job()?;
+        let _job = pool.job_in_background()?;
         let listed = readable.into_iter().filter_map(|pba| pool.bad.get(pba));
         pool.look_again(listed.collect())
     }
@@ -333,7 +333,7 @@ impl Pool {
     /// A part of step 1.
     fn note_rows(&self, window: &mut Window, from: Fingerprint) -> Result<()> {
         // A conversion replaces the index, and no one may hold the old one then.
-        let _job = self.job()?;
+        let _job = self.job_in_background()?;
         let index = self.index.ready()?;
         let rows = self.background.run(|| index.rows(from, ROWS_PER_STEP))?;
         for (fingerprint, row) in &rows {
@@ -452,7 +452,7 @@ impl Pool {
         if looked.suspects.is_empty() {
             return Ok(());
         }
-        let _job = self.job()?;
+        let _job = self.job_in_background()?;
         let index = self.index.ready()?;
         let (mut bad, mut good) = (Vec::new(), Vec::new());
         for pba in &looked.suspects {

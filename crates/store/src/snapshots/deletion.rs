@@ -153,6 +153,7 @@ impl Store {
     ///
     /// As [`Store::deletion_step`]: the first error, once each deletion that can be done is done.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+        let _hurry = self.hurry_background();
         let waiting = self.deletions()?;
         let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
         let all: u64 = waiting.map(|it| it.own_blocks).sum();
@@ -238,7 +239,7 @@ impl Store {
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let pool = &self.pool;
         // No batch is open about the entries that move.
-        let _job = pool.job()?;
+        let _job = pool.job_in_background()?;
         if Guard::SettledBeforeMerge.holds() {
             pool.settle_open_batch()?;
         }
@@ -268,9 +269,9 @@ impl Store {
 
     /// Nothing is left in it.
     fn end_deletion(&self, volume: &Volume) -> Result<()> {
-        let _changing = self.changing();
         // The finder publishes blocks of a layer only while this is not held.
-        let _job = self.pool.job()?;
+        let _job = self.pool.job_in_background()?;
+        let _changing = self.changing();
         self.remove_record(volume.id, volume.layer().id)?;
         self.deletions.remove(volume.id);
         Ok(())

@@ -7,7 +7,7 @@
 //!
 //! The changes of a call are in one frame of the log: a crash leaves all of them or none.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use onefold_format::frame::FRAME_PAYLOAD_MAX;
 use onefold_format::record::FREEZE_BYTES;
@@ -15,7 +15,7 @@ use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
-use onefold_metadata::sync::{lock, read, write};
+use onefold_metadata::sync::{read, write};
 use onefold_metadata::{
     Blocking, Catalogue, LAYERS_DEEP_MAX, Layer, Result, StoreError, StoreErrorKind, Wanted,
     check_name, free_slot, full_name,
@@ -98,7 +98,8 @@ impl Store {
     pub fn clone_volume(&self, source: &str, name: &str) -> Result<()> {
         check_name(name, "volume")?;
         // The layer below may be on its way into the one above it, but no further while this looks.
-        let _turn = lock(&self.deletion_turn);
+        let turn = self.pool.lock_hurrying(&self.deletion_turn);
+        let _turn = turn.unwrap_or_else(PoisonError::into_inner);
         let _changing = self.changing();
         let source = self.volume(source)?;
         self.check_name_is_free(name)?;

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use onefold_format::{DedupMode, VolumeId, VolumeRecord, VolumeState, WhenFull};
-use onefold_journal::RewriteMark;
+use onefold_journal::{Hurry, RewriteMark};
 use onefold_metadata::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use onefold_metadata::{
     Blocking, Guard, HashCache, Layer, PbaRun, REQUEST_BYTES_MAX, Result, StoreError,
@@ -219,6 +219,11 @@ impl Volume {
     #[must_use]
     pub fn works_in_background(&self) -> bool {
         self.pool.background.is_working()
+    }
+
+    /// See [`Store::hurry_background`](crate::Store::hurry_background).
+    pub fn hurry_background(&self) -> Hurry {
+        self.pool.background.hurry()
     }
 
     /// Fills `buf` from `offset`. Unwritten ranges, and zeros, read as zeros.

@@ -38,7 +38,7 @@ fn write(volume: &Volume, offset: u64, data: &[u8]) {
 fn a_failed_sync_ahead_of_a_commit_stops_all_writes() {
     let world = pool(64 * MIB);
     let volume = new_volume(&world, "a", MIB);
-    world.set_background_executor(Box::new(|work| work()));
+    world.set_background_executor(Box::new(|work: &mut (dyn FnMut() + Send)| work()));
     write(&volume, 0, &pattern(4096, 1));
     // A loss is reported once only: the commit's own sync would succeed.
     world.engine.set_failure_rates(FailureRates {

@@ -75,7 +75,7 @@ pub struct BatchReport {
 impl Store {
     /// Publishes up to 16,384 private blocks of `volume`, from `cursor` on, and moves the cursor.
     /// First settles a batch that a crash or an error left open. Publishes nothing while the pool
-    /// shrinks.
+    /// shrinks. Only a batch of cold blocks waits for idle processors.
     ///
     /// # Errors
     ///
@@ -89,7 +89,9 @@ impl Store {
         ready: Ready,
     ) -> Result<BatchReport> {
         let pool = &self.pool;
-        let _job = pool.job()?;
+        // Somebody waits for all of it.
+        let _hurry = (ready == Ready::All).then(|| pool.background.hurry());
+        let _job = pool.job_in_background()?;
         pool.journal.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;
