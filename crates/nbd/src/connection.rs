@@ -12,6 +12,7 @@
 //! - When [`serve`] returns, no request of this client is in flight and its export is dropped.
 
 use crate::buffer::{BufferPool, Share};
+use crate::ending::ConnectionError;
 use crate::execution::{AttemptError, ConnectionState, QueuedRequest, Work};
 use crate::export::Export;
 use crate::handshake::Session;
@@ -21,11 +22,11 @@ use crate::log_limit::LogLimit;
 use crate::parking::Parking;
 use crate::reply::Batch;
 use crate::request::{Command, admit, has_large_payload};
-use crate::send_queue::{Broken, SendQueue};
+use crate::send_queue::SendQueue;
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
 use crate::volume::PreparedWrite;
-use crate::wire::{self, Errno, NotARequest, REQUEST_BYTES, ReplyHeader, Request, command};
+use crate::wire::{self, Errno, REQUEST_BYTES, ReplyHeader, Request, command};
 use crate::workers::{WorkerPool, submit_with_threads};
 use onefold_store::Blocking;
 use std::io::{self, IoSlice};
@@ -47,39 +48,6 @@ pub(crate) struct Resources {
     pub(crate) attachments: LogLimit,
     /// Lines about requests that failed.
     pub(crate) failures: Arc<LogLimit>,
-}
-
-/// Why a connection ended, other than by the client's wish.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConnectionError {
-    #[error("the connection failed: {0}")]
-    Io(io::Error),
-    /// Earlier requests are still answered.
-    #[error("the stream ended in the middle of a request")]
-    CutShort,
-    #[error("{0}")]
-    NotARequest(#[from] NotARequest),
-    #[error("the client does not take its replies")]
-    Broken,
-    #[error("a request panicked")]
-    Panicked,
-    #[error("a read failed after its reply had begun")]
-    ReplyCutOff,
-}
-
-impl From<io::Error> for ConnectionError {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => ConnectionError::CutShort,
-            _ => ConnectionError::Io(error),
-        }
-    }
-}
-
-impl From<Broken> for ConnectionError {
-    fn from(Broken: Broken) -> Self {
-        ConnectionError::Broken
-    }
 }
 
 /// Serves a client until it leaves, or is made to.
@@ -123,7 +91,7 @@ pub(crate) fn serve(
     };
     let ended = connection.run();
     shared.ended.store(true, Ordering::Release);
-    if !matches!(ended, Ok(()) | Err(ConnectionError::CutShort)) {
+    if ended.as_ref().is_err_and(ConnectionError::cuts_off) {
         // Workers that wait for the client, or the client for us, wait in vain.
         shared.socket.close();
     }
@@ -439,6 +407,7 @@ impl Connection<'_> {
             match work.execute_until_space(&self.shared, self.export.as_ref(), slot) {
                 Ok(_) => {}
                 Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
+                Err(AttemptError::Unanswered) => return Err(ConnectionError::Unanswered),
                 failed => {
                     self.skip_payload(left as usize)?;
                     return self.reply_to(work, failed);
@@ -634,6 +603,7 @@ impl Connection<'_> {
         let chunks = match done {
             Ok(chunks) => chunks,
             Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
+            Err(AttemptError::Unanswered) => return Err(ConnectionError::Unanswered),
             Err(failure) => {
                 return self.reply_error(&work.error_header(&self.shared, failure.errno()));
             }

@@ -48,6 +48,10 @@ pub(crate) enum AttemptError {
     WouldBlock,
     /// It has to be repeated until there is space.
     WaitForSpace,
+    /// The server stops while it waits for space. It gets no reply: a client that connects again repeats it
+    /// then, as after the death of the server, and to others the end of the connection is no worse than an
+    /// error.
+    Unanswered,
     /// The client's errno.
     Failed(Errno),
     /// The export's state may be anything now: this connection is not continued.
@@ -110,6 +114,14 @@ impl ConnectionState {
     /// Whether the client has gone, or is to go: then nothing waits for space any more.
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) || self.socket.has_ended()
+    }
+
+    /// How a request ends that can not wait for space any more.
+    fn end_of_waiting(&self) -> AttemptError {
+        match self.socket.is_draining() {
+            true => AttemptError::Unanswered,
+            false => AttemptError::WaitForSpace,
+        }
     }
 
     /// The header of the reply to a READ or BLOCK_STATUS that failed.
@@ -231,7 +243,10 @@ impl Work {
         let mut waiting = None;
         loop {
             match self.execute(shared, export, memory, Blocking::Yes) {
-                Err(AttemptError::WaitForSpace) if !shared.has_ended() => {
+                Err(AttemptError::WaitForSpace) if shared.has_ended() => {
+                    return Err(shared.end_of_waiting());
+                }
+                Err(AttemptError::WaitForSpace) => {
                     waiting.get_or_insert_with(|| {
                         shared.parking.enter(&shared.workers, export.hurry())
                     });
@@ -269,7 +284,7 @@ impl Work {
         }
     }
 
-    /// The reply to a request that was executed with its own buffer; none if it panicked.
+    /// The reply to a request that was executed with its own buffer, if it gets one.
     fn into_reply(
         self,
         shared: &ConnectionState,
@@ -284,7 +299,7 @@ impl Work {
                 };
                 Some(Reply::new(header, payload))
             }
-            Err(AttemptError::Panicked) => None,
+            Err(AttemptError::Panicked | AttemptError::Unanswered) => None,
             Err(failure) => {
                 let header = self.error_header(shared, failure.errno());
                 Some(Reply::new(header, Payload::None))
@@ -326,8 +341,8 @@ impl AttemptError {
     pub(crate) fn errno(self) -> Errno {
         match self {
             AttemptError::Failed(errno) => errno,
-            // The client that hears this has gone, or the server goes.
-            AttemptError::WaitForSpace => Errno::Shutdown,
+            // The client has gone.
+            AttemptError::WaitForSpace | AttemptError::Unanswered => Errno::Shutdown,
             AttemptError::WouldBlock | AttemptError::Panicked => Errno::Io,
         }
     }
@@ -402,7 +417,7 @@ impl QueuedRequest {
                 Err(unparked) => self = unparked,
             }
         }
-        self.deliver(Err(AttemptError::WaitForSpace));
+        self.deliver(Err(shared.end_of_waiting()));
     }
 
     /// The request was executed on a worker ([step 9 reply]).
@@ -415,12 +430,14 @@ impl QueuedRequest {
             waiting,
         } = self;
         let outcome = Outcome::of(&done);
+        // What was answered before still goes out to a client that is let go.
+        let must_close = done == Err(AttemptError::Panicked);
         let reply = work.into_reply(&shared, done);
         drop(waiting);
         if let Some(received) = received {
             shared.counters.count(received, outcome, Instant::now());
         }
-        if reply.is_none() {
+        if must_close {
             shared.socket.close();
         }
         // A panic that escapes from a destructor of the export must not cost the thread either.

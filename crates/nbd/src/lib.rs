@@ -22,6 +22,7 @@
 //! | [`request`] | which requests are acceptable |
 //! | `connection` | the thread of a connection: reads requests and tries them at once |
 //! | `execution` | doing a request, here or on a worker |
+//! | `ending` | how connections end |
 //! | `block_status` | the reply to BLOCK_STATUS |
 //! | `input`, `reply` | bytes on their way in and out |
 //! | `send_queue` | turns of the threads that send on a socket |
@@ -35,6 +36,7 @@ mod block_status;
 mod buffer;
 pub mod client;
 mod connection;
+mod ending;
 mod execution;
 mod export;
 pub mod handshake;
