@@ -30,6 +30,11 @@ const WRITES_MAX: usize = 128;
 /// The longest write, in bytes. Longer ones cost so much for their bytes that a thread matters little.
 pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
 
+/// Threads that the kernel may use for the writes, where the file system can not begin them without waiting:
+/// on ext4 while another write makes the file longer, or changes where it is. As many as keep a disk's queue
+/// filled. By itself the kernel takes up to four for each processor.
+const KERNEL_THREADS_MAX: u32 = 16;
+
 /// After an error that no kernel is known to have.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -103,7 +108,7 @@ impl Ring {
         let (told, hears) = mpsc::sync_channel(1);
         let of_thread = Arc::clone(&shared);
         // Only the thread that made such a ring may use it.
-        let work = move || match new(WRITES_MAX + 1) {
+        let work = move || match new(WRITES_MAX + 1, KERNEL_THREADS_MAX) {
             Ok(ring) => {
                 let _ = told.send(Ok(()));
                 RingThread::new(ring, of_thread).run();
@@ -209,17 +214,32 @@ impl Drop for Prepared {
 }
 
 /// A ring for the thread that asks for it. Completions are collected until that thread wants them, where the
-/// kernel can do that.
-pub(super) fn new(entries: usize) -> io::Result<IoUring> {
+/// kernel can do that. The kernel has `threads_max` threads of its own for it at most: they count against the
+/// limits of the process.
+pub(super) fn new(entries: usize, threads_max: u32) -> io::Result<IoUring> {
     let entries = entries as u32;
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_defer_taskrun();
-    builder
+    let ring = builder
         .build(entries)
         .or_else(|error| match Errno::from_io_error(&error) {
             Some(Errno::INVAL) => IoUring::new(entries),
             _ => Err(error),
-        })
+        })?;
+    if let Err(error) = limit_kernel_threads(&ring, threads_max) {
+        // Linux before 5.15 has no such limit.
+        tracing::debug!("the kernel's threads for a ring are not limited: {error}");
+    }
+    Ok(ring)
+}
+
+/// Takes the kernel's own limits where they are lower: for requests whose time is bounded, and for others.
+fn limit_kernel_threads(ring: &IoUring, threads_max: u32) -> io::Result<()> {
+    // Zeros change nothing, and the present limits come back.
+    let mut limits = [0; 2];
+    ring.submitter().register_iowq_max_workers(&mut limits)?;
+    let mut lower = limits.map(|limit| limit.min(threads_max));
+    ring.submitter().register_iowq_max_workers(&mut lower)
 }
 
 /// Submits what is new, and waits until so many have completed; fewer if it is interrupted.
@@ -346,5 +366,78 @@ impl RingThread {
         let bytes = &buffer.memory.bytes()[..len];
         let _ = catch_unwind(AssertUnwindSafe(|| ended(result, bytes)));
         lock(&self.shared.buffers).free.push(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    /// The thread of a ring on a file with so many zeros, and a write that it has under way.
+    fn under_way(file: &File, bytes: &[u8]) -> (RingThread, mpsc::Receiver<io::Result<()>>) {
+        let shared = Arc::new(Shared {
+            file: file.try_clone().unwrap(),
+            name: "file".to_owned(),
+            buffers: Mutex::new(Buffers {
+                free: Vec::new(),
+                made: 0,
+                alignment: 4096,
+            }),
+            handoff: Handoff::new(),
+            alarm: eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+        });
+        let mut buffer = lock(&shared.buffers).take().unwrap();
+        buffer.memory.bytes()[..bytes.len()].copy_from_slice(bytes);
+        let (told, ends) = mpsc::channel();
+        let mut thread = RingThread::new(new(8, 1).unwrap(), shared);
+        thread.under_way[0] = Some(Started {
+            buffer,
+            len: bytes.len(),
+            offset: 0,
+            done: 0,
+            ended: Box::new(move |result, _| told.send(result).unwrap()),
+        });
+        thread.count = 1;
+        (thread, ends)
+    }
+
+    #[test]
+    fn the_rest_of_a_short_write_goes_where_it_belongs() {
+        if new(8, 1).is_err() {
+            println!("SKIPPED: no io_uring");
+            return;
+        }
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let bytes: Vec<u8> = (0..8192_u32).map(|n| (n / 512 + 1) as u8).collect();
+        let (mut thread, ends) = under_way(&file, &bytes);
+        // The kernel says that it has written as much, and it was left as it is here.
+        thread.note(0, 1536);
+        assert!(ends.try_recv().is_err(), "the write has not ended");
+        submit_and_wait(&thread.ring, 1);
+        let completed: Vec<_> = thread.ring.completion().collect();
+        for end in completed {
+            thread.note(end.user_data() as usize, end.result());
+        }
+        ends.recv().unwrap().unwrap();
+        let mut found = vec![0; 8192];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found[..1536].iter().all(|byte| *byte == 0));
+        assert!(found[1536..] == bytes[1536..]);
+    }
+
+    #[test]
+    fn the_kernel_has_few_threads_for_a_ring() {
+        let Ok(ring) = new(8, 3) else {
+            println!("SKIPPED: no io_uring");
+            return;
+        };
+        // Zeros ask for the present limits.
+        let mut limits = [0; 2];
+        match ring.submitter().register_iowq_max_workers(&mut limits) {
+            Ok(()) => assert_eq!(limits, [3; 2]),
+            Err(error) => println!("SKIPPED: {error}"),
+        }
     }
 }

@@ -21,6 +21,10 @@ use std::os::fd::AsRawFd;
 /// Reads that one thread has under way.
 const READS_MAX: usize = 64;
 
+/// Threads that the kernel may use for the reads of one thread, where the file system can not begin them without
+/// waiting for its own metadata. Each worker has such a ring.
+const KERNEL_THREADS_MAX: u32 = 2;
+
 /// The most bytes between two ranges of one read.
 const GAP_BYTES_MAX: usize = 16 << 10;
 
@@ -76,7 +80,7 @@ struct Read {
 impl Reader {
     fn new() -> io::Result<Reader> {
         Ok(Reader {
-            ring: ring::new(READS_MAX)?,
+            ring: ring::new(READS_MAX, KERNEL_THREADS_MAX)?,
             gap: AlignedBuffer::new(GAP_BYTES_MAX, GAP_ALIGNMENT),
         })
     }
