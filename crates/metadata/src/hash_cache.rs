@@ -88,7 +88,7 @@ impl HashCache {
         if taken < bytes / SET_BYTES * SET_BYTES {
             tracing::warn!(
                 "a hash cache gets {taken} bytes instead of {bytes}: the hash caches of all volumes \
-                 together have a sixteenth of the pool's memory"
+                 together have three sixty-fourths of the pool's memory"
             );
         }
         let sets = (0..taken / SET_BYTES).map(|_| Mutex::default()).collect();

@@ -27,6 +27,9 @@ pub const NODE_BYTES: u64 = 6144 + 192;
 /// Bytes that a resident page of the free-space map takes: two bitmaps.
 pub const SPACE_PAGE_BYTES: u64 = 4096 + 256;
 
+/// More would not stay in the processor's caches, and asking it would cost as much as asking the index.
+const RECENT_BYTES_MAX: usize = 4 << 20;
+
 /// The shares of one memory limit.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -52,12 +55,15 @@ pub struct Limits {
     pub index_bytes: usize,
     /// The memory of the hash caches of all volumes, in bytes.
     pub hash_cache_bytes: u64,
+    /// The memory for what volumes in line found lately, in bytes.
+    pub recent_bytes: usize,
 }
 
 impl Limits {
     /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for inner
-    /// pages, for free space and for the index, a sixteenth each for records and for hash caches,
-    /// and a thirty-second each for scans such as `check` and for the scrub.
+    /// pages, for free space and for the index, a sixteenth for records, three sixty-fourths for hash
+    /// caches, a sixty-fourth at most for what was found lately, and a thirty-second each for scans such
+    /// as `check` and for the scrub.
     pub fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
@@ -71,7 +77,8 @@ impl Limits {
             check_bytes: (memory / 32) as usize,
             scrub_bytes: (memory / 32) as usize,
             index_bytes: index_bytes(memory / 8),
-            hash_cache_bytes: memory / 16,
+            hash_cache_bytes: memory / 64 * 3,
+            recent_bytes: ((memory / 64) as usize).min(RECENT_BYTES_MAX),
         }
     }
 }

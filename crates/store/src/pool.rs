@@ -9,7 +9,7 @@ use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
 use crate::dedup::{ClaimedFingerprints, ClaimsAlarm, Fingerprinter, IndexSlot};
 use crate::latency::Latencies;
-use crate::volume::InlineFilter;
+use crate::volume::{InlineFilter, Recent};
 
 pub(crate) struct Pool {
     pub(crate) superblock: Superblock,
@@ -34,6 +34,7 @@ pub(crate) struct Pool {
     pub(crate) shrinking: Mutex<()>,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
+    pub(crate) recent: Recent,
     /// Relaxed: a hint, which nothing else depends on.
     pub(crate) guests_strained: AtomicBool,
     /// See [`OpenOptions::inline_without`](crate::OpenOptions::inline_without).
@@ -82,6 +83,7 @@ impl Pool {
             shrinking: Mutex::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
+            recent: Recent::new(limits.recent_bytes),
             guests_strained: AtomicBool::new(false),
             inline_without,
         }

@@ -1,16 +1,13 @@
-//! The state of in-line deduplication of one volume: counts, what was found lately, and whether a volume
-//! with `--dedup auto` looks up now.
+//! The state of in-line deduplication of one volume: counts, and whether a volume with `--dedup auto` looks
+//! up now.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use onefold_format::{DedupMode, Pba};
-use onefold_index::{Fingerprint, Key};
+use onefold_format::DedupMode;
+use onefold_index::Key;
 use onefold_metadata::Refusal;
 use onefold_metadata::sync::{AtomicBool, AtomicU64, Mutex, lock};
-
-/// Slots for fingerprints that were found lately: 48 KiB for a volume that looks up.
-const RECENT_SLOTS: usize = 1024;
 
 /// A volume's share of hits is followed over about so many requests.
 const SHARE_REQUESTS: u64 = 16;
@@ -191,7 +188,6 @@ impl Tally {
 pub(super) struct Inline {
     /// Of the volume's domain.
     pub(super) key: Key,
-    pub(super) recent: Recent,
     counts: Mutex<InlineStat>,
     /// The share of found blocks in recent requests, of [`SHARE_MAX`].
     share: AtomicU64,
@@ -202,7 +198,6 @@ impl Inline {
     pub(super) fn new(key: Key) -> Self {
         Self {
             key,
-            recent: Recent::default(),
             counts: Mutex::default(),
             share: AtomicU64::new(0),
             auto: Auto::default(),
@@ -296,40 +291,6 @@ impl Inline {
             ..counts
         }
     }
-}
-
-/// What the index found lately. A result is worth nothing once published blocks became free after it:
-/// it is kept with the lookup version of that time, and compared with that of now.
-#[derive(Default)]
-pub(super) struct Recent(Mutex<Option<Box<[Option<Seen>]>>>);
-
-/// A fingerprint that was found.
-#[derive(Clone, Copy)]
-pub(super) struct Seen {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) pba: Pba,
-    pub(super) lookup_version: u64,
-}
-
-impl Recent {
-    pub(super) fn get(&self, fingerprint: Fingerprint, lookup_version: u64) -> Option<Pba> {
-        let slots = lock(&self.0);
-        let seen = slots.as_ref()?[slot(fingerprint)]?;
-        let holds = seen.fingerprint == fingerprint && seen.lookup_version == lookup_version;
-        holds.then_some(seen.pba)
-    }
-
-    pub(super) fn put(&self, seen: Seen) {
-        let mut slots = lock(&self.0);
-        let slots = slots.get_or_insert_with(|| vec![None; RECENT_SLOTS].into_boxed_slice());
-        slots[slot(seen.fingerprint)] = Some(seen);
-    }
-}
-
-/// Fingerprints are hashes already.
-fn slot(fingerprint: Fingerprint) -> usize {
-    let [a, b, ..] = fingerprint.0;
-    usize::from(u16::from_le_bytes([a, b])) % RECENT_SLOTS
 }
 
 /// `--dedup auto`: off-line until duplicates come, in-line while they do.
@@ -518,23 +479,5 @@ mod tests {
         });
         let looked_up = looked_up.count();
         assert_eq!(looked_up as u64, 16 * PROBED_BLOCKS);
-    }
-
-    #[test]
-    fn what_was_seen_before_a_block_was_freed_is_not_found() {
-        let recent = Recent::default();
-        let fingerprint = Fingerprint([7; 16]);
-        assert_eq!(recent.get(fingerprint, 0), None);
-        recent.put(Seen {
-            fingerprint,
-            pba: Pba(9),
-            lookup_version: 3,
-        });
-        assert_eq!(recent.get(fingerprint, 3), Some(Pba(9)));
-        assert_eq!(recent.get(fingerprint, 4), None);
-        // The same slot, another fingerprint.
-        let mut other = fingerprint;
-        other.0[15] = 8;
-        assert_eq!(recent.get(other, 3), None);
     }
 }

@@ -9,6 +9,7 @@ mod piece;
 mod prepared;
 mod prepared_read;
 mod read;
+mod recent;
 mod resolve;
 mod trim;
 mod write;
@@ -35,6 +36,7 @@ pub use changes::ChangedExtent;
 pub use inline::{AutoHeldBack, AutoSwitch, InlineFilter, InlineStat, RefusedCounts};
 pub use prepared::PreparedWrite;
 pub use prepared_read::{FoundBytes, PreparedRead};
+pub(crate) use recent::Recent;
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

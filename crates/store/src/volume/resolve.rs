@@ -19,7 +19,8 @@ use onefold_metadata::{Blocking, Guard, Result, StoreError};
 use smallvec::SmallVec;
 
 use super::Volume;
-use super::inline::{Circumstances, InlineFilter, Seen, Tally};
+use super::inline::{Circumstances, InlineFilter, Tally};
+use super::recent::Seen;
 
 /// What a block holds, as far as it is known before the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,7 +178,7 @@ impl Volume {
         let lookup_version = resolved.lookup_version;
         let asks = self.asks(InlineFilter::Recent);
         let seen = |fingerprint| match asks {
-            true => self.inline.recent.get(fingerprint, lookup_version),
+            true => self.pool.recent.get(fingerprint, lookup_version),
             false => None,
         };
         for (content, n) in resolved.contents.iter_mut().zip(0..) {
@@ -205,7 +206,7 @@ impl Volume {
                 tally.found += 1;
                 *content = Content::Published(fingerprint, pba);
                 if self.asks(InlineFilter::Recent) {
-                    self.inline.recent.put(Seen {
+                    self.pool.recent.put(Seen {
                         fingerprint,
                         pba,
                         lookup_version,
