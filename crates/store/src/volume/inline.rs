@@ -162,6 +162,8 @@ pub struct AutoHeldBack {
 pub(super) enum NotTaken {
     Refused(Refusal),
     Reserved,
+    /// A block that was found has become known to be bad.
+    Bad,
 }
 
 /// What became of the blocks of one piece, in filter order.
@@ -270,6 +272,7 @@ impl Inline {
             NotTaken::Refused(Refusal::Held) => &mut refused.held,
             NotTaken::Refused(Refusal::Shrinking) => &mut refused.shrinking,
             NotTaken::Reserved => &mut refused.reserved,
+            NotTaken::Bad => &mut refused.bad,
         };
         *counter += blocks;
     }

@@ -278,6 +278,13 @@ impl Volume {
         if entry.state() != State::Shared(pba) {
             return Some(Fate::Hit(pba));
         }
+        let run = PbaRun {
+            start: pba,
+            count: 1,
+        };
+        if self.is_any_bad(run) {
+            return None;
+        }
         // The entry is locked and refers to the block. If nothing was freed since it was looked up,
         // it has held this content all the time.
         let is_valid = piece.resolved?.lookup_version == self.pool.journal.lookup_version();
@@ -529,6 +536,10 @@ impl Volume {
         if published.is_empty() {
             return Ok(None);
         }
+        // Blocks are listed as bad with the uncommitted state held, too.
+        if published.iter().any(|run| self.is_any_bad(*run)) {
+            return Err(NotTaken::Bad);
+        }
         let admitted = metadata.admit_hits(Hits {
             lookup_version: resolved.lookup_version,
             runs: &published,
@@ -550,6 +561,12 @@ impl Volume {
         );
         let alarm = self.pool.claims_alarm.get();
         Ok(alarm.filter(|alarm| alarm.is_due(before, more)))
+    }
+
+    /// Whether one of these blocks is known to have other content than its fingerprint says (P8).
+    fn is_any_bad(&self, run: PbaRun) -> bool {
+        let blocks = run.start.0..run.start.0 + run.count;
+        Guard::HitNotBad.holds() && !self.pool.bad.within(blocks).is_empty()
     }
 
     /// Saves the finder the reading of the blocks just written.

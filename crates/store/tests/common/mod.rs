@@ -19,7 +19,7 @@ use onefold_store::{
 };
 
 pub(crate) use blocks::{BLOCK, blocks, read, read_bytes, write};
-pub(crate) use disk::{newest_root, page, superblock};
+pub(crate) use disk::{newest_root, page, place_of, superblock};
 pub(crate) use random::Random;
 
 pub(crate) const MIB: u64 = 1 << 20;

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::Part;
+use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_store::{
-    DedupMode, IndexKind, InlineFilter, InlineStat, OpenOptions, Store, VolumeOptions,
+    Blocking, DedupMode, IndexKind, InlineFilter, InlineStat, OpenOptions, Store, VolumeOptions,
 };
 
 use crate::common::{
-    BLOCK, KINDS, MEMORY, MIB, assert_clean, collect, dedup, new_volume, pool_of, read, write,
+    BLOCK, KINDS, MEMORY, MIB, World, assert_clean, collect, dedup, new_volume, place_of, pool_of,
+    read, write,
 };
 
 const FILTERS: [InlineFilter; 3] = [
@@ -154,4 +156,35 @@ fn an_index_is_replaced_beside_writes_in_line() {
     assert!(volume.inline_stat().hits > 0);
     collect(&store).unwrap();
     assert_clean(&store);
+}
+
+/// Between lookup and record a scrub finds the block.
+#[test]
+fn a_block_that_becomes_bad_after_the_lookup_is_no_hit() {
+    let world = World::new(&pool_of(16 * MIB), MEMORY);
+    let base = new_volume(&world, "base", MIB);
+    write(&base, 0, [1]);
+    dedup(&world, &base);
+    let options = VolumeOptions {
+        dedup: DedupMode::Inline,
+        ..VolumeOptions::new(MIB)
+    };
+    world.create_volume("inline", &options).unwrap();
+    let inline = world.volume("inline").unwrap();
+    let place = place_of(&world.engine, 16 * MIB, 1);
+    let (engine, store) = (world.engine.clone(), Arc::clone(&world.store));
+    let meanwhile = move || {
+        engine.make_unreadable(Part::Data, place * BLOCK..place * BLOCK + 512);
+        base.read(0, &mut [0; BLOCK as usize], Blocking::Yes)
+            .unwrap_err();
+        assert_eq!(store.look_at_suspects().unwrap(), 1);
+    };
+    // The write of the block that is no hit.
+    world
+        .engine
+        .on_next_io(Part::Data, Op::Write, When::After, Box::new(meanwhile));
+    write(&inline, 0, [9, 1]);
+    assert_eq!(read(&inline, 0, 2), [9, 1]);
+    let stat = inline.inline_stat();
+    assert_eq!((stat.hits, stat.refused.bad), (0, 1));
 }

@@ -8,7 +8,8 @@ use onefold_engine::simulated::Op;
 use onefold_store::{Blocking, StoreErrorKind, Volume};
 
 use crate::common::{
-    BLOCK, MEMORY, MIB, World, blocks, dedup, new_volume, pool_of, read, read_bytes, write,
+    BLOCK, MEMORY, MIB, World, blocks, dedup, new_volume, place_of, pool_of, read, read_bytes,
+    write,
 };
 
 /// What the volume holds; 0 is a hole.
@@ -27,14 +28,6 @@ fn scattered() -> (World, Arc<Volume>) {
     (world, volume)
 }
 
-/// The block of the pool that has this content.
-fn place_of(world: &World, content: u64) -> u64 {
-    let wanted = blocks([content]);
-    let mut pool =
-        (0..64 * MIB / BLOCK).map(|pba| world.engine.read_raw(Part::Data, pba * BLOCK, 4096));
-    pool.position(|block| block == wanted).unwrap() as u64
-}
-
 #[test]
 fn each_run_is_where_it_belongs() {
     let (_world, volume) = scattered();
@@ -50,7 +43,7 @@ fn each_run_is_where_it_belongs() {
 #[test]
 fn the_run_that_cannot_be_read_is_named_and_looked_at() {
     let (world, volume) = scattered();
-    let at = place_of(&world, 9);
+    let at = place_of(&world.engine, 64 * MIB, 9);
     world
         .engine
         .make_unreadable(Part::Data, at * BLOCK..at * BLOCK + 512);
@@ -86,4 +79,24 @@ fn one_run_that_a_failed_sync_left_in_doubt_fails_the_request() {
     }
     assert_eq!(read(&volume, 0, 5), CONTENTS[..5]);
     assert_eq!(read(&volume, 6, 4), CONTENTS[6..]);
+}
+
+#[test]
+fn every_block_of_a_run_that_a_failed_sync_left_in_doubt_fails_alone() {
+    let world = World::new(&pool_of(64 * MIB), MEMORY);
+    let volume = new_volume(&world, "a", MIB);
+    write(&volume, 0, [1]);
+    volume.flush().unwrap();
+    write(&volume, 8, [5, 6, 7, 8]);
+    world
+        .engine
+        .fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
+    assert!(volume.flush().is_err());
+    for lba in 8..12 {
+        let mut found = vec![0; BLOCK as usize];
+        let read = volume.read(lba * BLOCK, &mut found, Blocking::Yes);
+        let error = read.expect_err("it may be another volume's content");
+        assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
+    }
+    assert_eq!(read(&volume, 0, 2), [1, 0]);
 }
