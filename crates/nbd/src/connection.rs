@@ -13,7 +13,7 @@
 
 use crate::buffer::{BufferPool, Share};
 use crate::ending::ConnectionError;
-use crate::execution::{AttemptError, ConnectionState, QueuedRequest, Work};
+use crate::execution::{AttemptError, ConnectionState, QueuedRequest, StartedRequest, Work};
 use crate::export::Export;
 use crate::handshake::Session;
 use crate::input::Input;
@@ -515,7 +515,7 @@ impl Connection<'_> {
             return Some(work);
         }
         work.buffer = buffer;
-        let request = self.queued(work);
+        let request = StartedRequest::new(self.queued(work));
         prepared.start(move |written, data| request.written(written, data));
         self.has_started = true;
         None

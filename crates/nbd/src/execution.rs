@@ -359,6 +359,38 @@ pub(crate) struct QueuedRequest {
     pub(crate) waiting: Option<Waiting<QueuedRequest>>,
 }
 
+/// A request that goes on without a thread. Dropped before it has heard of its end, it ends as one that
+/// panicked: otherwise its connection would wait for it for ever.
+pub(crate) struct StartedRequest(Option<QueuedRequest>);
+
+impl StartedRequest {
+    pub(crate) fn new(request: QueuedRequest) -> Self {
+        Self(Some(request))
+    }
+
+    /// Its data was written, or was not.
+    pub(crate) fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
+        if let Some(request) = self.0.take() {
+            request.written(written, data);
+        }
+    }
+}
+
+impl Drop for StartedRequest {
+    fn drop(&mut self) {
+        if let Some(request) = self.0.take() {
+            let QueuedRequest { shared, work, .. } = &request;
+            tracing::error!(
+                client = shared.id,
+                "the end of a {} on export {:?} panicked, closing this connection",
+                work.command.name(),
+                shared.name
+            );
+            request.deliver(Err(AttemptError::Panicked));
+        }
+    }
+}
+
 impl Task for QueuedRequest {
     fn run(mut self) {
         let export = self.export.as_ref();
@@ -378,7 +410,7 @@ impl Task for QueuedRequest {
 
 impl QueuedRequest {
     /// Its data was written without a worker, or was not.
-    pub(crate) fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
+    fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
         let shared = Arc::clone(&self.shared);
         match shared.attempt(self.work.command.name(), || written) {
             Err(AttemptError::WaitForSpace) => {
@@ -460,5 +492,91 @@ fn start_writer(shared: Arc<ConnectionState>) {
     if let Err(error) = started {
         tracing::warn!(client = shared.id, %error, "cannot start a thread, closing this connection");
         shared.queue.no_writer(shared.socket.as_ref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::Extent;
+    use std::io::Read;
+    use std::ops::Range;
+    use std::os::unix::net::UnixStream;
+
+    /// Nobody calls it.
+    struct Unused;
+
+    impl Export for Unused {
+        fn size_bytes(&self) -> u64 {
+            0
+        }
+
+        fn preferred_block_bytes(&self) -> u32 {
+            4096
+        }
+
+        fn read(&self, _: u64, _: &mut [u8], _: Blocking) -> Result<(), ExportError> {
+            Ok(())
+        }
+
+        fn extents(
+            &self,
+            _: Range<u64>,
+            _: usize,
+            _: Blocking,
+        ) -> Result<Vec<Extent>, ExportError> {
+            Ok(Vec::new())
+        }
+
+        fn prefetch(&self, _: Range<u64>, _: &mut [u8]) -> Result<(), ExportError> {
+            Ok(())
+        }
+    }
+
+    fn shared(socket: UnixStream) -> Arc<ConnectionState> {
+        Arc::new(ConnectionState {
+            id: 1,
+            name: "vol".to_owned(),
+            terms: Terms {
+                size_bytes: 4096,
+                read_only: false,
+                structured_replies: false,
+                base_allocation: false,
+                bitmaps: 0,
+            },
+            changes: Vec::new(),
+            socket: Arc::new(Socket::from_unix(socket).unwrap()),
+            queue: SendQueue::new(),
+            counters: Arc::default(),
+            workers: WorkerPool::new(1),
+            parking: Parking::new(),
+            failures: Arc::new(LogLimit::new(1)),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    #[test]
+    fn a_request_whose_end_panics_closes_its_connection_and_is_not_waited_for() {
+        let (socket, mut client) = UnixStream::pair().unwrap();
+        let shared = shared(socket);
+        assert!(shared.queue.announce(1));
+        let command = Command::Write {
+            range: 0..4096,
+            fua: false,
+        };
+        let started = StartedRequest::new(QueuedRequest {
+            shared: Arc::clone(&shared),
+            export: Arc::new(Unused),
+            work: Work::new(7, command, None),
+            received: None,
+            waiting: None,
+        });
+        let end = move |_: Result<(), ExportError>| -> Result<(), ExportError> {
+            let _started = started;
+            panic!("the end of the write is broken")
+        };
+        assert!(catch_unwind(AssertUnwindSafe(|| end(Ok(())))).is_err());
+        assert!(!shared.queue.is_pending());
+        assert_eq!(client.read(&mut [0; 16]).unwrap(), 0, "it gets no reply");
     }
 }
