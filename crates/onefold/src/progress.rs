@@ -1,4 +1,5 @@
-//! A bar on a terminal for work that takes a while; nothing anywhere else.
+//! A bar on a terminal for work that takes a while; anywhere else nothing but a line if it seems to wait for
+//! a pool's jobs.
 //!
 //! The bar never goes back. Work that counts again from zero does so for its next step, which gets
 //! a bar of its own. At the end of a step, while the rest cannot be counted, there is a spinner
@@ -6,7 +7,9 @@
 
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 /// Units are bytes, and the rate is in MB/s, as for disks and networks.
@@ -18,6 +21,9 @@ const STEPS: &str = "{msg} [{bar:30}] {percent} %, {eta} left";
 
 const FINISHING: &str = "{msg}: finishing {spinner} {elapsed}";
 
+/// How long work of a pool may show no progress before a line says so. Most has some sooner.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
 /// How often the spinner turns.
 const TURN: Duration = Duration::from_millis(250);
 
@@ -27,6 +33,26 @@ pub(crate) struct Progress {
     what: String,
     template: &'static str,
     shown: Mutex<Shown>,
+    /// Of work that may wait, until something is done.
+    silence: Mutex<Option<Silence>>,
+}
+
+/// Nothing is done yet. A thread says so after [`PATIENCE`], unless this is dropped before.
+struct Silence {
+    _broken: Sender<()>,
+}
+
+impl Silence {
+    fn begin(patience: Duration, say: impl FnOnce() + Send + 'static) -> Self {
+        let (broken, breaks) = channel();
+        // A line that is missing is no reason not to work.
+        let _ = thread::Builder::new().spawn(move || {
+            if breaks.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                say();
+            }
+        });
+        Self { _broken: broken }
+    }
 }
 
 /// The bar's text.
@@ -71,9 +97,23 @@ impl Progress {
             what: what.to_owned(),
             template,
             shown: Mutex::default(),
+            silence: Mutex::new(None),
         };
         progress.set_style(template);
         progress
+    }
+
+    /// Of work that may have to wait for a pool's jobs: a line says so if nothing is done after a moment.
+    pub(crate) fn of_pool(self, output: &Output) -> Self {
+        let (output, what) = (*output, self.what.clone());
+        let silence = Silence::begin(PATIENCE, move || {
+            output.note(format_args!(
+                "{what}: nothing is done yet; it may be waiting for a job of the pool (`onefold job list`) \
+                 or for another command"
+            ));
+        });
+        *self.silence.lock().unwrap_or_else(PoisonError::into_inner) = Some(silence);
+        self
     }
 
     fn set_style(&self, template: &str) {
@@ -85,6 +125,10 @@ impl Progress {
 
     /// `done` of `all` units are finished.
     pub(crate) fn set(&self, done: u64, all: u64) {
+        if done > 0 {
+            let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(silence.take());
+        }
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         match shown.turn(done, all) {
             Turn::Stay => return,
@@ -163,6 +207,20 @@ mod tests {
             assert_eq!(shown.turn(done, all), turn, "{done} of {all}");
         }
         assert_eq!(shown.steps, 1);
+    }
+
+    #[test]
+    fn work_that_does_nothing_for_a_while_says_so_and_other_work_does_not() {
+        let (said, hears) = channel();
+        let told = said.clone();
+        let waits = Silence::begin(Duration::ZERO, move || told.send("waits").unwrap());
+        assert_eq!(hears.recv(), Ok("waits"));
+        drop(waits);
+        let works = Silence::begin(Duration::from_secs(3600), move || {
+            said.send("waits").unwrap();
+        });
+        drop(works);
+        assert!(hears.recv().is_err(), "it has nothing to say any more");
     }
 
     #[test]

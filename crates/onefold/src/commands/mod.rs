@@ -263,6 +263,7 @@ impl Context {
             Bar::Bytes(label) => Some(Progress::bytes(&self.output, label)),
             Bar::Steps(label) => Some(Progress::steps(&self.output, label)),
         };
+        let progress = progress.map(|progress| progress.of_pool(&self.output));
         self.with_session(|session| {
             session.call(request, &mut |done, all| {
                 if let Some(progress) = &progress {

@@ -13,7 +13,7 @@ pub(super) const FOUND_DAMAGE: u8 = 3;
 pub(super) type Args = PoolCheck;
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let progress = Progress::steps(&context.output, "checking");
+    let progress = Progress::steps(&context.output, "checking").of_pool(&context.output);
     let checked = Session::with(context.pool()?, &context.output, args.repair, |session| {
         session.call(args, &mut |done, all| progress.set(done, all))
     });
