@@ -265,3 +265,37 @@ pub(crate) fn items_of(elements: &[QueueElement]) -> impl Iterator<Item = BatchI
         })
     })
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use onefold_format::DomainId;
+
+    use super::*;
+
+    fn item(n: u64) -> BatchItem {
+        BatchItem {
+            lba: Lba(n),
+            pba: Pba(100 + n),
+            domain: DomainId(0),
+            moved: false,
+        }
+    }
+
+    #[test]
+    fn the_blocks_of_every_record_of_a_batch_are_busy() {
+        let kinds = [
+            (BatchKind::Finder(LayerId(1)), true),
+            (BatchKind::Collector, true),
+            (BatchKind::Counting, false),
+        ];
+        for (kind, is_busy) in kinds {
+            let mut batch = OpenBatch::new(1, kind);
+            batch.extend([item(1), item(2)].into_iter());
+            batch.extend([item(7)].into_iter());
+            for n in [1, 2, 7] {
+                assert_eq!(batch.is_busy(Pba(100 + n)), is_busy, "{kind:?}, {n}");
+            }
+            assert!(!batch.is_busy(Pba(103)));
+        }
+    }
+}

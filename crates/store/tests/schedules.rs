@@ -238,6 +238,165 @@ fn index_replaced_beside_writer() {
     assert_clean(&store);
 }
 
+/// A volume in line finds what another one has, while its finder, the counting, the collector and its
+/// snapshots work. The other one loses the last references to some of that, and writes something else.
+fn inline_beside_all_jobs() {
+    let store = pool();
+    let published = new_volume(&store, "published", MIB);
+    write(&published, 0, [7, 8]);
+    published.flush().unwrap();
+    dedup(&store, &published);
+    let options = VolumeOptions {
+        dedup: DedupMode::Inline,
+        ..VolumeOptions::new(MIB)
+    };
+    store.create_volume("inline", &options).unwrap();
+    let inline = store.volume("inline").unwrap();
+    let writer = {
+        let inline = Arc::clone(&inline);
+        thread::spawn(move || {
+            for content in [7, 8, 7] {
+                write(&inline, 0, [content]);
+                assert_eq!(read(&inline, 0, 1), [content]);
+            }
+        })
+    };
+    let collector = {
+        let (store, published) = (Arc::clone(&store), Arc::clone(&published));
+        thread::spawn(move || {
+            published.trim(0, 2 * BLOCK, Blocking::Yes).unwrap();
+            tolerate(store.collect_batch());
+            store.tidy(true).unwrap();
+            write(&published, 4, [9]);
+        })
+    };
+    let finder = {
+        let (store, inline) = (Arc::clone(&store), Arc::clone(&inline));
+        thread::spawn(move || {
+            tolerate(store.count_batch_at_once());
+            dedup(&store, &inline);
+        })
+    };
+    let snapshots = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || {
+            snapshot(&store, "inline", "s");
+            store.delete_snapshot("inline", "s").unwrap();
+            while tolerate(store.deletion_step()).flatten().is_some() {}
+        })
+    };
+    for thread in [writer, collector, finder, snapshots] {
+        thread.join().unwrap();
+    }
+    assert_eq!(read(&inline, 0, 1), [7]);
+    assert_eq!(read(&published, 0, 5), [0, 0, 0, 0, 9]);
+    collect(&store).unwrap();
+    assert_clean(&store);
+}
+
+/// Only the collector is beside the writer.
+fn inline_beside_collector() {
+    let store = pool();
+    let published = new_volume(&store, "published", MIB);
+    write(&published, 0, [7, 8]);
+    published.flush().unwrap();
+    dedup(&store, &published);
+    let options = VolumeOptions {
+        dedup: DedupMode::Inline,
+        ..VolumeOptions::new(MIB)
+    };
+    store.create_volume("inline", &options).unwrap();
+    let inline = store.volume("inline").unwrap();
+    published.trim(0, BLOCK, Blocking::Yes).unwrap();
+    let collector = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || drop(tolerate(store.collect_batch())))
+    };
+    for (lba, content) in [(0, 7), (1, 8)] {
+        write(&inline, lba, [content]);
+    }
+    collector.join().unwrap();
+    assert_eq!(read(&inline, 0, 2), [7, 8]);
+    collect(&store).unwrap();
+    assert_clean(&store);
+}
+
+/// So many blocks of the pool are those of a volume, and hardly any others are free.
+const LAST_BLOCKS: u64 = 32;
+
+/// A full pool, and the volume that has its last blocks.
+fn full_pool() -> (Arc<Store>, Arc<Volume>) {
+    let store = pool();
+    let last = new_volume(&store, "last", MIB);
+    write(&last, 0, [7; LAST_BLOCKS as usize]);
+    let filler = new_volume(&store, "filler", 4 * MIB);
+    for count in [256, 16, 1] {
+        let data = common::blocks(vec![6; count as usize]);
+        let mut offset = 0;
+        while filler.write(offset, &data, Blocking::Yes).is_ok() {
+            offset += data.len() as u64;
+        }
+    }
+    store.tidy(true).unwrap();
+    (store, last)
+}
+
+/// Blocks are read while they are released, and written again by another volume.
+fn read_beside_reuse() {
+    let (store, last) = full_pool();
+    let next = new_volume(&store, "next", MIB);
+    let reader = {
+        let last = Arc::clone(&last);
+        thread::spawn(move || {
+            let found = read(&last, 0, LAST_BLOCKS);
+            let is_own = |content: &u64| [0, 7].contains(content);
+            assert!(found.iter().all(is_own), "{found:?}");
+        })
+    };
+    last.trim(0, LAST_BLOCKS * BLOCK, Blocking::Yes).unwrap();
+    (0..3).for_each(|_| store.tidy(true).unwrap());
+    // While the old ones are read there is no room for it.
+    let data = common::blocks([9; LAST_BLOCKS as usize]);
+    let _ = next.write(0, &data, Blocking::Yes);
+    reader.join().unwrap();
+}
+
+/// A volume is deleted while a write to it is in progress.
+fn deletion_beside_writer() {
+    let store = pool();
+    let deleted = new_volume(&store, "deleted", MIB);
+    let writer = {
+        let deleted = Arc::clone(&deleted);
+        thread::spawn(move || {
+            let data = common::blocks([8; 2]);
+            tolerate(deleted.write(0, &data, Blocking::Yes));
+        })
+    };
+    store.delete_volume("deleted").unwrap();
+    while store.deletion_step().unwrap().is_some() {}
+    writer.join().unwrap();
+    assert!(store.read_only_reason().is_none());
+    assert_clean(&store);
+}
+
+/// A volume is made smaller while a write beyond its new end is in progress.
+fn shrinking_beside_writer() {
+    let store = pool();
+    let volume = new_volume(&store, "a", 32 * BLOCK);
+    let writer = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            // It is refused once the volume is smaller.
+            let _ = volume.write(20 * BLOCK, &common::blocks([8]), Blocking::Yes);
+        })
+    };
+    store.resize_volume("a", 16 * BLOCK).unwrap();
+    writer.join().unwrap();
+    store.resize_volume("a", 32 * BLOCK).unwrap();
+    assert_eq!(read(&volume, 20, 1), [0], "what was cut off came back");
+    assert_clean(&store);
+}
+
 /// Keeps what one thread does in the background waiting, as a host without idle processors does, until
 /// that is hurried, or another thread no longer needs it.
 #[derive(Default)]
@@ -370,13 +529,41 @@ fn shuttle_index_replaced_beside_writer() {
 }
 
 #[test]
+fn shuttle_inline_beside_all_jobs() {
+    explore(inline_beside_all_jobs, schedules() / 2);
+}
+
+#[test]
+fn shuttle_inline_beside_collector() {
+    explore(inline_beside_collector, schedules() / 4);
+}
+
+#[test]
+fn shuttle_read_beside_reuse() {
+    explore(read_beside_reuse, schedules() / 20);
+}
+
+#[test]
+fn shuttle_deletion_beside_writer() {
+    explore(deletion_beside_writer, schedules() / 4);
+}
+
+#[test]
+fn shuttle_shrinking_beside_writer() {
+    explore(shrinking_beside_writer, schedules() / 4);
+}
+
+#[test]
 fn shuttle_caller_that_waits_for_a_job() {
-    explore(caller_that_waits_for_a_job, schedules());
+    explore(caller_that_waits_for_a_job, schedules() / 8);
 }
 
 #[test]
 fn shuttle_command_beside_deletion_that_waits_for_a_job() {
-    explore(command_beside_deletion_that_waits_for_a_job, schedules());
+    explore(
+        command_beside_deletion_that_waits_for_a_job,
+        schedules() / 8,
+    );
 }
 
 #[test]

@@ -305,3 +305,43 @@ impl Pool {
 fn is_counted(answer: Counted) -> bool {
     answer == Counted::Inserted
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const RUN: PbaRun = PbaRun {
+        start: Pba(5),
+        count: 2,
+    };
+
+    fn note(claimed: &ClaimedFingerprints, contents: [u8; 2]) {
+        let fingerprints = contents.map(|content| Fingerprint([content; 16]));
+        claimed.note(RUN, fingerprints.into_iter());
+    }
+
+    fn known(claimed: &ClaimedFingerprints) -> Vec<Option<u8>> {
+        let known = claimed.get(RUN.iter()).into_iter();
+        known.map(|found| found.map(|it| it.0[0])).collect()
+    }
+
+    #[test]
+    fn a_claim_is_counted_by_the_newest_content() {
+        let claimed = ClaimedFingerprints::default();
+        // Of a record that failed: it made no claims, and the blocks were freed and written since.
+        note(&claimed, [1, 2]);
+        note(&claimed, [3, 4]);
+        assert_eq!(known(&claimed), [Some(3), Some(4)]);
+    }
+
+    #[test]
+    fn fingerprints_are_known_for_as_long_as_there_are_claims() {
+        let claimed = ClaimedFingerprints::default();
+        note(&claimed, [1, 2]);
+        note(&claimed, [1, 2]);
+        claimed.forget(RUN.iter());
+        assert_eq!(known(&claimed), [Some(1), Some(2)]);
+        claimed.forget([Pba(5)].into_iter());
+        assert_eq!(known(&claimed), [None, Some(2)]);
+    }
+}

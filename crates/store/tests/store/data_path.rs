@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use onefold_engine::Part;
-use onefold_engine::simulated::{CrashKind, FailureRates, Op};
+use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
 use onefold_store::{
     Blocking, CreateOptions, Import, Store, StoreErrorKind, Volume, VolumeOptions,
 };
@@ -467,4 +467,23 @@ fn names_are_told_in_pages_volumes_apart_from_snapshots() {
     }
     assert_eq!(world.volume_count(), 4);
     assert!(world.has_volume("vm@s1") && !world.has_volume("vm@s3"));
+}
+
+/// No commit has made it durable, and nothing else would have its record.
+#[test]
+fn where_the_host_has_no_room_for_the_tail_an_answered_write_survives_the_process_all_the_same() {
+    let engine = SimulatedEngine::new(1);
+    engine.set_has_host_memory(false);
+    Store::create(&engine, &pool_of(64 * MIB)).unwrap();
+    let world = World::on(engine, MEMORY);
+    let volume = new_volume(&world, "a", MIB);
+    let data = pattern(8192, 1);
+    write(&volume, 4096, &data);
+    volume.trim(8192, 4096, Blocking::Yes).unwrap();
+    drop(volume);
+    let world = world.crash(CrashKind::ProcessKilled);
+    let volume = world.volume("a").unwrap();
+    assert_eq!(read_bytes(&volume, 4096, 4096), data[..4096]);
+    assert_eq!(read_bytes(&volume, 8192, 4096), [0; 4096]);
+    assert_clean(&world);
 }
