@@ -30,7 +30,10 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
     let thread = job.thread();
     let signal = Arc::clone(thread.signal());
     let pressing = Arc::<Pressing>::default();
-    store.set_claims_alarm(COUNT_BATCH_BLOCKS, alarm(store, &signal, &pressing));
+    store.set_claims_alarm(
+        COUNT_BATCH_BLOCKS,
+        alarm(store, &signal, &pressing, COUNT_PRESSING_BLOCKS),
+    );
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
     let claimed = || store.claimed_blocks().unwrap_or_default();
@@ -90,22 +93,81 @@ impl Pressing {
     }
 }
 
-/// Wakes the thread when there is a batch to count, and hurries the batch in progress if that has not
-/// helped.
+/// Wakes the thread when there is a batch to count, and hurries the batch in progress once there are so many
+/// claims.
 fn alarm(
     store: &Arc<Store>,
     signal: &Arc<Signal>,
     pressing: &Arc<Pressing>,
+    pressing_blocks: u64,
 ) -> Box<dyn Fn() + Send + Sync> {
     // The store keeps the alarm.
     let store = Arc::downgrade(store);
     let (signal, pressing) = (Arc::clone(signal), Arc::clone(pressing));
     Box::new(move || {
         if let Some(store) = store.upgrade()
-            && store.claimed_blocks().unwrap_or_default() >= COUNT_PRESSING_BLOCKS
+            && store.claimed_blocks().unwrap_or_default() >= pressing_blocks
         {
             pressing.set(Some(store.hurry_background()));
         }
         signal.notify();
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_store::{
+        BackgroundExecutor, Blocking, CreateOptions, DedupMode, Lba, OpenOptions, Ready,
+        VolumeOptions,
+    };
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Noting(Arc<AtomicBool>);
+
+    impl BackgroundExecutor for Noting {
+        fn run(&self, work: &mut (dyn FnMut() + Send)) {
+            work();
+        }
+
+        fn set_hurried(&self, is_hurried: bool) {
+            self.0.store(is_hurried, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn claims_near_their_limit_hurry_the_batch_in_progress() {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: 64 << 20,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let inline = VolumeOptions {
+            dedup: DedupMode::Inline,
+            ..VolumeOptions::new(1 << 20)
+        };
+        for (name, options) in [("a", &VolumeOptions::new(1 << 20)), ("b", &inline)] {
+            store.create_volume(name, options).unwrap();
+        }
+        let (published, found) = (store.volume("a").unwrap(), store.volume("b").unwrap());
+        published.write(0, &[7; 4096], Blocking::Yes).unwrap();
+        let batch = store.dedup_batch(&published, &mut Lba(0), Ready::All);
+        assert_eq!(batch.unwrap().unique, 1);
+        let hurried = Arc::<AtomicBool>::default();
+        store.set_background_executor(Box::new(Noting(Arc::clone(&hurried))));
+        let is_hurried = || hurried.load(Ordering::SeqCst);
+        let pressing = Arc::default();
+        let sound = alarm(&store, &Arc::default(), &pressing, 4);
+        for is_near in [false, true] {
+            let offset = u64::from(is_near) * 8192;
+            found.write(offset, &[7; 8192], Blocking::Yes).unwrap();
+            sound();
+            assert_eq!(is_hurried(), is_near);
+        }
+        pressing.set(None);
+        assert!(!is_hurried());
+    }
 }
