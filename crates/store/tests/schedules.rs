@@ -310,7 +310,9 @@ fn inline_beside_collector() {
     published.trim(0, BLOCK, Blocking::Yes).unwrap();
     let collector = {
         let store = Arc::clone(&store);
-        thread::spawn(move || drop(tolerate(store.collect_batch())))
+        thread::spawn(move || {
+            tolerate(store.collect_batch());
+        })
     };
     for (lba, content) in [(0, 7), (1, 8)] {
         write(&inline, lba, [content]);
@@ -319,46 +321,6 @@ fn inline_beside_collector() {
     assert_eq!(read(&inline, 0, 2), [7, 8]);
     collect(&store).unwrap();
     assert_clean(&store);
-}
-
-/// So many blocks of the pool are those of a volume, and hardly any others are free.
-const LAST_BLOCKS: u64 = 32;
-
-/// A full pool, and the volume that has its last blocks.
-fn full_pool() -> (Arc<Store>, Arc<Volume>) {
-    let store = pool();
-    let last = new_volume(&store, "last", MIB);
-    write(&last, 0, [7; LAST_BLOCKS as usize]);
-    let filler = new_volume(&store, "filler", 4 * MIB);
-    for count in [256, 16, 1] {
-        let data = common::blocks(vec![6; count as usize]);
-        let mut offset = 0;
-        while filler.write(offset, &data, Blocking::Yes).is_ok() {
-            offset += data.len() as u64;
-        }
-    }
-    store.tidy(true).unwrap();
-    (store, last)
-}
-
-/// Blocks are read while they are released, and written again by another volume.
-fn read_beside_reuse() {
-    let (store, last) = full_pool();
-    let next = new_volume(&store, "next", MIB);
-    let reader = {
-        let last = Arc::clone(&last);
-        thread::spawn(move || {
-            let found = read(&last, 0, LAST_BLOCKS);
-            let is_own = |content: &u64| [0, 7].contains(content);
-            assert!(found.iter().all(is_own), "{found:?}");
-        })
-    };
-    last.trim(0, LAST_BLOCKS * BLOCK, Blocking::Yes).unwrap();
-    (0..3).for_each(|_| store.tidy(true).unwrap());
-    // While the old ones are read there is no room for it.
-    let data = common::blocks([9; LAST_BLOCKS as usize]);
-    let _ = next.write(0, &data, Blocking::Yes);
-    reader.join().unwrap();
 }
 
 /// A volume is deleted while a write to it is in progress.
@@ -446,7 +408,12 @@ impl BackgroundExecutor for BusyHost {
 /// A pool on such a host, and a thread that has the job lock while it waits for a processor.
 fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<()>) {
     let (store, busy) = (pool(), Arc::<Busy>::default());
-    let found = new_volume(&store, "found", MIB);
+    let options = VolumeOptions {
+        cold_passes: 1,
+        ..VolumeOptions::new(MIB)
+    };
+    store.create_volume("found", &options).unwrap();
+    let found = store.volume("found").unwrap();
     write(&found, 0, [7; 2]);
     new_volume(&store, "deleted", MIB);
     store.delete_volume("deleted").unwrap();
@@ -456,10 +423,11 @@ fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<
         let (store, busy) = (Arc::clone(&store), Arc::clone(&busy));
         thread::spawn(move || {
             busy.change(|state| state.kept = Some(thread::current().id()));
-            // With these, something is cold in the second pass at the latest.
+            // In the first pass the blocks were just written.
             for _ in 0..2 {
                 tolerate(store.dedup_batch(&found, &mut Lba(0), Ready::Cold));
             }
+            assert_eq!(found.dirty_blocks(), 0, "all were published");
         })
     };
     (store, busy, finder)
@@ -536,11 +504,6 @@ fn shuttle_inline_beside_all_jobs() {
 #[test]
 fn shuttle_inline_beside_collector() {
     explore(inline_beside_collector, schedules() / 4);
-}
-
-#[test]
-fn shuttle_read_beside_reuse() {
-    explore(read_beside_reuse, schedules() / 20);
 }
 
 #[test]

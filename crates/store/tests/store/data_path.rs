@@ -2,16 +2,17 @@
 //! written.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use onefold_engine::Part;
-use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
+use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine, When};
 use onefold_store::{
     Blocking, CreateOptions, Import, Store, StoreErrorKind, Volume, VolumeOptions,
 };
 
 use crate::common::{
-    self, LITTLE_MEMORY, MEMORY, MIB, World, assert_clean, delete_volume, new_volume, pool_of,
-    read_bytes, snapshot,
+    self, BLOCK, LITTLE_MEMORY, MEMORY, MIB, World, assert_clean, delete_volume, new_volume,
+    pool_of, read_bytes, snapshot,
 };
 
 fn pool(size_bytes: u64) -> World {
@@ -485,5 +486,59 @@ fn where_the_host_has_no_room_for_the_tail_an_answered_write_survives_the_proces
     let volume = world.volume("a").unwrap();
     assert_eq!(read_bytes(&volume, 4096, 4096), data[..4096]);
     assert_eq!(read_bytes(&volume, 8192, 4096), [0; 4096]);
+    assert_clean(&world);
+}
+
+/// Between a lookup and its read the blocks are released, and another volume wants them. The request goes over two
+/// segments, so that something can happen in the middle of the lookup: the second one has to be read.
+#[test]
+fn blocks_that_a_lookup_has_found_are_not_used_again_before_they_are_read() {
+    const FOUND: u64 = 31;
+    let first = 512 - FOUND;
+    let world = World::new(&pool_of(96 * BLOCK), MEMORY);
+    let volume = new_volume(&world, "a", 4 * MIB);
+    common::write(&volume, first, [7; FOUND as usize]);
+    common::write(&volume, 512, [5]);
+    let filler = new_volume(&world, "filler", MIB);
+    let free = world.stat().unwrap().free_blocks;
+    // Some are kept for overwriting.
+    let fills = |kept: &u64| {
+        let data = common::blocks(vec![6; (free - kept) as usize]);
+        filler.write(0, &data, Blocking::Yes).is_ok()
+    };
+    assert!((0..8).any(|kept| fills(&kept)));
+    let next = VolumeOptions::new(MIB);
+    world.create_volume("next", &next).unwrap();
+    world.close().unwrap();
+    let world = world.reopen();
+    let (volume, next) = (world.volume("a").unwrap(), world.volume("next").unwrap());
+    assert_eq!(common::read(&volume, first, 1), [7]);
+
+    let write_next = move || next.write(0, &common::blocks([9; FOUND as usize]), Blocking::Yes);
+    let again = write_next.clone();
+    let (told, hears) = channel();
+    let (store, released) = (Arc::clone(&world.store), Arc::clone(&volume));
+    let in_lookup = move || {
+        released
+            .trim(first * BLOCK, FOUND * BLOCK, Blocking::Yes)
+            .unwrap();
+        store.tidy(true).unwrap();
+    };
+    let store = Arc::clone(&world.store);
+    let before_read = move || {
+        (0..3).for_each(|_| store.tidy(true).unwrap());
+        told.send(write_next()).unwrap();
+    };
+    let engine = &world.engine;
+    engine.on_next_io(Part::Meta, Op::Read, When::Before, Box::new(in_lookup));
+    engine.on_next_io(Part::Data, Op::Read, When::Before, Box::new(before_read));
+    let found = common::read(&volume, first, FOUND + 1);
+    assert_eq!(found[..FOUND as usize], [7; FOUND as usize]);
+    assert_eq!(found[FOUND as usize], 5);
+    let refused = hears.recv().unwrap().unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::NoSpace);
+    assert_eq!(common::read(&volume, first, 1), [0]);
+    (0..3).for_each(|_| world.tidy(true).unwrap());
+    again().unwrap();
     assert_clean(&world);
 }
