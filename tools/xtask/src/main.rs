@@ -5,10 +5,11 @@
 //! `onefold-acceptance` and measurements in `onefold-bench`; this builds and starts them. Nothing
 //! uses this crate.
 //!
-//! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `ceph`, `test` (all steps of CI).
+//! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `mutations`, `ceph`, `test` (all steps of CI).
 
 mod ceph;
 mod fuzz;
+mod mutations;
 mod test;
 mod tidy;
 mod tools;
@@ -43,6 +44,8 @@ enum Task {
     Bench(Forwarded),
     /// Run every fuzz target for a bounded time
     Fuzz(fuzz::Arguments),
+    /// Break the product in one place at a time, and see that a test notices
+    Mutations(mutations::Arguments),
     /// Make the two disk images that demo uses, and say where they are
     Images(Forwarded),
     /// Run the checks with foreign clients alone
@@ -97,6 +100,10 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Fuzz(arguments) => {
             cleanup::install_signal_handler()?;
             fuzz::run(&workspace, arguments, &mut |line| println!("{line}"))
+        }
+        Task::Mutations(arguments) => {
+            cleanup::install_signal_handler()?;
+            mutations::run(&workspace, arguments)
         }
         Task::Ceph(arguments) => ceph::run(&workspace, arguments),
         Task::Bench(arguments) => arguments.run(tools::bench(&workspace)?, NO_COMMAND),

@@ -7,7 +7,7 @@ use onefold_harness::packages;
 use onefold_harness::pools::{CEPH_CONF, Ceph};
 use onefold_harness::workspace::Workspace;
 
-use crate::{fuzz, tidy};
+use crate::{fuzz, mutations, tidy};
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "12";
@@ -57,6 +57,7 @@ pub(super) const STEPS: &[Step] = &[
     step("documentation", Alone(documentation)),
     step(LICENSES, Alone(licenses)),
     step("tidy", Alone(tidy::run)),
+    step("mutations can be made", Alone(mutations::check)),
     step("tests and tools", Alone(build_tests)),
     step("product", Computing(build)),
     step("simulation", Computing(simulation)),
@@ -67,6 +68,7 @@ pub(super) const STEPS: &[Step] = &[
     step("fuzz targets", Beside(fuzz_targets)),
     step("model check", Beside(model_check)),
     step("unit and integration tests", Beside(unit_tests)),
+    step("a mutation is noticed", Beside(mutation)),
     step("documents", Accepting(&[&["docs"]])),
     step("clients", Accepting(&[&["clients"]])),
     step(
@@ -324,6 +326,11 @@ fn model_check(workspace: &Workspace, said: &mut String) -> Result<()> {
         .args(CARGO_TEST)
         .args(["-p", "onefold-model"]);
     keep(search, said)
+}
+
+/// Another one for each commit.
+fn mutation(workspace: &Workspace, said: &mut String) -> Result<()> {
+    mutations::try_one(workspace, simulation_base(workspace)? >> 20, said)
 }
 
 fn fuzz_targets(workspace: &Workspace, _: &mut String) -> Result<()> {
