@@ -142,7 +142,7 @@ mod tests {
         }
 
         fn set_hurried(&self, is_hurried: bool) {
-            self.0.lock().unwrap().push(is_hurried);
+            lock(&self.0).push(is_hurried);
         }
     }
 
@@ -153,9 +153,9 @@ mod tests {
         background.set(Box::new(Noting(Arc::clone(&told))));
         let late = background.hurry();
         drop(early);
-        assert_eq!(*told.lock().unwrap(), [true]);
+        assert_eq!(*lock(&told), [true]);
         drop(late);
         drop(background.hurry());
-        assert_eq!(*told.lock().unwrap(), [true, false, true, false]);
+        assert_eq!(*lock(&told), [true, false, true, false]);
     }
 }

@@ -26,6 +26,7 @@ mod metrics;
 mod ownership;
 mod reconnect;
 mod sharing;
+mod sick_disk;
 
 use std::process::ExitCode;
 
@@ -66,6 +67,8 @@ enum Task {
     CephFaults,
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(reconnect::Arguments),
+    /// Let the disk below a pool hang and fail, and kill the daemon meanwhile
+    SickDisk,
     /// Kill the server behind an emulated guest, which must find every block and file again
     Guest(guest::Arguments),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
@@ -98,6 +101,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Ownership(arguments) => ownership::run(&workspace, &arguments),
         Task::CephFaults => ceph_faults::run(&workspace),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
+        Task::SickDisk => sick_disk::run(&workspace),
         Task::Guest(arguments) => guest::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
     }

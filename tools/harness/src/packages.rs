@@ -17,6 +17,9 @@ pub const CLIENTS: &[&str] = &[
     "qemu-utils", // qemu-img, qemu-io, qemu-nbd
 ];
 
+/// Also used by `sick-disk`.
+pub const SICK_DISKS: &[&str] = &["nbdkit", "mount"];
+
 /// Also used by `guest`.
 pub const EMULATION: &[&str] = &["qemu-system-x86"];
 

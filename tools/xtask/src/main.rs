@@ -65,6 +65,8 @@ enum Task {
     CephFaults(Forwarded),
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(Forwarded),
+    /// Let the disk below a pool hang and fail, and kill the daemon in the sync
+    SickDisk(Forwarded),
     /// Kill the server behind an emulated guest, which must find every block and file again
     Guest(Forwarded),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
@@ -119,6 +121,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Ownership(arguments) => forward(arguments, "ownership"),
         Task::CephFaults(arguments) => forward(arguments, "ceph-faults"),
         Task::Reconnect(arguments) => forward(arguments, "reconnect"),
+        Task::SickDisk(arguments) => forward(arguments, "sick-disk"),
         Task::Guest(arguments) => forward(arguments, "guest"),
         Task::Ageing(arguments) => forward(arguments, "ageing"),
     }

@@ -81,6 +81,7 @@ pub(super) const STEPS: &[Step] = &[
         "reconnect",
         Accepting(&[&["reconnect", "--control"], &["reconnect"]]),
     ),
+    step("sick disk", Accepting(&[&["sick-disk"]])),
     step("guest", Accepting(&[&["guest", "--control"], &["guest"]])),
     step(
         "kill loop finds a server that forgets",
@@ -147,6 +148,7 @@ const fn step(name: &'static str, work: Work) -> Step {
 fn install(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     packages::require(packages::EMULATION)?;
+    packages::require(packages::SICK_DISKS)?;
     packages::require(packages::MONITORING)?;
     packages::require(packages::FUZZING)?;
     packages::require_cargo_fuzz(workspace)

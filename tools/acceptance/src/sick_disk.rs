@@ -1,0 +1,422 @@
+//! A disk that hangs, and then fails or goes on, below a pool whose daemon is killed meanwhile or lives.
+//!
+//! The disk is nbdkit's memory behind its filters `pause` and `error`, as a file by nbdfuse and a loop device;
+//! the pool's data is a file on ext4 there, or the device itself. A sync is under way when the daemon is killed: its
+//! ledger says so. Afterwards a supervisor starts the daemon up to three times.
+//!
+//! Whatever happens, a block has what was flushed or what was answered later, or cannot be read; never other
+//! content, though the blocks were another volume's before. A volume from which answered content is gone fails its
+//! next flush. Where no sync failed, nothing is gone, refused or doubted.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use onefold_harness::cleanup::{Mount, Scratch};
+use onefold_harness::command::{Cmd, Running};
+use onefold_harness::fuse::Fused;
+use onefold_harness::packages;
+use onefold_harness::pools::Pools;
+use onefold_harness::server::{Daemon, Product};
+use onefold_harness::workspace::Workspace;
+use onefold_nbd::client::{Address, Client};
+use rustix::process::Signal;
+
+const BLOCK: usize = 4096;
+const VOLUMES: [&str; 3] = ["before", "busy", "idle"];
+
+/// Bytes of the disk, and of the pool on it.
+const DISK: &str = "60M";
+const POOL: &str = "32M";
+
+/// How often a supervisor starts the daemon.
+const STARTS: usize = 3;
+
+/// How long something may take that is certain to happen.
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(10);
+
+/// Where the words *begun* and *ended* of the ledger are: see docs/format/tail.md.
+const BEGUN_AT: u64 = 64;
+const ENDED_AT: u64 = 72;
+
+/// Where the pool's data is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Data {
+    File,
+    Device,
+}
+
+/// What happens to the disk and the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    /// The daemon is killed in a sync that fails afterwards.
+    KilledThenFails,
+    /// The daemon is killed in a sync that succeeds afterwards.
+    KilledThenSucceeds,
+    /// A sync fails, and the daemon is stopped, as its message asks.
+    Fails,
+}
+
+/// `cargo xtask sick-disk`
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    packages::require(packages::SICK_DISKS)?;
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+        println!("skipped: a disk that fails needs root and loop devices");
+        return Ok(());
+    }
+    for data in [Data::File, Data::Device] {
+        for (event, cache) in [
+            (Event::KilledThenFails, "host"),
+            (Event::Fails, "host"),
+            (Event::KilledThenSucceeds, "host"),
+            (Event::KilledThenSucceeds, "direct"),
+        ] {
+            let lost = happen(workspace, data, event, cache)
+                .with_context(|| format!("{event:?}, data in a {data:?}, --cache {cache}"))?;
+            println!("{event:?}, data in a {data:?}, --cache {cache}: {lost}");
+        }
+    }
+    Ok(())
+}
+
+/// Returns what was gone, in words.
+fn happen(workspace: &Workspace, data: Data, event: Event, cache: &str) -> Result<String> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), "sick")?;
+    let disk = Disk::start(scratch.path(), data)?;
+    let product = Product::build_in(workspace, &Pools::Directories, scratch.path())?;
+    product.create_pool_with(POOL, &["--data", &disk.data.display().to_string()])?;
+    for volume in VOLUMES {
+        let create = product.command().args(["volume", "create", volume]);
+        create.args(["--size", "16M", "--dedup", "off"]).run()?;
+    }
+    let daemon = product.serve(&["--cache", cache], &[])?;
+    let uri = product.default_address().uri(VOLUMES[0]);
+    let address: Address = uri.parse().map_err(anyhow::Error::msg)?;
+    let mut volumes = VOLUMES.map(|name| Model::new(name, &address));
+    load(&mut volumes)?;
+    let tail = product.place().directory().join("tail");
+    fail(&disk, daemon, event, &mut volumes[1], &tail)?;
+    let daemon = start_as_a_supervisor(&product, cache)?;
+    let mut gone = Vec::new();
+    for volume in &volumes {
+        let found = volume.compare()?;
+        ensure!(
+            event != Event::KilledThenSucceeds || found.is_whole(),
+            "no sync failed, and of '{}' this is gone: {found:?}",
+            volume.name
+        );
+        if !found.is_whole() {
+            gone.push(format!(
+                "{} blocks of '{}' lost, {} older",
+                found.lost.len(),
+                volume.name,
+                found.older
+            ));
+        }
+        volume.accept(&product, &found)?;
+    }
+    product.check()?;
+    daemon.stop()?;
+    disk.stop()?;
+    Ok(match gone.is_empty() {
+        true => "nothing is gone".to_owned(),
+        false => gone.join("; "),
+    })
+}
+
+/// Fills blocks that another volume gets next; then answered writes of every kind that are not flushed.
+fn load(volumes: &mut [Model; 3]) -> Result<()> {
+    let [before, busy, idle] = volumes;
+    before.write(0..3000, 0xaa)?;
+    before.flush()?;
+    before.trim((0..3000).step_by(2))?;
+    before.flush()?;
+    for volume in [&mut *busy, &mut *idle] {
+        volume.write(0..256, 0x11)?;
+        volume.flush()?;
+    }
+    // In place; new blocks; and new ones that are rewritten.
+    busy.write(0..16, 0x33)?;
+    busy.write(512..900, 0x22)?;
+    busy.write(600..610, 0x55)?;
+    idle.write(700..800, 0x44)
+}
+
+/// The disk hangs in a sync, and fails or goes on; the daemon ends.
+fn fail(
+    disk: &Disk,
+    mut daemon: Daemon,
+    event: Event,
+    busy: &mut Model,
+    tail: &Path,
+) -> Result<()> {
+    if event != Event::KilledThenSucceeds {
+        File::create(&disk.inject).context("cannot let the disk fail")?;
+    }
+    if event == Event::Fails {
+        ensure!(
+            busy.flush().is_err(),
+            "a sync failed, and the flush succeeded"
+        );
+        daemon.signal(Signal::TERM)?;
+        daemon.wait_for_end(LIMIT)?;
+        return disk.heal();
+    }
+    disk.pause(true)?;
+    let mut client = busy.connect()?;
+    let flush = thread::spawn(move || client.flush());
+    wait_for("a sync to begin", || {
+        let word = |at| -> Result<u64> {
+            let mut word = [0; 8];
+            File::open(tail)?.read_exact_at(&mut word, at)?;
+            Ok(u64::from_le_bytes(word))
+        };
+        Ok(word(BEGUN_AT)? != word(ENDED_AT)?)
+    })?;
+    daemon.signal(Signal::KILL)?;
+    disk.pause(false)?;
+    daemon.wait_for_end(LIMIT)?;
+    ensure!(
+        flush.join().is_ok_and(|flushed| flushed.is_err()),
+        "a dead daemon answered"
+    );
+    disk.heal()
+}
+
+/// The first start may be refused: its sync gets the error.
+fn start_as_a_supervisor(product: &Product, cache: &str) -> Result<Daemon> {
+    let mut refused = None;
+    for _ in 0..STARTS {
+        match product.serve(&["--cache", cache], &[]) {
+            Ok(daemon) => return Ok(daemon),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.context("never started")?).context("the daemon does not start")
+}
+
+/// A disk that can hang and fail.
+struct Disk {
+    /// The pool's data on it.
+    data: PathBuf,
+    pause: PathBuf,
+    inject: PathBuf,
+    device: Loop,
+    mount: Option<Mount>,
+    fused: Fused,
+    _nbdkit: Running,
+}
+
+impl Disk {
+    fn start(directory: &Path, data: Data) -> Result<Self> {
+        let name = |name: &str| directory.join(name);
+        let (socket, pause, inject) = (name("disk.sock"), name("pause.sock"), name("inject"));
+        let nbdkit = Cmd::new("nbdkit")
+            .args(["-f", "-U"])
+            .arg(&socket)
+            .args(["--filter=pause", "--filter=error", "memory", DISK])
+            .arg(format!("pause-control={}", pause.display()))
+            .args(["error=EIO", "error-pwrite-rate=100%"])
+            .arg(format!("error-file={}", inject.display()))
+            .spawn_logged(&name("nbdkit.log"))?;
+        wait_for("nbdkit", || Ok(socket.exists() && pause.exists()))?;
+        let fused = Fused::new(
+            directory,
+            &format!("nbd+unix:///?socket={}", socket.display()),
+        )?;
+        let device = Loop::of(&fused.disk)?;
+        let (data, mount) = match data {
+            Data::Device => (PathBuf::from(&device.0), None),
+            Data::File => {
+                let point = name("fs");
+                std::fs::create_dir(&point)?;
+                let make =
+                    Cmd::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-O", "^has_journal"]);
+                make.args(["-E", "lazy_itable_init=0", &device.0]).run()?;
+                let mount = Mount::new(point.clone());
+                Cmd::new("mount")
+                    .args(["-o", "noatime", &device.0])
+                    .arg(&point)
+                    .run()?;
+                (point.join("data"), Some(mount))
+            }
+        };
+        Ok(Self {
+            data,
+            pause,
+            inject,
+            device,
+            mount,
+            fused,
+            _nbdkit: nbdkit,
+        })
+    }
+
+    /// Requests wait, or go on.
+    fn pause(&self, waits: bool) -> Result<()> {
+        let mut control = UnixStream::connect(&self.pause)?;
+        control.write_all(if waits { b"p" } else { b"r" })?;
+        control.read_exact(&mut [0])?;
+        Ok(())
+    }
+
+    /// From now on nothing fails.
+    fn heal(&self) -> Result<()> {
+        match std::fs::remove_file(&self.inject) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn stop(self) -> Result<()> {
+        drop(self.mount);
+        drop(self.device);
+        self.fused.finish()
+    }
+}
+
+/// A loop device, detached at the end.
+struct Loop(String);
+
+impl Loop {
+    fn of(file: &Path) -> Result<Self> {
+        let attach = Cmd::new("losetup").args(["-f", "--show", "--direct-io=on"]);
+        Ok(Self(attach.arg(file).read()?.trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // Where it fails the device goes with its file, or is in use by what failed before.
+        let _ = Cmd::new("losetup").args(["-d", &self.0]).run();
+    }
+}
+
+/// A volume's blocks, each filled with one byte.
+struct Model {
+    name: &'static str,
+    address: Address,
+    client: Option<Client>,
+    /// What was flushed, and what was answered since.
+    blocks: Vec<(u8, u8)>,
+}
+
+/// A volume beside its model.
+#[derive(Debug, Default)]
+struct Found {
+    /// Blocks that cannot be read.
+    lost: Vec<usize>,
+    /// Blocks that have what was flushed, although more was answered.
+    older: usize,
+}
+
+impl Found {
+    fn is_whole(&self) -> bool {
+        self.lost.is_empty() && self.older == 0
+    }
+}
+
+impl Model {
+    fn new(name: &'static str, address: &Address) -> Self {
+        Self {
+            name,
+            address: address.with_export(name),
+            client: None,
+            blocks: vec![(0, 0); (16 << 20) / BLOCK],
+        }
+    }
+
+    fn connect(&self) -> Result<Client> {
+        Client::connect(&self.address).with_context(|| format!("cannot attach to {}", self.name))
+    }
+
+    fn client(&mut self) -> Result<&mut Client> {
+        if self.client.is_none() {
+            self.client = Some(self.connect()?);
+        }
+        self.client.as_mut().context("no client")
+    }
+
+    fn write(&mut self, blocks: std::ops::Range<usize>, byte: u8) -> Result<()> {
+        for block in blocks {
+            let at = (block * BLOCK) as u64;
+            self.client()?.write(0, &[byte; BLOCK], at)?;
+            self.blocks[block].1 = byte;
+        }
+        Ok(())
+    }
+
+    fn trim(&mut self, blocks: impl Iterator<Item = usize>) -> Result<()> {
+        for block in blocks {
+            self.client()?.trim((block * BLOCK) as u64, BLOCK)?;
+            self.blocks[block].1 = 0;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.client()?.flush()?;
+        self.blocks.iter_mut().for_each(|block| block.0 = block.1);
+        Ok(())
+    }
+
+    /// Reads all of it with a client that has just come back.
+    fn compare(&self) -> Result<Found> {
+        let mut client = self.connect()?;
+        let mut found = Found::default();
+        for (block, (flushed, answered)) in self.blocks.iter().enumerate() {
+            let mut bytes = [0; BLOCK];
+            match client.read(&mut bytes, (block * BLOCK) as u64) {
+                Ok(()) if bytes == [*answered; BLOCK] => {}
+                Ok(()) if bytes == [*flushed; BLOCK] => found.older += 1,
+                Ok(()) => bail!(
+                    "block {block} of '{}' has {:#x} and not {flushed:#x} or {answered:#x}",
+                    self.name,
+                    bytes[0]
+                ),
+                Err(_) => found.lost.push(block),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The flush tells of a loss, until it is accepted; lost blocks can be written again.
+    fn accept(&self, product: &Product, found: &Found) -> Result<()> {
+        let mut client = self.connect()?;
+        let told = client.flush();
+        ensure!(
+            found.is_whole() || told.is_err(),
+            "'{}' lost answered writes ({found:?}), and its flush succeeds",
+            self.name
+        );
+        if told.is_err() {
+            let accept = product.command().args(["--quiet", "volume", "accept-loss"]);
+            accept.args([self.name, "--yes"]).run()?;
+            client.flush().context("the loss was accepted")?;
+        }
+        for block in &found.lost {
+            let at = (block * BLOCK) as u64;
+            client.write(0, &[0x66; BLOCK], at)?;
+            let mut bytes = [0; BLOCK];
+            client.read(&mut bytes, at)?;
+            ensure!(bytes == [0x66; BLOCK], "a lost block was not written");
+        }
+        Ok(client.flush()?)
+    }
+}
+
+fn wait_for(what: &str, is_there: impl Fn() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !is_there()? {
+        ensure!(start.elapsed() < LIMIT, "waited in vain for {what}");
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
