@@ -117,8 +117,9 @@ fn an_opening_whose_sync_fails_is_refused() {
         engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
         let opened = open(engine.clone(), LITTLE_MEMORY).map(drop);
         assert_eq!(opened.unwrap_err().kind(), StoreErrorKind::Io);
-        // Answered and unflushed data has not outlived that.
+        // Answered and unflushed data has not outlived that, and the next opening knows.
         world.state().survived = false;
+        world.state().has_lost_data = true;
         world.open_after(Recovery::KILLED, engine).unwrap();
         world.verify().unwrap();
         world.recover_by(Recovery::POWER_LOSS).unwrap();
