@@ -102,8 +102,8 @@ pub trait Disk: Send + Sync {
     /// Fills `buf` from `offset`. Bytes never written, and bytes beyond the end, read as zeros; a
     /// block device may instead return its content from before it became part of a pool.
     ///
-    /// [`Part::Data`] is read only where something was written and not discarded since (P2): whoever reads there
-    /// knows that from a map. So a disk that finds nothing has lost it. A read beyond the end, or of an object
+    /// [`Part::Data`] is read only where something was written and not discarded since (P2): the reader has the
+    /// place from a map. So a disk that finds nothing has lost it. A read beyond the end, or of an object
     /// of a cluster that is missing or ends before, is an error, `UnexpectedEof`. Where a disk cannot tell, as in a
     /// hole of a file, it returns zeros.
     ///
@@ -175,7 +175,8 @@ pub trait Disk: Send + Sync {
         false
     }
 
-    /// Whether a write of at most a block takes effect whole or not at all, whatever dies meanwhile. Then a block to
+    /// Whether a write of at most a block takes effect whole or not at all, also when the process or the
+    /// host dies. Then a block to
     /// which no zeros were written never reads as zeros, unless it was lost.
     fn writes_are_whole(&self) -> bool {
         false
@@ -270,7 +271,7 @@ pub trait PreparedRead: Send {
     fn start(self: Box<Self>, ended: ReadEnded);
 }
 
-/// Hears how a read ended.
+/// Called with the result of a read.
 pub type ReadEnded = Box<dyn FnOnce(Option<Vec<Vec<u8>>>) + Send>;
 
 /// Hears how a write ended.

@@ -113,7 +113,7 @@ impl InCeph {
         RadosEngine::take(&self.client, &self.place, options).unwrap()
     }
 
-    /// Its objects, for whoever takes some of them away.
+    /// Its objects, to be damaged by a test.
     fn objects(&self) -> onefold_rados::Pool {
         self.client.pool("onefold", &self.place.name).unwrap()
     }
@@ -131,8 +131,7 @@ fn rados() {
     assert_eq!(objects.unwrap().count(), 0, "something is left");
 }
 
-/// Somebody owns the pool who never answers, from another host. Whoever takes it keeps that one out, also when the cluster
-/// has forgotten: while it lives, and when it is started again.
+/// An owner on another host never answers. The next owner keeps it out, also after the entry was removed from the blocklist: while it lives, and when it is started again.
 #[test]
 fn rados_keeps_out_whom_the_pool_was_taken_from() {
     let Some(ceph) = InCeph::new("fenced") else {

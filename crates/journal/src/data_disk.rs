@@ -222,7 +222,7 @@ impl DataDisk {
         self.disk.prepared_read_bytes_max()
     }
 
-    /// Prepares a read; see `onefold_engine::Disk`. Whoever hears of its end calls [`DataDisk::check_found`].
+    /// Prepares a read; see `onefold_engine::Disk`. The caller passes its bytes to [`DataDisk::check_found`].
     pub fn prepare_read(&self, ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
         // A pool with lost blocks reads in the ordinary way, which finds out which they are.
         if self.lost.is_any() {

@@ -30,7 +30,7 @@ pub struct Pin<'a> {
     counter: &'a AtomicU64,
 }
 
-/// The same, for whoever lets it go on another thread, later.
+/// A [`Pin`] that another thread can drop later.
 pub struct LongPin {
     epochs: Arc<Epochs>,
     epoch: u64,

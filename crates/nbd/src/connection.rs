@@ -521,7 +521,7 @@ impl Connection<'_> {
         None
     }
 
-    /// Starts a read that needs no worker; returns what is none.
+    /// Starts a read that needs no worker; returns any other request.
     fn start_read(&mut self, mut work: Work) -> Option<Work> {
         let Command::Read { ref range, .. } = work.command else {
             return Some(work);

@@ -187,7 +187,7 @@ impl<T> WorkerState<T> {
         self.volumes.entry(lane.volume).or_default().queued += 1;
     }
 
-    /// How many more tasks of a volume may begin that has so many at work.
+    /// How many more tasks of a volume may begin if `running` of its tasks are at work.
     fn allowance(&self, running: usize) -> usize {
         let left = self.threads_max.saturating_sub(self.running);
         if left == 0 {

@@ -281,7 +281,7 @@ fn wait_for_parked(bench: &Bench<'_>) -> Result<u64> {
     }
 }
 
-fn set_full(cluster: &Cluster, is_full: bool) -> Result<()> {
+pub(crate) fn set_full(cluster: &Cluster, is_full: bool) -> Result<()> {
     RATIOS.into_iter().try_for_each(|(verb, usual)| {
         let ratio = if is_full { RATIO_FULL } else { usual };
         cluster.ceph(&["osd", verb, ratio]).map(drop)

@@ -10,6 +10,7 @@
 mod ageing;
 mod answered;
 mod ceph_faults;
+mod ceph_losses;
 mod ceph_refusals;
 mod clients;
 mod demo;
@@ -65,6 +66,8 @@ enum Task {
     Ownership(ownership::Arguments),
     /// Freeze, kill and fill the Ceph cluster below a pool, and look for words about what is wrong
     CephFaults,
+    /// Remove objects and the Ceph pool below a pool, fill its cluster, and take a right away
+    CephLosses,
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(reconnect::Arguments),
     /// Let the disk below a pool hang and fail, and kill the daemon meanwhile
@@ -100,6 +103,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Ownership(arguments) => ownership::run(&workspace, &arguments),
         Task::CephFaults => ceph_faults::run(&workspace),
+        Task::CephLosses => ceph_losses::run(&workspace),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
         Task::SickDisk => sick_disk::run(&workspace),
         Task::Guest(arguments) => guest::run(&workspace, &arguments),

@@ -63,6 +63,8 @@ enum Task {
     Ownership(Forwarded),
     /// Freeze, kill and fill the Ceph cluster below a pool, and look for words about what is wrong
     CephFaults(Forwarded),
+    /// Remove objects and the Ceph pool below a pool, fill its cluster, and take a right away
+    CephLosses(Forwarded),
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(Forwarded),
     /// Let the disk below a pool hang and fail, and kill the daemon in the sync
@@ -120,6 +122,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::KillLoop(arguments) => forward(arguments, "kill-loop"),
         Task::Ownership(arguments) => forward(arguments, "ownership"),
         Task::CephFaults(arguments) => forward(arguments, "ceph-faults"),
+        Task::CephLosses(arguments) => forward(arguments, "ceph-losses"),
         Task::Reconnect(arguments) => forward(arguments, "reconnect"),
         Task::SickDisk(arguments) => forward(arguments, "sick-disk"),
         Task::Guest(arguments) => forward(arguments, "guest"),

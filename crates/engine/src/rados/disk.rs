@@ -6,7 +6,7 @@
 //! order of their submission, so a read that begins later sees them. Once one has failed, reads fail until a sync has
 //! returned the error.
 //!
-//! An object of the data that is missing, or ends too soon, is an error for whoever reads there: the object was lost.
+//! An object of the data that is missing, or ends too soon, fails every read there: the cluster has lost it.
 //! Other parts are read where nothing was ever written, too, and check what they find: there it reads as zeros.
 //!
 //! Invariants:
@@ -110,7 +110,7 @@ impl Behind {
 }
 
 impl RadosDisk {
-    /// Opens a part that the head has, with so many guarded objects that were there. They belong to this owner
+    /// Opens a part that the head has, of which `made` guarded objects were there. They belong to this owner
     /// afterwards. One of them that is missing was lost, with records of the log or a list that nothing else has, and
     /// is an error.
     pub(super) fn open(
@@ -694,7 +694,7 @@ impl Drop for RadosDisk {
 /// A read that has not begun.
 struct PreparedOperations {
     cluster: Arc<Cluster>,
-    /// Objects, and what is read there.
+    /// The operations: the object of each, and the places that it reads.
     operations: Vec<(String, Vec<Place>)>,
     /// Of the ranges.
     lens: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Who is kept from the cluster because the pool was taken from them, for as long as the pool is there.
+//! Fences that last: former owners are kept out of the cluster for as long as the pool is there.
 //!
 //! A process that is frozen may wake up at any time, with writes of data in flight to blocks that hold something else
 //! by then. The cluster's blocklist forgets its entries, by their age or by an administrator. So the head keeps the
@@ -14,11 +14,11 @@ use onefold_rados::{Client, Pool};
 use std::io;
 use std::thread;
 
-/// How long the cluster keeps an owner out, unless it is told again. It may be frozen for days and wake up.
+/// How long an entry of the blocklist lasts. The owner renews it.
 const FENCE_SECONDS: u32 = 30 * 24 * 3600;
 
 /// Addresses that the head keeps; of more, the oldest go. A host that falls silent with a process that lives is an accident: a
-/// pool does not have so many while one of them may still wake up. An attribute of some kilobytes is no burden.
+/// pool does not have 128 of them while one may still wake up. An attribute of some kilobytes is no burden.
 pub(super) const FENCED_MAX: usize = 128;
 
 /// Requests to the monitors at a time: each of them takes as long as all together.

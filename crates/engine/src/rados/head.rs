@@ -155,8 +155,8 @@ impl Head {
         }
     }
 
-    /// How many guarded objects the part of this entry is known to have. What is known of another generation is of
-    /// other objects.
+    /// How many guarded objects the part of this entry is known to have. Of another generation none
+    /// are known.
     pub(super) fn made(&self, part: Part, entry: &Entry) -> u64 {
         let made = self.made.get(&part);
         made.filter(|made| made.generation == entry.generation)
@@ -232,7 +232,7 @@ pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<(
         .map(drop)
 }
 
-/// Enters who is kept out, if the head has this version still. Whoever takes the pool does this before it owns it.
+/// Enters the addresses of fenced owners, if the head still has this version. A host does this before it owns the pool.
 pub(super) fn set_fenced(pool: &Pool, version: Version, fenced: &[String]) -> io::Result<()> {
     let op = pool.write_op().assert_version(version);
     let op = op.set_xattr(FENCED_KEY, fenced.join("\n").as_bytes());
@@ -251,7 +251,7 @@ impl Change {
         self.set(&format!("part.{}", part.name()), entry)
     }
 
-    /// The part has so many guarded objects; none that is known of if nothing.
+    /// Sets the number of the guarded objects that the part is known to have.
     pub(super) fn made(self, part: Part, made: Option<Made>) -> Change {
         let text = made.map_or(String::new(), Made::text);
         Change(

@@ -199,7 +199,7 @@ impl RadosEngine {
         let work = move || {
             while cluster.ownership.pause(LOOK_INTERVAL) {
                 report(cluster.flights.news());
-                let is_fencing = fencing.as_ref().is_some_and(|it| !it.is_finished());
+                let is_fencing = fencing.as_ref().is_some_and(|thread| !thread.is_finished());
                 if fenced_at.elapsed() >= fence_interval && !is_fencing {
                     fenced_at = Instant::now();
                     // It waits for the monitors, which an owner can do without.

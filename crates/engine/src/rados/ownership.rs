@@ -297,7 +297,7 @@ impl Ownership {
 
 /// Takes the pool, of which the head was read. Returns the right to it.
 ///
-/// Whoever owns it can keep others out, and has: all from whom it was ever taken.
+/// An owner has the right to fence others, and has fenced all from whom the pool was ever taken.
 pub(super) fn take(
     client: &Client,
     pool: &Pool,
@@ -306,9 +306,10 @@ pub(super) fn take(
 ) -> Result<Arc<Ownership>, TakeError> {
     let session = new_session()?;
     let has_fenced = lock(client, pool, run, &session, options)?;
-    let can_fence = match has_fenced {
-        true => Ok(()),
-        false => fences::try_out(client),
+    let can_fence = if has_fenced {
+        Ok(())
+    } else {
+        fences::try_out(client)
     };
     let fenced = can_fence.and_then(|()| fences::restore(client, pool));
     let begun = fenced.and_then(|()| begin(pool, run, &session));

@@ -414,9 +414,10 @@ impl Disk for SimulatedDisk {
     }
 
     fn prepared_read_bytes_max(&self) -> usize {
-        match self.is_in_cluster() && self.part == Part::Data {
-            true => WRITE_BYTES_MAX,
-            false => 0,
+        if self.is_in_cluster() && self.part == Part::Data {
+            WRITE_BYTES_MAX
+        } else {
+            0
         }
     }
 

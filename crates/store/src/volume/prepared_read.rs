@@ -1,7 +1,7 @@
 //! Reads of data in a cluster, for which no thread waits.
 //!
-//! A read is *prepared*: its blocks are looked up, pinned, and the engine knows their places. Once it is started it goes
-//! on by itself; the thread that hears of its end checks what was found, and has the bytes.
+//! A read is *prepared*: its blocks are looked up and pinned, and the engine knows their places. Once it is started it needs
+//! no thread; the engine's thread checks the bytes when they have arrived.
 //!
 //! Whatever needs more (a map that is not in memory, blocks that are known to be bad, a long request, any failure) is
 //! read with [`Volume::read`] and [`Blocking::Yes`]: so there is one place that knows what an error means.
@@ -25,12 +25,12 @@ pub struct PreparedRead {
     read: UnderWay,
 }
 
-/// What is to be done when the engine has read.
+/// A read between its start and its end.
 struct UnderWay {
     volume: Arc<Volume>,
     received: Instant,
     runs: Vec<Run>,
-    /// None of the blocks gets another content meanwhile.
+    /// Keeps the blocks from being reused until the read has ended.
     _pin: LongPin,
 }
 
@@ -85,7 +85,7 @@ impl Volume {
         Some(PreparedRead { io, read })
     }
 
-    /// What is stored of a range; nothing if that cannot be found out without waiting, or is to be compared.
+    /// The stored runs of a range; nothing if the lookup would wait, or a block may be bad.
     fn runs_to_read(&self, offset: u64, len: usize) -> Option<Vec<Run>> {
         let block_size = self.pool.block_size();
         let first = Lba(offset / block_size);
@@ -127,7 +127,7 @@ impl Volume {
 }
 
 impl PreparedRead {
-    /// Starts it. `ended` hears what was found, or nothing if it is to be read in the ordinary way, on a thread on which
+    /// Starts it. `ended` gets the bytes, or nothing if the caller has to read in the ordinary way, on a thread on which
     /// it must not wait.
     pub fn start(self, ended: impl FnOnce(Option<FoundBytes>) + Send + 'static) {
         let Self { io, read } = self;

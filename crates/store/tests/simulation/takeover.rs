@@ -76,8 +76,8 @@ pub(crate) fn died_unfenced_in_a_commit(seed: u64) -> Step {
     taken_over_again(&world, id)
 }
 
-/// The cluster loses an object with data, and a write to one of its blocks makes it again. Every other block of it is
-/// an error for whoever reads it, and none is zeros; the same while the object is missing.
+/// The cluster loses an object with data, and a write to one of its blocks makes it again. Reads of every
+/// other block fail, and none returns zeros; the same while the object is missing.
 pub(crate) fn an_object_is_lost(seed: u64) -> Step {
     let world = pool(seed, true)?;
     let id = world.new_volume(MIB)?;

@@ -375,6 +375,7 @@ fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
         &["clients", "--pool", &place][..],
         &["kill-loop", "--pool", &place, "--rounds", CEPH_KILL_ROUNDS],
         &["ownership"],
+        &["ceph-losses"],
     ] {
         let check = acceptance(workspace)?.args(call);
         keep(check.env(CEPH_CONF, ceph.conf()), said)
