@@ -260,6 +260,7 @@ fn connections_at_a_time_are_added_up_and_a_deleted_export_is_forgotten() {
                 },
             ),
             bytes: with(Op::Read, reads * 512),
+            // Reads of memory need no worker.
             waited_for_worker: 0,
         },
     };
