@@ -20,6 +20,7 @@ use crate::input::Input;
 use crate::limits::{BATCH_REPLIES_MAX, HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
 use crate::log_limit::LogLimit;
 use crate::parking::Parking;
+use crate::pieces::{execute_in_slot, pieces, read_of};
 use crate::reply::Batch;
 use crate::request::{Command, admit, has_large_payload};
 use crate::send_queue::SendQueue;
@@ -467,10 +468,6 @@ impl Connection<'_> {
         };
         if done == Err(AttemptError::WouldBlock) {
             if !self.export.is_background() {
-                work = match self.start_read(work) {
-                    None => return Ok(()),
-                    Some(work) => work,
-                };
                 work = match self.hand_over(work) {
                     None => return Ok(()),
                     Some(work) => work,
@@ -530,10 +527,8 @@ impl Connection<'_> {
         if len > self.prepared_read_bytes_max {
             return Some(work);
         }
-        let export = Arc::clone(&self.export);
-        let prepared = self
-            .shared
-            .attempt("read", || Ok(export.prepare_read(offset, len)));
+        let prepare = || Ok(Arc::clone(&self.export).prepare_read(offset, len));
+        let prepared = self.shared.attempt("read", prepare);
         let Ok(Some(prepared)) = prepared else {
             return Some(work);
         };
@@ -567,8 +562,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Hands a request over to the workers; returns it if this is not possible.
-    fn hand_over(&mut self, mut work: Work) -> Option<Work> {
+    /// Hands a request over to the workers, or starts it; returns it if neither is possible.
+    fn hand_over(&mut self, work: Work) -> Option<Work> {
+        let mut work = self.start_read(work)?;
         let len = work.command.memory_bytes();
         let mut taken = None;
         if len == 0 {
@@ -666,33 +662,4 @@ impl Connection<'_> {
             .queue
             .send_from_connection(socket, || socket.send_all(slices))?)
     }
-}
-
-fn read_of(cookie: u64, range: Range<u64>) -> Work {
-    let whole = false;
-    Work::new(cookie, Command::Read { range, whole }, None)
-}
-
-/// Executes a request with memory of the batch; blocks if necessary.
-fn execute_in_slot(
-    shared: &ConnectionState,
-    export: &dyn Export,
-    batch: &mut Batch,
-    work: &mut Work,
-) -> Result<Vec<u8>, AttemptError> {
-    let slot = batch.slot(work.command.memory_bytes());
-    work.execute(shared, export, slot, Blocking::Yes)
-}
-
-/// A range in pieces that fit the connection's own memory. They end on boundaries of device blocks, so
-/// that no two touch the same block.
-fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let mut begin = range.start;
-    std::iter::from_fn(move || {
-        let piece = SMALL_PAYLOAD_BYTES as u64;
-        let end = range.end.min(begin + piece - begin % piece);
-        let next = (begin < end).then_some(begin..end);
-        begin = end;
-        next
-    })
 }

@@ -45,6 +45,7 @@ mod limits;
 mod listener;
 mod log_limit;
 mod parking;
+mod pieces;
 mod registry;
 mod reply;
 pub mod request;

@@ -13,20 +13,20 @@
 //! - All objects of a part are below its reach, which the head has before the first of them is made.
 //! - A guarded object belongs to the owner's session from the opening of its part on.
 
+use super::behind::Behind;
 use super::cluster::{Cluster, Countdown, ObjectChange};
 use super::head::{Change, Entry, HEAD, Made};
 use super::place::{
     self, OBJECT_BYTES, Piece, Place, base, by_object, is_guarded, object_name, pieces,
 };
+use super::prepared_read::PreparedOperations;
 use crate::failure::explain;
-use crate::{
-    Disk, Part, PreparedRead, PreparedWrite, ReadEnded, ReadRange, WriteEnded, WriteRange,
-};
+use crate::{Disk, Part, PreparedRead, PreparedWrite, ReadRange, WriteEnded, WriteRange};
 use onefold_rados::WhenFull;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 /// Bytes of writes under way, of all parts together, from which on further ones wait.
 const UNDER_WAY_BYTES_MAX: usize = 16 << 20;
@@ -52,61 +52,6 @@ pub(super) struct RadosDisk {
     /// The length that the head has.
     stored_len: AtomicU64,
     behind: Arc<Behind>,
-}
-
-/// Writes that nobody waits for yet.
-#[derive(Default)]
-struct Behind {
-    state: Mutex<BehindState>,
-    ended: Condvar,
-}
-
-#[derive(Default)]
-struct BehindState {
-    under_way: usize,
-    /// Of the first that failed. Nothing that was written since the last sync is to be relied on.
-    failure: Option<io::Error>,
-}
-
-impl Behind {
-    fn state(&self) -> MutexGuard<'_, BehindState> {
-        // Each change is complete in itself.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn begin(self: &Arc<Self>) -> impl FnOnce(io::Result<()>) + Send + 'static {
-        self.state().under_way += 1;
-        let behind = Arc::clone(self);
-        move |written| {
-            let mut state = behind.state();
-            state.under_way -= 1;
-            if let Err(error) = written {
-                state.failure.get_or_insert(error);
-            }
-            drop(state);
-            behind.ended.notify_all();
-        }
-    }
-
-    /// Fails if one is known to have failed. The error itself is for the sync.
-    fn check(&self) -> io::Result<()> {
-        match &self.state().failure {
-            Some(error) => Err(io::Error::new(
-                error.kind(),
-                format!("an earlier write has failed: {error}"),
-            )),
-            None => Ok(()),
-        }
-    }
-
-    /// Waits for all, also those that begin meanwhile.
-    fn wait(&self) -> io::Result<()> {
-        let mut state = self.state();
-        while state.under_way > 0 {
-            state = (self.ended.wait(state)).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.failure.take().map_or(Ok(()), Err)
-    }
 }
 
 impl RadosDisk {
@@ -691,74 +636,6 @@ impl Drop for RadosDisk {
     }
 }
 
-/// A read that has not begun.
-struct PreparedOperations {
-    cluster: Arc<Cluster>,
-    /// The operations: the object of each, and the places that it reads.
-    operations: Vec<(String, Vec<Place>)>,
-    /// Of the ranges.
-    lens: Vec<usize>,
-}
-
-/// A read of which some operations have not ended.
-struct ReadUnderWay {
-    operations: usize,
-    /// Of the ranges; nothing once an operation has failed, or found less than it should.
-    found: Option<Vec<Vec<u8>>>,
-    ended: Option<ReadEnded>,
-}
-
-impl PreparedRead for PreparedOperations {
-    fn start(self: Box<Self>, ended: ReadEnded) {
-        let found = self.lens.iter().map(|len| vec![0; *len]).collect();
-        let state = Arc::new(Mutex::new(ReadUnderWay {
-            operations: self.operations.len(),
-            found: Some(found),
-            ended: Some(ended),
-        }));
-        for (object, places) in self.operations {
-            let asked: Vec<_> = (places.iter())
-                .map(|place| (place.piece.offset, place.piece.len()))
-                .collect();
-            let state = Arc::clone(&state);
-            self.cluster.read(&object, asked, move |read| {
-                let mut under_way = state.lock().unwrap_or_else(PoisonError::into_inner);
-                under_way.end(&places, read.ok().flatten());
-                if under_way.operations > 0 {
-                    return;
-                }
-                let (found, ended) = (under_way.found.take(), under_way.ended.take());
-                drop(under_way);
-                if let Some(ended) = ended {
-                    ended(found);
-                }
-            });
-        }
-    }
-}
-
-impl ReadUnderWay {
-    /// An operation has ended that was to read these places.
-    fn end(&mut self, places: &[Place], read: Option<Vec<Vec<u8>>>) {
-        self.operations -= 1;
-        let (Some(found), Some(read)) = (&mut self.found, read) else {
-            self.found = None;
-            return;
-        };
-        let mut read = places.iter().zip(read);
-        let is_whole = read.all(|(Place { request, piece }, bytes)| {
-            let is_whole = bytes.len() == piece.len();
-            if is_whole {
-                found[*request][piece.bytes.clone()].copy_from_slice(&bytes);
-            }
-            is_whole
-        });
-        if !is_whole {
-            self.found = None;
-        }
-    }
-}
-
 /// A write that has not begun.
 struct Prepared {
     cluster: Arc<Cluster>,
@@ -780,26 +657,5 @@ impl PreparedWrite for Prepared {
         cluster.submit(&object, change, WhenFull::Fail, move |written| {
             ended(written.map_err(|error| explain(doing, error)), &bytes);
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reads_fail_after_a_failed_write_until_a_sync_returns_its_error() {
-        let behind = Arc::new(Behind::default());
-        let (fine, fails) = (behind.begin(), behind.begin());
-        fine(Ok(()));
-        behind.check().unwrap();
-        let kind = io::ErrorKind::TimedOut;
-        fails(Err(kind.into()));
-        for _ in 0..2 {
-            assert_eq!(behind.check().unwrap_err().kind(), kind);
-        }
-        assert_eq!(behind.wait().unwrap_err().kind(), kind);
-        behind.check().unwrap();
-        behind.wait().unwrap();
     }
 }

@@ -10,6 +10,7 @@
 //! Reading order: `place` (names and pieces), `head` (which parts there are), `run` (the directory on this host),
 //! `ownership` (who may write), `fences` (who may not any more), `flights` and `cluster` (operations), `disk`.
 
+mod behind;
 mod cluster;
 mod disk;
 mod fences;
@@ -17,6 +18,7 @@ mod flights;
 mod head;
 mod ownership;
 mod place;
+mod prepared_read;
 mod run;
 
 pub use ownership::{OwnerEvent, TakeError, TakeOptions};

@@ -1,0 +1,74 @@
+//! Reads of data during which no thread waits: librados' threads collect what the operations find.
+
+use super::cluster::Cluster;
+use super::place::Place;
+use crate::{PreparedRead, ReadEnded};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A read that has not begun.
+pub(super) struct PreparedOperations {
+    pub(super) cluster: Arc<Cluster>,
+    /// The operations: the object of each, and the places that it reads.
+    pub(super) operations: Vec<(String, Vec<Place>)>,
+    /// Of the ranges.
+    pub(super) lens: Vec<usize>,
+}
+
+/// A read of which some operations have not ended.
+struct ReadUnderWay {
+    operations: usize,
+    /// Of the ranges; nothing once an operation has failed, or found less than it should.
+    found: Option<Vec<Vec<u8>>>,
+    ended: Option<ReadEnded>,
+}
+
+impl PreparedRead for PreparedOperations {
+    fn start(self: Box<Self>, ended: ReadEnded) {
+        let found = self.lens.iter().map(|len| vec![0; *len]).collect();
+        let state = Arc::new(Mutex::new(ReadUnderWay {
+            operations: self.operations.len(),
+            found: Some(found),
+            ended: Some(ended),
+        }));
+        for (object, places) in self.operations {
+            let asked: Vec<_> = (places.iter())
+                .map(|place| (place.piece.offset, place.piece.len()))
+                .collect();
+            let state = Arc::clone(&state);
+            self.cluster.read(&object, asked, move |read| {
+                let mut under_way = state.lock().unwrap_or_else(PoisonError::into_inner);
+                under_way.end(&places, read.ok().flatten());
+                if under_way.operations > 0 {
+                    return;
+                }
+                let (found, ended) = (under_way.found.take(), under_way.ended.take());
+                drop(under_way);
+                if let Some(ended) = ended {
+                    ended(found);
+                }
+            });
+        }
+    }
+}
+
+impl ReadUnderWay {
+    /// An operation has ended that was to read these places.
+    fn end(&mut self, places: &[Place], read: Option<Vec<Vec<u8>>>) {
+        self.operations -= 1;
+        let (Some(found), Some(read)) = (&mut self.found, read) else {
+            self.found = None;
+            return;
+        };
+        let mut read = places.iter().zip(read);
+        let is_whole = read.all(|(Place { request, piece }, bytes)| {
+            let is_whole = bytes.len() == piece.len();
+            if is_whole {
+                found[*request][piece.bytes.clone()].copy_from_slice(&bytes);
+            }
+            is_whole
+        });
+        if !is_whole {
+            self.found = None;
+        }
+    }
+}
