@@ -118,6 +118,8 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, Mutex};
 
+    use onefold_metadata::sync::lock;
+
     use super::{BackgroundExecutor, BackgroundWork};
 
     #[test]

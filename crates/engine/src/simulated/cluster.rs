@@ -9,6 +9,7 @@
 //!
 //! Invariant: `current` is `durable` with all that is not acknowledged applied in order.
 
+use super::SimulatedEngine;
 use super::disk::{Outcome, Trouble};
 use super::image::Image;
 use super::part::PartState;
@@ -415,5 +416,28 @@ pub(super) fn land_late(
             }
             nth -= here;
         }
+    }
+}
+
+impl SimulatedEngine {
+    /// The probability that an operation of an owner before takes effect before an I/O, and then another one. Each
+    /// death draws one.
+    pub fn set_late_rate(&self, rate: f64) {
+        self.machine.state().late_rate = rate;
+    }
+
+    /// How many operations of owners before have taken effect since this one began.
+    pub fn landed_late(&self) -> u64 {
+        self.machine.state().landed_late
+    }
+
+    /// To how many objects operations of owners before are still under way.
+    pub fn objects_with_late(&self) -> usize {
+        self.machine
+            .state()
+            .parts
+            .values()
+            .map(PartState::late)
+            .sum()
     }
 }

@@ -319,27 +319,6 @@ impl SimulatedEngine {
         self.machine.state().cluster.is_some()
     }
 
-    /// The probability that an operation of an owner before takes effect before an I/O, and then another one. Each
-    /// death draws one.
-    pub fn set_late_rate(&self, rate: f64) {
-        self.machine.state().late_rate = rate;
-    }
-
-    /// How many operations of owners before have taken effect since this one began.
-    pub fn landed_late(&self) -> u64 {
-        self.machine.state().landed_late
-    }
-
-    /// To how many objects operations of owners before are still under way.
-    pub fn objects_with_late(&self) -> usize {
-        self.machine
-            .state()
-            .parts
-            .values()
-            .map(PartState::late)
-            .sum()
-    }
-
     // Orders that make an I/O fail.
 
     /// Fails the `nth` such I/O from now (1 is the next), once, with this kind of error.

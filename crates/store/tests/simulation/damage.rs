@@ -298,7 +298,12 @@ fn a_flipped_bit_in_the_log_is_said_where_commits_follow() {
 #[test]
 fn a_missing_part_is_named() {
     let world = pool();
-    let is_derived = |part| matches!(part, Part::Index | Part::NextIndex | Part::Scrub | Part::Losses);
+    let is_derived = |part| {
+        matches!(
+            part,
+            Part::Index | Part::NextIndex | Part::Scrub | Part::Losses
+        )
+    };
     for part in Part::ALL.into_iter().filter(|part| !is_derived(*part)) {
         let error = open(damaged(&world, |engine| engine.lose_part(part)))
             .err()
