@@ -23,8 +23,8 @@ pub struct DataDisk {
     name: String,
     /// Writes go past the host's cache, so that each of them waits for the disk.
     writes_wait: bool,
-    /// Where a block of zeros is a lost one, the bytes of a block.
-    lost_block_bytes: Option<usize>,
+    /// A block of zeros was lost: see above.
+    zeros_are_losses: bool,
     /// Data was written since the last sync started.
     unsynced: AtomicBool,
     doubted: Doubted,
@@ -38,7 +38,7 @@ impl DataDisk {
     pub fn new(disk: Arc<dyn Disk>, name: String, block_size: u32, lost: &[LostRun]) -> Self {
         let data = Self {
             writes_wait: !disk.is_cached(),
-            lost_block_bytes: disk.writes_are_whole().then_some(block_size as usize),
+            zeros_are_losses: disk.writes_are_whole(),
             disk,
             name,
             unsynced: AtomicBool::new(false),
@@ -61,34 +61,61 @@ impl DataDisk {
     pub fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         self.check_kept(buf.len(), at)?;
         self.disk.read_at(buf, at)?;
-        self.check_found(buf, at)
+        self.check_whole(buf, at)
     }
 
-    /// Refuses bytes that were read if a whole block of them was lost.
+    /// Refuses bytes that were read if a block of them was lost, or may have been: zeros that are part of a block
+    /// say nothing of the rest. The ordinary read finds out, which may wait.
     ///
     /// # Errors
     ///
-    /// `InvalidData` with its address.
+    /// `InvalidData` with the block's address.
     pub fn check_found(&self, read: &[u8], at: u64) -> io::Result<()> {
-        let Some(unit) = self.lost_block_bytes else {
-            return Ok(());
-        };
-        let before = (unit - (at % unit as u64) as usize) % unit;
-        let blocks = read.get(before..).unwrap_or_default().chunks_exact(unit);
-        for (block, n) in blocks.zip(0..) {
-            if block.iter().all(|byte| *byte == 0) && Guard::LostIsNotZeros.holds() {
-                let at = at + (before + n * unit) as u64;
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!(
-                        "reading {unit} bytes at {at} of {}: there is nothing, though data was stored there: \
-                         it was lost",
-                        self.name
-                    ),
-                ));
+        match self.zeros_in(read, at).next() {
+            None => Ok(()),
+            Some((at, _)) => Err(self.nothing_at(at)),
+        }
+    }
+
+    /// The same once all of a block is known of which a part was read.
+    fn check_whole(&self, read: &[u8], at: u64) -> io::Result<()> {
+        for (at, mut is_lost) in self.zeros_in(read, at) {
+            if !is_lost {
+                let mut block = vec![0; self.block_size as usize];
+                self.disk.read_at(&mut block, at)?;
+                is_lost = is_zeros(&block);
+            }
+            if is_lost {
+                return Err(self.nothing_at(at));
             }
         }
         Ok(())
+    }
+
+    /// Where the blocks begin of which only zeros were read, and whether all of the block was; none where zeros
+    /// prove nothing.
+    fn zeros_in(&self, read: &[u8], at: u64) -> impl Iterator<Item = (u64, bool)> {
+        let (unit, mut rest, mut at) = (self.block_size, read, at);
+        let is_proof = self.zeros_are_losses && Guard::LostIsNotZeros.holds();
+        let pieces = std::iter::from_fn(move || {
+            let skip = at % unit;
+            let (piece, after) = rest.split_at((unit - skip).min(rest.len() as u64) as usize);
+            let start = at - skip;
+            (rest, at) = (after, at + piece.len() as u64);
+            (!piece.is_empty()).then_some((start, piece))
+        });
+        let zeros = pieces.filter(move |(_, piece)| is_proof && is_zeros(piece));
+        zeros.map(move |(start, piece)| (start, piece.len() as u64 == unit))
+    }
+
+    fn nothing_at(&self, at: u64) -> io::Error {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!(
+                "reading {} bytes at {at} of {}: there is nothing, though data was stored there: it was lost",
+                self.block_size, self.name
+            ),
+        )
     }
 
     /// Reads several ranges at the same time; see `onefold_engine::Disk`.
@@ -99,7 +126,7 @@ impl DataDisk {
         }
         self.disk.read_together(ranges)?;
         for (n, ReadRange { buf, offset }) in ranges.iter().enumerate() {
-            let found = self.check_found(buf, *offset);
+            let found = self.check_whole(buf, *offset);
             found.map_err(|error| (n, error))?;
         }
         Ok(())
@@ -110,7 +137,7 @@ impl DataDisk {
         self.check_kept(buf.len(), at)?;
         let is_read = self.disk.try_read_at(buf, at)?;
         if is_read {
-            self.check_found(buf, at)?;
+            self.check_whole(buf, at)?;
         }
         Ok(is_read)
     }
@@ -172,7 +199,9 @@ impl DataDisk {
         self.lost.blocks()
     }
 
-    pub(super) fn has_lost(&self) -> bool {
+    /// Whether any block is lost.
+    #[inline]
+    pub fn has_lost(&self) -> bool {
         self.lost.is_any()
     }
 
@@ -293,4 +322,8 @@ impl DataDisk {
     pub(super) fn host_free_bytes(&self) -> Option<u64> {
         self.disk.host_free_bytes()
     }
+}
+
+fn is_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_format::loss_page::LOST_RUNS_MAX;
 use onefold_format::tail::{OTHER_VOLUMES, block_sum};
-use onefold_format::{LayerId, Ledger, Pba, Record, VolumeId, VolumeRecord, record};
+use onefold_format::{Entry, LayerId, Ledger, Pba, Record, VolumeId, VolumeRecord, record};
 use onefold_metadata::{Guard, PbaRun, Result, StoreError};
 
 use super::Journal;
@@ -63,6 +63,8 @@ pub struct LossReport {
     pub compared_blocks: u64,
     /// Blocks that could not be compared, because they were rewritten.
     pub uncompared_blocks: u64,
+    /// Blocks that differed and got their content again, from the block that they are a copy of.
+    pub restored_blocks: u64,
     /// Blocks that lost their content.
     pub lost_blocks: u64,
     /// A sync failed: if not, it was under way, and no compared block differs.
@@ -83,6 +85,8 @@ pub(super) struct Lost {
 struct NewRun<'a> {
     run: PbaRun,
     layer: LayerId,
+    /// What the first of their entries was before.
+    old: Entry,
     /// A checksum of each, or nothing.
     sums: &'a [u32],
 }
@@ -105,12 +109,20 @@ impl Journal {
         }
         let mut runs = new_runs(left)?;
         runs.sort_unstable_by_key(|new| new.run.start);
-        let (mut different, unknown) = compare(&self.data, self.block_size(), &runs, marks)?;
+        let Compared {
+            mut different,
+            unknown,
+            restored,
+        } = compare(&self.data, self.block_size(), &runs, marks)?;
+        if restored > 0 {
+            self.sync_data()?;
+        }
         let total: u64 = runs.iter().map(|new| new.run.count).sum();
         lost.report = LossReport {
             compared_blocks: total - unknown.len() as u64,
             uncompared_blocks: unknown.len() as u64,
-            has_failed: *doubt == Doubt::Known || !different.is_empty(),
+            restored_blocks: restored,
+            has_failed: *doubt == Doubt::Known || !different.is_empty() || restored > 0,
             ..LossReport::default()
         };
         if !lost.report.has_failed {
@@ -216,28 +228,48 @@ fn new_runs(left: &[LeftBehind]) -> Result<Vec<NewRun<'_>>> {
         let mut rest = &entry.sums[..];
         for record in record::decode_all(&entry.records) {
             let record = record.map_err(|error| StoreError::format("a record", error))?;
-            let Some((layer, run)) = new_blocks(&record) else {
+            let (Some((layer, run)), Record::Map { old, .. }) = (new_blocks(&record), &record)
+            else {
                 continue;
             };
             let count = (run.count as usize).min(rest.len());
             let (sums, after) = rest.split_at(count);
             rest = after;
-            runs.push(NewRun { run, layer, sums });
+            runs.push(NewRun {
+                run,
+                layer,
+                old: *old,
+                sums,
+            });
         }
     }
     Ok(runs)
 }
 
-/// The blocks that differ from what was written, and those that cannot be compared.
+/// What comparing found.
+#[derive(Default)]
+struct Compared {
+    /// Blocks that differ from what was written.
+    different: Blocks,
+    /// Blocks that cannot be compared.
+    unknown: Blocks,
+    /// Blocks that differed, and have what was written now.
+    restored: u64,
+}
+
+/// Compares new blocks with the medium.
+///
+/// A block may be a copy: data is moved, too, and what was flushed long ago must not be lost with its new place. The
+/// block before it has the content still, because it is not reused until the record is durable.
 fn compare(
     data: &DataDisk,
     block_size: u64,
     runs: &[NewRun<'_>],
     marks: &Marks,
-) -> Result<(Blocks, Blocks)> {
-    let (mut different, mut unknown) = (Blocks::new(), Blocks::new());
+) -> Result<Compared> {
+    let mut compared = Compared::default();
     if !Guard::NewBlocksCompared.holds() {
-        return Ok((different, unknown));
+        return Ok(compared);
     }
     let blocks_max = (READ_BYTES / block_size).max(1);
     let mut rest = runs;
@@ -259,7 +291,7 @@ fn compare(
         for new in now {
             for (pba, n) in new.run.iter().zip(0..) {
                 let Some(sum) = new.sums.get(n).filter(|_| !marks.has(pba)) else {
-                    unknown.push((pba, new.layer));
+                    compared.unknown.push((pba, new.layer));
                     continue;
                 };
                 let at = ((pba.0 - start.0) * block_size) as usize;
@@ -271,13 +303,32 @@ fn compare(
                         !block.is_empty() && block_sum(&block) == *sum
                     }
                 };
-                if !is_equal {
-                    different.push((pba, new.layer));
+                if is_equal {
+                    continue;
+                }
+                match restore(data, block_size, new.old.successor(n as u64), *sum, pba)? {
+                    true => compared.restored += 1,
+                    false => compared.different.push((pba, new.layer)),
                 }
             }
         }
     }
-    Ok((different, unknown))
+    Ok(compared)
+}
+
+/// Writes a block anew if its entry had the same content before. Returns whether it had.
+fn restore(data: &DataDisk, block_size: u64, old: Entry, sum: u32, pba: Pba) -> Result<bool> {
+    let Some(copied) = old.pba() else {
+        return Ok(false);
+    };
+    let block = read_blocks(data, block_size, copied, copied + 1);
+    if block.is_empty() || block_sum(&block) != sum {
+        return Ok(false);
+    }
+    let written = data.write_at(&block, pba.0 * block_size);
+    let what = format_args!("writing block {pba} of the pool again, which a failed sync lost");
+    written.map_err(|error| StoreError::io(what, error))?;
+    Ok(true)
 }
 
 /// The bytes of these blocks; none if the device cannot read them.

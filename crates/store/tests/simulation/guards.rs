@@ -658,6 +658,10 @@ fn failed_sync_then_killed(seed: u64) -> Step {
     let (world, id) = with_new_blocks(seed)?;
     fail_next_sync(&world, id)?;
     world.recover_by(Recovery::KILLED)?;
+    // All were written anew, and the pool has them again.
+    if world.state().is_beyond_model {
+        return Err(violation("blocks that were written anew are lost for ever"));
+    }
     power_loss(&world)
 }
 

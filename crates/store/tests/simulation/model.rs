@@ -85,6 +85,8 @@ pub(crate) struct VolumeModel {
     flushed_late: Option<Moment>,
     /// The last recovery found answered content to be gone.
     pub(crate) is_missing_any: bool,
+    /// A snapshot or clone of which nobody was told: a crash came first. Its content need not be durable.
+    pub(crate) is_unanswered: bool,
 }
 
 /// How a request that changes contents ended.
@@ -112,6 +114,7 @@ impl VolumeModel {
             under_way: 0,
             flushed_late: None,
             is_missing_any: false,
+            is_unanswered: false,
         }
     }
 

@@ -66,7 +66,7 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
             Err(Stop::Violation(violation)) => return Err(violation),
         }
         match world.recover() {
-            Ok(()) if world.state().has_lost_snapshot => return Ok(()),
+            Ok(()) if world.state().is_beyond_model => return Ok(()),
             Ok(()) => {}
             Err(Stop::Crashed) => return Err(Violation("a crash nobody ordered".into())),
             Err(Stop::Violation(violation)) => return Err(violation),
@@ -263,6 +263,7 @@ impl World {
         }
         match self.draw(|random| random.below(4)) {
             0 => Ok(()),
+            _ if self.state().is_beyond_model => Ok(()),
             1 => self.settle(),
             _ => self.check(),
         }

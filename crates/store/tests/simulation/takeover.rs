@@ -96,5 +96,18 @@ pub(crate) fn an_object_is_lost(seed: u64) -> Step {
     let written = seed % 16;
     world.write(id, written * BLOCK, BLOCK, Fill::Data, Blocking::Yes)?;
     world.read(id, written * BLOCK, BLOCK, Blocking::Yes)?;
-    (0..16).filter(|block| *block != written).try_for_each(lost)
+    (0..16)
+        .filter(|block| *block != written)
+        .try_for_each(lost)?;
+    // A part of a block is no better.
+    (0..16)
+        .filter(|block| *block != written)
+        .try_for_each(|block| {
+            let mut part = [0; 512];
+            match volume.read(block * BLOCK + 1024, &mut part, Blocking::Yes) {
+                Err(error) if error.kind() == StoreErrorKind::Io => Ok(()),
+                Err(error) => Err(violation(error.to_string())),
+                Ok(()) => world.read(id, block * BLOCK + 1024, 512, Blocking::Yes),
+            }
+        })
 }

@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onefold_engine::Part;
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
+use onefold_engine::{Engine as _, Part};
 use onefold_store::{
     Blocking, CreateOptions, Guard, Import, IndexKind, RecoveryReport, Scarcity, Store, StoreError,
     StoreErrorKind, Volume, VolumeOptions,
@@ -96,8 +96,9 @@ pub(crate) struct State {
     pub(crate) has_lost_data: bool,
     /// The opening knows of it.
     pub(crate) knows_of_loss: bool,
-    /// Blocks of a snapshot are lost, which the model does not follow.
-    pub(crate) has_lost_snapshot: bool,
+    /// Blocks of a snapshot are lost, or lost blocks cannot be written for want of room: the model does not
+    /// follow that.
+    pub(crate) is_beyond_model: bool,
     /// The pool takes no writes, or a request left the catalogue undecided: reopen it.
     pub(crate) must_reopen: bool,
     /// Requests of which another one runs in the middle.
@@ -172,7 +173,7 @@ impl World {
             survived: true,
             has_lost_data: false,
             knows_of_loss: false,
-            has_lost_snapshot: false,
+            is_beyond_model: false,
             must_reopen: false,
             depth: 0,
             partial_sectors: false,
@@ -229,6 +230,10 @@ impl World {
     /// Opens the pool as it is.
     pub(crate) fn open(&self, memory_bytes: u64) -> Result<RecoveryReport, StoreError> {
         let (store, report) = common::open(self.engine(), memory_bytes)?;
+        // As a daemon does in the background: an older report is not taken for a new one.
+        if let Err(error) = self.engine().has_lost_writes() {
+            self.trace(|| error.to_string());
+        }
         self.state().store = Some(store);
         Ok(report)
     }
@@ -440,7 +445,7 @@ impl World {
             return None;
         }
         // Unreadable blocks stay out of use when they are released.
-        let bad = self.store().scrub_status().ok()?.bad_blocks;
+        let bad = self.store().scrub_status().ok()?.bad_blocks + stat.lost_blocks;
         Some(Room {
             blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
                 .saturating_sub(stat.reserve_blocks + stat.reserved_unused_blocks + bad),
@@ -879,7 +884,10 @@ impl State {
         };
         match self.pending.take() {
             None => {}
-            Some(Pending::Create(volume)) => self.volumes.push(volume),
+            Some(Pending::Create(mut volume)) => {
+                volume.is_unanswered = true;
+                self.volumes.push(volume);
+            }
             Some(Pending::Delete(id)) => {
                 let at = find(&mut self.volumes, id);
                 self.volumes.remove(at);
@@ -895,8 +903,11 @@ impl State {
                 }
                 self.volumes[at].name = name;
             }
-            Some(Pending::Freeze(snapshots)) => {
+            Some(Pending::Freeze(mut snapshots)) => {
                 self.coverage.snapshots += snapshots.len() as u64;
+                for snapshot in &mut snapshots {
+                    snapshot.is_unanswered = true;
+                }
                 self.volumes.extend(snapshots);
             }
             Some(Pending::RollBack(id, model, _)) => {
