@@ -13,7 +13,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Io` where the host cannot be asked, or a write of this pool is lost: see [`Volume::flush`].
+    /// `Io` where the host cannot be asked, or a write of this pool is lost: see
+    /// [`Volume::flush`](crate::Volume::flush).
     pub fn heed_host_errors(&self) -> Result<()> {
         let has_lost = self.engine.has_lost_writes();
         match has_lost

@@ -314,7 +314,11 @@ impl World {
             .collect();
         let mut state = self.state();
         if state.pending_happened(&sizes, discarded_layers(&store)) {
+            let known: Vec<u64> = state.volumes.iter().map(|volume| volume.id).collect();
             state.settle_pending();
+            for volume in &mut state.volumes {
+                volume.is_unanswered = !known.contains(&volume.id);
+            }
         } else {
             state.pending = None;
         }

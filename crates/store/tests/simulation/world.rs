@@ -884,10 +884,7 @@ impl State {
         };
         match self.pending.take() {
             None => {}
-            Some(Pending::Create(mut volume)) => {
-                volume.is_unanswered = true;
-                self.volumes.push(volume);
-            }
+            Some(Pending::Create(volume)) => self.volumes.push(volume),
             Some(Pending::Delete(id)) => {
                 let at = find(&mut self.volumes, id);
                 self.volumes.remove(at);
@@ -903,11 +900,8 @@ impl State {
                 }
                 self.volumes[at].name = name;
             }
-            Some(Pending::Freeze(mut snapshots)) => {
+            Some(Pending::Freeze(snapshots)) => {
                 self.coverage.snapshots += snapshots.len() as u64;
-                for snapshot in &mut snapshots {
-                    snapshot.is_unanswered = true;
-                }
                 self.volumes.extend(snapshots);
             }
             Some(Pending::RollBack(id, model, _)) => {
