@@ -1,7 +1,7 @@
 //! Whether the disk has the data of the records that an earlier process left behind.
 //!
-//! After a sync that failed, or whose end nobody heard of, the disk may lack data of requests that were
-//! answered. Each new block of a record that the log lacks is read from the medium and compared with
+//! After a sync that failed, or that was under way when its process died, the disk may lack data of
+//! requests that were answered. Each new block of a record that the log lacks is read from the medium and compared with
 //! the checksum that the tail's copy has of it. Blocks that were rewritten in place since cannot be
 //! compared.
 //!

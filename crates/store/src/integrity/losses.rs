@@ -1,4 +1,4 @@
-//! What the host or a failed sync of the data has lost: who is told, and who accepts it.
+//! Losses of a failed sync of the data: damaged volumes, and the acceptance of a loss.
 
 use onefold_format::VolumeId;
 use onefold_metadata::sync::read;

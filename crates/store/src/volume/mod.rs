@@ -285,7 +285,7 @@ impl Volume {
             .map_err(|e| e.during(format_args!("flushing '{}'", self.name())))
     }
 
-    /// A client that outlived a loss must hear of it: it goes on as if its writes were there.
+    /// A client that outlived a loss must get an error: it continues as if its writes were there.
     fn check_undamaged(&self) -> Result<()> {
         if !self.pool.losses.is_damaged(self.id) || !Guard::LossTold.holds() {
             return Ok(());
