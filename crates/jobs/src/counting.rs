@@ -93,8 +93,8 @@ impl Pressing {
     }
 }
 
-/// Wakes the thread when there is a batch to count, and hurries the batch in progress once there are so many
-/// claims.
+/// Wakes the thread when there is a batch to count, and hurries the batch in progress once
+/// `pressing_blocks` blocks are claimed.
 fn alarm(
     store: &Arc<Store>,
     signal: &Arc<Signal>,

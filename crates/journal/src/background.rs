@@ -135,7 +135,7 @@ mod tests {
         assert!(panicked.is_err() && !background.is_working());
     }
 
-    /// Notes what it is told.
+    /// Records each change of urgency.
     struct Noting(Arc<Mutex<Vec<bool>>>);
 
     impl BackgroundExecutor for Noting {

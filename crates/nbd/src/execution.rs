@@ -503,7 +503,7 @@ mod tests {
     use std::ops::Range;
     use std::os::unix::net::UnixStream;
 
-    /// Nobody calls it.
+    /// Never called.
     struct Unused;
 
     impl Export for Unused {

@@ -374,7 +374,7 @@ struct BusyState {
     is_hurried: bool,
     /// Hurrying ends it.
     ends_by_hurry: bool,
-    /// Nobody waits for it any more.
+    /// No caller waits for it.
     is_unneeded: bool,
 }
 
@@ -441,7 +441,7 @@ fn caller_that_waits_for_a_job() {
     finder.join().unwrap();
 }
 
-/// The end of a deletion needs the job lock; a volume is made meanwhile.
+/// The end of a deletion needs the job lock; a volume is created during the wait.
 fn command_beside_deletion_that_waits_for_a_job() {
     let (store, busy, finder) = busy_host(false);
     let deletion = {

@@ -374,7 +374,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// The thread of a ring on a file with so many zeros, and a write that it has under way.
+    /// The thread of a ring on a file of `bytes.len()` zeros, and its write of `bytes` in progress.
     fn under_way(file: &File, bytes: &[u8]) -> (RingThread, mpsc::Receiver<io::Result<()>>) {
         let shared = Arc::new(Shared {
             file: file.try_clone().unwrap(),

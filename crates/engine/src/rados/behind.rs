@@ -48,7 +48,7 @@ impl Behind {
         }
     }
 
-    /// Waits for all, also those that begin meanwhile.
+    /// Waits for all writes, including those that begin during the wait.
     pub(super) fn wait(&self) -> io::Result<()> {
         let mut state = self.state();
         while state.under_way > 0 {

@@ -100,7 +100,8 @@ impl Cluster {
         all.wait()
     }
 
-    /// A part is about to grow by so many bytes. `StorageFull` or `QuotaExceeded` if the cluster is full.
+    /// Asks for the room by which a part is about to grow, in bytes. `StorageFull` or `QuotaExceeded` if the
+    /// cluster is full.
     ///
     /// Parts grow whether there is room or not, because what was promised to them must be there when nothing else
     /// is: so the cluster is asked before that, by an object which is made and removed again.

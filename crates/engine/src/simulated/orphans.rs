@@ -1,5 +1,5 @@
-//! Syncs that were under way when their process died: the kernel goes on with them, and nobody hears how
-//! they end.
+//! Syncs that were under way when their process died: the kernel completes them, and no process
+//! learns the result.
 
 use super::orders::{CrashKind, Op};
 use super::part::PartState;

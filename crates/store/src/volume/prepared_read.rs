@@ -142,7 +142,7 @@ impl UnderWay {
         let mut bytes = Vec::with_capacity(self.runs.len());
         for (run, read) in found {
             pool.data().check_found(&read, run.at).ok()?;
-            // A sync may have failed meanwhile.
+            // A sync may have failed since the lookup.
             pool.journal.check_believed(&run.blocks).ok()?;
             bytes.push((run.bytes.clone(), read));
         }

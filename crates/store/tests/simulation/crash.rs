@@ -250,7 +250,7 @@ impl World {
 
     /// A volume from which answered content is gone fails its flushes until somebody accepts that. With
     /// no failure at all none does. What neither checksums nor the host can tell is a documented limit:
-    /// rewrites in place that are gone with a sync of which nobody heard.
+    /// rewrites in place that are gone after a failed sync that was never reported.
     fn verify_told(&self, store: &Store, id: u64) -> Step {
         if store.read_only_reason().is_some() {
             return Ok(());

@@ -89,7 +89,7 @@ impl Store {
         ready: Ready,
     ) -> Result<BatchReport> {
         let pool = &self.pool;
-        // Somebody waits for all of it.
+        // The caller waits for all of it.
         let _hurry = (ready == Ready::All).then(|| pool.background.hurry());
         let _job = pool.job_in_background()?;
         pool.journal.check_writable()?;
