@@ -187,13 +187,15 @@ impl<T> WorkerState<T> {
         self.volumes.entry(lane.volume).or_default().queued += 1;
     }
 
-    /// How many more tasks of a volume may begin if `running` of its tasks are at work.
+    /// How many more tasks of a volume may begin, one after another, if `running` of its tasks are at work.
     fn allowance(&self, running: usize) -> usize {
         let left = self.threads_max.saturating_sub(self.running);
         if left == 0 {
             return 0;
         }
+        // Each that begins takes one from those that are left, too.
         let most = (SHARE * (left - 1)).saturating_sub(running);
+        let most = most.div_ceil(SHARE + 1);
         // One that has none gets the last one, too.
         most.max(usize::from(running == 0)).min(left)
     }

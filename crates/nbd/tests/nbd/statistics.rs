@@ -9,7 +9,7 @@ use std::io::Write;
 use std::net::Shutdown as Direction;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SIZE: u64 = 8 << 20;
 const MIB: u32 = 1 << 20;
@@ -183,6 +183,34 @@ fn requests_that_panic_are_errors() {
         server.without_clients();
         tally.check(&server);
     }
+}
+
+#[test]
+fn requests_beyond_the_workers_of_their_volume_are_counted() {
+    const READS: u64 = 96;
+    // One volume has seven eighths of the 64 workers.
+    const AT_A_TIME: usize = 56;
+    let export = MemoryExport {
+        gated: vec![0..SIZE],
+        ..MemoryExport::new(SIZE)
+    };
+    let server = TestServer::start(export);
+    let waited = || {
+        let statistics = server.server.statistics();
+        statistics.exports["vol"].totals.waited_for_worker
+    };
+    let mut client = server.client();
+    (0..READS).for_each(|cookie| client.send_read(cookie, 0, 512));
+    server.export.wait_for_waiting(AT_A_TIME);
+    let start = Instant::now();
+    while waited() < READS - AT_A_TIME as u64 && start.elapsed() < LONG {
+        thread::sleep(Duration::from_millis(5));
+    }
+    server.export.open_gate();
+    for _ in 0..READS {
+        assert_eq!(client.reply(512).unwrap().error, 0);
+    }
+    assert_eq!(waited(), READS - AT_A_TIME as u64);
 }
 
 #[test]
