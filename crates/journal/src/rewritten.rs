@@ -26,6 +26,9 @@ use super::tail_memory::{MARK_BITS, MARK_WORDS, TailMemory, mark_at};
 
 const BITS: u64 = u64::BITS as u64;
 
+/// Marks that are removed together.
+const PIECE_BYTES: usize = 4096;
+
 /// Words of a set that share a bit of its summary.
 const SUMMED: usize = 64;
 
@@ -108,12 +111,11 @@ impl Rewritten {
 
     /// The marks of earlier processes.
     pub(super) fn left_behind(&self) -> Marks {
-        let Some(memory) = &self.memory else {
-            return Marks(vec![0; MARK_WORDS]);
-        };
-        let halves = [0, 1].map(|half| read_marks(&**memory, half));
-        let both = halves[0].iter().zip(&halves[1]);
-        Marks(both.map(|(a, b)| a | b).collect())
+        Marks([0, 1].map(|half| {
+            self.memory
+                .as_ref()
+                .map(|memory| read_marks(&**memory, half))
+        }))
     }
 
     /// Removes the marks of earlier processes.
@@ -121,35 +123,33 @@ impl Rewritten {
         let Some(memory) = &self.memory else { return };
         for half in 0..2 {
             let marks = read_marks(&**memory, half);
-            for (word, _) in marks.iter().enumerate().filter(|(_, bits)| **bits != 0) {
-                memory.write_word(0, mark_at(half, word));
+            for (n, piece) in marks.chunks(PIECE_BYTES).enumerate() {
+                let zeros = &[0; PIECE_BYTES][..piece.len()];
+                if piece != zeros {
+                    memory.write_at(zeros, mark_at(half, 0) + n * PIECE_BYTES);
+                }
             }
         }
     }
 }
 
-/// The marks that an earlier process left.
-pub(super) struct Marks(Vec<u64>);
+/// The marks of both halves that an earlier process left, little-endian; nothing where there is no memory for
+/// them.
+pub(super) struct Marks([Option<Vec<u8>>; 2]);
 
 impl Marks {
     /// Whether a block, or one that shares its mark, was rewritten.
     pub(super) fn has(&self, pba: Pba) -> bool {
         let bit = pba.0 % MARK_BITS;
-        self.0[(bit / BITS) as usize] & 1 << (bit % BITS) != 0
+        let mut halves = self.0.iter().flatten();
+        halves.any(|marks| marks[(bit / 8) as usize] & 1 << (bit % 8) != 0)
     }
 }
 
-fn read_marks(memory: &dyn HostMemory, half: usize) -> Vec<u64> {
-    let mut bytes = vec![0; MARK_WORDS * size_of::<u64>()];
-    memory.read_at(&mut bytes, mark_at(half, 0));
-    let words = bytes.chunks_exact(size_of::<u64>());
-    words
-        .map(|word| {
-            word.iter()
-                .rev()
-                .fold(0, |all, byte| all << 8 | u64::from(*byte))
-        })
-        .collect()
+fn read_marks(memory: &dyn HostMemory, half: usize) -> Vec<u8> {
+    let mut marks = vec![0; MARK_WORDS * size_of::<u64>()];
+    memory.read_at(&mut marks, mark_at(half, 0));
+    marks
 }
 
 /// The bits of consecutive blocks, word by word.

@@ -13,11 +13,12 @@ pub(super) const HALF_BYTES: usize = 8 << 20;
 
 /// Bits of the marks of each half. Blocks whose numbers differ by a multiple of it, 16 GiB in a pool
 /// with blocks of 4 KiB, share a mark: then one of them cannot be compared because of the other.
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(any(feature = "simulation", feature = "shuttle")))]
 pub(super) const MARK_BITS: u64 = 1 << 22;
 
-/// Few: each word takes time under the scheduler that tries interleavings.
-#[cfg(feature = "shuttle")]
+/// Few, so that blocks of simulated pools share marks, too; and each word takes time under the scheduler that
+/// tries interleavings.
+#[cfg(any(feature = "simulation", feature = "shuttle"))]
 pub(super) const MARK_BITS: u64 = 1 << 12;
 
 /// Words of the marks of each half.

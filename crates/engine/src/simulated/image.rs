@@ -11,10 +11,11 @@ pub(super) const CHUNK_BYTES: u64 = 4096;
 
 type Chunk = [u8; CHUNK_BYTES as usize];
 
-/// Contents and length. Copies share all chunks that neither has written since.
+/// Contents and length. Copies share all chunks that neither has written since, and the map of an image that
+/// neither has.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Image {
-    chunks: BTreeMap<u64, Arc<Chunk>>,
+    chunks: Arc<BTreeMap<u64, Arc<Chunk>>>,
     /// Bytes from here on are beyond the end.
     pub(super) len: u64,
 }
@@ -23,7 +24,7 @@ impl Image {
     /// Zeros, none of them allocated.
     pub(super) fn new(len: u64) -> Image {
         Image {
-            chunks: BTreeMap::new(),
+            chunks: Arc::default(),
             len,
         }
     }
@@ -41,13 +42,14 @@ impl Image {
 
     /// Writes, and grows where needed.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) {
+        let chunks = Arc::make_mut(&mut self.chunks);
         for (chunk, inside, piece) in pieces(offset, bytes.len()) {
             let source = &bytes[piece];
             if let Ok(whole) = Chunk::try_from(source) {
-                self.chunks.insert(chunk, Arc::new(whole));
+                chunks.insert(chunk, Arc::new(whole));
                 continue;
             }
-            let target = self.chunks.entry(chunk).or_insert_with(|| Arc::new([0; _]));
+            let target = chunks.entry(chunk).or_insert_with(|| Arc::new([0; _]));
             Arc::make_mut(target)[inside..inside + source.len()].copy_from_slice(source);
         }
         self.len = self.len.max(offset + bytes.len() as u64);
@@ -60,8 +62,8 @@ impl Image {
             let from = range.start.saturating_sub(start).min(CHUNK_BYTES) as usize;
             let to = (range.end - start).min(CHUNK_BYTES) as usize;
             if to - from == CHUNK_BYTES as usize {
-                self.chunks.remove(&chunk);
-            } else if let Some(bytes) = self.chunks.get_mut(&chunk) {
+                Arc::make_mut(&mut self.chunks).remove(&chunk);
+            } else if let Some(bytes) = Arc::make_mut(&mut self.chunks).get_mut(&chunk) {
                 Arc::make_mut(bytes)[from..to].fill(0);
             }
         }
@@ -96,8 +98,8 @@ impl Image {
         missing.extend(next..chunks.end);
         if !missing.is_empty() {
             let zeros = Arc::new([0; _]);
-            self.chunks
-                .extend(missing.into_iter().map(|chunk| (chunk, zeros.clone())));
+            let missing = missing.into_iter().map(|chunk| (chunk, zeros.clone()));
+            Arc::make_mut(&mut self.chunks).extend(missing);
         }
         self.len = self.len.max(range.end);
     }
