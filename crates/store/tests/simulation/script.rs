@@ -399,7 +399,6 @@ pub(crate) fn stop_everywhere_in(
     let outcomes = [
         CrashKind::PowerLoss,
         CrashKind::PowerLoss,
-        CrashKind::PowerLoss,
         CrashKind::ProcessKilled,
     ];
     let mut coverage = whole.state().coverage.clone();

@@ -196,6 +196,7 @@ proptest! {
         let is_short = |count: u64| min_run.is_none_or(|min| count < u64::from(min));
         let short = found.iter().filter(|(_, count)| is_short(*count));
         let copied: u64 = short.clone().map(|(_, count)| count).sum();
+        let copied_runs = short.clone().count() as u64;
         let own = contents.iter().filter(|it| !is_common(**it)).count() as u64;
         let own_copied: u64 = short.filter(|run| !run.0).map(|run| run.1).sum();
 
@@ -208,7 +209,9 @@ proptest! {
         let stat = world.volume_stat("v").unwrap();
         prop_assert_eq!((stat.private_blocks, stat.shared_blocks), (copied, all - copied));
         prop_assert_eq!((stat.dirty_blocks, stat.logical_blocks), (0, all));
-        prop_assert!(runs_of(&world, "v") <= found.len() as u64);
+        // Where free space is in pieces, copies of neighbours may be, too.
+        let pieces_max = copied - copied_runs;
+        prop_assert!(runs_of(&world, "v") <= found.len() as u64 + pieces_max);
         // The finder leaves them alone, and the collector releases what they shared.
         prop_assert_eq!(dedup(&world, &volume).scanned, 0);
         settle(&world);

@@ -21,7 +21,7 @@ const INLINE_ANSWERED_ROUNDS: &str = "8";
 const FUZZ_SECONDS: u32 = 4;
 
 /// Seconds for each of the three stress tests.
-const STRESS_SECONDS: &str = "20";
+const STRESS_SECONDS: &str = "10";
 
 /// Tests that run at a time. Many of them wait for something most of the time.
 const TESTS_AT_A_TIME: &str = "8";
