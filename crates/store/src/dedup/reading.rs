@@ -4,7 +4,7 @@ use onefold_engine::ReadRange;
 use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
 use onefold_index::{Fingerprint, FingerprintIndex};
-use onefold_metadata::{Result, StoreError};
+use onefold_metadata::{Result, StoreError, StoreErrorKind};
 use rustc_hash::FxHashMap;
 
 use crate::pool::Pool;
@@ -141,8 +141,11 @@ impl Pool {
 
     /// Reads consecutive blocks, and notes which of them cannot be read.
     fn read_run_back(&self, first: Pba, buf: &mut [u8], unreadable: &mut Vec<Pba>) -> Result<()> {
-        if self.read_if_readable(first, buf)? {
-            return Ok(());
+        match self.read_back(first, buf) {
+            Ok(()) => return Ok(()),
+            // Once for all of them: it names what failed below the pool.
+            Err(error) if error.kind() == StoreErrorKind::Io => tracing::error!("{error}"),
+            Err(error) => return Err(error),
         }
         let blocks = buf.chunks_exact_mut(self.block_size() as usize);
         for (block, n) in blocks.zip(0..) {
