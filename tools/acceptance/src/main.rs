@@ -71,7 +71,7 @@ enum Task {
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(reconnect::Arguments),
     /// Let the disk below a pool hang and fail, and kill the daemon meanwhile
-    SickDisk,
+    SickDisk(sick_disk::Arguments),
     /// Kill the server behind an emulated guest, which must find every block and file again
     Guest(guest::Arguments),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
@@ -105,7 +105,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::CephFaults => ceph_faults::run(&workspace),
         Task::CephLosses => ceph_losses::run(&workspace),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
-        Task::SickDisk => sick_disk::run(&workspace),
+        Task::SickDisk(arguments) => sick_disk::run(&workspace, &arguments),
         Task::Guest(arguments) => guest::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
     }

@@ -2,7 +2,8 @@
 //!
 //! The disk is nbdkit's memory behind its filters `pause` and `error`, as a file by nbdfuse and a loop device;
 //! the pool's data is a file on ext4 there, or the device itself. A sync is under way when the daemon is killed: its
-//! ledger says so. Afterwards a supervisor starts the daemon up to three times.
+//! ledger says so. Until then a client rewrites blocks, old ones and new ones. Afterwards a supervisor starts the
+//! daemon up to three times.
 //!
 //! Whatever happens, a block has what was flushed or what was answered later, or cannot be read; never other
 //! content, though the blocks were another volume's before. A volume from which answered content is gone fails its
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use onefold_harness::cleanup::{Mount, Scratch};
 use onefold_harness::command::{Cmd, Running};
 use onefold_harness::fuse::Fused;
@@ -41,6 +42,9 @@ const STARTS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
+/// How much later than the one before each kill comes.
+const BETWEEN_KILLS: Duration = Duration::from_millis(37);
+
 /// Where the words *begun* and *ended* of the ledger are: see docs/format/tail.md.
 const BEGUN_AT: u64 = 64;
 const ENDED_AT: u64 = 72;
@@ -63,8 +67,16 @@ enum Event {
     Fails,
 }
 
+/// Options of `cargo xtask sick-disk`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Kill the daemon at this many points of a sync, each in a new pool
+    #[arg(long, default_value_t = 1)]
+    kills: u32,
+}
+
 /// `cargo xtask sick-disk`
-pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     packages::require(packages::SICK_DISKS)?;
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
@@ -86,65 +98,129 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             if (data, cache) == (Data::Device, "direct") {
                 continue;
             }
-            let directory = scratch.path().join(format!("{data:?}-{event:?}-{cache}"));
-            std::fs::create_dir(&directory)?;
-            let place = Pools::Directories.place(&directory);
-            let product = Product::new(binary.clone(), place, &directory);
-            let lost = happen(&product, &directory, data, event, cache)
-                .with_context(|| format!("{event:?}, data in a {data:?}, --cache {cache}"))?;
-            println!("{event:?}, data in a {data:?}, --cache {cache}: {lost}");
+            let points = match event {
+                Event::Fails => 1,
+                Event::KilledThenFails | Event::KilledThenSucceeds => arguments.kills,
+            };
+            for point in 0..points {
+                let case = Case {
+                    data,
+                    event,
+                    cache,
+                    kill_after: BETWEEN_KILLS * point,
+                };
+                let directory = format!("{data:?}-{event:?}-{cache}-{point}");
+                let directory = scratch.path().join(directory);
+                std::fs::create_dir(&directory)?;
+                let place = Pools::Directories.place(&directory);
+                let product = Product::new(binary.clone(), place, &directory);
+                let lost = case
+                    .happen(&product, &directory)
+                    .with_context(|| format!("{case:?}"))?;
+                println!("{event:?}, data in a {data:?}, --cache {cache}, {point}: {lost}");
+            }
         }
     }
     Ok(())
 }
 
-/// Returns what was gone, in words.
-fn happen(
-    product: &Product,
-    directory: &Path,
+/// What happens in one pool.
+#[derive(Debug)]
+struct Case {
     data: Data,
     event: Event,
-    cache: &str,
-) -> Result<String> {
-    let disk = Disk::start(directory, data)?;
-    product.create_pool_with(POOL, &["--data", &disk.data.display().to_string(), "--yes"])?;
-    for volume in VOLUMES {
-        let create = product.command().args(["volume", "create", volume]);
-        create.args(["--size", "16M", "--dedup", "off"]).run()?;
-    }
-    let daemon = product.serve(&["--cache", cache], &[])?;
-    let uri = product.default_address().uri(VOLUMES[0]);
-    let address: Address = uri.parse().map_err(anyhow::Error::msg)?;
-    let mut volumes = VOLUMES.map(|name| Model::new(name, &address));
-    load(&mut volumes)?;
-    let tail = product.place().directory().join("tail");
-    fail(&disk, daemon, event, &mut volumes[1], &tail)?;
-    let daemon = start_as_a_supervisor(product, cache)?;
-    let mut gone = Vec::new();
-    for volume in &volumes {
-        let found = volume.compare()?;
-        ensure!(
-            event != Event::KilledThenSucceeds || found.is_whole(),
-            "no sync failed, and of '{}' this is gone: {found:?}",
-            volume.name
-        );
-        if !found.is_whole() {
-            gone.push(format!(
-                "{} blocks of '{}' lost, {} older",
-                found.lost.len(),
-                volume.name,
-                found.older
-            ));
+    cache: &'static str,
+    /// From when a sync has begun on.
+    kill_after: Duration,
+}
+
+impl Case {
+    /// Returns what was gone, in words.
+    fn happen(&self, product: &Product, directory: &Path) -> Result<String> {
+        let Self {
+            data, event, cache, ..
+        } = *self;
+        let disk = Disk::start(directory, data)?;
+        product.create_pool_with(POOL, &["--data", &disk.data.display().to_string(), "--yes"])?;
+        for volume in VOLUMES {
+            let create = product.command().args(["volume", "create", volume]);
+            create.args(["--size", "16M", "--dedup", "off"]).run()?;
         }
-        volume.accept(product, &found)?;
+        let daemon = product.serve(&["--cache", cache], &[])?;
+        let uri = product.default_address().uri(VOLUMES[0]);
+        let address: Address = uri.parse().map_err(anyhow::Error::msg)?;
+        let mut volumes = VOLUMES.map(|name| Model::new(name, &address));
+        load(&mut volumes)?;
+        let tail = product.place().directory().join("tail");
+        self.fail(&disk, daemon, &mut volumes[1], &tail)?;
+        let daemon = start_as_a_supervisor(product, cache)?;
+        let mut gone = Vec::new();
+        for volume in &volumes {
+            let found = volume.compare()?;
+            ensure!(
+                event != Event::KilledThenSucceeds || found.is_whole(),
+                "no sync failed, and of '{}' this is gone: {found:?}",
+                volume.name
+            );
+            if !found.is_whole() {
+                gone.push(format!(
+                    "{} blocks of '{}' lost, {} older",
+                    found.lost.len(),
+                    volume.name,
+                    found.older
+                ));
+            }
+            volume.accept(product, &found)?;
+        }
+        product.check()?;
+        daemon.stop()?;
+        disk.stop()?;
+        Ok(match gone.is_empty() {
+            true => "nothing is gone".to_owned(),
+            false => gone.join("; "),
+        })
     }
-    product.check()?;
-    daemon.stop()?;
-    disk.stop()?;
-    Ok(match gone.is_empty() {
-        true => "nothing is gone".to_owned(),
-        false => gone.join("; "),
-    })
+    /// The disk hangs in a sync, and fails or goes on; the daemon ends.
+    fn fail(&self, disk: &Disk, mut daemon: Daemon, busy: &mut Model, tail: &Path) -> Result<()> {
+        if self.event != Event::KilledThenSucceeds {
+            File::create(&disk.inject).context("cannot let the disk fail")?;
+        }
+        if self.event == Event::Fails {
+            ensure!(
+                busy.flush().is_err(),
+                "a sync failed, and the flush succeeded"
+            );
+            daemon.signal(Signal::TERM)?;
+            daemon.wait_for_end(LIMIT)?;
+            return disk.heal();
+        }
+        disk.pause(true)?;
+        let mut client = busy.connect()?;
+        let flush = thread::spawn(move || client.flush());
+        wait_for("a sync to begin", || {
+            let word = |at| -> Result<u64> {
+                let mut word = [0; 8];
+                File::open(tail)?.read_exact_at(&mut word, at)?;
+                Ok(u64::from_le_bytes(word))
+            };
+            Ok(word(BEGUN_AT)? != word(ENDED_AT)?)
+        })?;
+        let client = busy.connect()?;
+        let rewrites = thread::spawn(move || rewrite_until_it_ends(client));
+        thread::sleep(self.kill_after);
+        daemon.signal(Signal::KILL)?;
+        disk.pause(false)?;
+        daemon.wait_for_end(LIMIT)?;
+        ensure!(
+            flush.join().is_ok_and(|flushed| flushed.is_err()),
+            "a dead daemon answered"
+        );
+        let rewrites = rewrites.join();
+        for (block, byte, is_answered) in rewrites.map_err(|_| anyhow!("a client panicked"))? {
+            busy.blocks[block].note(byte, is_answered);
+        }
+        disk.heal()
+    }
 }
 
 /// Fills blocks that another volume gets next; then answered writes of every kind that are not flushed.
@@ -165,45 +241,20 @@ fn load(volumes: &mut [Model; 3]) -> Result<()> {
     idle.write(700..800, 0x44)
 }
 
-/// The disk hangs in a sync, and fails or goes on; the daemon ends.
-fn fail(
-    disk: &Disk,
-    mut daemon: Daemon,
-    event: Event,
-    busy: &mut Model,
-    tail: &Path,
-) -> Result<()> {
-    if event != Event::KilledThenSucceeds {
-        File::create(&disk.inject).context("cannot let the disk fail")?;
+/// Writes of one block each, in place and to new blocks, until the connection ends: block, byte, and whether it was
+/// answered.
+fn rewrite_until_it_ends(mut client: Client) -> Vec<(usize, u8, bool)> {
+    let mut writes = Vec::new();
+    for byte in 0x80..=0xff {
+        for block in (0..16).chain(512..640) {
+            let written = client.write(0, &[byte; BLOCK], (block * BLOCK) as u64);
+            writes.push((block, byte, written.is_ok()));
+            if written.is_err() {
+                return writes;
+            }
+        }
     }
-    if event == Event::Fails {
-        ensure!(
-            busy.flush().is_err(),
-            "a sync failed, and the flush succeeded"
-        );
-        daemon.signal(Signal::TERM)?;
-        daemon.wait_for_end(LIMIT)?;
-        return disk.heal();
-    }
-    disk.pause(true)?;
-    let mut client = busy.connect()?;
-    let flush = thread::spawn(move || client.flush());
-    wait_for("a sync to begin", || {
-        let word = |at| -> Result<u64> {
-            let mut word = [0; 8];
-            File::open(tail)?.read_exact_at(&mut word, at)?;
-            Ok(u64::from_le_bytes(word))
-        };
-        Ok(word(BEGUN_AT)? != word(ENDED_AT)?)
-    })?;
-    daemon.signal(Signal::KILL)?;
-    disk.pause(false)?;
-    daemon.wait_for_end(LIMIT)?;
-    ensure!(
-        flush.join().is_ok_and(|flushed| flushed.is_err()),
-        "a dead daemon answered"
-    );
-    disk.heal()
+    writes
 }
 
 /// The first start may be refused: its sync gets the error.
@@ -320,8 +371,30 @@ struct Model {
     name: &'static str,
     address: Address,
     client: Option<Client>,
-    /// What was flushed, and what was answered since.
-    blocks: Vec<(u8, u8)>,
+    blocks: Vec<Block>,
+}
+
+/// The bytes that a block may be filled with.
+#[derive(Debug, Clone, Default)]
+struct Block {
+    flushed: u8,
+    /// Answered since, in order.
+    answered: Vec<u8>,
+    in_flight: Option<u8>,
+}
+
+impl Block {
+    fn note(&mut self, byte: u8, is_answered: bool) {
+        if is_answered {
+            self.answered.push(byte);
+        } else {
+            self.in_flight = Some(byte);
+        }
+    }
+
+    fn newest(&self) -> u8 {
+        self.answered.last().copied().unwrap_or(self.flushed)
+    }
 }
 
 /// A volume beside its model.
@@ -329,7 +402,7 @@ struct Model {
 struct Found {
     /// Blocks that cannot be read.
     lost: Vec<usize>,
-    /// Blocks that have what was flushed, although more was answered.
+    /// Blocks that have what was flushed or answered, although more was answered.
     older: usize,
 }
 
@@ -345,7 +418,7 @@ impl Model {
             name,
             address: address.with_export(name),
             client: None,
-            blocks: vec![(0, 0); (16 << 20) / BLOCK],
+            blocks: vec![Block::default(); (16 << 20) / BLOCK],
         }
     }
 
@@ -364,7 +437,7 @@ impl Model {
         for block in blocks {
             let at = (block * BLOCK) as u64;
             self.client()?.write(0, &[byte; BLOCK], at)?;
-            self.blocks[block].1 = byte;
+            self.blocks[block].note(byte, true);
         }
         Ok(())
     }
@@ -372,14 +445,17 @@ impl Model {
     fn trim(&mut self, blocks: impl Iterator<Item = usize>) -> Result<()> {
         for block in blocks {
             self.client()?.trim((block * BLOCK) as u64, BLOCK)?;
-            self.blocks[block].1 = 0;
+            self.blocks[block].note(0, true);
         }
         Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
         self.client()?.flush()?;
-        self.blocks.iter_mut().for_each(|block| block.0 = block.1);
+        for block in &mut self.blocks {
+            block.flushed = block.newest();
+            block.answered.clear();
+        }
         Ok(())
     }
 
@@ -387,16 +463,20 @@ impl Model {
     fn compare(&self) -> Result<Found> {
         let mut client = self.connect()?;
         let mut found = Found::default();
-        for (block, (flushed, answered)) in self.blocks.iter().enumerate() {
+        for (block, may_be) in self.blocks.iter().enumerate() {
             let mut bytes = [0; BLOCK];
             match client.read(&mut bytes, (block * BLOCK) as u64) {
-                Ok(()) if bytes == [*answered; BLOCK] => {}
-                Ok(()) if bytes == [*flushed; BLOCK] => found.older += 1,
-                Ok(()) => bail!(
-                    "block {block} of '{}' has {:#x} and not {flushed:#x} or {answered:#x}",
-                    self.name,
-                    bytes[0]
-                ),
+                Ok(()) => {
+                    let byte = bytes[0];
+                    let is_older = byte == may_be.flushed || may_be.answered.contains(&byte);
+                    let is_newest = byte == may_be.newest() || may_be.in_flight == Some(byte);
+                    ensure!(
+                        bytes == [byte; BLOCK] && (is_newest || is_older),
+                        "block {block} of '{}' begins with {byte:#x}, and may have {may_be:x?}",
+                        self.name
+                    );
+                    found.older += usize::from(!is_newest);
+                }
                 Err(_) => found.lost.push(block),
             }
         }
