@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onefold_format::backup::SourceId;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
+use onefold_format::backup::{SourceId, Witness};
 use onefold_repository::{Pack, Repository, RepositoryErrorKind};
 use rustc_hash::FxHashMap;
 
@@ -30,6 +30,15 @@ pub(crate) enum Reach {
     Memory,
     /// To the repository.
     Repository,
+}
+
+/// Where a block is stored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoredBlock {
+    pub(crate) store: SourceId,
+    pub(crate) number: u64,
+    /// That of the pack that must have it; none if any of this number will do.
+    pub(crate) witness: Option<Witness>,
 }
 
 /// A block, with those that follow it in its group.
@@ -100,15 +109,19 @@ impl BlockReader {
         &self.repository
     }
 
-    /// The block of this number, which has so many bytes; nothing, if it is not in memory and must be. Nothing
-    /// is locked while it is read and decompressed.
+    /// A block, which has so many bytes; nothing, if it is not in memory and must be. Nothing is locked while it is
+    /// read and decompressed.
     pub(crate) fn find(
         &self,
-        source: SourceId,
-        number: u64,
+        block: StoredBlock,
         block_size: u32,
         reach: Reach,
     ) -> Result<Option<Found>> {
+        let StoredBlock {
+            store: source,
+            number,
+            witness,
+        } = block;
         let in_pack = (number % BLOCKS_PER_PACK) as usize;
         let number = number / BLOCKS_PER_PACK;
         let known = lock(&self.packs).get(&(source, number));
@@ -118,6 +131,9 @@ impl BlockReader {
             (None, Reach::Repository) => self.pack(source, number)?,
         };
         pack.check_block_size(block_size)?;
+        if let Some(witness) = witness {
+            pack.check_witness(witness)?;
+        }
         let (number_of_group, at) = pack.find(in_pack)?;
         let key = (source, number, number_of_group);
         let known = lock(&self.groups).get(&key);
@@ -165,7 +181,12 @@ impl BlockReader {
         // One that is missing is so by its first name.
         let generation = listed.get(&number).copied().unwrap_or(0);
         lock(&self.generations).insert(source, Arc::new(listed));
-        Ok(self.repository.pack(source, number, generation)?)
+        match self.repository.pack(source, number, generation) {
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                Err(self.repository.missing_pack(source, number).into())
+            }
+            opened => Ok(opened?),
+        }
     }
 }
 

@@ -140,6 +140,9 @@ impl Restore {
         let pack = self.blocks.pack(store, number).map_err(damaged)?;
         pack.check_block_size(self.manifest().block_size)?;
         let first = number * BLOCKS_PER_PACK;
+        let witness = self.witness(store, first).map_err(damaged)?;
+        pack.check_witness(witness)
+            .map_err(|error| damaged(error.into()))?;
         let batches = batches(&pack, first, runs, self.batch_groups());
         // Trailer and table.
         counts.pack_reads += 2 + batches.len() as u64;

@@ -1,16 +1,21 @@
 //! Makes backups of disks, stage by stage.
 
+use std::collections::BTreeMap;
+
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{BackupNumber, ChangedBy, Counts, Manifest, PoolSnapshot};
+use onefold_format::backup::{
+    BackupNumber, ChangedBy, Counts, Manifest, NumberRun, PackReference, PoolSnapshot, SourceId,
+    Witness, packs_of, witness_of,
+};
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Repository, Writer};
 
 use crate::detect::{Decision, Detected, Scanned, detect};
 use crate::disk::{ChangedBlocks, Disk};
 use crate::error::{BackupError, Result};
-use crate::publish::{Numbering, RecipeWriter};
+use crate::publish::{Numbering, RecipeWriter, Totals};
 use crate::scan::{Place, new_rows, scan};
-use crate::store::{NewRows, Target, store};
+use crate::store::{NewRows, StoredPacks, Target, store};
 
 /// Hears of `done` of `all` bytes of a stage, and may stop the backup.
 pub type Report<'a> = &'a mut dyn FnMut(u64, u64) -> Result<()>;
@@ -108,7 +113,11 @@ pub fn create(
     for (n, read_blocks) in read_blocks.into_iter().enumerate() {
         let made = match backup.failed[n].take() {
             Some(failed) => Err(failed),
-            None => backup.finish(n, disks, &mut detected, &first_popular, read_blocks, report),
+            None => {
+                let first_pack = repository.next_pack(disks[n].writer.source(), &scanned[n].needed);
+                let numbers = (first_pack?, first_popular.as_slice());
+                backup.finish(n, disks, &mut detected, numbers, read_blocks, report)
+            }
         };
         let goes_on = made.as_ref().map_or_else(BackupError::is_of_disk, |_| true);
         batch.backups.push(made);
@@ -143,6 +152,7 @@ impl Backup<'_> {
             let mut of_disk = Scanned {
                 source: source.id,
                 blocks: size_bytes.div_ceil(block_size.into()),
+                needed: self.repository.needed_packs(source.id)?,
                 has_failed: false,
             };
             let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
@@ -194,13 +204,15 @@ impl Backup<'_> {
                 parts,
                 blocks,
             };
-            batch.popular_bytes = self.store(disks, 0, &popular, first_pack, new, report)?;
+            let stored = self.store(disks, 0, &popular, first_pack, new, report)?;
+            detected.note(popular.id, &stored.packs);
+            batch.popular_bytes = stored.bytes;
             batch.new_popular_blocks = blocks;
         }
         Ok(first_popular)
     }
 
-    /// Stores blocks with the lease of disk `n`'s source. Returns the bytes of the packs.
+    /// Stores blocks with the lease of disk `n`'s source.
     fn store(
         &self,
         disks: &mut [DiskToBackUp<'_>],
@@ -209,7 +221,7 @@ impl Backup<'_> {
         first_pack: u64,
         new: NewRows<'_>,
         report: Report<'_>,
-    ) -> Result<u64> {
+    ) -> Result<StoredPacks> {
         let target = Target {
             writer: disks[n].writer,
             of,
@@ -220,36 +232,35 @@ impl Backup<'_> {
         store(disks, &self.key, new, &target, report)
     }
 
-    /// Stores what is new of disk `n` alone, and publishes its backup.
+    /// Stores what is new of disk `n` alone, and publishes its backup. The source's next pack has a number, and each
+    /// disk's first popular block that is new.
     fn finish(
         &self,
         n: usize,
         disks: &mut [DiskToBackUp<'_>],
         detected: &mut Detected,
-        first_popular: &[u64],
+        (first_pack, first_popular): (u64, &[u64]),
         read_blocks: u64,
         report: Report<'_>,
     ) -> Result<Created> {
         let (writer, repository) = (disks[n].writer, self.repository);
         let source = writer.source();
-        let first_pack = repository.next_pack(source)?;
         let (new_blocks, parts) = (detected.disks[n].own_blocks, detected.parts_of(n));
-        let new = NewRows {
-            rows: &mut detected.own_rows,
-            parts: parts.clone(),
-            blocks: new_blocks,
-        };
-        let stored_bytes = self.store(disks, n, source, first_pack, new, report)?;
+        let new = detected.new_rows_of(n);
+        let stored = self.store(disks, n, source, first_pack, new, report)?;
+        detected.note(source.id, &stored.packs);
 
         let disk = &mut disks[n];
         let block_size = source.source.block_size;
         let size_bytes = disk.disk.size_bytes();
         let parent = disk.parent.map(|it| repository.recipe(source.id, it));
+        let parent = parent.transpose()?;
+        let of_parent = parent.as_ref().map(|it| it.manifest().clone());
         let backup = repository.next_backup(source)?;
         let (detected_disks, decisions) = (&detected.disks, &mut detected.decisions);
         let recipe = RecipeWriter {
             recipe: writer.new_recipe(backup)?,
-            parent: parent.transpose()?,
+            parent,
             disk: n,
             numbering: Numbering {
                 disks: detected_disks,
@@ -266,13 +277,11 @@ impl Backup<'_> {
         let (recipe_pages, totals) = recipe.write()?;
         let disk = &mut disks[n];
         disk.check_unchanged()?;
+        let (own_packs, popular_packs) = detected.packs(source, &totals, of_parent.as_ref())?;
         let manifest = Manifest {
             size_bytes,
             block_size,
-            changed_by: match disk.parent {
-                None => ChangedBy::Nobody,
-                Some(_) => ChangedBy::Layers,
-            },
+            changed_by: disk.changed_by(),
             unix_seconds: disk.unix_seconds,
             parent: disk.parent,
             base: disk.base,
@@ -280,12 +289,14 @@ impl Backup<'_> {
                 logical_blocks: totals.logical_blocks,
                 read_blocks,
                 new_blocks,
-                stored_bytes,
+                stored_bytes: stored.bytes,
                 popular_blocks: totals.popular_blocks,
             },
             recipe_pages,
             own: totals.own,
             popular: totals.popular,
+            own_packs,
+            popular_packs,
             tags: self.options.tags.clone(),
         };
         writer.publish(backup, &manifest)?;
@@ -293,10 +304,107 @@ impl Backup<'_> {
     }
 }
 
+impl Detected {
+    /// What is new of disk `n` alone.
+    fn new_rows_of(&mut self, n: usize) -> NewRows<'_> {
+        let (parts, blocks) = (self.parts_of(n), self.disks[n].own_blocks);
+        NewRows {
+            rows: &mut self.own_rows,
+            parts,
+            blocks,
+        }
+    }
+
+    /// Packs that were written are known from now on.
+    fn note(&mut self, store: SourceId, packs: &[PackReference]) {
+        let known = packs.iter().map(|it| ((store, it.number), it.witness));
+        self.witnesses.extend(known);
+    }
+
+    /// What a manifest says of the packs that it needs: the source's own, and popular ones.
+    fn packs(
+        &self,
+        source: &KnownSource,
+        totals: &Totals,
+        parent: Option<&Manifest>,
+    ) -> Result<(Vec<PackReference>, Vec<PackReference>)> {
+        let own = parent.map_or(&[][..], |it| &it.own_packs);
+        let popular = parent.map_or(&[][..], |it| &it.popular_packs);
+        Ok((
+            self.references(source.id, &totals.own, own)?,
+            self.references(self.popular, &totals.popular, popular)?,
+        ))
+    }
+
+    /// What a manifest says of the packs with these numbers: of those that the parent needs, the same as the
+    /// parent's, whatever is there.
+    fn references(
+        &self,
+        store: SourceId,
+        runs: &[NumberRun],
+        of_parent: &[PackReference],
+    ) -> Result<Vec<PackReference>> {
+        let each = packs_of(runs).map(|number| {
+            let here = || self.witnesses.get(&(store, number)).copied();
+            let witness: Option<Witness> = witness_of(of_parent, number).or_else(here);
+            let witness = witness.ok_or_else(|| {
+                let message = format!("pack {number} is needed, and nobody has looked at it");
+                BackupError::Temporary(std::io::Error::other(message))
+            })?;
+            Ok(PackReference { number, witness })
+        });
+        each.collect()
+    }
+}
+
+/// Whether a backup can be continued: its recipe can be read, and every pack that it needs is there with a table that
+/// can be read.
+///
+/// # Errors
+///
+/// `Damaged`, with the first thing that is not as it should be; any failure of reading.
+pub fn check_parent(
+    repository: &Repository,
+    source: &KnownSource,
+    parent: BackupNumber,
+) -> Result<()> {
+    let recipe = repository.recipe(source.id, parent)?;
+    let manifest = recipe.manifest();
+    for page in 0..manifest.recipe_pages.len() as u64 {
+        recipe.page(page)?;
+    }
+    let popular = repository.popular_id(&source.source);
+    for (store, packs) in [
+        (source.id, &manifest.own_packs),
+        (popular, &manifest.popular_packs),
+    ] {
+        if packs.is_empty() {
+            continue;
+        }
+        let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
+        for PackReference { number, witness } in packs {
+            // One that is missing is so by its first name.
+            let generation = there.get(number).copied().unwrap_or(0);
+            match repository.pack_or_newer(store, *number, generation)? {
+                Some(pack) => pack.check_witness(*witness)?,
+                None => return Err(repository.missing_pack(store, *number).into()),
+            }
+        }
+    }
+    Ok(())
+}
+
 impl DiskToBackUp<'_> {
     fn check_unchanged(&mut self) -> Result<()> {
         let unchanged = self.disk.check_unchanged();
         unchanged.map_err(|error| error.of(self))
+    }
+
+    fn changed_by(&self) -> ChangedBy {
+        match self.parent {
+            None => ChangedBy::Nobody,
+            Some(_) => ChangedBy::Layers,
+        }
     }
 
     fn name(&self) -> &str {

@@ -9,8 +9,9 @@
 use std::ops::Range;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{NumberRun, SourceId};
-use onefold_repository::{Repository, RepositoryErrorKind};
+use onefold_format::backup::{NumberRun, SourceId, Witness};
+use onefold_repository::{NeededPacks, Repository, RepositoryErrorKind};
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::numbers::are_in;
@@ -73,6 +74,10 @@ pub(crate) struct Detected {
     pub(crate) popular_rows: Partitions<ROW_BYTES>,
     /// All others with data, by parts of the disks.
     pub(crate) decisions: Partitions<DECISION_BYTES>,
+    /// Where popular blocks are.
+    pub(crate) popular: SourceId,
+    /// The packs that were looked at.
+    pub(crate) witnesses: FxHashMap<(SourceId, u64), Witness>,
     /// Packs that cannot be read: what is in them is stored again.
     pub(crate) damaged: Vec<String>,
 }
@@ -108,6 +113,8 @@ struct Holder {
 pub(crate) struct Scanned {
     pub(crate) source: SourceId,
     pub(crate) blocks: u64,
+    /// What its source's backups need.
+    pub(crate) needed: NeededPacks,
     /// It could not be read to its end, so its rows do not count.
     pub(crate) has_failed: bool,
 }
@@ -119,7 +126,7 @@ pub(crate) fn detect(
     scanned: &[Scanned],
     memory_bytes: usize,
 ) -> Result<Detected> {
-    let mut detected = Detected::new(scanned, memory_bytes)?;
+    let mut detected = Detected::new(popular, scanned, memory_bytes)?;
     let stores = Stores::list(repository, popular, scanned, &mut detected.damaged)?;
     // A row and its content.
     let rows_max = (memory_bytes / (2 * ROW_BYTES + size_of::<Holder>())) as u64;
@@ -141,7 +148,7 @@ pub(crate) fn detect(
         taken.sort_unstable_by_key(of_row);
         let mut holders = holders(&taken);
         let is_taken = |fingerprint: &[u8; 16]| (first..next).contains(&partition(fingerprint));
-        stores.look_up(&mut holders, is_taken, &mut detected.damaged)?;
+        stores.look_up(&mut holders, is_taken, &mut detected)?;
         detected.decide(&taken, &holders)?;
     }
     for disk in &mut detected.disks {
@@ -162,6 +169,7 @@ struct Stores<'a> {
     /// The packs of each disk's source.
     own: Vec<(SourceId, Packs)>,
     popular: (SourceId, Packs),
+    scanned: &'a [Scanned],
     /// Popular blocks that are about to be removed: as if they were not there.
     condemned: Vec<NumberRun>,
 }
@@ -170,7 +178,7 @@ impl<'a> Stores<'a> {
     fn list(
         repository: &'a Repository,
         popular: SourceId,
-        scanned: &[Scanned],
+        scanned: &'a [Scanned],
         damaged: &mut Vec<String>,
     ) -> Result<Self> {
         let own = scanned.iter().map(|disk| {
@@ -193,6 +201,7 @@ impl<'a> Stores<'a> {
             repository,
             own,
             popular: (popular, popular_packs),
+            scanned,
             condemned,
         })
     }
@@ -201,10 +210,10 @@ impl<'a> Stores<'a> {
         &self,
         holders: &mut [Holder],
         is_taken: impl Fn(&[u8; 16]) -> bool,
-        damaged: &mut Vec<String>,
+        detected: &mut Detected,
     ) -> Result<()> {
         for (disk, (source, packs)) in self.own.iter().enumerate() {
-            self.each_block(*source, packs, damaged, |number, fingerprint| {
+            self.each_block(*source, packs, detected, |number, fingerprint| {
                 let found = is_taken(fingerprint).then(|| {
                     holders
                         .binary_search_by(|it| (&it.fingerprint, it.disk).cmp(&(fingerprint, disk)))
@@ -216,7 +225,7 @@ impl<'a> Stores<'a> {
             })?;
         }
         let (popular, packs) = &self.popular;
-        self.each_block(*popular, packs, damaged, |number, fingerprint| {
+        self.each_block(*popular, packs, detected, |number, fingerprint| {
             let is_condemned = || are_in(&self.condemned, number).next() == Some(true);
             if !is_taken(fingerprint) || is_condemned() {
                 return;
@@ -230,25 +239,43 @@ impl<'a> Stores<'a> {
         })
     }
 
-    /// All blocks of some packs, in order. What cannot be read is as if it were not there.
+    /// The witness of a pack according to the backups that need it.
+    fn needed(&self, store: SourceId, number: u64) -> Option<Witness> {
+        let disks = self.scanned.iter();
+        let mut named = disks.filter_map(|disk| match store == self.popular.0 {
+            true => disk.needed.popular.get(&number),
+            false if disk.source == store => disk.needed.own.get(&number),
+            false => None,
+        });
+        named.next().copied()
+    }
+
+    /// All blocks of some packs, in order. What cannot be read is as if it were not there, and so is a pack that
+    /// stands in the place of another.
     fn each_block(
         &self,
         source: SourceId,
         packs: &Packs,
-        damaged: &mut Vec<String>,
+        detected: &mut Detected,
         mut each: impl FnMut(u64, &[u8; 16]),
     ) -> Result<()> {
         for (number, generation) in packs {
-            let pack = self.repository.pack_or_newer(source, *number, *generation);
-            let pack = match pack {
+            let opened = self.repository.pack_or_newer(source, *number, *generation);
+            let opened = opened.and_then(|pack| match (&pack, self.needed(source, *number)) {
+                (Some(found), Some(witness)) => found.check_witness(witness).map(|()| pack),
+                _ => Ok(pack),
+            });
+            let pack = match opened {
                 Ok(Some(pack)) => pack,
                 Ok(None) => continue,
                 Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
-                    damaged.push(error.to_string());
+                    detected.damaged.push(error.to_string());
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
+            let witness = pack.reference().witness;
+            detected.witnesses.insert((source, *number), witness);
             for (slot, number) in pack.slots().iter().zip(number * BLOCKS_PER_PACK..) {
                 if let Some(fingerprint) = slot.stored() {
                     each(number, &fingerprint);
@@ -280,7 +307,7 @@ fn holders(rows: &[[u8; ROW_BYTES]]) -> Vec<Holder> {
 }
 
 impl Detected {
-    fn new(scanned: &[Scanned], memory_bytes: usize) -> Result<Self> {
+    fn new(popular: SourceId, scanned: &[Scanned], memory_bytes: usize) -> Result<Self> {
         let mut parts = 0;
         let disks = scanned.iter().map(|disk| {
             let of_disk = disk.blocks.div_ceil(PART_BLOCKS) as usize;
@@ -297,6 +324,8 @@ impl Detected {
             own_rows: Partitions::new(parts, memory_bytes / 16)?,
             popular_rows: Partitions::new(parts, memory_bytes / 16)?,
             decisions: Partitions::new(parts, memory_bytes / 8)?,
+            popular,
+            witnesses: FxHashMap::default(),
             damaged: Vec::new(),
         })
     }

@@ -41,7 +41,7 @@ mod verify;
 
 pub use blocks::BlockReader;
 pub use by_pack::{ReadCounts, ReceiveAnywhere};
-pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
+pub use create::{Batch, Created, DiskToBackUp, Options, Report, check_parent, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
 pub use popular::{PrunedPopular, plan_popular, prune_popular};

@@ -248,9 +248,10 @@ pub fn prune(
         });
     }
     // No number is used again, whatever is there in the end.
+    let needed = writer.repository().needed_packs(id)?;
     let source = Source {
         next_backup: writer.repository().next_backup(writer.source())?.0,
-        next_pack: writer.repository().next_pack(writer.source())?,
+        next_pack: writer.repository().next_pack(writer.source(), &needed)?,
         ..writer.source().source.clone()
     };
     writer.set_source(source)?;
@@ -271,7 +272,7 @@ fn rewrite_all(
         let pack = writer.repository().pack(id, *number, *generation)?;
         done += pack.stored_bytes();
         let slots: Vec<_> = plan.kept.slots(&pack, *number).collect();
-        match rewrite(writer, &pack, &slots, (*number, generation + 1), level) {
+        match rewrite(writer, &pack, &slots, generation + 1, level) {
             Ok(bytes) => {
                 written_bytes += bytes;
                 plan.replaced.push((*number, *generation));
@@ -291,11 +292,11 @@ fn rewrite(
     writer: &Writer<'_>,
     pack: &Pack,
     slots: &[Slot],
-    (number, generation): (u64, u32),
+    generation: u32,
     level: i32,
 ) -> Result<u64> {
     let block_bytes = pack.block_size() as usize;
-    let mut new = writer.new_pack(writer.source(), number, generation)?;
+    let mut new = writer.new_generation(writer.source(), pack.reference(), generation)?;
     let sealer = new.sealer(level);
     let before = pack.slots().chunks(BLOCKS_PER_GROUP);
     for ((group, before), slots) in (0..).zip(before).zip(slots.chunks(BLOCKS_PER_GROUP)) {

@@ -12,7 +12,7 @@ use onefold_format::backup::{ObjectName, Slot, SourceId};
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
 
-use crate::blocks::{BlockReader, Reach};
+use crate::blocks::{BlockReader, Reach, StoredBlock};
 use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::verify::{Verified, check_group, verify};
@@ -228,10 +228,12 @@ impl Patient {
     /// A block that is stored elsewhere; nothing if it is damaged there, too.
     fn read(&self, store: SourceId, number: u64, fingerprint: [u8; 16]) -> Result<Option<Vec<u8>>> {
         let block_size = self.pack.block_size();
-        let found = match self
-            .blocks
-            .find(store, number, block_size, Reach::Repository)
-        {
+        let block = StoredBlock {
+            store,
+            number,
+            witness: None,
+        };
+        let found = match self.blocks.find(block, block_size, Reach::Repository) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) if error.is_damage() => return Ok(None),
@@ -248,7 +250,7 @@ impl Patient {
     /// Writes the pack as its next generation, and removes this one.
     fn write_again(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
         let of = writer.source();
-        let mut new = writer.new_pack(of, self.number, self.generation + 1)?;
+        let mut new = writer.new_generation(of, self.pack.reference(), self.generation + 1)?;
         let sealer = new.sealer(level);
         for (group, slots) in self.slots.chunks(BLOCKS_PER_GROUP).enumerate() {
             let number = group as u32;

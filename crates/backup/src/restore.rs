@@ -4,11 +4,14 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
-use onefold_format::backup::{BackupNumber, Manifest, RecipeRun, SourceId, Target};
+use onefold_format::backup::{
+    BackupNumber, Manifest, RecipeRun, SourceId, Target, Witness, witness_of,
+};
 use onefold_repository::{KnownSource, Reading, Recipe};
 
-use crate::blocks::{BlockReader, Reach};
+use crate::blocks::{BlockReader, Reach, StoredBlock};
 use crate::error::{BackupError, Result};
 
 /// Gets data, with its address in bytes.
@@ -77,6 +80,17 @@ impl Restore {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         self.recipe.manifest()
+    }
+
+    /// The witness of the pack of a store that has a number.
+    pub(crate) fn witness(&self, store: SourceId, number: u64) -> Result<Witness> {
+        let manifest = self.manifest();
+        let packs = match store == self.source {
+            true => &manifest.own_packs,
+            false => &manifest.popular_packs,
+        };
+        let witness = witness_of(packs, number / BLOCKS_PER_PACK);
+        witness.ok_or_else(|| self.recipe.names_unneeded(number).into())
     }
 
     fn block_size(&self) -> u64 {
@@ -207,7 +221,14 @@ impl Restore {
         let block_size = u64::from(block_bytes);
         let end = range.end.min(self.manifest().size_bytes);
         while left > 0 {
-            let found = blocks.find(source, number, block_bytes, reach);
+            let found = self.witness(source, number).and_then(|witness| {
+                let stored = StoredBlock {
+                    store: source,
+                    number,
+                    witness: Some(witness),
+                };
+                blocks.find(stored, block_bytes, reach)
+            });
             let found = found.map_err(|error| match error {
                 BackupError::Repository(error) => BackupError::Damaged { block, error },
                 other => other,

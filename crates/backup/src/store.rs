@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use onefold_format::backup::Slot;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
+use onefold_format::backup::{PackReference, Slot};
 use onefold_index::Key;
 use onefold_repository::{self as repository, GroupSealer, KnownSource, NewPack, SealedGroup};
 
@@ -36,6 +36,14 @@ pub(crate) struct NewRows<'a> {
     pub(crate) blocks: u64,
 }
 
+/// Packs that were written.
+#[derive(Debug, Default)]
+pub(crate) struct StoredPacks {
+    /// In ascending order.
+    pub(crate) packs: Vec<PackReference>,
+    pub(crate) bytes: u64,
+}
+
 /// A group on its way to a thread that seals it.
 struct Job {
     sealer: GroupSealer,
@@ -48,16 +56,16 @@ struct Job {
 
 type Sealed = (u64, Result<SealedGroup>);
 
-/// Returns the bytes of the packs.
+/// Stores new blocks.
 pub(crate) fn store(
     disks: &mut [DiskToBackUp<'_>],
     key: &Key,
     new: NewRows<'_>,
     target: &Target<'_>,
     report: Report<'_>,
-) -> Result<u64> {
+) -> Result<StoredPacks> {
     if new.blocks == 0 {
-        return Ok(0);
+        return Ok(StoredPacks::default());
     }
     let threads = target.threads.max(1);
     // Room for every group that is on its way, so no send ever waits.
@@ -79,7 +87,7 @@ pub(crate) fn store(
             arrived: BTreeMap::new(),
             next_sequence: 0,
             next_written: 0,
-            stored_bytes: 0,
+            stored: StoredPacks::default(),
         };
         read_all(disks, key, new, &mut writer, report)?;
         writer.finish()
@@ -178,7 +186,7 @@ struct Writer<'a> {
     arrived: BTreeMap<u64, SealedGroup>,
     next_sequence: u64,
     next_written: u64,
-    stored_bytes: u64,
+    stored: StoredPacks,
 }
 
 struct Open {
@@ -195,8 +203,10 @@ impl Writer<'_> {
         self.next_sequence += 1;
         if sequence.is_multiple_of(GROUPS_PER_PACK) {
             let number = target.first_pack + sequence / GROUPS_PER_PACK;
+            let pack = target.writer.new_pack(target.of, number)?;
+            self.stored.packs.push(pack.reference());
             self.open.push(Open {
-                pack: target.writer.new_pack(target.of, number, 0)?,
+                pack,
                 fingerprints: VecDeque::new(),
             });
         }
@@ -232,20 +242,20 @@ impl Writer<'_> {
             open.pack.push(&group, slots)?;
             self.next_written += 1;
             if self.next_written.is_multiple_of(GROUPS_PER_PACK) {
-                self.stored_bytes += self.open.remove(0).pack.finish()?;
+                self.stored.bytes += self.open.remove(0).pack.finish()?;
             }
         }
         Ok(())
     }
 
-    /// Writes what is left, and makes it durable. Returns the bytes of all packs.
-    fn finish(mut self) -> Result<u64> {
+    /// Writes what is left, and makes it durable.
+    fn finish(mut self) -> Result<StoredPacks> {
         while self.on_their_way > 0 {
             self.receive()?;
         }
         for open in self.open.drain(..) {
-            self.stored_bytes += open.pack.finish()?;
+            self.stored.bytes += open.pack.finish()?;
         }
-        Ok(self.stored_bytes)
+        Ok(self.stored)
     }
 }

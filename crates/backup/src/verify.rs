@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::{BackupNumber, Manifest, NumberRun, Slot, SourceId, Target};
+use onefold_format::backup::{
+    BackupNumber, Manifest, NumberRun, PackReference, Slot, SourceId, Target, Witness, witness_of,
+};
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind};
 
@@ -126,10 +128,12 @@ struct KnownBackup {
     manifest: Manifest,
 }
 
-/// Damaged numbers, with the reason.
+/// Damaged numbers of one pack, with the reason.
 struct Damage {
     store: SourceId,
     numbers: Range<u64>,
+    /// That of the pack that is damaged; none, if all that have this number are.
+    witness: Option<Witness>,
     message: String,
 }
 
@@ -139,6 +143,16 @@ impl KnownBackup {
             (self.store, &self.manifest.own),
             (self.popular_store, &self.manifest.popular),
         ]
+    }
+
+    /// The witness of the pack of this number that it needs.
+    fn witness(&self, store: SourceId, number: u64) -> Option<Witness> {
+        let packs = match store == self.store {
+            true => &self.manifest.own_packs,
+            false if store == self.popular_store => &self.manifest.popular_packs,
+            false => return None,
+        };
+        witness_of(packs, number)
     }
 
     /// The numbers of a store that it needs.
@@ -157,7 +171,9 @@ impl Damage {
         let Range { start, end } = self.numbers;
         let runs = backup.needs_of(self.store);
         let first = runs.partition_point(|run| run.first + run.blocks <= start);
-        runs.get(first).is_some_and(|run| run.first < end)
+        let is_needed = runs.get(first).is_some_and(|run| run.first < end);
+        let needed = || backup.witness(self.store, start / BLOCKS_PER_PACK);
+        is_needed && (self.witness.is_none() || self.witness == needed())
     }
 }
 
@@ -196,35 +212,60 @@ impl Verifier<'_> {
             Some(generation) => self.repository.pack_or_newer(store, number, generation),
             None => Ok(None),
         };
-        let mut there = Vec::new();
         match opened {
             // Pruned meanwhile, or lost.
-            Ok(None) => {}
+            Ok(None) => self.find_missing(store, number, None),
             Ok(Some(pack)) => {
                 self.verified.objects += 1;
-                there.extend_from_slice(pack.slots());
                 if let Some(key) = &self.key {
-                    let compared = compare(&pack, key, (store, first), &mut self.damages)?;
+                    let compared = compare(&pack, key, store, &mut self.damages)?;
                     self.verified.compared_bytes += compared;
                 }
+                self.find_replaced(store, &pack);
+                self.find_missing(store, number, Some(&pack));
             }
             Err(error) => {
                 self.damages.push(Damage {
                     store,
                     numbers: first..first + BLOCKS_PER_PACK,
+                    witness: None,
                     message: damage(error.into())?,
                 });
-                return Ok(());
             }
         }
-        self.find_missing(store, first, &there);
         Ok(())
     }
 
+    /// Which packs are needed in whose place this one stands.
+    fn find_replaced(&mut self, store: SourceId, pack: &Pack) {
+        let PackReference { number, witness } = pack.reference();
+        let needed = self
+            .backups
+            .iter()
+            .filter_map(|it| it.witness(store, number));
+        let replaced: BTreeSet<Witness> = needed.filter(|needed| *needed != witness).collect();
+        let first = number * BLOCKS_PER_PACK;
+        self.damages
+            .extend(replaced.into_iter().map(|witness| Damage {
+                store,
+                numbers: first..first + BLOCKS_PER_PACK,
+                witness: Some(witness),
+                message: format!(
+                    "pack {number} is lost, and another one of its number is in its place"
+                ),
+            }));
+    }
+
     /// Which of the numbers of a pack are needed and not there, as runs.
-    fn find_missing(&mut self, store: SourceId, first: u64, there: &[Slot]) {
+    fn find_missing(&mut self, store: SourceId, number: u64, pack: Option<&Pack>) {
+        let first = number * BLOCKS_PER_PACK;
+        let there = pack.map_or(&[][..], Pack::slots);
+        let witness = pack.map(|pack| pack.reference().witness);
         let mut needed = vec![false; BLOCKS_PER_PACK as usize];
         for backup in &self.backups {
+            if witness.is_some() && backup.witness(store, number) != witness {
+                continue;
+            }
             let by_backup = are_in(backup.needs_of(store), first);
             let of_pack = needed.iter_mut().zip(by_backup);
             of_pack.for_each(|(needed, by_backup)| *needed |= by_backup);
@@ -247,6 +288,7 @@ impl Verifier<'_> {
                 Damage {
                     store,
                     numbers: run.first..end,
+                    witness,
                     message,
                 }
             }));
@@ -352,12 +394,9 @@ fn check_recipe(
 }
 
 /// Returns how many bytes were compared.
-fn compare(
-    pack: &Pack,
-    key: &Key,
-    (store, first): (SourceId, u64),
-    damages: &mut Vec<Damage>,
-) -> Result<u64> {
+fn compare(pack: &Pack, key: &Key, store: SourceId, damages: &mut Vec<Damage>) -> Result<u64> {
+    let PackReference { number, witness } = pack.reference();
+    let (first, witness) = (number * BLOCKS_PER_PACK, Some(witness));
     let mut compared = 0;
     for group in 0..pack.groups() {
         let start = first + (group * BLOCKS_PER_GROUP) as u64;
@@ -368,6 +407,7 @@ fn compare(
                     damages.push(Damage {
                         store,
                         numbers: number..number + 1,
+                        witness,
                         message: format!("stored block {number} is not what was stored"),
                     });
                 }
@@ -375,6 +415,7 @@ fn compare(
             Err(error) => damages.push(Damage {
                 store,
                 numbers: start..start + BLOCKS_PER_GROUP as u64,
+                witness,
                 message: damage(error)?,
             }),
         }

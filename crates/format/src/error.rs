@@ -28,6 +28,14 @@ pub enum FormatError {
         /// Minor version found.
         minor: u8,
     },
+    /// Written by an earlier release in a way that this one does not read.
+    #[error("format version {major}.{minor}: only a release before this one can read it")]
+    Older {
+        /// Major version found.
+        major: u8,
+        /// Minor version found.
+        minor: u8,
+    },
     /// The bytes are not those that were written.
     #[error("checksum {found:#010x} instead of {expected:#010x}")]
     Checksum {

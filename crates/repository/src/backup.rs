@@ -1,12 +1,15 @@
 //! The backups of a source: recipes and manifests.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::recipe::{RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
-use onefold_format::backup::{BackupNumber, Manifest, ObjectName, RecipeRun, SourceId, Target};
+use onefold_format::backup::{
+    BackupNumber, Manifest, ObjectName, PackReference, RecipeRun, SourceId, Target, Witness,
+};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
@@ -83,6 +86,13 @@ impl Recipe {
         &self.manifest
     }
 
+    /// It names a stored block that its manifest does not.
+    #[must_use]
+    pub fn names_unneeded(&self, number: u64) -> RepositoryError {
+        let message = format_args!("it names stored block {number}, and its manifest does not");
+        RepositoryError::damaged(&self.path, message)
+    }
+
     /// The runs of a page of the disk.
     ///
     /// # Errors
@@ -119,6 +129,17 @@ impl Recipe {
         let bytes = bytes.map_err(|e| damaged(&e))?;
         decode_page(&bytes, blocks).map_err(|e| damaged(&e))
     }
+}
+
+/// The packs that the backups of a source need, and their witnesses. Where backups disagree, the newest is right.
+#[derive(Debug, Default)]
+pub struct NeededPacks {
+    /// The source's own packs, by number.
+    pub own: BTreeMap<u64, Witness>,
+    /// Popular packs, by number.
+    pub popular: BTreeMap<u64, Witness>,
+    /// Why the needs of other backups are not known.
+    pub damaged: Vec<RepositoryError>,
 }
 
 impl Writer<'_> {
@@ -245,6 +266,29 @@ impl Repository {
         let name = ObjectName::Manifest(source, backup);
         let content = self.read_sealed(name)?;
         Manifest::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
+    }
+
+    /// What the backups of a source need. A manifest that cannot be read is named, and costs itself.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing.
+    pub fn needed_packs(&self, source: SourceId) -> Result<NeededPacks> {
+        let mut needed = NeededPacks::default();
+        for backup in self.backups(source)? {
+            match self.manifest(source, backup) {
+                Ok(manifest) => {
+                    let pairs = |packs: &[PackReference]| -> Vec<_> {
+                        packs.iter().map(|it| (it.number, it.witness)).collect()
+                    };
+                    needed.own.extend(pairs(&manifest.own_packs));
+                    needed.popular.extend(pairs(&manifest.popular_packs));
+                }
+                Err(error) if error.is_of_object() => needed.damaged.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(needed)
     }
 
     /// The recipe of a backup.

@@ -77,12 +77,21 @@ impl RepositoryError {
 
     pub(crate) fn format(object: &str, error: FormatError) -> Self {
         match error {
-            FormatError::Newer { .. } => Self::new(
+            FormatError::Newer { .. } | FormatError::Older { .. } => Self::new(
                 RepositoryErrorKind::Invalid,
                 format!("object {object} of the repository cannot be read: {error}"),
             ),
             _ => Self::damaged(object, error),
         }
+    }
+
+    /// Whether it is about one object, and others may be as they should: callers name it and do the rest.
+    #[must_use]
+    pub fn is_of_object(&self) -> bool {
+        matches!(
+            self.kind,
+            RepositoryErrorKind::Damaged | RepositoryErrorKind::NotFound | RepositoryErrorKind::Io
+        )
     }
 
     /// The kind.

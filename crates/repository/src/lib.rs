@@ -35,7 +35,7 @@ pub mod simulation;
 mod writer;
 
 pub use access::{Access, RecoveryKey};
-pub use backup::{NewRecipe, Recipe};
+pub use backup::{NeededPacks, NewRecipe, Recipe};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use leftovers::Leftovers;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};

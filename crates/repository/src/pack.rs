@@ -10,11 +10,13 @@ use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{
-    ObjectName, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
+    ObjectName, PackReference, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
+    Witness,
 };
 
+use crate::backup::NeededPacks;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::folder::{NewObject, random_number};
+use crate::folder::{NewObject, fill_random, random_number};
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
@@ -28,6 +30,7 @@ pub struct NewPack {
     object: BufWriter<NewObject>,
     key: Arc<ChunkKey>,
     table: PackTable,
+    number: u64,
     position: u64,
 }
 
@@ -52,6 +55,15 @@ pub struct SealedGroup {
 }
 
 impl NewPack {
+    /// What a manifest says of it.
+    #[must_use]
+    pub fn reference(&self) -> PackReference {
+        PackReference {
+            number: self.number,
+            witness: self.table.witness,
+        }
+    }
+
     /// What seals its groups, at this level of zstd.
     #[must_use]
     pub fn sealer(&self, level: i32) -> GroupSealer {
@@ -162,6 +174,7 @@ impl GroupSealer {
 /// A pack that is read.
 pub struct Pack {
     path: String,
+    number: u64,
     file: File,
     key: ChunkKey,
     table: PackTable,
@@ -171,12 +184,29 @@ pub struct Pack {
 }
 
 impl Writer<'_> {
-    /// Starts a generation of pack `number` of the source, or of popular blocks.
+    /// Starts pack `number` of the source, or of popular blocks.
     ///
     /// # Errors
     ///
     /// `InUse` if the lease is lost; any failure of writing.
-    pub fn new_pack(&self, of: &KnownSource, number: u64, generation: u32) -> Result<NewPack> {
+    pub fn new_pack(&self, of: &KnownSource, number: u64) -> Result<NewPack> {
+        let mut witness = Witness([0; 16]);
+        fill_random(&mut witness.0).map_err(|e| RepositoryError::io("no random numbers", &e))?;
+        self.new_generation(of, PackReference { number, witness }, 0)
+    }
+
+    /// Starts a generation of a pack of the source, or of popular blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::new_pack`].
+    pub fn new_generation(
+        &self,
+        of: &KnownSource,
+        pack: PackReference,
+        generation: u32,
+    ) -> Result<NewPack> {
+        let PackReference { number, witness } = pack;
         let name = ObjectName::Pack {
             source: of.id,
             number,
@@ -189,9 +219,11 @@ impl Writer<'_> {
             key: Arc::new(key),
             table: PackTable {
                 block_size: of.source.block_size,
+                witness,
                 groups: Vec::new(),
                 slots: Vec::new(),
             },
+            number,
             position: OBJECT_HEADER_BYTES as u64,
         })
     }
@@ -241,14 +273,16 @@ impl Repository {
         Ok(packs)
     }
 
-    /// The number of the next pack of a source: higher than all that are there, and than all that were.
+    /// The number of the next pack of a source: higher than all that are there, that were, and that a backup
+    /// needs although they are lost.
     ///
     /// # Errors
     ///
-    /// Any failure of reading.
-    pub fn next_pack(&self, source: &KnownSource) -> Result<u64> {
-        let last = self.packs(source.id)?.last().copied();
-        let next = last.map_or(0, |(number, _)| number + 1);
+    /// Any failure of listing.
+    pub fn next_pack(&self, source: &KnownSource, needed: &NeededPacks) -> Result<u64> {
+        let there = self.packs(source.id)?.last().map(|(number, _)| *number);
+        let needed = needed.own.last_key_value().map(|(number, _)| *number);
+        let next = there.max(needed).map_or(0, |last| last + 1);
         Ok(next.max(source.source.next_pack))
     }
 
@@ -272,6 +306,17 @@ impl Repository {
         let newest = listed.into_iter().find(|(listed, _)| *listed == number);
         let opened = newest.map(|(_, generation)| self.pack(source, number, generation));
         opened.transpose()
+    }
+
+    /// A pack that is not there, though a backup needs it.
+    #[must_use]
+    pub fn missing_pack(&self, source: SourceId, number: u64) -> RepositoryError {
+        let name = ObjectName::Pack {
+            source,
+            number,
+            generation: 0,
+        };
+        RepositoryError::damaged(&name.path(), "it is not there")
     }
 
     /// The number of the first of some popular packs. It is drawn by lot, so that nobody who writes such packs
@@ -334,6 +379,7 @@ impl Repository {
         }
         Ok(Pack {
             path,
+            number,
             file,
             key,
             table,
@@ -344,6 +390,28 @@ impl Repository {
 }
 
 impl Pack {
+    /// What a manifest says of it.
+    #[must_use]
+    pub fn reference(&self) -> PackReference {
+        PackReference {
+            number: self.number,
+            witness: self.table.witness,
+        }
+    }
+
+    /// # Errors
+    ///
+    /// `Damaged`, unless it is the pack of which this is the witness.
+    pub fn check_witness(&self, witness: Witness) -> Result<()> {
+        match self.table.witness == witness {
+            true => Ok(()),
+            false => Err(RepositoryError::damaged(
+                &self.path,
+                "it is not the pack that the backup needs, but another one of the same number",
+            )),
+        }
+    }
+
     /// What it has, by number less its first.
     #[must_use]
     pub fn slots(&self) -> &[Slot] {

@@ -393,7 +393,7 @@ impl Repository {
             salt,
         };
         let bytes = header.encode();
-        Ok((bytes, self.master.chunks(self.object.sealing, bytes, salt)))
+        Ok((bytes, self.master.chunks(self.object.sealing, bytes)))
     }
 
     /// An object that has chunks.
@@ -409,8 +409,8 @@ impl Repository {
                 _ => failed(&e),
             })?;
         let header = ObjectHeader::decode(&bytes, name, Some(self.object.id));
-        let header = header.map_err(|e| RepositoryError::format(&path, e))?;
-        let key = self.master.chunks(self.object.sealing, bytes, header.salt);
+        header.map_err(|e| RepositoryError::format(&path, e))?;
+        let key = self.master.chunks(self.object.sealing, bytes);
         Ok((file, key))
     }
 

@@ -1,9 +1,10 @@
 //! Keys, and the chunks that they protect.
 //!
-//! Every object that has chunks has a key of its own, derived from the master key and the random salt in
-//! its header; the number of a chunk is its nonce. So no nonce comes twice with a key, whatever crashes or
-//! writes at the same time. The header is authenticated with each chunk: a chunk of another object, or
-//! another chunk of this one, is refused.
+//! Every object that has chunks has a key of its own, derived from the master key and its header, which names it
+//! and has a random salt; the number of a chunk is its nonce. So no nonce comes twice with a key, whatever crashes
+//! or writes at the same time, and although a copy of the host may draw the same salt for another object. The
+//! header is authenticated with each chunk, too: a chunk of another object, or another chunk of this one, is
+//! refused.
 //!
 //! A repository without encryption has the same layout: a keyed hash takes the place of the cipher's tag,
 //! and its master key follows from the repository's id.
@@ -14,7 +15,7 @@ use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{RepositoryId, Sealing, TAG_BYTES};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-const CHUNK_CONTEXT: &str = "onefold 2026-11-25 chunks of one object of a repository";
+const CHUNK_CONTEXT: &str = "onefold 2026-11-28 chunks of one object of a repository";
 const FINGERPRINT_CONTEXT: &str = "onefold 2026-11-25 fingerprints of a repository";
 const PLAIN_CONTEXT: &str = "onefold 2026-11-25 master key of a repository without encryption";
 
@@ -41,15 +42,10 @@ impl MasterKey {
     }
 
     /// The key of the chunks of the object with this header.
-    pub(crate) fn chunks(
-        &self,
-        sealing: Sealing,
-        header: [u8; OBJECT_HEADER_BYTES],
-        salt: [u8; 16],
-    ) -> ChunkKey {
+    pub(crate) fn chunks(&self, sealing: Sealing, header: [u8; OBJECT_HEADER_BYTES]) -> ChunkKey {
         let mut hasher = blake3::Hasher::new_derive_key(CHUNK_CONTEXT);
         hasher.update(&self.0);
-        hasher.update(&salt);
+        hasher.update(&header);
         let bytes = *hasher.finalize().as_bytes();
         let cipher = match sealing {
             Sealing::Authenticated => Cipher::Hash(bytes),

@@ -553,6 +553,8 @@ mod tests {
             recipe_pages: Vec::new(),
             own: Vec::new(),
             popular: Vec::new(),
+            own_packs: Vec::new(),
+            popular_packs: Vec::new(),
             tags: Vec::new(),
         }
     }
@@ -623,7 +625,7 @@ mod tests {
         let mut late = scene.repository.writer(scene.source, "test").unwrap();
         late.publish(BackupNumber(1), &manifest()).unwrap();
         let recipe = late.new_recipe(BackupNumber(2)).unwrap();
-        let pack = late.new_pack(late.source(), 0, 0).unwrap();
+        let pack = late.new_pack(late.source(), 0).unwrap();
         scene.give_lease(|holder| holder.boot[0] ^= 1);
         let new = scene.writer_soon().unwrap();
         let before = late.source().source.clone();
@@ -636,7 +638,7 @@ mod tests {
                 next_backup: 9,
                 ..before.clone()
             }),
-            late.new_pack(late.source(), 1, 0).map(drop),
+            late.new_pack(late.source(), 1).map(drop),
         ] {
             let error = done.unwrap_err();
             assert_eq!(error.kind(), RepositoryErrorKind::InUse);

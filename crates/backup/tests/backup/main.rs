@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
+mod history;
 mod popular;
 mod pruning;
 mod repairing;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_backup::{Batch, PruneOptions, PrunedPopular, Result, prune_popular};
-use onefold_format::backup::{BackupNumber, SourceId};
+use onefold_format::backup::{BackupNumber, PackReference, SourceId};
 use onefold_repository::{Access, KnownSource};
 
 use crate::{BLOCK, MemoryDisk, Rig, source};
@@ -68,6 +68,11 @@ impl Estate {
         let repository = &self.rig.repository;
         let writer = repository.writer(self.popular().id, "prune")?;
         prune_popular(&writer, &ALL_WASTE, (now, grace), &mut |_, _| Ok(()))
+    }
+
+    fn reference(&self, store: SourceId, number: u64) -> PackReference {
+        let pack = self.rig.repository.pack(store, number, 0);
+        pack.unwrap().reference()
     }
 
     fn stored_blocks(&self, store: SourceId) -> usize {
@@ -288,6 +293,8 @@ fn condemned_blocks_stay_as_long_as_a_backup_may_need_them() {
     let manifest = onefold_format::backup::Manifest {
         size_bytes: (1000 * BLOCK) as u64,
         own: Vec::new(),
+        own_packs: Vec::new(),
+        popular_packs: vec![estate.reference(store, popular.first / 16_384)],
         popular: vec![popular],
         recipe_pages: vec![0],
         ..manifest.unwrap()

@@ -23,7 +23,8 @@
 //!
 //! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the source's own
 //! numbers that the backup uses, as runs in ascending order: two varints each, the blocks since the end of the
-//! one before, and how many; then those of popular blocks in the same way; then the tags, each a text.
+//! one before, and how many; then those of popular blocks in the same way; then the witness of each pack that has
+//! any of the own numbers, 16 bytes each, in ascending order; then those of popular packs; then the tags, each a text.
 
 use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible, put_text, put_varint};
@@ -31,6 +32,7 @@ use crate::error::FormatError;
 use crate::units::{BLOCK_SIZES, PoolId, VolumeId};
 
 use super::object::BackupNumber;
+use super::pack::{BLOCKS_PER_PACK, Witness};
 use super::recipe::{BLOCKS_PER_RECIPE_PAGE, NUMBER_END};
 
 /// Who said what changed since the parent.
@@ -77,6 +79,33 @@ pub struct NumberRun {
     pub blocks: u64,
 }
 
+/// A pack that a backup needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackReference {
+    /// The pack's number.
+    pub number: u64,
+    /// Its witness.
+    pub witness: Witness,
+}
+
+/// The witness of a pack, among those that a backup needs.
+#[must_use]
+pub fn witness_of(packs: &[PackReference], number: u64) -> Option<Witness> {
+    let found = packs.binary_search_by_key(&number, |pack| pack.number);
+    found.ok().map(|at| packs[at].witness)
+}
+
+/// The numbers of the packs that have any of these numbers of blocks, ascending and each once.
+pub fn packs_of(runs: &[NumberRun]) -> impl Iterator<Item = u64> + '_ {
+    let mut next = 0;
+    runs.iter().flat_map(move |run| {
+        let first = (run.first / BLOCKS_PER_PACK).max(next);
+        let end = (run.first + run.blocks).div_ceil(BLOCKS_PER_PACK);
+        next = end;
+        first..end
+    })
+}
+
 /// What makes a backup exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
@@ -100,6 +129,10 @@ pub struct Manifest {
     pub own: Vec<NumberRun>,
     /// The popular blocks that it uses, in ascending order.
     pub popular: Vec<NumberRun>,
+    /// The packs with its own blocks: those of [`packs_of`] its numbers.
+    pub own_packs: Vec<PackReference>,
+    /// The packs with its popular blocks, likewise.
+    pub popular_packs: Vec<PackReference>,
     /// Its tags.
     pub tags: Vec<String>,
 }
@@ -158,6 +191,9 @@ impl Manifest {
         }
         put_numbers(&mut out, &self.own);
         put_numbers(&mut out, &self.popular);
+        for packs in [&self.own_packs, &self.popular_packs] {
+            packs.iter().for_each(|pack| out.extend(pack.witness.0));
+        }
         self.tags
             .iter()
             .for_each(|tag| put_text(&mut out, tag.as_bytes()));
@@ -182,17 +218,7 @@ impl Manifest {
             other => return Err(impossible("changed by", other.into())),
         };
         let (unix_seconds, parent) = (rest.u64()?, rest.u64()?);
-        let pool: [u8; 16] = rest.take()?;
-        let (volume, snapshot) = (rest.u64()?, rest.u64()?);
-        let base = match (is_zero(&pool), volume, snapshot) {
-            (true, 0, 0) => None,
-            (false, 1.., 1..) => Some(PoolSnapshot {
-                pool: PoolId(pool),
-                volume: VolumeId(volume),
-                snapshot: VolumeId(snapshot),
-            }),
-            _ => return Err(impossible("snapshot", snapshot)),
-        };
+        let base = decode_base(&mut rest)?;
         let counts = Counts {
             logical_blocks: rest.u64()?,
             read_blocks: rest.u64()?,
@@ -222,6 +248,8 @@ impl Manifest {
         let recipe_pages = recipe_pages.collect::<Result<_, _>>()?;
         let own = decode_numbers(&mut rest, own)?;
         let popular = decode_numbers(&mut rest, popular)?;
+        let own_packs = decode_witnesses(&mut rest, &own)?;
+        let popular_packs = decode_witnesses(&mut rest, &popular)?;
         let tags = (0..tags).map(|_| rest.utf8("tag"));
         let tags = tags.collect::<Result<_, _>>()?;
         rest.finish()?;
@@ -236,9 +264,36 @@ impl Manifest {
             recipe_pages,
             own,
             popular,
+            own_packs,
+            popular_packs,
             tags,
         })
     }
+}
+
+fn decode_base(rest: &mut Cursor<'_>) -> Result<Option<PoolSnapshot>, FormatError> {
+    let pool: [u8; 16] = rest.take()?;
+    let (volume, snapshot) = (rest.u64()?, rest.u64()?);
+    match (is_zero(&pool), volume, snapshot) {
+        (true, 0, 0) => Ok(None),
+        (false, 1.., 1..) => Ok(Some(PoolSnapshot {
+            pool: PoolId(pool),
+            volume: VolumeId(volume),
+            snapshot: VolumeId(snapshot),
+        })),
+        _ => Err(impossible("snapshot", snapshot)),
+    }
+}
+
+fn decode_witnesses(
+    rest: &mut Cursor<'_>,
+    runs: &[NumberRun],
+) -> Result<Vec<PackReference>, FormatError> {
+    let packs = packs_of(runs).map(|number| {
+        let witness = Witness(rest.take()?);
+        Ok(PackReference { number, witness })
+    });
+    packs.collect()
 }
 
 /// Runs in ascending order that do not touch.

@@ -26,15 +26,17 @@ pub mod source;
 pub use condemned::{Condemned, LeaseName};
 pub use key::{Derivation, WrappedKey};
 pub use lease::{Lease, ProcessId};
-pub use manifest::{ChangedBy, Counts, Manifest, NumberRun, PoolSnapshot};
+pub use manifest::{
+    ChangedBy, Counts, Manifest, NumberRun, PackReference, PoolSnapshot, packs_of, witness_of,
+};
 pub use object::{BackupNumber, ObjectHeader, ObjectName, RepositoryId, SourceId};
-pub use pack::{PackTable, PackTrailer, Slot, StoredGroup};
+pub use pack::{PackTable, PackTrailer, Slot, StoredGroup, Witness};
 pub use recipe::{RecipeRun, Target};
 pub use repository::{RepositoryObject, Sealing};
 pub use source::Source;
 
-/// Major version of every object that this build writes: a higher one is refused.
-pub const REPOSITORY_MAJOR_VERSION: u8 = 1;
+/// Major version of every object that this build writes: any other one is refused.
+pub const REPOSITORY_MAJOR_VERSION: u8 = 2;
 
 /// Minor version of every object that this build writes: a repository with a higher one can be read.
 pub const REPOSITORY_MINOR_VERSION: u8 = 0;

@@ -249,6 +249,9 @@ impl ObjectHeader {
                 value: 0,
             });
         }
+        if major < REPOSITORY_MAJOR_VERSION {
+            return Err(FormatError::Older { major, minor });
+        }
         if bytes[7] != 0 || !is_zero(&bytes[44..48]) || !is_zero(&bytes[64..CHECKSUM_AT]) {
             return Err(FormatError::Reserved {
                 structure: "object header",

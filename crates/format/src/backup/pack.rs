@@ -25,12 +25,16 @@
 //!  4 block size  u32   bytes
 //!  8 groups      u32
 //! 12 zeros       4 bytes
+//! 16 witness     16 bytes   drawn when the pack was first written
 //! ```
 //!
 //! then for each group a `u32`: its sealed bytes, with the highest bit set if it is compressed; then for
 //! each block a `u8`: 0 gone, 1 stored, 2 lost; then for each block 16 bytes: its fingerprint, or zeros where
 //! it is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
 //! A lost block was damaged; its fingerprint tells with what it can be mended.
+//!
+//! All generations of a pack have its witness, and no other pack has it. A manifest names the witness of each pack
+//! that it needs, so that another pack of the same number is never taken for it.
 
 use super::TAG_BYTES;
 use crate::bytes::{is_zero, put, u32_at, u64_at};
@@ -112,6 +116,10 @@ impl PackTrailer {
     }
 }
 
+/// Distinguishes a pack from every other one that ever has its number. All generations of the pack have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Witness(pub [u8; 16]);
+
 /// A group as it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredGroup {
@@ -163,6 +171,8 @@ impl Slot {
 pub struct PackTable {
     /// Bytes of a block.
     pub block_size: u32,
+    /// The pack's witness.
+    pub witness: Witness,
     /// The groups, in order.
     pub groups: Vec<StoredGroup>,
     /// What it has, by number less its first.
@@ -178,6 +188,7 @@ impl PackTable {
         out.extend(self.block_size.to_le_bytes());
         out.extend((self.groups.len() as u32).to_le_bytes());
         out.extend([0; 4]);
+        out.extend(self.witness.0);
         for group in &self.groups {
             let flag = if group.is_compressed { COMPRESSED } else { 0 };
             out.extend((group.bytes | flag).to_le_bytes());
@@ -216,6 +227,7 @@ impl PackTable {
                 structure: "pack table",
             });
         }
+        let witness = Witness(rest.take()?);
         let groups = (0..groups).map(|_| {
             let word = rest.u32()?;
             let bytes = word & !COMPRESSED;
@@ -246,6 +258,7 @@ impl PackTable {
         rest.finish()?;
         Ok(Self {
             block_size,
+            witness,
             groups,
             slots,
         })

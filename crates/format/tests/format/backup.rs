@@ -8,9 +8,9 @@ use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
 use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
 use onefold_format::backup::{
     BackupNumber, ChangedBy, Condemned, Counts, Derivation, Lease, LeaseName, Manifest, NumberRun,
-    ObjectHeader, ObjectName, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun,
-    RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup, TAG_BYTES,
-    Target, WrappedKey,
+    ObjectHeader, ObjectName, PackReference, PackTable, PackTrailer, PoolSnapshot, ProcessId,
+    RecipeRun, RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup,
+    TAG_BYTES, Target, Witness, WrappedKey, packs_of,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -74,6 +74,7 @@ fn pack_table() -> PackTable {
     };
     PackTable {
         block_size: 4096,
+        witness: Witness(*b"that pack alone."),
         groups: vec![
             StoredGroup {
                 bytes: 70_000,
@@ -92,7 +93,7 @@ fn trailer() -> PackTrailer {
     PackTrailer {
         groups: 2,
         table_at: 74_272,
-        table_bytes: 1_145,
+        table_bytes: 1_161,
     }
 }
 
@@ -143,8 +144,33 @@ fn manifest() -> Manifest {
             first: 1 << 50,
             blocks: 9_000,
         }],
+        own_packs: vec![
+            PackReference {
+                number: 1,
+                witness: Witness(*b"witness of pack1"),
+            },
+            PackReference {
+                number: 2,
+                witness: Witness(*b"witness of pack2"),
+            },
+        ],
+        popular_packs: vec![PackReference {
+            number: 1 << 36,
+            witness: Witness(*b"a popular one's."),
+        }],
         tags: vec!["before the update".to_owned()],
     }
+}
+
+#[test]
+fn the_packs_of_numbers_are_named_once() {
+    let run = |first, blocks| NumberRun { first, blocks };
+    let packs = |runs: &[NumberRun]| packs_of(runs).collect::<Vec<_>>();
+    assert!(packs(&[]).is_empty());
+    assert_eq!(packs(&[run(0, 1), run(5, 2), run(16_383, 1)]), [0]);
+    assert_eq!(packs(&[run(16_383, 2), run(20_000, 1)]), [0, 1]);
+    assert_eq!(packs(&[run(10, 40_000), run(49_152, 1)]), [0, 1, 2, 3]);
+    assert_eq!(packs(&[run(3, 1), run(163_840, 1)]), [0, 10]);
 }
 
 fn lease() -> Lease {
@@ -234,7 +260,7 @@ fn specimens() -> Vec<Specimen> {
 
 #[test]
 fn golden_repository_structures() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/repository-v1");
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/repository-v2");
     let is_written = std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1");
     for (name, bytes, decode) in specimens() {
         let (bin, txt) = (format!("{name}.bin"), format!("{name}.txt"));
@@ -346,7 +372,7 @@ fn object_document() {
     let repository = RepositoryId([255; 16]);
     let trials = vec![
         ("magic", Trial::Is(b"1FBO".to_vec())),
-        ("major", Trial::Is(vec![1])),
+        ("major", Trial::Is(vec![2])),
         ("minor", Trial::Is(vec![0])),
         ("kind", Trial::Is(vec![4])),
         (
@@ -461,7 +487,7 @@ fn pack_trailer_document() {
         ("magic", Trial::Is(b"1FPT".to_vec())),
         ("groups", Trial::Is(2_u32.to_le_bytes().to_vec())),
         ("table at", Trial::Is(74_272_u64.to_le_bytes().to_vec())),
-        ("table", Trial::Is(1_145_u32.to_le_bytes().to_vec())),
+        ("table", Trial::Is(1_161_u32.to_le_bytes().to_vec())),
         ("checksum", Trial::Is(crc_without(&sample, 28..32))),
     ];
     check(
@@ -519,11 +545,22 @@ proptest! {
             });
             runs.collect()
         };
+        let (own, popular): (Vec<_>, Vec<_>) = (runs(numbers), runs(popular));
+        let packs = |runs: &[NumberRun]| {
+            let packs = packs_of(runs);
+            let packs = packs.map(|number| PackReference {
+                number,
+                witness: Witness(u128::from(number).to_le_bytes()),
+            });
+            packs.collect()
+        };
         let [logical_blocks, read_blocks, new_blocks, stored_bytes, popular_blocks] = counts;
         let written = Manifest {
             size_bytes: pages.len() as u64 * BLOCKS_PER_RECIPE_PAGE * 4096,
-            own: runs(numbers),
-            popular: runs(popular),
+            own_packs: packs(&own),
+            popular_packs: packs(&popular),
+            own,
+            popular,
             recipe_pages: pages,
             tags,
             counts: Counts { logical_blocks, read_blocks, new_blocks, stored_bytes, popular_blocks },
@@ -542,6 +579,7 @@ proptest! {
     fn pack_tables_are_read_as_they_were_written(
         slots in vec((0..3, any::<[u8; 16]>()), 1..300),
         bytes in 16_u32..200_000,
+        witness in any::<[u8; 16]>(),
     ) {
         let groups = slots.len().div_ceil(BLOCKS_PER_GROUP);
         let group = |n| StoredGroup { bytes: bytes + n as u32, is_compressed: n % 2 == 0 };
@@ -552,6 +590,7 @@ proptest! {
         });
         let written = PackTable {
             block_size: 4096,
+            witness: Witness(witness),
             groups: (0..groups).map(group).collect(),
             slots: slots.collect(),
         };

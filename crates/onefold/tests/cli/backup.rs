@@ -268,6 +268,41 @@ fn only_what_changed_since_the_last_backup_is_read() {
     assert_eq!(verified["findings"], json!([]));
 }
 
+/// A backup that cannot be restored is not continued: what it lacks would be lacking ever after.
+#[test]
+fn all_is_read_where_the_last_backup_is_damaged() {
+    type Damage = fn(&Path);
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let image = scene.file("disk", &sparse_disk(DISK_BYTES, &DATA));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let data = 1_048_576 + 8192 + 4096;
+    let _daemon = scene.daemon();
+    backed_up(&scene, "vm", &[]);
+    let folder = Path::new(&scene.path("repository")).join("sources");
+    let mut sources = fs::read_dir(folder).unwrap();
+    let source = sources.next().unwrap().unwrap().path();
+    let ways: [(&str, Damage); 4] = [
+        ("packs/00/0.0", |file| fs::remove_file(file).unwrap()),
+        ("recipes/3", |file| fs::write(file, b"").unwrap()),
+        ("recipes/5", |file| fs::remove_file(file).unwrap()),
+        ("backups/7", |file| {
+            fs::write(file, b"nothing of ours").unwrap()
+        }),
+    ];
+    for (n, (object, damage)) in (2..).zip(ways) {
+        damage(&source.join(object));
+        overwrite(&scene, "vm", 8192, n, 4096);
+        let made = backed_up(&scene, "vm", &[]);
+        assert_eq!(
+            (&made[0], &made[2]),
+            (&json!("nobody"), &json!(data)),
+            "{object}"
+        );
+        assert_eq!(backed_up(&scene, "vm", &[])[0], "layers", "{object}");
+    }
+}
+
 #[test]
 fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
     let mut scene = Scene::new();
@@ -514,13 +549,15 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     crate::harness::wait_until("the backup waits", || {
         is_lease_held(&scene) && job().is_some_and(|job| job["state"] == "paused")
     });
+    if std::thread::available_parallelism().unwrap().get() > 1 {
+        crate::harness::wait_until("one thread keeps to one processor", || {
+            threads_on_one_processor(daemon.pid()) == ["nbd-client-1"]
+        });
+    }
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none());
     assert_eq!(policy(child.id()), SCHED_IDLE);
     assert_eq!(job().unwrap()["bytes"], 0);
-    if std::thread::available_parallelism().unwrap().get() > 1 {
-        assert_eq!(threads_on_one_processor(daemon.pid()), ["nbd-client-1"]);
-    }
     // Others are pruned meanwhile.
     scene.ok(&["backup", "forget", "other@1", "--yes"]);
     let prune = ["--format", "json", "backup", "prune", "--yes"];

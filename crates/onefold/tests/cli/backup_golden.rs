@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The version that this build writes.
-const NEWEST: &str = "repository-v1";
+const NEWEST: &str = "repository-v2";
 
 /// Versions that it reads.
 const VERSIONS: [&str; 1] = [NEWEST];

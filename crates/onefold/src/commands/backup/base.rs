@@ -124,8 +124,12 @@ impl<'a> Pool<'a> {
     ) -> Result<Option<Parent>> {
         let backups = repository.backups(source.id).map_err(repository_error)?;
         for backup in backups.into_iter().rev().take(BACKUPS_LOOKED_AT) {
-            let manifest = repository.manifest(source.id, backup);
-            let manifest = manifest.map_err(repository_error)?;
+            let manifest = match repository.manifest(source.id, backup) {
+                Ok(manifest) => manifest,
+                // Another one may do; `verify` says what is damaged.
+                Err(error) if error.is_of_object() => continue,
+                Err(error) => return Err(repository_error(error)),
+            };
             let Some(base) = manifest.base.filter(|base| base.pool == self.id) else {
                 continue;
             };

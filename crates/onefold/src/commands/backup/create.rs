@@ -14,7 +14,7 @@ use crate::output::Render;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
-use onefold_backup::{Batch, Created, DiskToBackUp, ImageDisk, Options, create};
+use onefold_backup::{Batch, Created, DiskToBackUp, ImageDisk, Options, check_parent, create};
 use onefold_format::backup::{ChangedBy, Source};
 use onefold_repository::{KnownSource, Repository, Writer};
 use serde::Serialize;
@@ -361,14 +361,23 @@ impl Job<'_> {
             true => None,
             false => pool.parent(self.repository, writer.source(), &snapshots)?,
         };
-        if let Some(Parent { backup, base }) = &parent
-            && let Err(error) = disk.compare_with(base.clone())
-        {
-            self.context.output.note(format_args!(
-                "all of '{volume}' is read: what changed since {volume}@{backup} of the repository is not \
-                 known: {error}"
-            ));
-            parent = None;
+        if let Some(Parent { backup, base }) = &parent {
+            let why = match check_parent(self.repository, writer.source(), *backup) {
+                Err(error) => Some(format!(
+                    "{volume}@{backup} of the repository cannot be restored: {error}"
+                )),
+                Ok(()) => disk.compare_with(base.clone()).err().map(|error| {
+                    format!(
+                        "what changed since {volume}@{backup} of the repository is not known: {error}"
+                    )
+                }),
+            };
+            if let Some(why) = why {
+                self.context
+                    .output
+                    .warn(format_args!("all of '{volume}' is read: {why}"));
+                parent = None;
+            }
         }
         Ok(DiskToBackUp {
             writer,

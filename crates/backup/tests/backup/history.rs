@@ -1,0 +1,216 @@
+//! Stored blocks are what backups say, whatever becomes of the packs: a lost one, or another one in its place, is an
+//! error, and never other data.
+
+use std::path::{Path, PathBuf};
+
+use onefold_backup::{RepairPlan, Result, check_parent};
+use onefold_format::backup::BackupNumber;
+use onefold_repository::{Access, Repository, RepositoryErrorKind};
+
+use crate::{MemoryDisk, Rig, source};
+
+const ALL_ACCESS: fn() -> [Access; 2] = || [Access::Open, Access::KeyFile(b"a key".to_vec())];
+
+impl Rig {
+    /// The only file whose path ends so.
+    #[track_caller]
+    fn file(&self, end: &str) -> PathBuf {
+        let mut files = self.files();
+        files.retain(|file| file.to_string_lossy().ends_with(end));
+        assert_eq!(files.len(), 1, "{end}: {files:?}");
+        files.remove(0)
+    }
+
+    /// The same repository, which goes on by itself from here.
+    fn copied(&self, access: &Access) -> Rig {
+        let folder = tempfile::tempdir().unwrap();
+        copy(self.folder.path(), folder.path());
+        let repository = Repository::open(&folder.path().join("r"), access).unwrap();
+        Rig {
+            source: repository.source("disk").unwrap().unwrap(),
+            repository: repository.into(),
+            folder,
+        }
+    }
+
+    /// Which backups need what is damaged.
+    fn concerned(&self, data: bool) -> Vec<u64> {
+        let findings = self.verify(data).findings;
+        let needed_by = findings.iter().flat_map(|finding| &finding.needed_by);
+        let mut concerned: Vec<_> = needed_by.map(|it| it.backup.0).collect();
+        concerned.sort_unstable();
+        concerned.dedup();
+        concerned
+    }
+
+    #[track_caller]
+    fn assert_backups(&self, backups: &[(u64, Option<&MemoryDisk>)]) {
+        for (n, disk) in backups {
+            match (self.restore(BackupNumber(*n)), disk) {
+                (Ok(bytes), Some(disk)) => assert!(bytes == disk.bytes(), "backup {n}"),
+                (Err(error), None) => assert!(error.to_string().contains("damaged"), "{error}"),
+                (restored, _) => panic!("backup {n}: {:?}", restored.map(|_| "restored")),
+            }
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn the_numbers_of_a_lost_pack_are_not_used_again() {
+    for access in ALL_ACCESS() {
+        let rig = Rig::new(&access);
+        let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
+        rig.create(&mut disks[0].clone(), None).unwrap();
+        rig.create(&mut disks[1].clone(), None).unwrap();
+        std::fs::remove_file(rig.file("packs/01/1.0")).unwrap();
+        assert_eq!(rig.concerned(true), [2]);
+        rig.create(&mut disks[2].clone(), None).unwrap();
+        rig.file("packs/02/2.0");
+        rig.assert_backups(&[(1, Some(&disks[0])), (2, None), (3, Some(&disks[2]))]);
+        assert_eq!(rig.concerned(false), [2]);
+        // What is lost is stored again, and that mends nothing whose fingerprints are lost, too.
+        rig.create(&mut disks[1].clone(), None).unwrap();
+        rig.assert_backups(&[(2, None), (4, Some(&disks[1]))]);
+        assert_eq!(rig.concerned(true), [2]);
+    }
+}
+
+/// The storage goes back to an older state, from which the source went on in another way: two authentic packs
+/// have one name.
+#[test]
+fn another_pack_of_the_same_number_is_taken_for_none() {
+    for access in ALL_ACCESS() {
+        let rig = Rig::new(&access);
+        let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
+        rig.create(&mut disks[0].clone(), None).unwrap();
+        let other = rig.copied(&access);
+        rig.create(&mut disks[1].clone(), None).unwrap();
+        other.create(&mut disks[2].clone(), None).unwrap();
+        std::fs::copy(other.file("packs/01/1.0"), rig.file("packs/01/1.0")).unwrap();
+
+        rig.assert_backups(&[(1, Some(&disks[0])), (2, None)]);
+        assert_eq!(
+            (rig.concerned(false), rig.concerned(true)),
+            (vec![2], vec![2])
+        );
+        let refused = check_parent(&rig.repository, &rig.source, BackupNumber(2)).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains("another one of the same number"),
+            "{refused}"
+        );
+
+        // Neither what the lost pack had nor what the other one has is taken to be stored.
+        let both = MemoryDisk::new((301..=310).chain(601..=610));
+        let made = rig.create(&mut both.clone(), None).unwrap();
+        assert_eq!(made.manifest.counts.new_blocks, 20);
+        rig.assert_backups(&[(2, None), (3, Some(&both))]);
+        // A child of the damaged backup needs what its parent needed.
+        let mut child = disks[1].clone();
+        child.contents[0] = 7777;
+        let made = rig
+            .create(&mut child.since(&disks[1]), Some(BackupNumber(2)))
+            .unwrap();
+        rig.assert_backups(&[(made.backup.0, None)]);
+        assert_eq!(rig.concerned(true), [2, made.backup.0]);
+        // Repairing does not make it right, nor anything worse.
+        let plan = RepairPlan::new(&rig.repository, &mut |_, _| Ok(())).unwrap();
+        assert!(plan.sick.iter().all(|sick| sick.expected.mended == 0));
+        std::fs::remove_file(rig.file("packs/01/1.0")).unwrap();
+        rig.assert_backups(&[(1, Some(&disks[0])), (2, None), (3, Some(&both))]);
+    }
+}
+
+#[test]
+fn another_popular_pack_of_the_same_number_is_taken_for_none() {
+    let rig = Rig::new(&Access::Open);
+    let second = rig.repository.add_source(source("second")).unwrap();
+    let batch = |rig: &Rig, first: u64| {
+        let disk = MemoryDisk::new(first..first + 100);
+        let mut both = [
+            (&rig.source, &mut disk.clone()),
+            (&second, &mut disk.clone()),
+        ];
+        let batch = rig.create_batch(&mut both, None).unwrap();
+        assert!(batch.backups.iter().all(Result::is_ok));
+        disk
+    };
+    let disk = batch(&rig, 1);
+    let popular = rig.file(".0");
+    let (name, folder) = (popular.file_name().unwrap(), popular.parent().unwrap());
+    let number = name
+        .to_string_lossy()
+        .trim_end_matches(".0")
+        .parse()
+        .unwrap();
+    // Another pack of this number, which is authentic.
+    let store = rig.repository.all_popular().unwrap().remove(0);
+    let other = rig.copied(&Access::Open);
+    let of_other = other.repository.all_popular().unwrap().remove(0);
+    std::fs::remove_file(other.file(".0")).unwrap();
+    let writer = other.repository.writer(of_other.id, "test").unwrap();
+    let mut pack = writer.new_pack(&of_other, number).unwrap();
+    let content: Vec<u8> = (901..965).flat_map(crate::block).collect();
+    let sealed = pack.sealer(1).seal(0, &content).unwrap();
+    let slots = [onefold_format::backup::Slot::Stored([9; 16]); 64];
+    pack.push(&sealed, slots).unwrap();
+    pack.finish().unwrap();
+    rig.assert_backups(&[(1, Some(&disk))]);
+    std::fs::copy(other.file(".0"), folder.join(name)).unwrap();
+    assert!(
+        rig.repository.pack(store.id, number, 0).is_ok(),
+        "it is authentic"
+    );
+    rig.assert_backups(&[(1, None)]);
+    assert_eq!(rig.concerned(false), [1]);
+    let made = rig.create(&mut disk.clone(), None).unwrap();
+    assert_eq!(made.manifest.counts.new_blocks, 100);
+    rig.assert_backups(&[(2, Some(&disk))]);
+}
+
+/// What cannot be restored is no parent: its holes would be those of all backups after it.
+#[test]
+fn a_damaged_backup_is_not_continued() {
+    for access in ALL_ACCESS() {
+        let rig = Rig::new(&access);
+        let made = rig.create(&mut MemoryDisk::new(1..=300), None).unwrap();
+        let check = || check_parent(&rig.repository, &rig.source, made.backup);
+        check().unwrap();
+        for end in ["packs/00/0.0", "recipes/1", "backups/1"] {
+            let file = rig.file(end);
+            let good = std::fs::read(&file).unwrap();
+            let mut flipped = good.clone();
+            // Of a pack this is in the table.
+            let at = good.len() - 100;
+            flipped[at] ^= 1;
+            for bad in [Some(flipped), Some(good[..good.len() / 2].to_vec()), None] {
+                match bad {
+                    Some(bad) => std::fs::write(&file, bad).unwrap(),
+                    None => std::fs::remove_file(&file).unwrap(),
+                }
+                let refused = check().unwrap_err();
+                let refused = match &refused {
+                    onefold_backup::BackupError::Repository(error) => error,
+                    other => panic!("{end}: {other}"),
+                };
+                let kinds = [RepositoryErrorKind::Damaged, RepositoryErrorKind::NotFound];
+                assert!(kinds.contains(&refused.kind()), "{end}: {refused}");
+            }
+            std::fs::write(&file, &good).unwrap();
+            check().unwrap();
+        }
+    }
+}
