@@ -37,7 +37,7 @@ pub(crate) enum Reach {
 pub(crate) struct StoredBlock {
     pub(crate) store: SourceId,
     pub(crate) number: u64,
-    /// That of the pack that must have it; none if any of this number will do.
+    /// The witness of the pack that must hold the block; none if any pack with its number will do.
     pub(crate) witness: Option<Witness>,
 }
 
@@ -109,8 +109,8 @@ impl BlockReader {
         &self.repository
     }
 
-    /// A block, which has so many bytes; nothing, if it is not in memory and must be. Nothing is locked while it is
-    /// read and decompressed.
+    /// Finds a block of `block_size` bytes; nothing if it is not in memory and `reach` ends there. No lock is held
+    /// while the block is read and decompressed.
     pub(crate) fn find(
         &self,
         block: StoredBlock,

@@ -232,8 +232,8 @@ impl Backup<'_> {
         store(disks, &self.key, new, &target, report)
     }
 
-    /// Stores what is new of disk `n` alone, and publishes its backup. The source's next pack has a number, and each
-    /// disk's first popular block that is new.
+    /// Stores what is new of disk `n` alone, and publishes its backup. `first_pack` is the number of its source's next
+    /// pack, and `first_popular` the number of each disk's first new popular block.
     fn finish(
         &self,
         n: usize,
@@ -255,7 +255,7 @@ impl Backup<'_> {
         let size_bytes = disk.disk.size_bytes();
         let parent = disk.parent.map(|it| repository.recipe(source.id, it));
         let parent = parent.transpose()?;
-        let of_parent = parent.as_ref().map(|it| it.manifest().clone());
+        let of_parent = parent.as_ref().map(|it| packs_needed(it.manifest()));
         let backup = repository.next_backup(source)?;
         let (detected_disks, decisions) = (&detected.disks, &mut detected.decisions);
         let recipe = RecipeWriter {
@@ -277,7 +277,8 @@ impl Backup<'_> {
         let (recipe_pages, totals) = recipe.write()?;
         let disk = &mut disks[n];
         disk.check_unchanged()?;
-        let (own_packs, popular_packs) = detected.packs(source, &totals, of_parent.as_ref())?;
+        let (own_packs, popular_packs) =
+            detected.packs(source, &totals, of_parent.unwrap_or_default())?;
         let manifest = Manifest {
             size_bytes,
             block_size,
@@ -304,6 +305,13 @@ impl Backup<'_> {
     }
 }
 
+/// The own packs and the popular packs that a backup needs.
+type PacksNeeded = (Vec<PackReference>, Vec<PackReference>);
+
+fn packs_needed(manifest: &Manifest) -> PacksNeeded {
+    (manifest.own_packs.clone(), manifest.popular_packs.clone())
+}
+
 impl Detected {
     /// What is new of disk `n` alone.
     fn new_rows_of(&mut self, n: usize) -> NewRows<'_> {
@@ -315,29 +323,27 @@ impl Detected {
         }
     }
 
-    /// Packs that were written are known from now on.
+    /// Remembers packs that were written.
     fn note(&mut self, store: SourceId, packs: &[PackReference]) {
         let known = packs.iter().map(|it| ((store, it.number), it.witness));
         self.witnesses.extend(known);
     }
 
-    /// What a manifest says of the packs that it needs: the source's own, and popular ones.
+    /// The packs that a backup needs. Those that its parent needs, too, keep the witnesses that the parent names,
+    /// whichever packs are listed.
     fn packs(
         &self,
         source: &KnownSource,
         totals: &Totals,
-        parent: Option<&Manifest>,
-    ) -> Result<(Vec<PackReference>, Vec<PackReference>)> {
-        let own = parent.map_or(&[][..], |it| &it.own_packs);
-        let popular = parent.map_or(&[][..], |it| &it.popular_packs);
+        of_parent: PacksNeeded,
+    ) -> Result<PacksNeeded> {
+        let (own, popular) = of_parent;
         Ok((
-            self.references(source.id, &totals.own, own)?,
-            self.references(self.popular, &totals.popular, popular)?,
+            self.references(source.id, &totals.own, &own)?,
+            self.references(self.popular, &totals.popular, &popular)?,
         ))
     }
 
-    /// What a manifest says of the packs with these numbers: of those that the parent needs, the same as the
-    /// parent's, whatever is there.
     fn references(
         &self,
         store: SourceId,
@@ -348,7 +354,7 @@ impl Detected {
             let here = || self.witnesses.get(&(store, number)).copied();
             let witness: Option<Witness> = witness_of(of_parent, number).or_else(here);
             let witness = witness.ok_or_else(|| {
-                let message = format!("pack {number} is needed, and nobody has looked at it");
+                let message = format!("pack {number} is needed, and its witness is not known");
                 BackupError::Temporary(std::io::Error::other(message))
             })?;
             Ok(PackReference { number, witness })
@@ -357,12 +363,12 @@ impl Detected {
     }
 }
 
-/// Whether a backup can be continued: its recipe can be read, and every pack that it needs is there with a table that
-/// can be read.
+/// Checks that a backup can serve as a parent: its recipe can be read, and so can the table of every pack that it
+/// needs.
 ///
 /// # Errors
 ///
-/// `Damaged`, with the first thing that is not as it should be; any failure of reading.
+/// `Damaged` or `NotFound`, with the first object that is not as it should be; any failure of reading.
 pub fn check_parent(
     repository: &Repository,
     source: &KnownSource,

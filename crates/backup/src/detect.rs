@@ -74,9 +74,9 @@ pub(crate) struct Detected {
     pub(crate) popular_rows: Partitions<ROW_BYTES>,
     /// All others with data, by parts of the disks.
     pub(crate) decisions: Partitions<DECISION_BYTES>,
-    /// Where popular blocks are.
+    /// The store of popular blocks.
     pub(crate) popular: SourceId,
-    /// The packs that were looked at.
+    /// The witnesses of all packs that were read or written.
     pub(crate) witnesses: FxHashMap<(SourceId, u64), Witness>,
     /// Packs that cannot be read: what is in them is stored again.
     pub(crate) damaged: Vec<String>,
@@ -250,8 +250,8 @@ impl<'a> Stores<'a> {
         named.next().copied()
     }
 
-    /// All blocks of some packs, in order. What cannot be read is as if it were not there, and so is a pack that
-    /// stands in the place of another.
+    /// Calls `each` for all blocks of some packs, in order. A pack that cannot be read is left out, and so is one with
+    /// another witness than the backups name.
     fn each_block(
         &self,
         source: SourceId,

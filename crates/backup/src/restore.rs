@@ -283,12 +283,17 @@ impl Restore {
     ) -> Result<Vec<Run<Difference>>> {
         let mut runs = Runs::new(range, most);
         let block_size = self.block_size();
+        let mut last = (None, true);
         for page in self.pages_of(range) {
             let [now, before] = [self.targets(page)?, since.targets(page)?];
             let first = page * BLOCKS_PER_RECIPE_PAGE;
             for (n, block) in (0..now.len()).zip(first..) {
+                let pack = self.pack_of(now[n]);
+                if last.0 != pack {
+                    last = (pack, self.needs_same_pack(since, pack)?);
+                }
                 let difference = match (now[n], before.get(n).copied().unwrap_or(Target::Zeros)) {
-                    (now, before) if now == before => Difference::Same,
+                    (now, before) if now == before && last.1 => Difference::Same,
                     (Target::Zeros, _) => Difference::Zeros,
                     _ => Difference::Data,
                 };
@@ -299,6 +304,28 @@ impl Restore {
             }
         }
         Ok(runs.finish())
+    }
+
+    /// The store and number of the pack that has a block.
+    fn pack_of(&self, target: Target) -> Option<(SourceId, u64)> {
+        match target {
+            Target::Zeros => None,
+            Target::Own(number) => Some((self.source, number / BLOCKS_PER_PACK)),
+            Target::Popular(number) => Some((self.popular, number / BLOCKS_PER_PACK)),
+        }
+    }
+
+    /// Whether equal numbers of this pack mean equal content in another backup of the source.
+    fn needs_same_pack(&self, other: &Self, pack: Option<(SourceId, u64)>) -> Result<bool> {
+        let Some((store, number)) = pack else {
+            return Ok(true);
+        };
+        let first = number * BLOCKS_PER_PACK;
+        match other.witness(store, first) {
+            Ok(witness) => Ok(self.witness(store, first)? == witness),
+            // The other backup has none of its numbers.
+            Err(_) => Ok(true),
+        }
     }
 
     fn pages_of(&self, range: &Range<u64>) -> Range<u64> {

@@ -132,7 +132,7 @@ struct KnownBackup {
 struct Damage {
     store: SourceId,
     numbers: Range<u64>,
-    /// That of the pack that is damaged; none, if all that have this number are.
+    /// The witness of the damaged pack; none if the damage concerns every backup that needs these numbers.
     witness: Option<Witness>,
     message: String,
 }
@@ -236,7 +236,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Which packs are needed in whose place this one stands.
+    /// Finds backups that need a different pack with the same number.
     fn find_replaced(&mut self, store: SourceId, pack: &Pack) {
         let PackReference { number, witness } = pack.reference();
         let needed = self
@@ -251,7 +251,7 @@ impl Verifier<'_> {
                 numbers: first..first + BLOCKS_PER_PACK,
                 witness: Some(witness),
                 message: format!(
-                    "pack {number} is lost, and another one of its number is in its place"
+                    "pack {number} is lost, and a different one with its number is in its place"
                 ),
             }));
     }

@@ -86,7 +86,7 @@ impl Recipe {
         &self.manifest
     }
 
-    /// It names a stored block that its manifest does not.
+    /// The error for a recipe that names a stored block which its manifest does not name.
     #[must_use]
     pub fn names_unneeded(&self, number: u64) -> RepositoryError {
         let message = format_args!("it names stored block {number}, and its manifest does not");
@@ -131,15 +131,13 @@ impl Recipe {
     }
 }
 
-/// The packs that the backups of a source need, and their witnesses. Where backups disagree, the newest is right.
+/// The witnesses of the packs that the backups of a source need. Where two backups disagree, the newer one counts.
 #[derive(Debug, Default)]
 pub struct NeededPacks {
     /// The source's own packs, by number.
     pub own: BTreeMap<u64, Witness>,
     /// Popular packs, by number.
     pub popular: BTreeMap<u64, Witness>,
-    /// Why the needs of other backups are not known.
-    pub damaged: Vec<RepositoryError>,
 }
 
 impl Writer<'_> {
@@ -268,7 +266,7 @@ impl Repository {
         Manifest::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
-    /// What the backups of a source need. A manifest that cannot be read is named, and costs itself.
+    /// The packs that the backups of a source need. A manifest that cannot be read is left out; `verify` names it.
     ///
     /// # Errors
     ///
@@ -278,13 +276,12 @@ impl Repository {
         for backup in self.backups(source)? {
             match self.manifest(source, backup) {
                 Ok(manifest) => {
-                    let pairs = |packs: &[PackReference]| -> Vec<_> {
-                        packs.iter().map(|it| (it.number, it.witness)).collect()
-                    };
-                    needed.own.extend(pairs(&manifest.own_packs));
-                    needed.popular.extend(pairs(&manifest.popular_packs));
+                    let pair = |pack: &PackReference| (pack.number, pack.witness);
+                    needed.own.extend(manifest.own_packs.iter().map(pair));
+                    let popular = manifest.popular_packs.iter();
+                    needed.popular.extend(popular.map(pair));
                 }
-                Err(error) if error.is_of_object() => needed.damaged.push(error),
+                Err(error) if error.is_of_object() => {}
                 Err(error) => return Err(error),
             }
         }

@@ -85,7 +85,7 @@ impl RepositoryError {
         }
     }
 
-    /// Whether it is about one object, and others may be as they should: callers name it and do the rest.
+    /// Whether it concerns one object only: the caller can continue with the others.
     #[must_use]
     pub fn is_of_object(&self) -> bool {
         matches!(

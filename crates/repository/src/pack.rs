@@ -55,7 +55,7 @@ pub struct SealedGroup {
 }
 
 impl NewPack {
-    /// What a manifest says of it.
+    /// Its number and witness, as a manifest names them.
     #[must_use]
     pub fn reference(&self) -> PackReference {
         PackReference {
@@ -273,8 +273,8 @@ impl Repository {
         Ok(packs)
     }
 
-    /// The number of the next pack of a source: higher than all that are there, that were, and that a backup
-    /// needs although they are lost.
+    /// The number of the next pack of a source: higher than the number of every pack that is listed, that the source
+    /// has ever removed, or that a backup needs.
     ///
     /// # Errors
     ///
@@ -308,7 +308,7 @@ impl Repository {
         opened.transpose()
     }
 
-    /// A pack that is not there, though a backup needs it.
+    /// The error for a pack that a backup needs and that is not there.
     #[must_use]
     pub fn missing_pack(&self, source: SourceId, number: u64) -> RepositoryError {
         let name = ObjectName::Pack {
@@ -390,7 +390,7 @@ impl Repository {
 }
 
 impl Pack {
-    /// What a manifest says of it.
+    /// Its number and witness, as a manifest names them.
     #[must_use]
     pub fn reference(&self) -> PackReference {
         PackReference {
@@ -399,15 +399,17 @@ impl Pack {
         }
     }
 
+    /// Checks that it is the pack with this witness.
+    ///
     /// # Errors
     ///
-    /// `Damaged`, unless it is the pack of which this is the witness.
+    /// `Damaged`, if it is another pack with the same number.
     pub fn check_witness(&self, witness: Witness) -> Result<()> {
         match self.table.witness == witness {
             true => Ok(()),
             false => Err(RepositoryError::damaged(
                 &self.path,
-                "it is not the pack that the backup needs, but another one of the same number",
+                "it is not the pack that the backup needs, but a different one with the same number",
             )),
         }
     }

@@ -1,9 +1,9 @@
 //! Keys, and the chunks that they protect.
 //!
-//! Every object that has chunks has a key of its own, derived from the master key and its header, which names it
-//! and has a random salt; the number of a chunk is its nonce. So no nonce comes twice with a key, whatever crashes
-//! or writes at the same time, and although a copy of the host may draw the same salt for another object. The
-//! header is authenticated with each chunk, too: a chunk of another object, or another chunk of this one, is
+//! Every object that has chunks has a key of its own, derived from the master key and the object's header, which
+//! names the object and has a random salt; the number of a chunk is its nonce. So no nonce is used twice with a key,
+//! whatever crashes or writes at the same time, even if a copy of the host draws the same salt for another object.
+//! The header is also authenticated with each chunk: a chunk of another object, or another chunk of this one, is
 //! refused.
 //!
 //! A repository without encryption has the same layout: a keyed hash takes the place of the cipher's tag,

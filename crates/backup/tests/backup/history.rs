@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_backup::{RepairPlan, Result, check_parent};
-use onefold_format::backup::BackupNumber;
+use onefold_backup::{Difference, RepairPlan, Restore, Result, check_parent};
+use onefold_format::backup::{BackupNumber, Slot};
 use onefold_repository::{Access, Repository, RepositoryErrorKind};
 
 use crate::{MemoryDisk, Rig, source};
@@ -55,6 +55,11 @@ impl Rig {
     }
 }
 
+/// Disks that have nothing in common.
+fn three_disks() -> [MemoryDisk; 3] {
+    [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300))
+}
+
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -71,7 +76,7 @@ fn copy(from: &Path, to: &Path) {
 fn the_numbers_of_a_lost_pack_are_not_used_again() {
     for access in ALL_ACCESS() {
         let rig = Rig::new(&access);
-        let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
+        let disks = three_disks();
         rig.create(&mut disks[0].clone(), None).unwrap();
         rig.create(&mut disks[1].clone(), None).unwrap();
         std::fs::remove_file(rig.file("packs/01/1.0")).unwrap();
@@ -90,10 +95,10 @@ fn the_numbers_of_a_lost_pack_are_not_used_again() {
 /// The storage goes back to an older state, from which the source went on in another way: two authentic packs
 /// have one name.
 #[test]
-fn another_pack_of_the_same_number_is_taken_for_none() {
+fn a_different_pack_with_the_same_number_is_not_used() {
     for access in ALL_ACCESS() {
         let rig = Rig::new(&access);
-        let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
+        let disks = three_disks();
         rig.create(&mut disks[0].clone(), None).unwrap();
         let other = rig.copied(&access);
         rig.create(&mut disks[1].clone(), None).unwrap();
@@ -109,7 +114,7 @@ fn another_pack_of_the_same_number_is_taken_for_none() {
         assert!(
             refused
                 .to_string()
-                .contains("another one of the same number"),
+                .contains("a different one with the same number"),
             "{refused}"
         );
 
@@ -134,8 +139,35 @@ fn another_pack_of_the_same_number_is_taken_for_none() {
     }
 }
 
+/// Equal numbers of different packs are different content.
 #[test]
-fn another_popular_pack_of_the_same_number_is_taken_for_none() {
+fn backups_that_need_different_packs_with_the_same_number_differ() {
+    let rig = Rig::new(&Access::Open);
+    let disks = three_disks();
+    rig.create(&mut disks[0].clone(), None).unwrap();
+    let other = rig.copied(&Access::Open);
+    rig.create(&mut disks[1].clone(), None).unwrap();
+    other.create(&mut disks[0].clone(), None).unwrap();
+    other.create(&mut disks[2].clone(), None).unwrap();
+    for (object, beside) in [("recipes/3", "recipes/1"), ("backups/3", "backups/1")] {
+        let target = rig.file(beside).with_file_name("3");
+        std::fs::copy(other.file(object), target).unwrap();
+    }
+    assert_eq!(rig.recipe(BackupNumber(2)), rig.recipe(BackupNumber(3)));
+    let blocks = rig.blocks();
+    let open = |n| Restore::open(&blocks, &rig.source, BackupNumber(n), "test").unwrap();
+    let (second, third) = (open(2), open(3));
+    let all = 0..disks[1].size_bytes();
+    let what = |now: &Restore, before: &Restore| {
+        let runs = now.differences(before, &all, 10).unwrap();
+        runs.iter().map(|run| run.what).collect::<Vec<_>>()
+    };
+    assert_eq!(what(&third, &second), [Difference::Data]);
+    assert_eq!(what(&third, &open(3)), [Difference::Same]);
+}
+
+#[test]
+fn a_different_popular_pack_with_the_same_number_is_not_used() {
     let rig = Rig::new(&Access::Open);
     let second = rig.repository.add_source(source("second")).unwrap();
     let batch = |rig: &Rig, first: u64| {
@@ -163,10 +195,11 @@ fn another_popular_pack_of_the_same_number_is_taken_for_none() {
     std::fs::remove_file(other.file(".0")).unwrap();
     let writer = other.repository.writer(of_other.id, "test").unwrap();
     let mut pack = writer.new_pack(&of_other, number).unwrap();
-    let content: Vec<u8> = (901..965).flat_map(crate::block).collect();
-    let sealed = pack.sealer(1).seal(0, &content).unwrap();
-    let slots = [onefold_format::backup::Slot::Stored([9; 16]); 64];
-    pack.push(&sealed, slots).unwrap();
+    let content: Vec<u8> = (901..1029).flat_map(crate::block).collect();
+    for (group, blocks) in (0..).zip(content.chunks(64 * crate::BLOCK)) {
+        let sealed = pack.sealer(1).seal(group, blocks).unwrap();
+        pack.push(&sealed, [Slot::Stored([9; 16]); 64]).unwrap();
+    }
     pack.finish().unwrap();
     rig.assert_backups(&[(1, Some(&disk))]);
     std::fs::copy(other.file(".0"), folder.join(name)).unwrap();

@@ -34,7 +34,7 @@
 //! A lost block was damaged; its fingerprint tells with what it can be mended.
 //!
 //! All generations of a pack have its witness, and no other pack has it. A manifest names the witness of each pack
-//! that it needs, so that another pack of the same number is never taken for it.
+//! that it needs, so that a different pack with the same number is never used in its place.
 
 use super::TAG_BYTES;
 use crate::bytes::{is_zero, put, u32_at, u64_at};

@@ -335,6 +335,12 @@ fn an_object_under_another_name_is_refused() {
             "{other:?}"
         );
     }
+    let mut of_before = bytes;
+    of_before[4] = 1;
+    let checksum = crc_without(&of_before, 76..80);
+    of_before[76..].copy_from_slice(&checksum);
+    let refused = ObjectHeader::decode(&of_before, header().name, Some(REPOSITORY));
+    assert_eq!(refused, Err(FormatError::Older { major: 1, minor: 0 }));
     let elsewhere = ObjectHeader::decode(&bytes, header().name, Some(RepositoryId([1; 16])));
     assert_eq!(elsewhere, Err(FormatError::Repository));
 }

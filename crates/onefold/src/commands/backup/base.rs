@@ -121,13 +121,20 @@ impl<'a> Pool<'a> {
         repository: &Repository,
         source: &KnownSource,
         snapshots: &[SnapshotReply],
+        output: &Output,
     ) -> Result<Option<Parent>> {
         let backups = repository.backups(source.id).map_err(repository_error)?;
         for backup in backups.into_iter().rev().take(BACKUPS_LOOKED_AT) {
             let manifest = match repository.manifest(source.id, backup) {
                 Ok(manifest) => manifest,
-                // Another one may do; `verify` says what is damaged.
-                Err(error) if error.is_of_object() => continue,
+                // An older backup may have a base, too.
+                Err(error) if error.is_of_object() => {
+                    output.warn(format_args!(
+                        "{}@{backup} cannot be the parent of the next backup: {error}",
+                        source.source.name
+                    ));
+                    continue;
+                }
                 Err(error) => return Err(repository_error(error)),
             };
             let Some(base) = manifest.base.filter(|base| base.pool == self.id) else {

@@ -359,25 +359,30 @@ impl Job<'_> {
         let mut disk = PoolDisk::open(self.context.pool()?, pool.session, &snapshot)?;
         let mut parent = match self.args.full {
             true => None,
-            false => pool.parent(self.repository, writer.source(), &snapshots)?,
+            false => pool.parent(
+                self.repository,
+                writer.source(),
+                &snapshots,
+                &self.context.output,
+            )?,
         };
-        if let Some(Parent { backup, base }) = &parent {
-            let why = match check_parent(self.repository, writer.source(), *backup) {
-                Err(error) => Some(format!(
-                    "{volume}@{backup} of the repository cannot be restored: {error}"
-                )),
-                Ok(()) => disk.compare_with(base.clone()).err().map(|error| {
-                    format!(
-                        "what changed since {volume}@{backup} of the repository is not known: {error}"
-                    )
-                }),
-            };
-            if let Some(why) = why {
-                self.context
-                    .output
-                    .warn(format_args!("all of '{volume}' is read: {why}"));
-                parent = None;
-            }
+        let output = &self.context.output;
+        if let Some(Parent { backup, .. }) = &parent
+            && let Err(error) = check_parent(self.repository, writer.source(), *backup)
+        {
+            output.warn(format_args!(
+                "all of '{volume}' is read: {volume}@{backup} of the repository cannot be restored: {error}"
+            ));
+            parent = None;
+        }
+        if let Some(Parent { backup, base }) = &parent
+            && let Err(error) = disk.compare_with(base.clone())
+        {
+            output.note(format_args!(
+                "all of '{volume}' is read: what changed since {volume}@{backup} of the repository is not \
+                 known: {error}"
+            ));
+            parent = None;
         }
         Ok(DiskToBackUp {
             writer,
