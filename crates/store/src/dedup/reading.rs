@@ -141,17 +141,22 @@ impl Pool {
 
     /// Reads consecutive blocks, and notes which of them cannot be read.
     fn read_run_back(&self, first: Pba, buf: &mut [u8], unreadable: &mut Vec<Pba>) -> Result<()> {
-        match self.read_back(first, buf) {
+        let failure = match self.read_back(first, buf) {
             Ok(()) => return Ok(()),
-            // Once for all of them: it names what failed below the pool.
-            Err(error) if error.kind() == StoreErrorKind::Io => tracing::error!("{error}"),
+            Err(error) if error.kind() == StoreErrorKind::Io => error,
             Err(error) => return Err(error),
-        }
+        };
+        let before = unreadable.len();
         let blocks = buf.chunks_exact_mut(self.block_size() as usize);
         for (block, n) in blocks.zip(0..) {
             if !self.read_if_readable(first + n, block)? {
                 unreadable.push(first + n);
             }
+        }
+        // Once for the run, and not again for blocks that are listed: it names the object or device that failed.
+        let mut found = unreadable[before..].iter();
+        if found.any(|pba| self.bad.get(*pba).is_none()) {
+            tracing::error!("{failure}");
         }
         Ok(())
     }
