@@ -26,7 +26,7 @@ use super::tail_memory::{MARK_BITS, MARK_WORDS, TailMemory, mark_at};
 
 const BITS: u64 = u64::BITS as u64;
 
-/// Marks that are removed together.
+/// Bytes of marks that are cleared together.
 const PIECE_BYTES: usize = 4096;
 
 /// Words of a set that share a bit of its summary.
@@ -111,11 +111,8 @@ impl Rewritten {
 
     /// The marks of earlier processes.
     pub(super) fn left_behind(&self) -> Marks {
-        Marks([0, 1].map(|half| {
-            self.memory
-                .as_ref()
-                .map(|memory| read_marks(&**memory, half))
-        }))
+        let memory = self.memory.as_ref();
+        Marks(memory.map(|memory| [0, 1].map(|half| read_marks(&**memory, half))))
     }
 
     /// Removes the marks of earlier processes.
@@ -135,7 +132,7 @@ impl Rewritten {
 
 /// The marks of both halves that an earlier process left, little-endian; nothing where there is no memory for
 /// them.
-pub(super) struct Marks([Option<Vec<u8>>; 2]);
+pub(super) struct Marks(Option<[Vec<u8>; 2]>);
 
 impl Marks {
     /// Whether a block, or one that shares its mark, was rewritten.

@@ -81,7 +81,7 @@ use model::Violation;
 use random::Random;
 use world::World;
 
-/// Recoveries of each seed, at least and on average.
+/// The least average number of recoveries of a seed.
 const RECOVERIES_PER_RUN: u64 = 4;
 
 const THREADS: u64 = 2;
@@ -121,7 +121,7 @@ impl Storage {
         }
     }
 
-    /// Events that cannot happen there, or are too rare in so few seeds.
+    /// Events that cannot happen there, or are too rare to be demanded of an ordinary run.
     fn excludes(self) -> &'static [&'static str] {
         match self {
             Storage::Machine => &["objects_with_late", "landed_late"],
