@@ -128,7 +128,9 @@ impl World {
             }
             Err(error) if after.is_crashed() => {
                 self.trace(|| format!("crashed while opening: {error}"));
-                self.state().coverage.crashes_in_recovery += 1;
+                let mut state = self.state();
+                state.coverage.crashes_in_recovery += 1;
+                state.may_remember_loss |= state.has_lost_data;
                 Ok(false)
             }
             Err(error) => Err(violation(format!("opening: {:?}: {error}", error.kind()))),
@@ -196,6 +198,7 @@ impl World {
         self.state().survived = true;
         self.state().has_lost_data = false;
         self.state().knows_of_loss = false;
+        self.state().may_remember_loss = false;
         self.state().coverage.recoveries += 1;
         Ok(())
     }
@@ -259,9 +262,13 @@ impl World {
         let failed = |error| self.unless_crashed(format!("opening '{name}': {error}"));
         let volume = store.volume(&name).map_err(failed)?;
         let is_missing_any = self.with(id, |volume| std::mem::take(&mut volume.is_missing_any));
-        let (has_lost_data, knows) = {
+        let (knows, may_fail) = {
             let state = self.state();
-            (state.has_lost_data, state.knows_of_loss)
+            let knows = state.knows_of_loss;
+            (
+                knows,
+                state.has_lost_data && knows || state.may_remember_loss,
+            )
         };
         let told = volume.flush();
         match &told {
@@ -269,7 +276,7 @@ impl World {
                 let message = format!("'{name}' lost what was answered, and its flush succeeds");
                 return Err(violation(message));
             }
-            Err(error) if !has_lost_data || !knows => {
+            Err(error) if !may_fail => {
                 return Err(self.unless_crashed(format!("flushing '{name}': {error}")));
             }
             Ok(()) => return Ok(()),

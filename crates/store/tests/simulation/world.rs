@@ -96,6 +96,9 @@ pub(crate) struct State {
     pub(crate) has_lost_data: bool,
     /// The opening knows of it.
     pub(crate) knows_of_loss: bool,
+    /// An opening that found losses was cut short after it may have recorded them. The record survives a
+    /// power loss, which makes a new one unnecessary: the volume fails its flushes all the same.
+    pub(crate) may_remember_loss: bool,
     /// Blocks of a snapshot are lost, or lost blocks cannot be written for want of room: the model does not
     /// follow that.
     pub(crate) is_beyond_model: bool,
@@ -173,6 +176,7 @@ impl World {
             survived: true,
             has_lost_data: false,
             knows_of_loss: false,
+            may_remember_loss: false,
             is_beyond_model: false,
             must_reopen: false,
             depth: 0,
