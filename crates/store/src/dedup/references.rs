@@ -115,6 +115,11 @@ impl Pool {
     pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let index = self.index.get()?;
         let snapshot = CheckpointReader::take(&self.journal)?;
+        // An older checkpoint names blocks that were freed since: they are nobody's to read, nor bad when
+        // that fails.
+        if !snapshot.is_fresh {
+            self.journal.check_writable()?;
+        }
         index.begin_rebuild()?;
         if Guard::HitOfThisIndex.holds() {
             self.journal.outdate_lookups()?;
