@@ -256,7 +256,7 @@ impl Backup<'_> {
         let parent = disk.parent.map(|it| repository.recipe(source.id, it));
         let parent = parent.transpose()?;
         let of_parent = parent.as_ref().map(|it| packs_needed(it.manifest()));
-        let backup = repository.next_backup(source)?;
+        let backup = writer.begin_backup()?;
         let (detected_disks, decisions) = (&detected.disks, &mut detected.decisions);
         let recipe = RecipeWriter {
             recipe: writer.new_recipe(backup)?,
@@ -300,9 +300,19 @@ impl Backup<'_> {
             popular_packs,
             tags: self.options.tags.clone(),
         };
-        writer.publish(backup, &manifest)?;
+        publish(writer, backup, &manifest)?;
         Ok(Created { backup, manifest })
     }
+}
+
+/// Makes a backup exist. Popular blocks that it needs know its source before.
+fn publish(writer: &Writer<'_>, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
+    let (repository, source) = (writer.repository(), writer.source());
+    if !manifest.popular_packs.is_empty() {
+        let popular = repository.popular_id(&source.source);
+        repository.add_user(popular, source.id)?;
+    }
+    Ok(writer.publish(backup, manifest)?)
 }
 
 /// The own packs and the popular packs that a backup needs.

@@ -10,8 +10,10 @@
 //! Whoever backs up has the lease of a source before it looks for condemned blocks, so one of the two always sees
 //! the other. `docs/model.md` has the model of it.
 
+use std::collections::BTreeSet;
+
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{Condemned, NumberRun, ObjectName};
+use onefold_format::backup::{Condemned, NumberRun, ObjectName, SourceId};
 use onefold_repository::{KnownSource, Repository, RepositoryErrorKind, Writer};
 
 use crate::create::Report;
@@ -125,11 +127,21 @@ fn condemned_before(repository: &Repository, popular: &KnownSource) -> Result<Op
 /// The popular blocks that backups need, of all sources that share them.
 fn needed(repository: &Repository, popular: &KnownSource) -> Result<Vec<NumberRun>> {
     let mut needed = Vec::new();
-    for source in repository.sources()? {
+    repository.check_places(popular)?;
+    let sources = repository.sources()?;
+    if let Some(error) = sources.damaged.first() {
+        return Err(error.clone().into());
+    }
+    let mut users: BTreeSet<SourceId> = repository.users(popular.id)?.into_iter().collect();
+    for source in sources.disks {
+        users.remove(&source.id);
         if repository.popular_id(&source.source) != popular.id {
             continue;
         }
-        for backup in repository.backups(source.id)? {
+        repository.check_places(&source)?;
+        let history = repository.history(source.id)?;
+        history.check_complete(&source)?;
+        for backup in history.backups {
             match repository.manifest(source.id, backup) {
                 Ok(manifest) => needed.extend(manifest.popular),
                 // Forgotten meanwhile.
@@ -139,7 +151,10 @@ fn needed(repository: &Repository, popular: &KnownSource) -> Result<Vec<NumberRu
             needed = merged(needed);
         }
     }
-    Ok(needed)
+    match users.first() {
+        Some(missing) => Err(repository.missing_source(*missing).into()),
+        None => Ok(needed),
+    }
 }
 
 /// The blocks that no backup needs, of packs that are worth it.

@@ -9,8 +9,8 @@
 //! they go in two steps (`popular.rs`).
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Slot, Source, SourceId};
-use onefold_repository::{Pack, Repository, RepositoryErrorKind, Writer};
+use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Slot, SourceId};
+use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
 
 use crate::create::Report;
 use crate::error::Result;
@@ -38,6 +38,8 @@ pub struct PrunePlan {
     replaced: Vec<(u64, u32)>,
     /// Recipes of backups that are forgotten.
     recipes: Vec<BackupNumber>,
+    /// Manifests of backups that are forgotten: the removal was interrupted, or they were put back.
+    returned: Vec<BackupNumber>,
     pub(crate) kept: Kept,
     /// Blocks that backups need.
     pub needed_blocks: u64,
@@ -128,15 +130,24 @@ impl PrunePlan {
             && self.rewritten.is_empty()
             && self.replaced.is_empty()
             && self.recipes.is_empty()
+            && self.returned.is_empty()
     }
 
     /// What pruning a source would do now.
     ///
     /// # Errors
     ///
-    /// If a manifest cannot be read: nobody knows then what is needed.
-    pub fn new(repository: &Repository, source: SourceId, options: &PruneOptions) -> Result<Self> {
-        let backups = repository.backups(source)?;
+    /// If a manifest cannot be read, or is missing although nothing says that its backup was forgotten: nobody knows then
+    /// what is needed.
+    pub fn new(
+        repository: &Repository,
+        source: &KnownSource,
+        options: &PruneOptions,
+    ) -> Result<Self> {
+        repository.check_places(source)?;
+        let history = repository.history(source.id)?;
+        history.check_complete(source)?;
+        let (source, backups) = (source.id, history.backups);
         let mut needed = Vec::new();
         for backup in &backups {
             needed.extend(repository.manifest(source, *backup)?.own);
@@ -145,6 +156,7 @@ impl PrunePlan {
         let mut plan = Self::of_packs(repository, source, Kept::Only(needed), options)?;
         plan.recipes = repository.recipes(source)?;
         plan.recipes.retain(|backup| !backups.contains(backup));
+        plan.returned = history.returned;
         Ok(plan)
     }
 
@@ -221,6 +233,9 @@ impl PrunePlan {
         for backup in &self.recipes {
             writer.remove(ObjectName::Recipe(id, *backup))?;
         }
+        for backup in &self.returned {
+            writer.remove(ObjectName::Manifest(id, *backup))?;
+        }
         Ok(Pruned {
             plan: self,
             freed_bytes: freed_bytes.saturating_sub(written_bytes),
@@ -234,13 +249,9 @@ impl PrunePlan {
 /// # Errors
 ///
 /// As [`PrunePlan::new`]; any failure of writing; whatever `report` returns.
-pub fn prune(
-    writer: &mut Writer<'_>,
-    options: &PruneOptions,
-    report: Report<'_>,
-) -> Result<Pruned> {
-    let id = writer.source().id;
-    let plan = PrunePlan::new(writer.repository(), id, options)?;
+pub fn prune(writer: &Writer<'_>, options: &PruneOptions, report: Report<'_>) -> Result<Pruned> {
+    let (repository, source) = (writer.repository(), writer.source());
+    let plan = PrunePlan::new(repository, source, options)?;
     if plan.is_empty() {
         return Ok(Pruned {
             plan,
@@ -248,13 +259,8 @@ pub fn prune(
         });
     }
     // No number is used again, whatever is there in the end.
-    let needed = writer.repository().needed_packs(id)?;
-    let source = Source {
-        next_backup: writer.repository().next_backup(writer.source())?.0,
-        next_pack: writer.repository().next_pack(writer.source(), &needed)?,
-        ..writer.source().source.clone()
-    };
-    writer.set_source(source)?;
+    let needed = repository.needed_packs(source.id)?;
+    writer.fold(repository.next_pack(source, &needed)?)?;
     plan.carry_out(writer, options.level, report)
 }
 

@@ -56,10 +56,11 @@ impl RepairPlan {
     ///
     /// If the repository cannot be read at all; whatever `report` returns.
     pub fn new(repository: &Arc<Repository>, report: Report<'_>) -> Result<Self> {
-        let sources = repository.sources()?;
-        let verified = verify(repository, &sources, true, report)?;
+        let verified = verify(repository, None, true, report)?;
+        let all = repository.sources()?;
+        let sources = all.disks;
         let mut sick = Vec::new();
-        for known in sources.iter().chain(&repository.all_popular()?) {
+        for known in sources.iter().chain(&all.popular) {
             let Some(packs) = verified.packs.get(&known.id) else {
                 continue;
             };

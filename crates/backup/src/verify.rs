@@ -8,7 +8,7 @@ use onefold_format::backup::{
     BackupNumber, Manifest, NumberRun, PackReference, Slot, SourceId, Target, Witness, witness_of,
 };
 use onefold_index::Key;
-use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind};
+use onefold_repository::{KnownSource, Pack, Repository, RepositoryError, RepositoryErrorKind};
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
@@ -54,14 +54,14 @@ pub struct NeededBy {
     pub places: Vec<Range<u64>>,
 }
 
-/// Verifies the backups of some sources; with `data`, their blocks too.
+/// Verifies the backups of one source, or the whole repository; with `data`, their blocks too.
 ///
 /// # Errors
 ///
 /// If the repository cannot be read at all.
 pub fn verify(
     repository: &Repository,
-    sources: &[KnownSource],
+    only: Option<&KnownSource>,
     data: bool,
     report: Report<'_>,
 ) -> Result<Verified> {
@@ -73,7 +73,11 @@ pub fn verify(
         damages: Vec::new(),
     };
     let mut stores: BTreeMap<SourceId, Packs> = BTreeMap::new();
-    for source in sources {
+    let sources = match only {
+        Some(source) => vec![source.clone()],
+        None => verifier.find_sources()?,
+    };
+    for source in &sources {
         verifier.read_manifests(source)?;
         let own = repository.packs(source.id)?.into_iter();
         stores.insert(source.id, Packs(own.map(|(number, _)| number).collect()));
@@ -178,8 +182,42 @@ impl Damage {
 }
 
 impl Verifier<'_> {
+    /// All disks. Sources that cannot be read, or are missing, are findings.
+    fn find_sources(&mut self) -> Result<Vec<KnownSource>> {
+        let sources = self.repository.sources()?;
+        self.find(sources.damaged);
+        let disks: BTreeSet<SourceId> = sources.disks.iter().map(|it| it.id).collect();
+        for popular in &sources.popular {
+            self.find_wrong_copies(popular);
+            let users = self.repository.users(popular.id)?.into_iter();
+            let missing = users.filter(|user| !disks.contains(user));
+            let missing: Vec<_> = missing
+                .map(|it| self.repository.missing_source(it))
+                .collect();
+            self.find(missing);
+        }
+        Ok(sources.disks)
+    }
+
+    fn find(&mut self, errors: impl IntoIterator<Item = RepositoryError>) {
+        let findings = errors.into_iter().map(|error| Finding {
+            message: error.to_string(),
+            needed_by: Vec::new(),
+        });
+        self.verified.findings.extend(findings);
+    }
+
+    fn find_wrong_copies(&mut self, source: &KnownSource) {
+        let wrong = self.repository.wrong_copies(source).into_iter();
+        self.find(wrong.map(|(_, error)| error));
+    }
+
     fn read_manifests(&mut self, source: &KnownSource) -> Result<()> {
-        for backup in self.repository.backups(source.id)? {
+        self.find_wrong_copies(source);
+        let history = self.repository.history(source.id)?;
+        self.find(history.check_complete(source).err());
+        self.find(history.damaged);
+        for backup in history.backups {
             self.verified.backups += 1;
             match check_recipe(self.repository, source, backup) {
                 Ok(manifest) => {
@@ -369,14 +407,7 @@ fn add_place(places: &mut Vec<Range<u64>>, place: Range<u64>) {
 /// The message of damage; any other failure ends the verification.
 fn damage(error: BackupError) -> Result<String> {
     match &error {
-        BackupError::Repository(inner)
-            if matches!(
-                inner.kind(),
-                RepositoryErrorKind::Damaged | RepositoryErrorKind::NotFound
-            ) =>
-        {
-            Ok(error.to_string())
-        }
+        BackupError::Repository(inner) if inner.is_of_object() => Ok(error.to_string()),
         _ => Err(error),
     }
 }

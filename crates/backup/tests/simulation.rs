@@ -94,8 +94,6 @@ fn source(n: usize) -> Source {
         domain: "default".to_owned(),
         block_size: BLOCK as u32,
         volume: None,
-        next_backup: 1,
-        next_pack: 0,
     }
 }
 
@@ -137,7 +135,7 @@ impl World {
         });
         let writers = writers.collect::<Result<Vec<_>>>()?;
         for ((n, disk), writer) in disks.iter().zip(&writers) {
-            let number = repository.next_backup(writer.source())?.0;
+            let number = repository.history(writer.source().id)?.next.0;
             assert!(number > self.facts.seen[*n], "number {number} comes again");
             let fact = Fact {
                 disk: disk.clone(),
@@ -180,10 +178,10 @@ impl World {
     fn prune(&mut self) -> Result<()> {
         let nothing = &mut |_, _| Ok(());
         for source in &self.sources {
-            let mut writer = self.repository.writer(source.id, "backup prune")?;
-            prune(&mut writer, &ALL_WASTE, nothing)?;
+            let writer = self.repository.writer(source.id, "backup prune")?;
+            prune(&writer, &ALL_WASTE, nothing)?;
         }
-        for popular in self.repository.all_popular()? {
+        for popular in self.repository.sources()?.popular {
             let writer = self.repository.writer(popular.id, "backup prune")?;
             prune_popular(&writer, &ALL_WASTE, (10, 0), nothing)?;
         }
@@ -203,7 +201,10 @@ impl World {
     fn check(&mut self, what: &str) {
         let blocks = BlockReader::new(Arc::clone(&self.repository), 1 << 20);
         for (n, source) in self.sources.iter().enumerate() {
-            let listed = self.repository.backups(source.id).unwrap();
+            let history = self.repository.history(source.id).unwrap();
+            let missing = history.check_complete(source);
+            missing.unwrap_or_else(|e| panic!("{what}: {e}"));
+            let listed = history.backups;
             let must_be = self
                 .facts
                 .backups
@@ -253,7 +254,7 @@ impl World {
         }
         fine(self.prune());
         self.check(what);
-        let verified = verify(&self.repository, &self.sources, true, &mut |_, _| Ok(()));
+        let verified = verify(&self.repository, None, true, &mut |_, _| Ok(()));
         let findings = verified.unwrap().findings;
         assert!(findings.is_empty(), "{what}: {findings:?}");
     }

@@ -13,7 +13,7 @@ use onefold_format::backup::{
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
-use crate::repository::{KnownSource, Repository};
+use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
 
@@ -165,7 +165,7 @@ impl Repository {
     ///
     /// Any failure of reading.
     pub fn backups(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
-        self.numbers(&ObjectName::manifests(source))
+        Ok(self.history(source)?.backups)
     }
 
     /// Those with a recipe, in order: some of them may be forgotten.
@@ -220,39 +220,32 @@ impl Repository {
         self.check_not_read(source, backup)
     }
 
-    /// A backup exists no more. Its recipe stays until the source is pruned, so its number is not used again.
+    /// A backup exists no more: its tombstone says so before its manifest goes. Its recipe stays until the source is pruned.
+    /// One whose manifest is missing is said to be meant to.
     ///
     /// # Errors
     ///
     /// As [`Repository::check_forgettable`]; any failure of writing.
     pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
         self.check_forgettable(source, backup)?;
-        self.remove(ObjectName::Manifest(source, backup))?;
+        self.bury(source, backup)?;
+        match self.remove(ObjectName::Manifest(source, backup)) {
+            Err(error) if error.kind() != RepositoryErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         self.remove_readers_of(source, backup);
         Ok(())
     }
 
-    fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {
+    /// The objects in a folder that have a number for a name.
+    pub(crate) fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {
         let names = self.folder.list(folder);
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        let numbers = names.iter().filter_map(|name| name.parse().ok());
-        let mut numbers: Vec<_> = numbers.map(BackupNumber).collect();
+        let number = |name: &String| name.parse().ok().filter(|it: &u64| it.to_string() == *name);
+        let mut numbers: Vec<_> = names.iter().filter_map(number).map(BackupNumber).collect();
         numbers.sort_unstable();
         Ok(numbers)
-    }
-
-    /// The number of the next backup of a source: higher than all that are there, and than all that were.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn next_backup(&self, source: &KnownSource) -> Result<BackupNumber> {
-        let manifests = self.numbers(&ObjectName::manifests(source.id))?;
-        let recipes = self.numbers(&ObjectName::recipes(source.id))?;
-        let last = manifests.last().max(recipes.last());
-        let next = last.map_or(1, |last| last.0 + 1);
-        Ok(BackupNumber(next.max(source.source.next_backup)))
     }
 
     /// The manifest of a backup.

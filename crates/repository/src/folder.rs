@@ -46,8 +46,21 @@ impl Folder {
         File::open(self.root.join(path))
     }
 
-    /// The names in a folder; none if it is not there.
+    /// The names in a folder that are of objects or folders of ours; none if it is not there.
     pub(crate) fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = self.list_all(path)?;
+        names.retain(|name| !name.starts_with('.'));
+        Ok(names)
+    }
+
+    /// The names in a folder that begin with a dot.
+    pub(crate) fn list_hidden(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = self.list_all(path)?;
+        names.retain(|name| name.starts_with('.'));
+        Ok(names)
+    }
+
+    fn list_all(&self, path: &str) -> io::Result<Vec<String>> {
         let entries = match std::fs::read_dir(self.root.join(path)) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -56,11 +69,7 @@ impl Folder {
         let mut names = Vec::new();
         for entry in entries {
             // What is no text was not written by us.
-            if let Ok(name) = entry?.file_name().into_string()
-                && !name.starts_with('.')
-            {
-                names.push(name);
-            }
+            names.extend(entry?.file_name().into_string());
         }
         Ok(names)
     }
@@ -115,6 +124,18 @@ impl Folder {
         let mut object = self.create(path)?;
         object.write_all(bytes)?;
         object.commit()
+    }
+
+    /// The same, in the place of an object that is there.
+    pub(crate) fn put_over(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut object = self.create(path)?;
+        object.write_all(bytes)?;
+        object.commit_over()
+    }
+
+    /// Makes what is in a folder durable.
+    pub(crate) fn sync(&self, folder: &str) -> io::Result<()> {
+        disk::sync_folder(&self.root.join(folder))
     }
 
     fn ensure(&self, folder: &Path) -> io::Result<()> {

@@ -11,7 +11,7 @@ use crate::disk;
 use crate::error::{RepositoryError, Result};
 use crate::folder::INCOMPLETE;
 use crate::repository::Repository;
-use crate::writer::{COMING, GONE, folder_name, give_back, is_running, token_in};
+use crate::writer::{COMING, GONE, folder_name, give_back, has_remains, is_running, token_in};
 
 /// What is younger may still be completed.
 const AGE: Duration = Duration::from_secs(3600);
@@ -134,7 +134,9 @@ impl Search<'_> {
             if !metadata.is_dir() || name == "writer" {
                 continue;
             }
-            if name.starts_with(GONE) || name.starts_with(COMING) && is_old(&metadata) {
+            if name.starts_with(GONE) && has_remains(&entry.path()) {
+                // The next holder of the lease needs it.
+            } else if name.starts_with(GONE) || name.starts_with(COMING) && is_old(&metadata) {
                 self.count_all(&entry.path())?;
                 if self.are_removed {
                     disk::remove_folder(&entry.path())?;

@@ -15,6 +15,7 @@
 //! | `repository.rs` | a repository and its sources |
 //! | `pack.rs` | writing and reading packs |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
+//! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
 //! | `simulation.rs` | what the death of the host may leave, for tests |
@@ -25,6 +26,7 @@ mod backup;
 mod disk;
 mod error;
 mod folder;
+mod history;
 mod leftovers;
 mod pack;
 mod reader;
@@ -37,8 +39,9 @@ mod writer;
 pub use access::{Access, RecoveryKey};
 pub use backup::{NeededPacks, NewRecipe, Recipe};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
+pub use history::History;
 pub use leftovers::Leftovers;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;
-pub use repository::{KnownSource, Repository};
+pub use repository::{KnownSource, Repository, Sources};
 pub use writer::Writer;

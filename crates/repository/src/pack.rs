@@ -258,7 +258,9 @@ impl Repository {
             RepositoryError::io(format_args!("cannot list the packs in {folder}"), e)
         };
         let mut packs: Vec<(u64, u32)> = Vec::new();
-        for part in self.folder.list(&folder).map_err(|e| failed(&e))? {
+        let mut parts = self.folder.list(&folder).map_err(|e| failed(&e))?;
+        parts.retain(|part| part.len() == 2 && u8::from_str_radix(part, 16).is_ok());
+        for part in parts {
             let names = self.folder.list(&format!("{folder}/{part}"));
             for name in names.map_err(|e| failed(&e))? {
                 let parts = name.split_once('.');
@@ -280,10 +282,9 @@ impl Repository {
     ///
     /// Any failure of listing.
     pub fn next_pack(&self, source: &KnownSource, needed: &NeededPacks) -> Result<u64> {
-        let there = self.packs(source.id)?.last().map(|(number, _)| *number);
         let needed = needed.own.last_key_value().map(|(number, _)| *number);
-        let next = there.max(needed).map_or(0, |last| last + 1);
-        Ok(next.max(source.source.next_pack))
+        let next = needed.map_or(0, |last| last + 1);
+        Ok(next.max(self.history(source.id)?.next_pack))
     }
 
     /// Opens a pack of which this generation was there a moment ago: somebody may prune meanwhile, and then a

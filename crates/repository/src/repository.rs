@@ -8,7 +8,8 @@ use std::path::Path;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
-    ObjectHeader, ObjectName, RepositoryId, RepositoryObject, Sealing, Source, SourceId, WrappedKey,
+    ObjectHeader, ObjectName, Place, RepositoryId, RepositoryObject, Sealing, Source, SourceId,
+    WrappedKey,
 };
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
@@ -38,6 +39,17 @@ pub struct KnownSource {
     pub id: SourceId,
     /// Its object.
     pub source: Source,
+}
+
+/// The sources of a repository.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// Disks that are backed up, by name.
+    pub disks: Vec<KnownSource>,
+    /// The popular blocks of all domains.
+    pub popular: Vec<KnownSource>,
+    /// Sources of which neither the object nor a copy can be read.
+    pub damaged: Vec<RepositoryError>,
 }
 
 /// For messages.
@@ -243,34 +255,30 @@ impl Repository {
         self.master.fingerprint_secret()
     }
 
-    /// All disks that are backed up, by name.
+    /// All sources.
     ///
     /// # Errors
     ///
-    /// Any failure of reading.
-    pub fn sources(&self) -> Result<Vec<KnownSource>> {
-        let mut sources = self.all_sources()?;
-        sources.retain(|known| !known.source.is_popular());
-        sources.sort_by(|a, b| a.source.name.cmp(&b.source.name));
-        Ok(sources)
-    }
-
-    /// The popular blocks of all domains.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn all_popular(&self) -> Result<Vec<KnownSource>> {
-        let mut sources = self.all_sources()?;
-        sources.retain(|known| known.source.is_popular());
-        Ok(sources)
-    }
-
-    fn all_sources(&self) -> Result<Vec<KnownSource>> {
-        let mut sources = Vec::new();
+    /// Any failure of listing.
+    pub fn sources(&self) -> Result<Sources> {
+        let mut sources = Sources::default();
         for id in self.source_ids()? {
-            sources.extend(self.known(id)?);
+            match self.known(id) {
+                Ok(Some(known)) if known.source.is_popular() => sources.popular.push(known),
+                Ok(Some(known)) => sources.disks.push(known),
+                // It was made by a command that did not complete it.
+                Ok(None) if self.packs(id)?.is_empty() => {}
+                Ok(None) => {
+                    let path = ObjectName::Source(id).path();
+                    let error = RepositoryError::damaged(&path, "it is not there, nor a copy");
+                    sources.damaged.push(error);
+                }
+                Err(error) if error.is_of_object() => sources.damaged.push(error),
+                Err(error) => return Err(error),
+            }
         }
+        let by_name = |a: &KnownSource, b: &KnownSource| a.source.name.cmp(&b.source.name);
+        sources.disks.sort_by(by_name);
         Ok(sources)
     }
 
@@ -279,10 +287,7 @@ impl Repository {
             .folder
             .list("sources")
             .map_err(|e| RepositoryError::io("cannot list the sources of the repository", &e))?;
-        let ids = names
-            .iter()
-            .filter_map(|name| u64::from_str_radix(name, 16).ok());
-        Ok(ids.map(SourceId).collect())
+        Ok(names.iter().filter_map(|name| source_named(name)).collect())
     }
 
     /// The source of this name.
@@ -294,17 +299,25 @@ impl Repository {
         self.known(self.source_id(name))
     }
 
+    /// The source with this id, by its object or a copy.
     pub(crate) fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
-        let name = ObjectName::Source(id);
-        match self.read_sealed(name) {
-            Ok(content) => {
-                let source = Source::decode(&content);
-                let source = source.map_err(|e| RepositoryError::format(&name.path(), e))?;
-                Ok(Some(KnownSource { id, source }))
+        let places = [false, true].into_iter().flat_map(Place::all);
+        let copies = places.map(|place| ObjectName::Copy(id, *place));
+        let mut damaged = None;
+        for name in std::iter::once(ObjectName::Source(id)).chain(copies) {
+            match self.source_in(name) {
+                Ok(source) => return Ok(Some(KnownSource { id, source })),
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+                Err(error) if error.is_of_object() => damaged = damaged.or(Some(error)),
+                Err(error) => return Err(error),
             }
-            Err(error) if error.kind() == RepositoryErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
         }
+        damaged.map_or(Ok(None), Err)
+    }
+
+    pub(crate) fn source_in(&self, name: ObjectName) -> Result<Source> {
+        let content = self.read_sealed(name)?;
+        Source::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
     /// Adds a source.
@@ -319,7 +332,18 @@ impl Repository {
         };
         let name = ObjectName::Source(id);
         self.put(name, &self.sealed(name, source.encode())?)?;
-        Ok(KnownSource { id, source })
+        let known = KnownSource { id, source };
+        self.complete_source(&known)?;
+        Ok(known)
+    }
+
+    /// Makes the folders of a new source, and their copies of its object.
+    pub(crate) fn complete_source(&self, known: &KnownSource) -> Result<()> {
+        for place in Place::all(known.source.is_popular()) {
+            let name = ObjectName::Copy(known.id, *place);
+            self.put_over(name, &self.sealed(name, known.source.encode())?)?;
+        }
+        Ok(())
     }
 
     /// The popular blocks that a source shares with others; new ones where there are none.
@@ -330,13 +354,15 @@ impl Repository {
     pub fn popular(&self, source: &Source) -> Result<KnownSource> {
         let id = self.popular_id(source);
         if let Some(known) = self.known(id)? {
+            // Its maker may have died.
+            if self.packs(id)?.is_empty() {
+                self.complete_source(&known)?;
+            }
             return Ok(known);
         }
         let popular = Source {
             name: String::new(),
             volume: None,
-            next_backup: 1,
-            next_pack: 0,
             ..source.clone()
         };
         match self.add_source(popular) {
@@ -398,18 +424,21 @@ impl Repository {
 
     /// An object that has chunks.
     pub(crate) fn open_object(&self, name: ObjectName) -> Result<(File, ChunkKey)> {
-        let path = name.path();
+        self.open_object_at(&name.path(), name)
+    }
+
+    fn open_object_at(&self, path: &str, name: ObjectName) -> Result<(File, ChunkKey)> {
         let failed =
             |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
-        let file = self.folder.open(&path).map_err(|e| failed(&e))?;
+        let file = self.folder.open(path).map_err(|e| failed(&e))?;
         let mut bytes = [0; OBJECT_HEADER_BYTES];
         file.read_exact_at(&mut bytes, 0)
             .map_err(|e| match e.kind() {
-                std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(&path, "it is cut"),
+                std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(path, "it is cut"),
                 _ => failed(&e),
             })?;
         let header = ObjectHeader::decode(&bytes, name, Some(self.object.id));
-        header.map_err(|e| RepositoryError::format(&path, e))?;
+        header.map_err(|e| RepositoryError::format(path, e))?;
         let key = self.master.chunks(self.object.sealing, bytes);
         Ok((file, key))
     }
@@ -424,14 +453,18 @@ impl Repository {
 
     /// The content of an object of one chunk.
     pub(crate) fn read_sealed(&self, name: ObjectName) -> Result<Vec<u8>> {
-        let (file, key) = self.open_object(name)?;
-        let path = name.path();
+        self.read_sealed_at(&name.path(), name)
+    }
+
+    /// The same of an object that was moved with its folder.
+    pub(crate) fn read_sealed_at(&self, path: &str, name: ObjectName) -> Result<Vec<u8>> {
+        let (file, key) = self.open_object_at(path, name)?;
         let failed =
             |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
         let bytes = file.metadata().map_err(|e| failed(&e))?.len();
         if bytes > WHOLE_BYTES_MAX {
             return Err(RepositoryError::damaged(
-                &path,
+                path,
                 format_args!("it has {bytes} bytes"),
             ));
         }
@@ -439,7 +472,7 @@ impl Repository {
         file.read_exact_at(&mut content, OBJECT_HEADER_BYTES as u64)
             .map_err(|e| failed(&e))?;
         let opened = key.open(0, &mut content);
-        opened.map_err(|e| RepositoryError::damaged(&path, e))?;
+        opened.map_err(|e| RepositoryError::damaged(path, e))?;
         Ok(content)
     }
 
@@ -447,6 +480,14 @@ impl Repository {
         let path = name.path();
         self.folder
             .put(&path, bytes)
+            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+    }
+
+    /// As [`Repository::put`], in the place of an object that is there.
+    pub(crate) fn put_over(&self, name: ObjectName, bytes: &[u8]) -> Result<()> {
+        let path = name.path();
+        self.folder
+            .put_over(&path, bytes)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
     }
 }
@@ -468,6 +509,12 @@ fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedK
         key.map_err(|e| RepositoryError::format(&path, e))
     });
     Ok(keys.collect())
+}
+
+/// The source whose folder has this name.
+pub(crate) fn source_named(name: &str) -> Option<SourceId> {
+    let id = SourceId(u64::from_str_radix(name, 16).ok()?);
+    (id.to_string() == name).then_some(id)
 }
 
 /// Makes a new folder durable in the one that it is in.

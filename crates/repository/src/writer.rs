@@ -8,15 +8,18 @@
 //! Clocks are trusted for nothing: a holder on this machine is looked for among its processes, and of another
 //! one its sign of life is watched.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use onefold_format::backup::{
-    BackupNumber, Condemned, Lease, LeaseName, Manifest, ObjectName, ProcessId, Source, SourceId,
+    BackupNumber, Closed, Condemned, Lease, LeaseName, Manifest, ObjectName, ProcessId, SourceId,
 };
 use rustix::io::Errno;
 
@@ -43,13 +46,21 @@ pub(crate) const SIGN: &str = "sign";
 pub(crate) const COMING: &str = ".coming-";
 pub(crate) const GONE: &str = ".gone-";
 
+/// How the names begin of what others left among the leases.
+const FOREIGN: &str = ".foreign-";
+
+/// How often a lease is tried for: each time another process was sooner, or something was in the way.
+const TRIES: u32 = 100;
+
 /// Changes a source. Dropped, it gives the lease back.
 pub struct Writer<'a> {
     repository: &'a Repository,
     source: KnownSource,
     /// The holder's folder, from the repository's.
     folder: String,
-    _lease: HeldLease,
+    /// The backup that is being made: its number has to be closed if it is not completed.
+    under_way: Mutex<Option<BackupNumber>>,
+    lease: HeldLease,
 }
 
 /// A lease that gives signs of life. Dropped, it is given back.
@@ -59,6 +70,8 @@ pub(crate) struct HeldLease {
     token: u64,
     /// What the holder's folder becomes.
     gone: PathBuf,
+    /// The folder stays then: it says what has to be done still.
+    has_remains: AtomicBool,
     /// Dropped, the thread ends.
     stop: Option<Sender<()>>,
     beat: Option<JoinHandle<()>>,
@@ -87,18 +100,21 @@ impl Repository {
             let _ = disk::remove_folder(&coming);
             return Err(error);
         }
-        self.sweep(source);
         let lease = HeldLease::new(self.leases(source), token, self.beside(source, GONE, token));
         // Read now: nobody else changes it from here on.
         let known = self.known(source)?.ok_or_else(|| {
             RepositoryError::new(RepositoryErrorKind::NotFound, "the source is gone")
         })?;
-        Ok(Writer {
+        let writer = Writer {
             repository: self,
             source: known,
             folder: format!("{}/{token:016x}", ObjectName::writer(source)),
-            _lease: lease,
-        })
+            under_way: Mutex::new(None),
+            lease,
+        };
+        writer.sweep()?;
+        writer.complete_birth()?;
+        Ok(writer)
     }
 
     /// Makes what a lease consists of in a folder of another name.
@@ -125,16 +141,41 @@ impl Repository {
     }
 
     fn take_lease(&self, source: SourceId, coming: &Path, patience: Duration) -> Result<()> {
-        loop {
+        for _ in 0..TRIES {
             let taken = disk::rename(coming, &self.leases(source));
             match taken.map_err(|e| (Errno::from_io_error(&e), e)) {
                 Ok(()) => return Ok(()),
                 Err((Some(Errno::NOTEMPTY | Errno::EXIST), _)) => {
                     self.outlive_holder(source, patience)?;
+                    self.move_foreign(source)?;
                 }
                 Err((_, error)) => return Err(not_taken(&error)),
             }
         }
+        let message = format!(
+            "the lease of the source cannot be taken: something that is not of onefold comes back into {:?}, or other \
+             processes are always sooner",
+            self.leases(source)
+        );
+        Err(RepositoryError::new(RepositoryErrorKind::InUse, message))
+    }
+
+    /// Takes out of the folder of leases what others left there, one by one: with it the folder cannot be replaced. No
+    /// holder's folder is touched.
+    fn move_foreign(&self, source: SourceId) -> Result<()> {
+        let leases = self.leases(source);
+        let entries = std::fs::read_dir(&leases).into_iter().flatten().flatten();
+        let foreign = entries.filter(|entry| token_of(&entry.file_name()).is_none());
+        for entry in foreign {
+            let aside = self.beside(source, FOREIGN, random_number().map_err(|e| not_taken(&e))?);
+            match disk::rename(&entry.path(), &aside) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(not_taken(&error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn leases(&self, source: SourceId) -> PathBuf {
@@ -160,7 +201,7 @@ impl Repository {
             let message = format!("{what} is in use by {who}; try again when it has ended");
             return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
         }
-        give_back(&leases, token, &self.beside(source, GONE, token));
+        put_aside(&leases, token, &self.beside(source, GONE, token));
         Ok(())
     }
 
@@ -248,18 +289,6 @@ impl Repository {
             Err(error) => Err(error),
         }
     }
-
-    /// Removes what was left of leases that are gone.
-    fn sweep(&self, source: SourceId) {
-        let sources = self.leases(source);
-        let entries = sources.parent().and_then(|it| std::fs::read_dir(it).ok());
-        for entry in entries.into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(GONE) {
-                // What stays costs room and nothing else.
-                let _ = disk::remove_folder(&entry.path());
-            }
-        }
-    }
 }
 
 /// What this process says of itself.
@@ -294,6 +323,7 @@ impl HeldLease {
             leases,
             token,
             gone,
+            has_remains: AtomicBool::new(false),
             stop: Some(stop),
             beat: Some(beat),
         }
@@ -306,7 +336,19 @@ impl Drop for HeldLease {
         if let Some(beat) = self.beat.take() {
             let _ = beat.join();
         }
-        give_back(&self.leases, self.token, &self.gone);
+        match self.has_remains.load(Ordering::Relaxed) {
+            true => put_aside(&self.leases, self.token, &self.gone),
+            false => give_back(&self.leases, self.token, &self.gone),
+        }
+    }
+}
+
+/// Closes the number of a backup that was not completed. If that fails, the next holder does it.
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        if self.close_under_way().is_err() {
+            self.lease.has_remains.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -317,7 +359,13 @@ pub(crate) fn folder_name(token: u64) -> String {
 /// The holder's number, if there is one.
 pub(crate) fn token_in(leases: &Path) -> Option<u64> {
     let mut names = std::fs::read_dir(leases).ok()?.flatten();
-    names.find_map(|entry| u64::from_str_radix(entry.file_name().to_str()?, 16).ok())
+    names.find_map(|entry| token_of(&entry.file_name()))
+}
+
+/// The holder whose folder has this name.
+fn token_of(name: &OsStr) -> Option<u64> {
+    let token = u64::from_str_radix(name.to_str()?, 16).ok()?;
+    (folder_name(token).as_str() == name).then_some(token)
 }
 
 /// After this the lease is nobody's. It fails only if it is not the holder's any more.
@@ -325,6 +373,23 @@ pub(crate) fn give_back(leases: &Path, token: u64, gone: &Path) {
     if disk::rename(&leases.join(folder_name(token)), gone).is_ok() {
         let _ = disk::remove_folder(gone);
     }
+}
+
+/// The same of a holder that did not give it back: what it was doing stays for the next holder.
+fn put_aside(leases: &Path, token: u64, gone: &Path) {
+    if disk::rename(&leases.join(folder_name(token)), gone).is_ok() && !has_remains(gone) {
+        let _ = disk::remove_folder(gone);
+    }
+}
+
+/// Whether the folder of a lease that is gone says that a backup was being made.
+pub(crate) fn has_remains(gone: &Path) -> bool {
+    gone.join(ObjectName::UNDER_WAY).exists()
+}
+
+/// Nobody panics with it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write_over(file: &Path, count: u64) -> io::Result<()> {
@@ -409,18 +474,51 @@ impl Writer<'_> {
     /// `InUse` if the lease is lost; any failure of writing.
     pub fn publish(&self, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
         let name = ObjectName::Manifest(self.source.id, backup);
-        self.put(name, manifest.encode(), NewObject::commit)
+        self.put(name, manifest.encode(), NewObject::commit)?;
+        *lock(&self.under_way) = None;
+        Ok(())
     }
 
-    /// Replaces what is known of the source.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of writing.
-    pub fn set_source(&mut self, source: Source) -> Result<()> {
-        let name = ObjectName::Source(self.source.id);
-        self.put(name, source.encode(), NewObject::commit_over)?;
-        self.source.source = source;
+    /// Says durably which backup is being made, before any object has its number.
+    pub(crate) fn set_under_way(&self, backup: BackupNumber, closed: &Closed) -> Result<()> {
+        let name = ObjectName::UnderWay(self.source.id, self.lease.token);
+        self.put(name, closed.encode(), NewObject::commit_over)?;
+        let writer = ObjectName::writer(self.source.id);
+        let source = format!("sources/{}", self.source.id);
+        let mut folders = [&writer, &source].into_iter();
+        let synced = folders.try_for_each(|folder| self.repository.folder.sync(folder));
+        synced.map_err(|e| self.failed("write", &name.path(), &e))?;
+        *lock(&self.under_way) = Some(backup);
+        Ok(())
+    }
+
+    /// Closes the number of the last backup, if it was not completed.
+    pub(crate) fn close_under_way(&self) -> Result<()> {
+        let mut under_way = lock(&self.under_way);
+        if let Some(backup) = *under_way {
+            self.close(backup)?;
+            *under_way = None;
+        }
+        Ok(())
+    }
+
+    /// A source whose maker died may lack folders, as long as there is nothing in it.
+    fn complete_birth(&self) -> Result<()> {
+        let history = self.repository.history(self.source.id)?;
+        match (history.next.0, history.next_pack) {
+            (1, 0) => self.mend_copies().map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what holders of the lease left when they died, and removes what is left of them.
+    fn sweep(&self) -> Result<()> {
+        for (folder, holder) in self.repository.remains(self.source.id)? {
+            // What stays costs room, and the next holder finds it.
+            if self.close_remains(&folder, holder).is_ok() {
+                let _ = disk::remove_folder(&self.repository.folder.root().join(folder));
+            }
+        }
         Ok(())
     }
 
@@ -434,7 +532,7 @@ impl Writer<'_> {
         self.put(name, condemned.encode(), NewObject::commit_over)
     }
 
-    fn put(
+    pub(crate) fn put(
         &self,
         name: ObjectName,
         content: Vec<u8>,
@@ -492,6 +590,8 @@ mod tests {
     }
 
     fn scene() -> Scene {
+        use onefold_format::backup::Source;
+
         let folder = tempfile::tempdir().unwrap();
         let (repository, _) = Repository::init(&folder.path().join("r"), &Access::Open, 1).unwrap();
         let source = Source {
@@ -499,8 +599,6 @@ mod tests {
             domain: String::new(),
             block_size: 4096,
             volume: None,
-            next_backup: 1,
-            next_pack: 0,
         };
         let source = repository.add_source(source).unwrap().id;
         Scene {
@@ -568,7 +666,17 @@ mod tests {
             let refused = scene.writer_soon().err().unwrap();
             assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
         }
-        assert_eq!(scene.folders(), ["source", "writer"]);
+        assert_eq!(
+            scene.folders(),
+            [
+                "backups",
+                "forgotten",
+                "packs",
+                "recipes",
+                "source",
+                "writer"
+            ]
+        );
     }
 
     #[test]
@@ -622,7 +730,7 @@ mod tests {
     #[test]
     fn nothing_that_a_late_holder_does_takes_effect() {
         let scene = scene();
-        let mut late = scene.repository.writer(scene.source, "test").unwrap();
+        let late = scene.repository.writer(scene.source, "test").unwrap();
         late.publish(BackupNumber(1), &manifest()).unwrap();
         let recipe = late.new_recipe(BackupNumber(2)).unwrap();
         let pack = late.new_pack(late.source(), 0).unwrap();
@@ -634,10 +742,7 @@ mod tests {
         for done in [
             late.publish(BackupNumber(2), &manifest()),
             late.remove(name),
-            late.set_source(Source {
-                next_backup: 9,
-                ..before.clone()
-            }),
+            late.fold(9),
             late.new_pack(late.source(), 1).map(drop),
         ] {
             let error = done.unwrap_err();
@@ -665,7 +770,15 @@ mod tests {
         drop(new);
         assert_eq!(
             scene.folders(),
-            ["backups", "packs", "recipes", "source", "writer"]
+            [
+                "backups",
+                "closed",
+                "forgotten",
+                "packs",
+                "recipes",
+                "source",
+                "writer"
+            ]
         );
     }
 }

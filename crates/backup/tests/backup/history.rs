@@ -14,7 +14,7 @@ const ALL_ACCESS: fn() -> [Access; 2] = || [Access::Open, Access::KeyFile(b"a ke
 impl Rig {
     /// The only file whose path ends so.
     #[track_caller]
-    fn file(&self, end: &str) -> PathBuf {
+    pub(crate) fn file(&self, end: &str) -> PathBuf {
         let mut files = self.files();
         files.retain(|file| file.to_string_lossy().ends_with(end));
         assert_eq!(files.len(), 1, "{end}: {files:?}");
@@ -44,7 +44,7 @@ impl Rig {
     }
 
     #[track_caller]
-    fn assert_backups(&self, backups: &[(u64, Option<&MemoryDisk>)]) {
+    pub(crate) fn assert_backups(&self, backups: &[(u64, Option<&MemoryDisk>)]) {
         for (n, disk) in backups {
             match (self.restore(BackupNumber(*n)), disk) {
                 (Ok(bytes), Some(disk)) => assert!(bytes == disk.bytes(), "backup {n}"),
@@ -189,9 +189,9 @@ fn a_different_popular_pack_with_the_same_number_is_not_used() {
         .parse()
         .unwrap();
     // Another pack of this number, which is authentic.
-    let store = rig.repository.all_popular().unwrap().remove(0);
+    let store = rig.repository.sources().unwrap().popular.remove(0);
     let other = rig.copied(&Access::Open);
-    let of_other = other.repository.all_popular().unwrap().remove(0);
+    let of_other = other.repository.sources().unwrap().popular.remove(0);
     std::fs::remove_file(other.file(".0")).unwrap();
     let writer = other.repository.writer(of_other.id, "test").unwrap();
     let mut pack = writer.new_pack(&of_other, number).unwrap();

@@ -61,7 +61,7 @@ impl Estate {
     }
 
     fn popular(&self) -> KnownSource {
-        self.rig.repository.all_popular().unwrap().remove(0)
+        self.rig.repository.sources().unwrap().popular.remove(0)
     }
 
     fn prune_popular(&self, now: u64, grace: u64) -> Result<PrunedPopular> {

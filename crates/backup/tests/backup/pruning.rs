@@ -11,29 +11,29 @@ use onefold_repository::{Access, Repository, RepositoryErrorKind};
 
 use crate::{BLOCK, MemoryDisk, Rig, days};
 
-const ALL_WASTE: PruneOptions = PruneOptions {
+pub(crate) const ALL_WASTE: PruneOptions = PruneOptions {
     wasted_percent: 0,
     rewrite_bytes_max: u64::MAX,
     level: 1,
 };
 
 impl Rig {
-    fn forget(&self, backups: impl IntoIterator<Item = u64>) {
+    pub(crate) fn forget(&self, backups: impl IntoIterator<Item = u64>) {
         for backup in backups {
             let backup = BackupNumber(backup);
             self.repository.forget(self.source.id, backup).unwrap();
         }
     }
 
-    fn prune(&self, options: &PruneOptions) -> Result<Pruned> {
+    pub(crate) fn prune(&self, options: &PruneOptions) -> Result<Pruned> {
         self.prune_until(options, u32::MAX)
     }
 
     /// Is interrupted at its report of this number.
     fn prune_until(&self, options: &PruneOptions, reports: u32) -> Result<Pruned> {
         let mut left = reports;
-        let mut writer = self.repository.writer(self.source.id, "prune")?;
-        prune(&mut writer, options, &mut |_, _| match left {
+        let writer = self.repository.writer(self.source.id, "prune")?;
+        prune(&writer, options, &mut |_, _| match left {
             0 => Err(BackupError::Receiver("interrupted".to_owned())),
             _ => {
                 left -= 1;
@@ -100,7 +100,7 @@ fn what_is_left_is_exactly_what_the_others_need() {
         rig.forget(forgotten.iter().copied());
         let kept: BTreeSet<u64> = (1..=5).filter(|it| !forgotten.contains(it)).collect();
         let before = rig.stored_blocks();
-        let plan = PrunePlan::new(&rig.repository, rig.source.id, &ALL_WASTE).unwrap();
+        let plan = PrunePlan::new(&rig.repository, &rig.source, &ALL_WASTE).unwrap();
         assert_eq!(plan.needed_blocks, distinct(&kept, &days));
         assert_eq!(plan.needed_blocks + plan.wasted_blocks, before);
         rig.assert_whole(&kept, &days);
@@ -110,7 +110,7 @@ fn what_is_left_is_exactly_what_the_others_need() {
         assert_eq!(rig.stored_blocks(), distinct(&kept, &days));
         rig.assert_whole(&kept, &days);
         assert!(
-            PrunePlan::new(&rig.repository, rig.source.id, &ALL_WASTE)
+            PrunePlan::new(&rig.repository, &rig.source, &ALL_WASTE)
                 .unwrap()
                 .is_empty()
         );
@@ -182,17 +182,12 @@ fn pruning_meanwhile_is_no_damage_for_verify() {
     // The second pack is written again, and the third one goes, when verify has looked at the first.
     rig.forget([3, 5, 6]);
     let mut is_pruned = false;
-    let verified = verify(
-        &rig.repository,
-        std::slice::from_ref(&rig.source),
-        true,
-        &mut |_, _| {
-            if !std::mem::replace(&mut is_pruned, true) {
-                rig.prune(&ALL_WASTE)?;
-            }
-            Ok(())
-        },
-    );
+    let verified = verify(&rig.repository, Some(&rig.source), true, &mut |_, _| {
+        if !std::mem::replace(&mut is_pruned, true) {
+            rig.prune(&ALL_WASTE)?;
+        }
+        Ok(())
+    });
     let verified = verified.unwrap();
     assert!(verified.findings.is_empty(), "{:?}", verified.findings);
     assert_eq!(rig.stored_blocks(), 1500);
@@ -218,7 +213,7 @@ fn little_waste_stays_and_dead_packs_go() {
         level: 1,
     };
     let freed = |options| {
-        let plan = PrunePlan::new(&rig.repository, rig.source.id, &options).unwrap();
+        let plan = PrunePlan::new(&rig.repository, &rig.source, &options).unwrap();
         (plan.freed_blocks, plan.dead_packs(), plan.rewritten_packs())
     };
     assert_eq!(freed(options(31, u64::MAX)), (500, 1, 0));

@@ -30,7 +30,8 @@ impl Rig {
 
     fn packs(&self) -> Vec<PathBuf> {
         let files = self.files().into_iter();
-        let packs = files.filter(|path| path.to_string_lossy().contains("/packs/"));
+        let packs = files
+            .filter(|path| path.to_string_lossy().contains("/packs/") && !path.ends_with("source"));
         packs.collect()
     }
 }

@@ -12,7 +12,9 @@
 //! | [`manifest`] | the object that makes a backup exist |
 //! | [`lease`] | who changes a source |
 //! | [`condemned`] | popular blocks that are about to be removed |
+//! | [`closed`] | numbers of backups that do not exist any more |
 
+pub mod closed;
 pub mod condemned;
 pub mod key;
 pub mod lease;
@@ -23,13 +25,14 @@ pub mod recipe;
 pub mod repository;
 pub mod source;
 
+pub use closed::Closed;
 pub use condemned::{Condemned, LeaseName};
 pub use key::{Derivation, WrappedKey};
 pub use lease::{Lease, ProcessId};
 pub use manifest::{
     ChangedBy, Counts, Manifest, NumberRun, PackReference, PoolSnapshot, packs_of, witness_of,
 };
-pub use object::{BackupNumber, ObjectHeader, ObjectName, RepositoryId, SourceId};
+pub use object::{BackupNumber, ObjectHeader, ObjectName, Place, RepositoryId, SourceId};
 pub use pack::{PackTable, PackTrailer, Slot, StoredGroup, Witness};
 pub use recipe::{RecipeRun, Target};
 pub use repository::{RepositoryObject, Sealing};

@@ -100,9 +100,80 @@ pub enum ObjectName {
     Condemned(SourceId),
     /// Who reads a backup: in the folder of this number.
     Reader(SourceId, BackupNumber, u64),
+    /// That a backup was forgotten, or never completed.
+    Tombstone(SourceId, BackupNumber),
+    /// Tombstones that were folded into one object; with each that was added, the next generation.
+    Closed(SourceId, u32),
+    /// A copy of the source in one of its folders, which says that the folder is the one that it was.
+    Copy(SourceId, Place),
+    /// The backup that the holder of a lease is making, in the folder of this number.
+    UnderWay(SourceId, u64),
+    /// That backups of a source may need popular blocks.
+    User {
+        /// The popular blocks.
+        popular: SourceId,
+        /// The source.
+        source: SourceId,
+    },
+}
+
+/// A folder of a source that is there from the source's birth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// Of manifests.
+    Manifests,
+    /// Of recipes.
+    Recipes,
+    /// Of packs.
+    Packs,
+    /// Of tombstones.
+    Tombstones,
+    /// Of the sources that popular blocks are for.
+    Users,
+}
+
+impl Place {
+    /// The folders of a disk, or of popular blocks.
+    #[must_use]
+    pub fn all(is_popular: bool) -> &'static [Self] {
+        match is_popular {
+            true => &[Self::Packs, Self::Users],
+            false => &[
+                Self::Manifests,
+                Self::Recipes,
+                Self::Packs,
+                Self::Tombstones,
+            ],
+        }
+    }
+
+    /// The folder, from the repository's.
+    #[must_use]
+    pub fn path(self, source: SourceId) -> String {
+        match self {
+            Self::Manifests => ObjectName::manifests(source),
+            Self::Recipes => ObjectName::recipes(source),
+            Self::Packs => ObjectName::packs(source),
+            Self::Tombstones => ObjectName::tombstones(source),
+            Self::Users => ObjectName::users(source),
+        }
+    }
+
+    fn number(self) -> u64 {
+        match self {
+            Self::Manifests => 1,
+            Self::Recipes => 2,
+            Self::Packs => 3,
+            Self::Tombstones => 4,
+            Self::Users => 5,
+        }
+    }
 }
 
 impl ObjectName {
+    /// The file name of [`ObjectName::UnderWay`].
+    pub const UNDER_WAY: &str = "backup";
+
     /// Kind, source, number and generation.
     fn fields(self) -> (u8, u64, u64, u32) {
         match self {
@@ -120,6 +191,11 @@ impl ObjectName {
             Self::Protection(source, backup) => (8, source.0, backup.0, 0),
             Self::Condemned(source) => (9, source.0, 0, 0),
             Self::Reader(source, _, holder) => (10, source.0, holder, 0),
+            Self::Tombstone(source, backup) => (11, source.0, backup.0, 0),
+            Self::Closed(source, generation) => (12, source.0, 0, generation),
+            Self::Copy(source, place) => (13, source.0, place.number(), 0),
+            Self::UnderWay(source, holder) => (14, source.0, holder, 0),
+            Self::User { popular, source } => (15, popular.0, source.0, 0),
         }
     }
 
@@ -146,6 +222,13 @@ impl ObjectName {
             Self::Reader(source, backup, holder) => {
                 format!("{}/{backup}/{holder:016x}/lease", Self::readers(source))
             }
+            Self::Tombstone(source, backup) => format!("{}/{backup}", Self::tombstones(source)),
+            Self::Closed(source, generation) => format!("{}/{generation}", Self::closed(source)),
+            Self::Copy(source, place) => format!("{}/source", place.path(source)),
+            Self::UnderWay(source, holder) => {
+                format!("{}/{holder:016x}/{}", Self::writer(source), Self::UNDER_WAY)
+            }
+            Self::User { popular, source } => format!("{}/{source}", Self::users(popular)),
         }
     }
 
@@ -177,6 +260,24 @@ impl ObjectName {
     #[must_use]
     pub fn readers(source: SourceId) -> String {
         format!("sources/{source}/readers")
+    }
+
+    /// The folder of the tombstones of a source.
+    #[must_use]
+    pub fn tombstones(source: SourceId) -> String {
+        format!("sources/{source}/forgotten")
+    }
+
+    /// The folder of the tombstones of a source that were folded.
+    #[must_use]
+    pub fn closed(source: SourceId) -> String {
+        format!("sources/{source}/closed")
+    }
+
+    /// The folder of the sources that popular blocks are for.
+    #[must_use]
+    pub fn users(popular: SourceId) -> String {
+        format!("sources/{popular}/users")
     }
 
     /// The folder that has the folder of whoever changes a source, if somebody does.

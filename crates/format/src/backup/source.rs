@@ -6,11 +6,11 @@
 //!  5 zeros       3 bytes
 //!  8 pool        16 bytes   of the volume, or zeros
 //! 24 volume      u64     the number that the pool gave it, or 0
-//! 32 next backup u64     backups before it were made, or may have been
-//! 40 next pack   u64     packs before it were written, or may have been
-//! 48 name        text    empty for popular blocks
+//! 32 name        text    empty for popular blocks
 //!    domain      text    blocks are shared inside it
 //! ```
+//!
+//! It never changes. The folders of the source have copies of it.
 
 use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible, put_text};
@@ -28,10 +28,6 @@ pub struct Source {
     pub block_size: u32,
     /// The volume, if it is one.
     pub volume: Option<(PoolId, VolumeId)>,
-    /// Backups with lower numbers may have existed, even if they do not any more.
-    pub next_backup: u64,
-    /// Packs with lower numbers may have existed, even if they do not any more.
-    pub next_pack: u64,
 }
 
 impl Source {
@@ -52,8 +48,6 @@ impl Source {
             .map_or(([0; 16], 0), |(pool, volume)| (pool.0, volume.0));
         out.extend(pool);
         out.extend(volume.to_le_bytes());
-        out.extend(self.next_backup.to_le_bytes());
-        out.extend(self.next_pack.to_le_bytes());
         put_text(&mut out, self.name.as_bytes());
         put_text(&mut out, self.domain.as_bytes());
         out
@@ -82,7 +76,6 @@ impl Source {
             (true, _) | (false, 0) => return Err(impossible("volume", volume)),
             (false, _) => Some((PoolId(pool), VolumeId(volume))),
         };
-        let (next_backup, next_pack) = (rest.u64()?, rest.u64()?);
         let name = rest.utf8("name of the source")?;
         let domain = rest.utf8("domain of the source")?;
         rest.finish()?;
@@ -94,8 +87,6 @@ impl Source {
             domain,
             block_size,
             volume,
-            next_backup,
-            next_pack,
         })
     }
 }

@@ -7,10 +7,10 @@ use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
 use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Condemned, Counts, Derivation, Lease, LeaseName, Manifest, NumberRun,
-    ObjectHeader, ObjectName, PackReference, PackTable, PackTrailer, PoolSnapshot, ProcessId,
-    RecipeRun, RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup,
-    TAG_BYTES, Target, Witness, WrappedKey, packs_of,
+    BackupNumber, ChangedBy, Closed, Condemned, Counts, Derivation, Lease, LeaseName, Manifest,
+    NumberRun, ObjectHeader, ObjectName, PackReference, PackTable, PackTrailer, PoolSnapshot,
+    ProcessId, RecipeRun, RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId,
+    StoredGroup, TAG_BYTES, Target, Witness, WrappedKey, packs_of,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -61,8 +61,6 @@ fn source() -> Source {
         domain: "customers".to_owned(),
         block_size: 4096,
         volume: Some((POOL, VolumeId(12))),
-        next_backup: 5,
-        next_pack: 42,
     }
 }
 
@@ -207,6 +205,14 @@ fn condemned() -> Condemned {
     }
 }
 
+fn closed() -> Closed {
+    Closed {
+        unix_seconds: 1_800_000_005,
+        next_pack: 42,
+        backups: vec![1..5, 7..8, 1000..1200],
+    }
+}
+
 /// A structure's name, its bytes, and what a decoder makes of any bytes.
 type Specimen = (
     &'static str,
@@ -254,6 +260,9 @@ fn specimens() -> Vec<Specimen> {
         }),
         ("condemned", condemned().encode(), |bytes| {
             Condemned::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("closed", closed().encode(), |bytes| {
+            Closed::decode(bytes).map(|it| format!("{it:#?}"))
         }),
     ]
 }

@@ -566,7 +566,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     let pruned = pruned.json();
     assert_eq!(pruned["sources"][0]["source"], "other");
     assert!(
-        pruned["in_use"][0]
+        pruned["left"][0]
             .as_str()
             .unwrap()
             .contains("'vm' is in use")

@@ -27,7 +27,7 @@ fn packs(scene: &Scene) -> Vec<PathBuf> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 walk(path, found);
-            } else if path.to_string_lossy().contains("/packs/") {
+            } else if path.to_string_lossy().contains("/packs/") && !path.ends_with("source") {
                 found.push(path);
             }
         }

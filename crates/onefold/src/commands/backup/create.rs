@@ -418,8 +418,6 @@ impl Job<'_> {
             domain: domain.to_owned(),
             block_size,
             volume: None,
-            next_backup: 1,
-            next_pack: 0,
         };
         self.repository.add_source(source).map_err(repository_error)
     }

@@ -1,10 +1,10 @@
 //! `onefold backup forget`, `protect` and `unprotect`
 
 use super::retention::{Candidate, Rules};
-use super::{BackupName, Context, RepositoryArgs, find_source, repository_error};
+use super::{BackupName, Context, RepositoryArgs, find_source, name_damaged, repository_error};
 use crate::output::Render;
 use crate::rendering::utc;
-use onefold_api::{Error, ErrorKind, Result, size};
+use onefold_api::{Error, Result, size};
 use onefold_format::backup::BackupNumber;
 use onefold_repository::{KnownSource, Repository, RepositoryError};
 use serde::Serialize;
@@ -50,7 +50,8 @@ struct Reply {
 struct BackupReply {
     /// SOURCE@N.
     name: String,
-    unix_seconds: u64,
+    /// The moment that it holds; nothing if its manifest cannot be read.
+    unix_seconds: Option<u64>,
     is_kept: bool,
     /// By which rules: `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `tag`, `protected`.
     kept_by: Vec<&'static str>,
@@ -61,25 +62,37 @@ type Forgotten = (KnownSource, BackupNumber);
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let repository = args.repository.open()?;
-    let (forgotten, backups) = match args.rules.is_empty() {
+    let mut damaged = Vec::new();
+    let (forgotten, mut backups) = match args.rules.is_empty() {
         true => by_name(&repository, &args.names)?,
-        false => by_rules(&repository, &args.names, &args.rules)?,
+        false => by_rules(&repository, &args.names, &args.rules, &mut damaged)?,
     };
+    let mut failed = Vec::new();
     if args.yes {
-        // All or none, as far as that is known now.
         for (source, backup) in &forgotten {
-            let checked = repository.check_forgettable(source.id, *backup);
-            checked.map_err(|error| of_source(source, error))?;
-        }
-        for (source, backup) in &forgotten {
-            let done = repository.forget(source.id, *backup);
-            done.map_err(|error| of_source(source, error))?;
+            if let Err(error) = repository.forget(source.id, *backup) {
+                failed.push(of_source(source, error));
+                let name = format!("{}@{backup}", source.source.name);
+                backups.retain(|reply| reply.name != name);
+            }
         }
     }
-    context.print(&Reply {
+    if backups.is_empty()
+        && let Some(error) = failed.pop()
+    {
+        return Err(error);
+    }
+    for error in &failed {
+        context.output.warn(format_args!("{error}"));
+    }
+    context.output.document(&Reply {
         is_done: args.yes,
         backups,
-    })
+    })?;
+    match failed.is_empty() {
+        true => Ok(name_damaged(context, &damaged)),
+        false => Ok(ExitCode::FAILURE),
+    }
 }
 
 fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
@@ -106,35 +119,54 @@ fn by_name(
                 "'{name}' is not a backup: write SOURCE@N, or give a rule such as --keep-last"
             ))
         })?;
-        let (source, number) = name.find(repository)?;
+        let (source, number) = find_forgettable(repository, &name)?;
         let is_named = |(known, backup): &Forgotten| known.id == source.id && *backup == number;
         if forgotten.iter().any(is_named) {
             continue;
         }
-        let all = Candidate::all(repository, source.id)?;
-        let backup = all.into_iter().find(|it| it.number == number);
-        let backup = backup.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, format!("there is no backup {number}"))
-        })?;
-        if backup.is_protected {
+        let protected = repository.protected(source.id).map_err(repository_error)?;
+        if protected.contains(&number) {
             let name = &source.source.name;
             return Err(Error::usage(format!(
                 "{name}@{number} is protected; 'onefold backup unprotect' ends that"
             )));
         }
-        replies.push(BackupReply::of(&source, &backup, Vec::new()));
+        let manifest = repository.manifest(source.id, number).ok();
+        replies.push(BackupReply {
+            name: format!("{}@{number}", source.source.name),
+            unix_seconds: manifest.map(|manifest| manifest.unix_seconds),
+            is_kept: false,
+            kept_by: Vec::new(),
+        });
         forgotten.push((source, number));
     }
     Ok((forgotten, replies))
+}
+
+/// A backup; also one whose manifest is missing, so that it can be said that this was meant.
+fn find_forgettable(repository: &Repository, name: &BackupName) -> Result<Forgotten> {
+    if let Some(number) = name.number {
+        let source = find_source(repository, &name.source)?;
+        let history = repository.history(source.id).map_err(repository_error)?;
+        if history.missing.contains(&number) {
+            return Ok((source, number));
+        }
+    }
+    name.find(repository)
 }
 
 fn by_rules(
     repository: &Repository,
     names: &[String],
     rules: &Rules,
+    damaged: &mut Vec<RepositoryError>,
 ) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
     let sources = match names {
-        [] => repository.sources().map_err(repository_error)?,
+        [] => {
+            let sources = repository.sources().map_err(repository_error)?;
+            damaged.extend(sources.damaged);
+            sources.disks
+        }
         names => {
             let sources = names.iter().map(|name| find_source(repository, name));
             sources.collect::<Result<_>>()?
@@ -142,7 +174,8 @@ fn by_rules(
     };
     let (mut forgotten, mut replies) = (Vec::new(), Vec::new());
     for source in sources {
-        let backups = Candidate::all(repository, source.id)?;
+        let (backups, unreadable) = Candidate::all(repository, source.id)?;
+        damaged.extend(unreadable);
         for (backup, reasons) in backups.iter().zip(rules.reasons(&backups)) {
             if reasons.is_empty() {
                 forgotten.push((source.clone(), backup.number));
@@ -157,7 +190,7 @@ impl BackupReply {
     fn of(source: &KnownSource, backup: &Candidate, kept_by: Vec<&'static str>) -> Self {
         Self {
             name: format!("{}@{}", source.source.name, backup.number),
-            unix_seconds: backup.unix_seconds,
+            unix_seconds: Some(backup.unix_seconds),
             is_kept: !kept_by.is_empty(),
             kept_by,
         }
@@ -177,7 +210,9 @@ impl Render for Reply {
                 out,
                 "{:width$}  {}  {fate}",
                 backup.name,
-                utc(backup.unix_seconds)
+                backup
+                    .unix_seconds
+                    .map_or_else(|| "unknown".to_owned(), utc)
             )?;
         }
         let forgotten = self.backups.iter().filter(|backup| !backup.is_kept).count();

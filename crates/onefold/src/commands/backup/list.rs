@@ -1,10 +1,10 @@
 //! `onefold backup list`
 
-use super::{Context, RepositoryArgs, find_source, repository_error};
+use super::{Context, RepositoryArgs, find_source, name_damaged, repository_error};
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Result, size};
-use onefold_repository::Repository;
+use onefold_repository::{Repository, RepositoryError};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -38,20 +38,35 @@ struct BackupReply {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let repository = args.repository.open()?;
-    let backups = of(&repository, args.source.as_deref())?;
-    context.print(&Reply { backups })
+    let (backups, damaged) = of(&repository, args.source.as_deref())?;
+    context.output.document(&Reply { backups })?;
+    Ok(name_damaged(context, &damaged))
 }
 
-fn of(repository: &Repository, only: Option<&str>) -> Result<Vec<BackupReply>> {
-    let sources = match only {
-        Some(name) => vec![find_source(repository, name)?],
-        None => repository.sources().map_err(repository_error)?,
+/// The backups, and what cannot be read of others.
+fn of(
+    repository: &Repository,
+    only: Option<&str>,
+) -> Result<(Vec<BackupReply>, Vec<RepositoryError>)> {
+    let (sources, mut damaged) = match only {
+        Some(name) => (vec![find_source(repository, name)?], Vec::new()),
+        None => {
+            let sources = repository.sources().map_err(repository_error)?;
+            (sources.disks, sources.damaged)
+        }
     };
     let mut backups = Vec::new();
     for source in sources {
-        for number in repository.backups(source.id).map_err(repository_error)? {
-            let manifest = repository.manifest(source.id, number);
-            let manifest = manifest.map_err(repository_error)?;
+        let history = repository.history(source.id).map_err(repository_error)?;
+        damaged.extend(history.check_complete(&source).err());
+        for number in history.backups {
+            let manifest = match repository.manifest(source.id, number) {
+                Ok(manifest) => manifest,
+                Err(error) => {
+                    damaged.push(error);
+                    continue;
+                }
+            };
             let block_size = u64::from(manifest.block_size);
             backups.push(BackupReply {
                 name: format!("{}@{number}", source.source.name),
@@ -64,7 +79,7 @@ fn of(repository: &Repository, only: Option<&str>) -> Result<Vec<BackupReply>> {
             });
         }
     }
-    Ok(backups)
+    Ok((backups, damaged))
 }
 
 impl Render for Reply {

@@ -19,6 +19,7 @@ mod stat;
 mod verify;
 
 use super::Context;
+use super::pool_check::FOUND_DAMAGE;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::{Error, ErrorKind, Result};
@@ -258,6 +259,17 @@ fn find_source(repository: &Repository, name: &str) -> Result<KnownSource> {
         let message = format!("the repository has no source '{name}'");
         Error::new(ErrorKind::NotFound, message)
     })
+}
+
+/// Names what cannot be read, beside what can. Returns the exit code.
+fn name_damaged(context: &Context, damaged: &[RepositoryError]) -> ExitCode {
+    for error in damaged {
+        context.output.warn(format_args!("{error}"));
+    }
+    match damaged {
+        [] => ExitCode::SUCCESS,
+        _ => ExitCode::from(FOUND_DAMAGE),
+    }
 }
 
 fn now_unix_seconds() -> u64 {

@@ -124,7 +124,7 @@ impl Mounted {
         }
         let repository = self.blocks.repository();
         let mut names = BTreeSet::new();
-        for source in repository.sources().map_err(repository_error)? {
+        for source in repository.sources().map_err(repository_error)?.disks {
             let numbers = repository.backups(source.id).map_err(repository_error)?;
             let name = |number| format!("{}@{number}", source.source.name);
             names.extend(numbers.into_iter().map(name));

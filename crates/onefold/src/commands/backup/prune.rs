@@ -8,11 +8,11 @@ use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::output::Render;
 use crate::progress::Progress;
-use onefold_api::{Error, ErrorKind, Result, size};
+use onefold_api::{Error, Result, size};
 use onefold_backup::{
     PruneOptions, PrunePlan, PrunedPopular, Report, plan_popular, prune, prune_popular,
 };
-use onefold_repository::{KnownSource, Repository, Writer};
+use onefold_repository::{KnownSource, Repository, Sources, Writer};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -74,8 +74,8 @@ struct Reply {
     sources: Vec<SourceReply>,
     /// Blocks that several sources have; they are pruned if no sources are named.
     popular: Vec<PopularReply>,
-    /// Sources that another process is changing, and that were left alone.
-    in_use: Vec<String>,
+    /// Why sources were left as they are: another process is changing them, or something of them is damaged.
+    left: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -122,7 +122,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         [] => repository.sources().map_err(repository_error)?,
         names => {
             let sources = names.iter().map(|name| find_source(&repository, name));
-            sources.collect::<Result<_>>()?
+            Sources {
+                disks: sources.collect::<Result<_>>()?,
+                ..Sources::default()
+            }
         }
     };
     let options = PruneOptions {
@@ -138,22 +141,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         options,
         interrupted: &interrupted,
     };
-    let popular = match args.sources.is_empty() {
-        true => repository.all_popular().map_err(repository_error)?,
-        false => Vec::new(),
-    };
-    let (sources, mut in_use) = not_in_use(&sources, |source| job.source(source))?;
-    let (popular, also_in_use) = not_in_use(&popular, |popular| job.popular(popular))?;
-    in_use.extend(also_in_use);
+    let damaged = sources.damaged.into_iter().map(repository_error);
+    let mut left: Vec<Error> = damaged.collect();
+    let popular = sources.popular;
+    let sources = each(&sources.disks, &mut left, |source| job.source(source));
+    let popular = each(&popular, &mut left, |popular| job.popular(popular));
     let is_damaged = sources.iter().any(|source| !source.damaged.is_empty())
         || popular.iter().any(|popular| !popular.damaged.is_empty());
     if sources.is_empty()
         && popular.is_empty()
-        && let Some(error) = in_use.pop()
+        && let Some(error) = left.pop()
     {
         return Err(error);
     }
-    for error in &in_use {
+    for error in &left {
         context.output.warn(format_args!("{error}"));
     }
     if is_damaged {
@@ -165,27 +166,28 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         is_done: args.yes,
         sources,
         popular,
-        in_use: in_use.iter().map(ToString::to_string).collect(),
+        left: left.iter().map(ToString::to_string).collect(),
     })?;
-    match is_damaged || !in_use.is_empty() {
+    match is_damaged || !left.is_empty() {
         true => Ok(ExitCode::FAILURE),
         false => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Prunes what nobody else is changing. Returns what was done, and what is left.
-fn not_in_use<T>(
+/// Prunes each of them. One that is in use, or damaged, is left as it is.
+fn each<T>(
     sources: &[KnownSource],
+    left: &mut Vec<Error>,
     prune: impl Fn(&KnownSource) -> Result<T>,
-) -> Result<(Vec<T>, Vec<Error>)> {
-    let (mut done, mut in_use) = (Vec::new(), Vec::new());
+) -> Vec<T> {
+    let mut done = Vec::new();
     for source in sources {
         match prune(source) {
-            Err(error) if error.kind == ErrorKind::InUse => in_use.push(error),
-            pruned => done.push(pruned?),
+            Ok(pruned) => done.push(pruned),
+            Err(error) => left.push(error),
         }
     }
-    Ok((done, in_use))
+    done
 }
 
 struct Job<'a> {
@@ -199,13 +201,12 @@ struct Job<'a> {
 impl Job<'_> {
     fn source(&self, source: &KnownSource) -> Result<SourceReply> {
         if !self.args.yes {
-            let plan = PrunePlan::new(self.repository, source.id, &self.options);
+            let plan = PrunePlan::new(self.repository, source, &self.options);
             return Ok(SourceReply::of(source, plan.map_err(backup_error)?, None));
         }
-        let mut writer = self.writer(source)?;
+        let writer = self.writer(source)?;
         let label = format!("pruning {}", source.source.name);
-        let pruned =
-            self.with_progress(&label, |report| prune(&mut writer, &self.options, report))?;
+        let pruned = self.with_progress(&label, |report| prune(&writer, &self.options, report))?;
         Ok(SourceReply::of(
             source,
             pruned.plan,

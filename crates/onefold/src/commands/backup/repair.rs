@@ -78,13 +78,16 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         };
         reply.sources.push(SourceReply::of(&sick.of, repaired));
     }
-    let verified = match args.yes && !plan.sick.is_empty() {
+    let mended_copies = match args.yes {
+        true => mend_copies(&repository)?,
+        false => 0,
+    };
+    let verified = match args.yes && (!plan.sick.is_empty() || mended_copies > 0) {
         false => plan.verified,
         true => {
-            let sources = repository.sources().map_err(repository_error)?;
             let progress = Progress::steps(&context.output, "verifying again");
             let report = &mut reporting(&progress, &interrupted, STATE);
-            verify(&repository, &sources, false, report).map_err(backup_error)?
+            verify(&repository, None, false, report).map_err(backup_error)?
         }
     };
     let findings = verified.findings.into_iter();
@@ -101,6 +104,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(ExitCode::from(FOUND_DAMAGE)),
     }
+}
+
+/// Makes the small objects of all sources again that are missing or damaged.
+fn mend_copies(repository: &Repository) -> Result<u64> {
+    let sources = repository.sources().map_err(repository_error)?;
+    let mut mended = 0;
+    for known in sources.disks.iter().chain(&sources.popular) {
+        if !repository.wrong_copies(known).is_empty() {
+            let writer = repository.writer(known.id, "backup repair");
+            let writer = writer.map_err(repository_error)?;
+            mended += writer.mend_copies().map_err(repository_error)?;
+        }
+    }
+    Ok(mended)
 }
 
 fn do_repair(

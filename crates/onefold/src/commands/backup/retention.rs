@@ -4,7 +4,7 @@ use super::repository_error;
 use crate::rendering::utc;
 use onefold_api::Result;
 use onefold_format::backup::{BackupNumber, SourceId};
-use onefold_repository::Repository;
+use onefold_repository::{Repository, RepositoryError};
 use std::collections::HashSet;
 
 /// What is kept, besides protected backups: of each rule the newest backup in each of so many periods that have
@@ -58,21 +58,26 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// All backups of a source, in order.
-    pub(super) fn all(repository: &Repository, source: SourceId) -> Result<Vec<Self>> {
+    /// The backups of a source, in order, and what cannot be read of others: to those no rule applies.
+    pub(super) fn all(
+        repository: &Repository,
+        source: SourceId,
+    ) -> Result<(Vec<Self>, Vec<RepositoryError>)> {
         let protected = repository.protected(source).map_err(repository_error)?;
         let backups = repository.backups(source).map_err(repository_error)?;
-        let candidates = backups.into_iter().map(|number| {
-            let manifest = repository.manifest(source, number);
-            let manifest = manifest.map_err(repository_error)?;
-            Ok(Self {
-                number,
-                unix_seconds: manifest.unix_seconds,
-                tags: manifest.tags,
-                is_protected: protected.contains(&number),
-            })
-        });
-        candidates.collect()
+        let (mut candidates, mut damaged) = (Vec::new(), Vec::new());
+        for number in backups {
+            match repository.manifest(source, number) {
+                Ok(manifest) => candidates.push(Self {
+                    number,
+                    unix_seconds: manifest.unix_seconds,
+                    tags: manifest.tags,
+                    is_protected: protected.contains(&number),
+                }),
+                Err(error) => damaged.push(error),
+            }
+        }
+        Ok((candidates, damaged))
     }
 }
 

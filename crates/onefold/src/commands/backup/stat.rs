@@ -1,6 +1,6 @@
 //! `onefold backup stat`
 
-use super::{Context, RepositoryArgs, repository_error};
+use super::{Context, RepositoryArgs, name_damaged, repository_error};
 use crate::output::Render;
 use onefold_api::{Result, size};
 use onefold_format::backup::{Sealing, SourceId};
@@ -71,13 +71,19 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         content_bytes: 0,
         stored_bytes: 0,
     };
-    for known in repository.sources().map_err(repository_error)? {
+    let sources = repository.sources().map_err(repository_error)?;
+    let mut damaged = sources.damaged;
+    for known in sources.disks {
         let backups = repository.backups(known.id).map_err(repository_error)?;
         let mut logical_bytes = 0;
         for backup in &backups {
-            let manifest = repository.manifest(known.id, *backup);
-            let manifest = manifest.map_err(repository_error)?;
-            logical_bytes += manifest.counts.logical_blocks * u64::from(manifest.block_size);
+            match repository.manifest(known.id, *backup) {
+                Ok(manifest) => {
+                    let block_size = u64::from(manifest.block_size);
+                    logical_bytes += manifest.counts.logical_blocks * block_size;
+                }
+                Err(error) => damaged.push(error),
+            }
         }
         reply.sources.push(SourceReply {
             source: known.source.name,
@@ -87,7 +93,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             packs: Packs::of(&repository, known.id)?,
         });
     }
-    for known in repository.all_popular().map_err(repository_error)? {
+    for known in sources.popular {
         reply.popular.push(PopularReply {
             domain: known.source.domain,
             packs: Packs::of(&repository, known.id)?,
@@ -99,7 +105,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         reply.stored_bytes += packs.stored_bytes;
     }
     reply.logical_bytes = reply.sources.iter().map(|it| it.logical_bytes).sum();
-    context.print(&reply)
+    context.output.document(&reply)?;
+    Ok(name_damaged(context, &damaged))
 }
 
 impl Packs {

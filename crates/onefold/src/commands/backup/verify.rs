@@ -1,6 +1,6 @@
 //! `onefold backup verify`
 
-use super::{Context, RepositoryArgs, backup_error, find_source, reporting, repository_error};
+use super::{Context, RepositoryArgs, backup_error, find_source, reporting};
 use crate::commands::foreground::interruption;
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
@@ -124,13 +124,13 @@ impl fmt::Display for NeededByReply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let repository = args.repository.open()?;
     let interrupted = interruption()?;
-    let sources = match &args.source {
-        Some(name) => vec![find_source(&repository, name)?],
-        None => repository.sources().map_err(repository_error)?,
-    };
+    let only = args.source.as_deref();
+    let only = only
+        .map(|name| find_source(&repository, name))
+        .transpose()?;
     let progress = Progress::steps(&context.output, "verifying");
     let report = &mut reporting(&progress, &interrupted, "nothing was changed");
-    let verified = verify(&repository, &sources, args.data, report);
+    let verified = verify(&repository, only.as_ref(), args.data, report);
     let verified = verified.map_err(backup_error)?;
     let reply = Reply {
         backups: verified.backups,

@@ -1,0 +1,300 @@
+//! What is missing is damage unless an object says that it was meant: nothing is removed because something else is gone.
+
+use std::path::{Path, PathBuf};
+
+use onefold_backup::Result;
+use onefold_format::backup::{BackupNumber, ObjectName, Place};
+use onefold_repository::{Access, RepositoryErrorKind};
+
+use crate::pruning::ALL_WASTE;
+use crate::{MemoryDisk, Rig, source};
+
+const ALL_PLACES: [Place; 4] = [
+    Place::Manifests,
+    Place::Recipes,
+    Place::Packs,
+    Place::Tombstones,
+];
+
+impl Rig {
+    /// A source with three backups that have nothing in common.
+    fn with_three(access: &Access) -> (Self, [MemoryDisk; 3]) {
+        let rig = Rig::new(access);
+        let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
+        for disk in &disks {
+            rig.create(&mut disk.clone(), None).unwrap();
+        }
+        (rig, disks)
+    }
+
+    fn path(&self, name: ObjectName) -> PathBuf {
+        self.folder.path().join("r").join(name.path())
+    }
+
+    fn place(&self, place: Place) -> PathBuf {
+        let folder = place.path(self.source.id);
+        self.folder.path().join("r").join(folder)
+    }
+
+    #[track_caller]
+    fn assert_not_pruned(&self, hint: &str) {
+        let before = self.files();
+        let error = self.prune(&ALL_WASTE).unwrap_err().to_string();
+        assert!(error.contains(hint), "{error}");
+        assert_eq!(self.files(), before);
+        let findings = self.verify(false).findings;
+        assert!(
+            findings.iter().any(|it| it.message.contains(hint)),
+            "{findings:?}"
+        );
+    }
+
+    fn messages(&self) -> Vec<String> {
+        let findings = self.verify(true).findings.into_iter();
+        findings.map(|finding| finding.message).collect()
+    }
+}
+
+fn aside(path: &Path) -> PathBuf {
+    path.with_extension("aside")
+}
+
+/// Not even if nothing else of the backup is left.
+#[test]
+fn a_number_is_never_used_again() {
+    let (rig, disks) = Rig::with_three(&Access::Open);
+    let id = rig.source.id;
+    rig.forget([3]);
+    std::fs::remove_file(rig.path(ObjectName::Recipe(id, BackupNumber(3)))).unwrap();
+    std::fs::remove_file(rig.file("02/2.0")).unwrap();
+    let made = rig.create(&mut disks[2].clone(), None).unwrap();
+    assert_eq!(made.backup, BackupNumber(4));
+    assert_eq!(made.manifest.own_packs[0].number, 3);
+    rig.forget([4]);
+    // Twice, so that the tombstones are folded and go.
+    rig.prune(&ALL_WASTE).unwrap();
+    rig.forget([2]);
+    rig.prune(&ALL_WASTE).unwrap();
+    assert!(
+        !rig.path(ObjectName::Tombstone(id, BackupNumber(3)))
+            .exists()
+    );
+    let made = rig.create(&mut disks[1].clone(), None).unwrap();
+    assert_eq!(made.backup, BackupNumber(5));
+    assert_eq!(made.manifest.own_packs[0].number, 4);
+    assert_eq!(rig.messages(), [""; 0]);
+}
+
+/// The manifest of a forgotten backup may stay when the command is killed, or come back from a copy.
+#[test]
+fn a_forgotten_backup_stays_forgotten() {
+    for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
+        let (rig, disks) = Rig::with_three(&access);
+        let manifest = rig.path(ObjectName::Manifest(rig.source.id, BackupNumber(2)));
+        let bytes = std::fs::read(&manifest).unwrap();
+        rig.forget([2]);
+        for _ in 0..2 {
+            std::fs::write(&manifest, &bytes).unwrap();
+            let backups = rig.repository.backups(rig.source.id).unwrap();
+            assert_eq!(backups, [1, 3].map(BackupNumber));
+            rig.prune(&ALL_WASTE).unwrap();
+            assert!(!manifest.exists());
+        }
+        rig.assert_backups(&[(1, Some(&disks[0])), (3, Some(&disks[2]))]);
+        assert_eq!(rig.messages(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_missing_manifest_is_damage_until_it_is_said_to_be_meant() {
+    for number in 1..=3 {
+        let (rig, disks) = Rig::with_three(&Access::Open);
+        let backup = BackupNumber(number);
+        std::fs::remove_file(rig.path(ObjectName::Manifest(rig.source.id, backup))).unwrap();
+        rig.assert_not_pruned(&format!("onefold backup forget disk@{number} --yes"));
+        assert_eq!(
+            rig.repository.history(rig.source.id).unwrap().missing,
+            [backup]
+        );
+        // Backups are made all the same, and have numbers of their own.
+        let made = rig.create(&mut disks[0].clone(), None).unwrap();
+        assert_eq!(made.backup, BackupNumber(4));
+        rig.forget([number]);
+        assert_eq!(
+            rig.prune(&ALL_WASTE).unwrap().plan.dead_packs(),
+            u64::from(number > 1)
+        );
+        assert_eq!(rig.messages(), [""; 0]);
+    }
+}
+
+/// As a file system check, a sync that is under way, or a slip of the hand moves it.
+#[test]
+fn nothing_is_pruned_while_a_folder_is_away() {
+    for place in ALL_PLACES {
+        let (rig, disks) = Rig::with_three(&Access::Open);
+        rig.forget([2]);
+        let folder = rig.place(place);
+        std::fs::rename(&folder, aside(&folder)).unwrap();
+        rig.assert_not_pruned("it is not there");
+        // An empty one in its place is not what it was.
+        std::fs::create_dir(&folder).unwrap();
+        let writer = rig.repository.writer(rig.source.id, "test").unwrap();
+        let mended = writer.mend_copies().unwrap();
+        drop(writer);
+        if place == Place::Tombstones {
+            assert_eq!(mended, 1);
+            rig.assert_not_pruned("onefold backup forget disk@2 --yes");
+        } else {
+            assert_eq!(mended, 0, "{place:?}");
+            rig.assert_not_pruned("it is not there");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::rename(aside(&folder), &folder).unwrap();
+        assert_eq!(
+            rig.prune(&ALL_WASTE).unwrap().plan.dead_packs(),
+            1,
+            "{place:?}"
+        );
+        rig.assert_backups(&[(1, Some(&disks[0])), (3, Some(&disks[2]))]);
+        assert_eq!(rig.messages(), [""; 0]);
+    }
+}
+
+/// Everything that says which numbers were used is gone but the packs.
+#[test]
+fn packs_without_any_backup_are_not_taken_for_waste() {
+    let (rig, _) = Rig::with_three(&Access::Open);
+    for place in [Place::Manifests, Place::Recipes] {
+        let folder = rig.place(place);
+        std::fs::rename(&folder, aside(&folder)).unwrap();
+    }
+    rig.assert_not_pruned("it is not there");
+}
+
+#[test]
+fn the_object_of_a_source_has_copies() {
+    for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
+        let (rig, disks) = Rig::with_three(&access);
+        let id = rig.source.id;
+        let copies = ALL_PLACES.map(|place| ObjectName::Copy(id, place));
+        let names = [&[ObjectName::Source(id)][..], &copies].concat();
+        for name in &names {
+            let path = rig.path(*name);
+            let bytes = std::fs::read(&path).unwrap();
+            for damaged in [None, Some(&bytes[..bytes.len() / 2]), Some(&[0; 200][..])] {
+                match damaged {
+                    None => std::fs::remove_file(&path).unwrap(),
+                    Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+                }
+                let known = rig.repository.source("disk").unwrap().unwrap();
+                assert_eq!(known.source, source("disk"));
+                assert_eq!(rig.repository.sources().unwrap().disks.len(), 1);
+                rig.assert_backups(&[(1, Some(&disks[0]))]);
+                assert!(rig.messages()[0].contains(&name.path()));
+                let writer = rig.repository.writer(id, "test").unwrap();
+                assert_eq!(writer.mend_copies().unwrap(), 1);
+                assert_eq!(rig.messages(), [""; 0]);
+            }
+        }
+        // With none of them the source cannot be named, and the repository says so.
+        for name in &names {
+            std::fs::remove_file(rig.path(*name)).unwrap();
+        }
+        let sources = rig.repository.sources().unwrap();
+        assert_eq!((sources.disks.len(), sources.damaged.len()), (0, 1));
+        assert_eq!(sources.damaged[0].kind(), RepositoryErrorKind::Damaged);
+        assert_eq!(rig.verify(false).findings.len(), 1);
+    }
+}
+
+/// A tombstone, and what tombstones were folded into: whichever of them is lost, the number stays closed by another one, or
+/// the backup is missing.
+#[test]
+fn a_damaged_tombstone_opens_no_number() {
+    let (rig, _) = Rig::with_three(&Access::Open);
+    rig.forget([1]);
+    rig.prune(&ALL_WASTE).unwrap();
+    rig.forget([2]);
+    rig.prune(&ALL_WASTE).unwrap();
+    let id = rig.source.id;
+    let closing = [
+        ObjectName::Tombstone(id, BackupNumber(2)),
+        ObjectName::Closed(id, 0),
+        ObjectName::Closed(id, 1),
+    ];
+    for name in closing {
+        let path = rig.path(name);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        let history = rig.repository.history(id).unwrap();
+        assert_eq!(history.missing, []);
+        assert_eq!(history.next, BackupNumber(4));
+        assert_eq!(history.damaged.len(), 1);
+        assert!(rig.messages()[0].contains(&name.path()));
+        std::fs::write(&path, &bytes).unwrap();
+    }
+}
+
+/// Popular blocks are needed by sources that may be away.
+#[test]
+fn popular_blocks_stay_while_a_source_is_away() {
+    let rig = Rig::new(&Access::Open);
+    let other = rig.repository.add_source(source("other")).unwrap();
+    let disk = MemoryDisk::new(1..=100);
+    let (mut one, mut two) = (disk.clone(), disk.clone());
+    let batch = rig.create_batch(&mut [(&rig.source, &mut one), (&other, &mut two)], None);
+    batch.unwrap().backups.into_iter().for_each(|made| {
+        made.unwrap();
+    });
+    rig.forget([1]);
+    let folder = rig.folder.path().join(format!("r/sources/{}", other.id));
+    let away = rig.folder.path().join("away");
+    std::fs::rename(&folder, &away).unwrap();
+    let prune = || -> Result<_> {
+        let popular = rig.repository.sources().unwrap().popular.remove(0);
+        let writer = rig.repository.writer(popular.id, "prune")?;
+        onefold_backup::prune_popular(&writer, &ALL_WASTE, (10, 0), &mut |_, _| Ok(()))
+    };
+    let error = prune().unwrap_err().to_string();
+    assert!(error.contains(&other.id.to_string()), "{error}");
+    assert!(rig.messages()[0].contains(&other.id.to_string()));
+    std::fs::rename(&away, &folder).unwrap();
+    assert_eq!(prune().unwrap().freed_blocks, 0);
+    let restored = rig.restore_of(&other, BackupNumber(1)).unwrap();
+    assert!(restored == disk.bytes());
+}
+
+/// Files of others, as network file systems and their clients leave them, are nobody's objects.
+#[test]
+fn foreign_files_are_ignored() {
+    let (rig, disks) = Rig::with_three(&Access::Open);
+    let root = rig.folder.path().join("r");
+    let of_source = root.join(format!("sources/{}", rig.source.id));
+    for folder in [
+        root.clone(),
+        root.join("sources"),
+        of_source.clone(),
+        of_source.join("backups"),
+        of_source.join("recipes"),
+        of_source.join("packs"),
+        of_source.join("packs/00"),
+        of_source.join("forgotten"),
+        of_source.join("writer"),
+    ] {
+        for name in [".DS_Store", "Thumbs.db", ".nfs000000000003", "007"] {
+            std::fs::write(folder.join(name), b"foreign").unwrap();
+        }
+        std::fs::create_dir(folder.join("@eaDir")).unwrap();
+    }
+    let made = rig.create(&mut disks[0].clone(), None).unwrap();
+    assert_eq!(made.backup, BackupNumber(4));
+    rig.forget([2]);
+    assert_eq!(rig.prune(&ALL_WASTE).unwrap().plan.dead_packs(), 1);
+    rig.assert_backups(&[
+        (1, Some(&disks[0])),
+        (3, Some(&disks[2])),
+        (4, Some(&disks[0])),
+    ]);
+    assert_eq!(rig.messages(), [""; 0]);
+}

@@ -1,0 +1,435 @@
+//! Which backups of a source there were, and what became of each: absence is damage unless an object says that it was
+//! meant.
+//!
+//! Backups have consecutive numbers from 1 on. Each number that was ever used is that of a manifest, or it is *closed*: by
+//! a tombstone, or by an object that tombstones were folded into. A process that makes a backup says so in its lease
+//! before anything else has the number; if it dies, the next holder of the lease closes the number.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use onefold_format::backup::{BackupNumber, Closed, ObjectName, Place, SourceId};
+
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::NewObject;
+use crate::repository::{KnownSource, Repository, source_named};
+use crate::writer::{GONE, Writer, token_in};
+
+/// Which backups of a source there were.
+#[derive(Debug)]
+pub struct History {
+    /// Backups that exist, in order.
+    pub backups: Vec<BackupNumber>,
+    /// Backups of which the manifest is missing, in order: nothing says that they were forgotten.
+    pub missing: Vec<BackupNumber>,
+    /// Closed numbers of which there is a manifest still, or again.
+    pub returned: Vec<BackupNumber>,
+    /// The number of the next backup: higher than all that were used.
+    pub next: BackupNumber,
+    /// Packs with lower numbers may have been written, by what closed objects and the listed packs say.
+    pub next_pack: u64,
+    /// Objects that close numbers, and that cannot be read.
+    pub damaged: Vec<RepositoryError>,
+    /// All closed numbers.
+    closed: Ranges,
+    tombstones: Vec<BackupNumber>,
+    /// The folded objects, and the numbers that each closes.
+    folded: Vec<(u32, Ranges)>,
+}
+
+/// Ascending ranges of numbers, neither empty nor adjacent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    fn contains(&self, number: u64) -> bool {
+        let at = self.0.partition_point(|range| range.end <= number);
+        self.0.get(at).is_some_and(|range| range.start <= number)
+    }
+
+    fn add(&mut self, more: impl IntoIterator<Item = Range<u64>>) {
+        self.0.extend(more);
+        self.0.sort_unstable_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.0.len());
+        for range in self.0.drain(..) {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        self.0 = merged;
+    }
+}
+
+impl History {
+    /// Fails if a backup is missing.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, with what the user can do.
+    pub fn check_complete(&self, source: &KnownSource) -> Result<()> {
+        let Some(first) = self.missing.first() else {
+            return Ok(());
+        };
+        let numbers: Vec<_> = self.missing.iter().map(ToString::to_string).collect();
+        let (numbers, name) = (numbers.join(", "), &source.source.name);
+        let message = format!(
+            "{source}: the manifest of backup {numbers} is missing, and nothing says that it was forgotten: put it back \
+             under {}, or say that it was meant: 'onefold backup forget {name}@{first} --yes'",
+            ObjectName::manifests(source.id)
+        );
+        Err(RepositoryError::new(RepositoryErrorKind::Damaged, message))
+    }
+}
+
+impl Repository {
+    /// Which backups of a source there were.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing.
+    pub fn history(&self, source: SourceId) -> Result<History> {
+        let mut history = History {
+            backups: Vec::new(),
+            missing: Vec::new(),
+            returned: Vec::new(),
+            next: BackupNumber(1),
+            next_pack: 0,
+            damaged: Vec::new(),
+            closed: Ranges::default(),
+            tombstones: Vec::new(),
+            folded: Vec::new(),
+        };
+        // The order keeps a backup that is published, or forgotten, at this moment from being missing: first all that has
+        // its number, then who is making it, then its manifest, and last its tombstone.
+        let mut used: BTreeSet<BackupNumber> = BTreeSet::new();
+        used.extend(self.numbers(&ObjectName::recipes(source))?);
+        used.extend(self.numbers(&ObjectName::protections(source))?);
+        let under_way = self.under_way(source)?;
+        let manifests = self.numbers(&ObjectName::manifests(source))?;
+        used.extend(manifests.iter().copied());
+        self.add_tombstones(source, &mut history)?;
+        self.add_folded(source, &mut history)?;
+        let last_closed = history.closed.0.last().map_or(0, |range| range.end - 1);
+        let last_used = used.last().map_or(0, |last| last.0);
+        let last = last_used.max(last_closed);
+        history.next = BackupNumber(last + 1);
+        let packs = self.packs(source)?;
+        let after_packs = packs.last().map_or(0, |(number, _)| number + 1);
+        history.next_pack = history.next_pack.max(after_packs);
+        let closed = &history.closed;
+        let is_closed = |backup: &BackupNumber| closed.contains(backup.0);
+        let (returned, backups) = manifests.iter().copied().partition(is_closed);
+        (history.returned, history.backups) = (returned, backups);
+        let there: BTreeSet<_> = manifests.into_iter().chain(under_way).collect();
+        history.missing = (1..=last)
+            .map(BackupNumber)
+            .filter(|backup| !history.closed.contains(backup.0) && !there.contains(backup))
+            .collect();
+        Ok(history)
+    }
+
+    fn add_tombstones(&self, source: SourceId, history: &mut History) -> Result<()> {
+        for backup in self.numbers(&ObjectName::tombstones(source))? {
+            match self.closed(ObjectName::Tombstone(source, backup)) {
+                Ok(closed) => {
+                    history.tombstones.push(backup);
+                    history.next_pack = history.next_pack.max(closed.next_pack);
+                    // Its name is authentic, so it closes this number.
+                    let number = backup.0..backup.0 + 1;
+                    history.closed.add([number]);
+                }
+                // Folded meanwhile.
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+                Err(error) if error.is_of_object() => history.damaged.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_folded(&self, source: SourceId, history: &mut History) -> Result<()> {
+        let folder = ObjectName::closed(source);
+        'listing: loop {
+            history.folded.clear();
+            let mut damaged = Vec::new();
+            for generation in self.generations(&folder)? {
+                match self.closed(ObjectName::Closed(source, generation)) {
+                    Ok(closed) => {
+                        history.next_pack = history.next_pack.max(closed.next_pack);
+                        history.closed.add(closed.backups.iter().cloned());
+                        history.folded.push((generation, Ranges(closed.backups)));
+                    }
+                    // Another one has replaced it since the folder was listed.
+                    Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                        continue 'listing;
+                    }
+                    Err(error) if error.is_of_object() => damaged.push(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            history.damaged.extend(damaged);
+            return Ok(());
+        }
+    }
+
+    fn closed(&self, name: ObjectName) -> Result<Closed> {
+        let content = self.read_sealed(name)?;
+        Closed::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
+    }
+
+    /// The backups that are being made, or were when their process died.
+    fn under_way(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
+        let holder = token_in(&self.leases(source));
+        let held = holder.map(|token| {
+            let name = ObjectName::UnderWay(source, token);
+            (name.path(), name)
+        });
+        let remains = self.remains(source)?.into_iter();
+        let remains = remains.map(|(path, token)| {
+            let path = format!("{path}/{}", ObjectName::UNDER_WAY);
+            (path, ObjectName::UnderWay(source, token))
+        });
+        let mut backups = Vec::new();
+        for (path, name) in held.into_iter().chain(remains) {
+            let content = self.read_sealed_at(&path, name);
+            let closed = content.ok().and_then(|it| Closed::decode(&it).ok());
+            let numbers = closed.into_iter().flat_map(|closed| closed.backups);
+            backups.extend(numbers.map(|range| BackupNumber(range.start)));
+        }
+        Ok(backups)
+    }
+
+    /// The folders of leases that are gone, and the numbers of their holders.
+    pub(crate) fn remains(&self, source: SourceId) -> Result<Vec<(String, u64)>> {
+        let folder = format!("sources/{source}");
+        let names = self.folder.list_hidden(&folder);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+        let gone = names.iter().filter_map(|name| {
+            let token = u64::from_str_radix(name.strip_prefix(GONE)?, 16).ok()?;
+            Some((format!("{folder}/{name}"), token))
+        });
+        Ok(gone.collect())
+    }
+
+    /// Says that a backup was forgotten, whether its manifest is there or not.
+    pub(crate) fn bury(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
+        // Its packs may be the last that say which numbers were used.
+        let own = self.manifest(source, backup).ok();
+        let last = own.and_then(|manifest| manifest.own_packs.last().map(|pack| pack.number + 1));
+        let next_pack = self.history(source)?.next_pack.max(last.unwrap_or(0));
+        let closed = Closed::one(backup, next_pack, now());
+        let name = ObjectName::Tombstone(source, backup);
+        self.put_over(name, &self.sealed(name, closed.encode())?)
+    }
+
+    /// Says that backups of a source may need popular blocks.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading or writing.
+    pub fn add_user(&self, popular: SourceId, source: SourceId) -> Result<()> {
+        let name = ObjectName::User { popular, source };
+        match self.read_sealed(name) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_of_object() => {
+                self.put_over(name, &self.sealed(name, Vec::new())?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The sources of which backups may need popular blocks.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing.
+    pub fn users(&self, popular: SourceId) -> Result<Vec<SourceId>> {
+        let folder = ObjectName::users(popular);
+        let names = self.folder.list(&folder);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+        Ok(names.iter().filter_map(|name| source_named(name)).collect())
+    }
+
+    /// The error for a source of which nothing is there although backups of it may need popular blocks.
+    #[must_use]
+    pub fn missing_source(&self, source: SourceId) -> RepositoryError {
+        let message = format!(
+            "source {source} is missing: put its folder back under sources; its backups may need popular blocks"
+        );
+        RepositoryError::new(RepositoryErrorKind::Damaged, message)
+    }
+
+    /// What is wrong with the object of a source and its copies.
+    #[must_use]
+    pub fn wrong_copies(&self, known: &KnownSource) -> Vec<(ObjectName, RepositoryError)> {
+        let copies = Place::all(known.source.is_popular()).iter();
+        let copies = copies.map(|place| ObjectName::Copy(known.id, *place));
+        let names = std::iter::once(ObjectName::Source(known.id)).chain(copies);
+        let wrong = names.filter_map(|name| {
+            let error = match self.source_in(name) {
+                Ok(source) if source == known.source => return None,
+                Ok(_) => RepositoryError::damaged(&name.path(), "it is of another source"),
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                    RepositoryError::damaged(&name.path(), "it is not there")
+                }
+                Err(error) => error,
+            };
+            Some((name, error))
+        });
+        wrong.collect()
+    }
+
+    /// Fails if a folder of the source is not the one that it was, so that nobody can know what was in it.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`.
+    pub fn check_places(&self, known: &KnownSource) -> Result<()> {
+        let wrong = self.wrong_copies(known).into_iter();
+        let mut copies = wrong.filter(|(name, _)| matches!(name, ObjectName::Copy(..)));
+        copies.next().map_or(Ok(()), |(_, error)| {
+            let message = format!(
+                "{known}: {error}; 'onefold backup repair' makes it again if its folder is still the same"
+            );
+            Err(RepositoryError::new(RepositoryErrorKind::Damaged, message))
+        })
+    }
+
+    fn generations(&self, folder: &str) -> Result<Vec<u32>> {
+        let numbers = self.numbers(folder)?.into_iter();
+        let mut generations: Vec<u32> = numbers.filter_map(|it| it.0.try_into().ok()).collect();
+        generations.sort_unstable();
+        Ok(generations)
+    }
+}
+
+impl Writer<'_> {
+    /// Begins the next backup of the source: from here on its number is used.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn begin_backup(&self) -> Result<BackupNumber> {
+        self.close_under_way()?;
+        let history = self.repository().history(self.source().id)?;
+        let closed = Closed::one(history.next, history.next_pack, now());
+        self.set_under_way(history.next, &closed)?;
+        Ok(history.next)
+    }
+
+    /// Closes a number of a backup that was not completed.
+    pub(crate) fn close(&self, backup: BackupNumber) -> Result<()> {
+        let id = self.source().id;
+        let history = self.repository().history(id)?;
+        if history.backups.contains(&backup) || history.closed.contains(backup.0) {
+            return Ok(());
+        }
+        let closed = Closed::one(backup, history.next_pack, now());
+        let name = ObjectName::Tombstone(id, backup);
+        self.put(name, closed.encode(), NewObject::commit_over)
+    }
+
+    /// Closes the numbers of backups that a holder of the lease left when it died. `folder` is what was its own.
+    pub(crate) fn close_remains(&self, folder: &str, holder: u64) -> Result<()> {
+        let name = ObjectName::UnderWay(self.source().id, holder);
+        let path = format!("{folder}/{}", ObjectName::UNDER_WAY);
+        let content = match self.repository().read_sealed_at(&path, name) {
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => return Ok(()),
+            content => content?,
+        };
+        let closed = Closed::decode(&content).map_err(|e| RepositoryError::format(&path, e))?;
+        let mut numbers = closed.backups.iter().map(|range| BackupNumber(range.start));
+        numbers.try_for_each(|backup| self.close(backup))
+    }
+
+    /// Folds all tombstones into one object, and remembers which packs may have been written. Each number stays closed by
+    /// two objects: a tombstone goes when the object before the new one has its number, too.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn fold(&self, next_pack: u64) -> Result<()> {
+        let id = self.source().id;
+        let history = self.repository().history(id)?;
+        let next_pack = next_pack.max(history.next_pack);
+        let newest = history.folded.last();
+        let is_new = newest.is_none_or(|(_, numbers)| *numbers != history.closed);
+        let generation = newest.map_or(0, |(generation, _)| generation + 1);
+        let closed = Closed {
+            unix_seconds: now(),
+            next_pack,
+            backups: history.closed.0.clone(),
+        };
+        let is_older = next_pack > self.newest_next_pack(&history);
+        if !is_new && !is_older {
+            return Ok(());
+        }
+        let name = ObjectName::Closed(id, generation);
+        self.put(name, closed.encode(), NewObject::commit_over)?;
+        if let Some((_, before)) = newest {
+            let in_both = history.tombstones.iter().filter(|it| before.contains(it.0));
+            for backup in in_both {
+                self.remove(ObjectName::Tombstone(id, *backup))?;
+            }
+        }
+        let [older @ .., _] = &history.folded[..] else {
+            return Ok(());
+        };
+        for (generation, _) in older {
+            self.remove(ObjectName::Closed(id, *generation))?;
+        }
+        Ok(())
+    }
+
+    fn newest_next_pack(&self, history: &History) -> u64 {
+        let newest = history.folded.last().map(|(generation, _)| *generation);
+        let name = newest.map(|generation| ObjectName::Closed(self.source().id, generation));
+        let closed = name.and_then(|name| self.repository().closed(name).ok());
+        closed.map_or(0, |closed| closed.next_pack)
+    }
+
+    /// Makes the object of the source and its copies again where they are missing or damaged. Returns how many. A copy is
+    /// not made in a folder that may be another one than it was: one that is empty although the source has packs, or needs some.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn mend_copies(&self) -> Result<u64> {
+        let known = self.source();
+        let mut mended = 0;
+        for (name, _) in self.repository().wrong_copies(known) {
+            if let ObjectName::Copy(id, place) = name
+                && !self.is_same(id, place)?
+            {
+                continue;
+            }
+            self.put(name, known.source.encode(), NewObject::commit_over)?;
+            mended += 1;
+        }
+        Ok(mended)
+    }
+
+    fn is_same(&self, id: SourceId, place: Place) -> Result<bool> {
+        let folder = &self.repository().folder;
+        let path = place.path(id);
+        let names = folder.list(&path);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {path}"), &e))?;
+        let may_be_empty = match place {
+            // What is gone of them is missing, and found so.
+            Place::Tombstones | Place::Users => true,
+            Place::Manifests | Place::Recipes => self.repository().packs(id)?.is_empty(),
+            Place::Packs => self.repository().needed_packs(id)?.own.is_empty(),
+        };
+        Ok(may_be_empty || !names.is_empty())
+    }
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
