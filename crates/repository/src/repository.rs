@@ -8,8 +8,8 @@ use std::path::Path;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
-    ObjectHeader, ObjectName, Place, RepositoryId, RepositoryObject, Sealing, Source, SourceId,
-    WrappedKey,
+    Derivation, ObjectHeader, ObjectName, Place, RepositoryId, RepositoryObject, Sealing, Source,
+    SourceId, WrappedKey,
 };
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
@@ -20,6 +20,10 @@ use crate::seal::{ChunkKey, MasterKey};
 
 const SOURCE_CONTEXT: &str = "onefold 2026-11-25 ids of the sources of a repository";
 const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
+
+/// The most memory and passes of Argon2 that a passphrase is tried with.
+const MEMORY_KIB_MAX: u32 = 256 << 10;
+const PASSES_MAX: u32 = 10;
 
 /// The most bytes of an object that is read whole.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
@@ -161,8 +165,10 @@ impl Repository {
 
     fn unlock(folder: &Folder, object: &RepositoryObject, access: &Access) -> Result<MasterKey> {
         let mut damaged = None;
-        for key in wrapped_keys(folder, object.id)? {
-            match key {
+        let mut keys = wrapped_keys(folder, object.id)?;
+        keys.sort_by_key(|key| key.as_ref().map_or(0, cost));
+        for key in keys {
+            match key.and_then(affordable) {
                 Ok(key) => {
                     if let Some(master) = unwrap(&key, access)? {
                         return Ok(master);
@@ -489,6 +495,34 @@ impl Repository {
         self.folder
             .put_over(&path, bytes)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+    }
+}
+
+/// Refuses a key that costs more to try than any that this program makes: whoever can write the folder chooses the cost.
+fn affordable(key: WrappedKey) -> Result<WrappedKey> {
+    match key.derivation {
+        Derivation::Passphrase {
+            memory_kib, passes, ..
+        } if memory_kib > MEMORY_KIB_MAX || passes > PASSES_MAX => {
+            let message = format!(
+                "{} asks for {} MiB and {passes} passes to try a passphrase; {} MiB and {PASSES_MAX} passes are the limit",
+                ObjectName::Key(key.number).path(),
+                memory_kib >> 10,
+                MEMORY_KIB_MAX >> 10,
+            );
+            Err(RepositoryError::new(RepositoryErrorKind::Access, message))
+        }
+        _ => Ok(key),
+    }
+}
+
+/// How much it takes to try a key: the cheapest come first.
+fn cost(key: &WrappedKey) -> u64 {
+    match key.derivation {
+        Derivation::KeyFile => 0,
+        Derivation::Passphrase {
+            memory_kib, passes, ..
+        } => u64::from(memory_kib) * u64::from(passes),
     }
 }
 

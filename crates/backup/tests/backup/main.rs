@@ -18,7 +18,8 @@ use onefold_backup::{
     BackupError, Batch, BlockReader, Change, Created, Difference, Disk, DiskToBackUp, NeededBy,
     Options, Restore, Result, Verified, create, verify,
 };
-use onefold_format::backup::{BackupNumber, RecipeRun, Source};
+use onefold_format::backup::key::WRAPPED_BYTES;
+use onefold_format::backup::{BackupNumber, Derivation, RecipeRun, Source, WrappedKey};
 use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind};
 
 const BLOCK: usize = 4096;
@@ -565,6 +566,36 @@ fn other_secrets_open_nothing() {
     }
     let again = Repository::init(&root, &right, 1).unwrap_err();
     assert_eq!(again.kind(), RepositoryErrorKind::Exists);
+}
+
+/// Keys are read before anything is authenticated: whoever can write the folder can add some that cost any memory to try.
+#[test]
+fn keys_that_cost_too_much_are_not_tried() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("r");
+    let right = Access::Passphrase(b"right".to_vec());
+    let (repository, _) = Repository::init(&root, &right, 1).unwrap();
+    // Were they tried, the first would take the memory of the machine, and the second an hour.
+    for (number, memory_kib, passes) in [(1, 4 << 20, 1), (2, 1 << 20, 1000), (3, 64 << 10, 11)] {
+        let key = WrappedKey {
+            number,
+            derivation: Derivation::Passphrase {
+                memory_kib,
+                passes,
+                lanes: 1,
+            },
+            salt: [7; 16],
+            created_unix_seconds: 0,
+            wrapped: [0; WRAPPED_BYTES],
+        };
+        let path = root.join(format!("keys/{number:016x}"));
+        std::fs::write(path, key.encode(repository.id())).unwrap();
+    }
+    Repository::open(&root, &right).unwrap();
+    let wrong = Access::Passphrase(b"wrong".to_vec());
+    let refused = Repository::open(&root, &wrong).unwrap_err();
+    assert_eq!(refused.kind(), RepositoryErrorKind::Access);
+    assert!(refused.to_string().contains("are the limit"), "{refused}");
 }
 
 /// Neither the names of sources nor blocks are to be read in an encrypted repository.

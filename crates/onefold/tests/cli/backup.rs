@@ -1,6 +1,7 @@
 //! Backups of volumes, snapshots and images, with a daemon and without.
 
 use crate::harness::{Daemon, Outcome, Scene, is_in_ceph, noise, overwrite, qemu_img, sparse_disk};
+use onefold_format::backup::{RepositoryObject, Sealing};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -646,6 +647,39 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
     let made = backed_up(&scene, "vm", &[]);
     assert_eq!(made, json!(["layers", 1, 4096, 4096]));
     scene.ok(&["backup", "create", "other"]);
+}
+
+/// Whoever can write the folder can put a repository of his own there, or let this one say that it is not encrypted.
+#[test]
+fn a_secret_that_is_not_needed_is_refused() {
+    let mut scene = Scene::new();
+    let passphrase = repository(&mut scene);
+    let key = scene.file("key", &[7; 32]);
+    let image = scene.file("disk", &noise(9, 1 << 20));
+    let web = format!("web={image}");
+    scene.ok(&["backup", "create", &web, "--passphrase-file", &passphrase]);
+    let object = Path::new(&scene.path("repository")).join("repository");
+    let known = RepositoryObject::decode(&fs::read(&object).unwrap()).unwrap();
+    let plain = RepositoryObject {
+        sealing: Sealing::Authenticated,
+        ..known
+    };
+    fs::write(&object, plain.encode()).unwrap();
+    let secrets = [("--passphrase-file", &passphrase), ("--key-file", &key)];
+    for (option, file) in secrets {
+        for arguments in [
+            &["create", &web][..],
+            &["list"],
+            &["restore", "web@1", "-"],
+            &["stat"],
+            &["prune", "--yes"],
+        ] {
+            let all = [&["backup"], arguments, &[option, file.as_str()]].concat();
+            scene
+                .run(&all)
+                .is_refusal(2, &["not encrypted", "nothing was"]);
+        }
+    }
 }
 
 #[test]

@@ -153,9 +153,17 @@ impl RepositoryArgs {
 
     fn open(&self) -> Result<Repository> {
         let root = self.root()?;
-        let access = match Repository::sealing(root).map_err(repository_error)? {
-            Sealing::Authenticated => Access::Open,
-            Sealing::Encrypted => self.access()?.unwrap_or(Access::Open),
+        let sealing = Repository::sealing(root).map_err(repository_error)?;
+        let access = match (sealing, self.access()?) {
+            (Sealing::Encrypted, access) => access.unwrap_or(Access::Open),
+            (Sealing::Authenticated, None) => Access::Open,
+            // Whoever can write the folder can make it say so.
+            (Sealing::Authenticated, Some(_)) => {
+                return Err(Error::usage(format!(
+                    "the repository in {root:?} says that it is not encrypted, and a passphrase or key file was given: \
+                     either it is not the repository that was meant, or somebody has changed it; nothing was read or written"
+                )));
+            }
         };
         Repository::open(root, &access).map_err(repository_error)
     }
