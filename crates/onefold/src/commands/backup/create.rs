@@ -230,10 +230,11 @@ impl Job<'_> {
     /// Returns what was made, and why the rest was not.
     fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<(Reply, Vec<Error>)> {
         let began = Instant::now();
-        let writers = self.writers(pool.as_deref())?;
+        let (writers, mut failures) = self.writers(pool.as_deref());
         if let Some(pool) = pool.as_deref_mut() {
             // Only now: whoever had the sources may have been about to delete snapshots that it did not know.
-            let volumes = self.args.sources.iter().filter_map(|wanted| match wanted {
+            let wanted = writers.iter().map(|(wanted, _)| *wanted);
+            let volumes = wanted.filter_map(|wanted| match wanted {
                 Wanted::Volume(name) => Some(name.as_str()),
                 Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
             });
@@ -241,19 +242,27 @@ impl Job<'_> {
         }
         // Blocks are shared by sources of one domain whose blocks have the same size.
         let mut groups: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
-        for (n, writer) in writers.iter().enumerate() {
+        for (n, (_, writer)) in writers.iter().enumerate() {
             let source = &writer.source().source;
             let group = groups.entry((&source.domain, source.block_size));
             group.or_default().push(n);
         }
-        let (mut reply, mut failures) = (Reply::default(), Vec::new());
-        for group in groups.values() {
-            let each = group
-                .iter()
-                .map(|n| self.open(*n, &writers[*n], pool.as_deref()));
-            let opened = each.collect::<Result<Vec<_>>>();
-            let batch = opened.and_then(|mut disks| self.create(&mut disks));
-            let batch = match batch {
+        let mut reply = Reply::default();
+        for ((_, block_size), group) in &groups {
+            let (mut disks, mut opened) = (Vec::new(), Vec::new());
+            for (wanted, writer) in group.iter().map(|n| &writers[*n]) {
+                match self.open(wanted, writer, pool.as_deref()) {
+                    Ok(disk) => {
+                        disks.push(disk);
+                        opened.push((*wanted, writer));
+                    }
+                    Err(failure) => failures.push(failure),
+                }
+            }
+            if disks.is_empty() {
+                continue;
+            }
+            let batch = match self.create(&mut disks) {
                 Ok(batch) => batch,
                 Err(error) => {
                     failures.push(error);
@@ -261,15 +270,14 @@ impl Job<'_> {
                 }
             };
             self.note_damage(&batch);
-            let block_size = u64::from(writers[group[0]].source().source.block_size);
-            reply.new_popular_bytes += batch.new_popular_blocks * block_size;
+            reply.new_popular_bytes += batch.new_popular_blocks * u64::from(*block_size);
             reply.stored_popular_bytes += batch.popular_bytes;
-            for (n, made) in group.iter().zip(batch.backups) {
+            for ((wanted, writer), made) in opened.into_iter().zip(batch.backups) {
                 match made {
                     Ok(made) => {
-                        let backup = BackupReply::of(writers[*n].source(), &made);
+                        let backup = BackupReply::of(writer.source(), &made);
                         reply.backups.push(backup);
-                        self.backed_up(&self.args.sources[*n], pool.as_deref_mut())?;
+                        self.backed_up(wanted, pool.as_deref_mut())?;
                     }
                     Err(error) => failures.push(backup_error(error)),
                 }
@@ -289,29 +297,54 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The right to change each source, and new sources where there are none.
-    fn writers(&self, pool: Option<&Pool<'_>>) -> Result<Vec<Writer<'_>>> {
-        let each = self.args.sources.iter().map(|wanted| {
-            let source = match (wanted, pool) {
-                (Wanted::Volume(name) | Wanted::Snapshot { volume: name, .. }, Some(pool)) => {
-                    self.source(name, &pool.domain(name)?, pool.block_size)?
-                }
-                _ => self.source(wanted.source(), DOMAIN, BLOCK_SIZE)?,
-            };
-            let writer = self.repository.writer(source.id, "backup create");
-            writer.map_err(repository_error)
-        });
-        each.collect()
+    /// The right to change each source, and new sources where there are none; and why others are left out.
+    fn writers(&self, pool: Option<&Pool<'_>>) -> (Vec<(&Wanted, Writer<'_>)>, Vec<Error>) {
+        let (mut sources, mut failures) = (Vec::new(), Vec::new());
+        for wanted in &self.args.sources {
+            match self.source_of(wanted, pool) {
+                Ok(source) => sources.push((wanted, source)),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        // In one order, so that two commands with the same sources do not keep each other from all of them.
+        sources.sort_by_key(|(_, source)| source.id);
+        let mut writers = Vec::new();
+        for (wanted, source) in sources {
+            match self.repository.writer(source.id, "backup create") {
+                Ok(writer) => writers.push((wanted, writer)),
+                Err(failure) => failures.push(repository_error(failure)),
+            }
+        }
+        let place = |wanted: &Wanted| {
+            let mut sources = self.args.sources.iter();
+            sources.position(|it| it.source() == wanted.source())
+        };
+        writers.sort_by_key(|(wanted, _)| place(wanted));
+        (writers, failures)
     }
 
-    /// The disk that is wanted in this place.
+    /// The source of a disk. One that is not there makes none.
+    fn source_of(&self, wanted: &Wanted, pool: Option<&Pool<'_>>) -> Result<KnownSource> {
+        match (wanted, pool) {
+            (Wanted::Volume(name) | Wanted::Snapshot { volume: name, .. }, Some(pool)) => {
+                self.source(name, &pool.domain(name)?, pool.block_size)
+            }
+            (Wanted::Image { name, file }, _) => {
+                let there = std::fs::metadata(file);
+                there.map_err(|e| Error::io(format_args!("cannot open {file:?}"), &e))?;
+                self.source(name, DOMAIN, BLOCK_SIZE)
+            }
+            (_, None) => Err(Error::usage("volumes are backed up from a pool")),
+        }
+    }
+
     fn open<'p>(
         &'p self,
-        n: usize,
+        wanted: &Wanted,
         writer: &'p Writer<'p>,
         pool: Option<&Pool<'p>>,
     ) -> Result<DiskToBackUp<'p>> {
-        match (&self.args.sources[n], pool) {
+        match (wanted, pool) {
             (Wanted::Image { file, .. }, _) => self.open_image(file, writer),
             (wanted, Some(pool)) => self.open_snapshot(wanted, writer, pool),
             (_, None) => Err(Error::usage("volumes are backed up from a pool")),
