@@ -1,9 +1,10 @@
 //! An index that is missing, decayed, cut or another pool's: volumes are still served, nothing is
 //! lost, and `check --repair` rebuilds it.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
-use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{Blocking, CreateOptions, Finding, IndexKind, Lba, Ready, StoreErrorKind};
 
@@ -308,4 +309,30 @@ fn every_io_of_a_repair_can_be_the_last() {
         }
         assert!(ios > 10, "a repair of {ios} I/Os");
     }
+}
+
+/// The last checkpoint of a pool that takes no writes is not its state: blocks that it names were freed since, and are
+/// nobody's to read, nor bad when that fails.
+#[test]
+fn an_index_is_not_counted_from_a_checkpoint_that_is_old() {
+    let world = pool(IndexKind::Memory, 11);
+    let engine = damaged(&world, |_| {});
+    // The process dies, and the index in its memory with it.
+    let (store, _) = crate::common::open(engine.clone(), 8 * MIB).unwrap();
+    engine.halt();
+    drop(store);
+    let engine = engine.crash(CrashKind::ProcessKilled);
+    let (store, _) = crate::common::open(engine.clone(), 8 * MIB).unwrap();
+    let volume = store.volume("volume-1").unwrap();
+    volume
+        .write(0, &[1; BLOCK as usize], Blocking::Yes)
+        .unwrap();
+    engine.fail_once(Part::Log, Op::Sync, 1, ErrorKind::Other);
+    volume.flush().unwrap_err();
+    assert!(store.read_only_reason().is_some());
+    let reads = || engine.count(Part::Data, Op::Read).count;
+    let before = reads();
+    let refused = store.rebuild_index_if_needed(&mut |_, _| {}).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::ReadOnly, "{refused}");
+    assert_eq!(reads(), before);
 }
