@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
-use onefold_format::backup::recipe::{RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
+use onefold_format::backup::recipe::{NUMBER_END, RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
 use onefold_format::backup::{
     BackupNumber, Manifest, ObjectName, PackReference, RecipeRun, SourceId, Target, Witness,
 };
@@ -221,7 +221,7 @@ impl Repository {
     }
 
     /// A backup exists no more: its tombstone says so before its manifest goes. Its recipe stays until the source is pruned.
-    /// One whose manifest is missing is said to be meant to.
+    /// If the manifest is missing already, the tombstone says that the loss is accepted.
     ///
     /// # Errors
     ///
@@ -242,7 +242,8 @@ impl Repository {
         let names = self.folder.list(folder);
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        let number = |name: &String| name.parse().ok().filter(|it: &u64| it.to_string() == *name);
+        let is_ours = |number: &u64, name: &str| *number < NUMBER_END && number.to_string() == name;
+        let number = |name: &String| name.parse().ok().filter(|it| is_ours(it, name));
         let mut numbers: Vec<_> = names.iter().filter_map(number).map(BackupNumber).collect();
         numbers.sort_unstable();
         Ok(numbers)

@@ -16,12 +16,18 @@ use crate::folder::NewObject;
 use crate::repository::{KnownSource, Repository, source_named};
 use crate::writer::{GONE, Writer, token_in};
 
+/// The most missing backups that are named: a file with a high number for a name must not take all memory.
+const MISSING_MAX: usize = 1000;
+
+/// How often a folder is listed whose objects go meanwhile.
+const LISTINGS_MAX: u32 = 10;
+
 /// Which backups of a source there were.
 #[derive(Debug)]
 pub struct History {
     /// Backups that exist, in order.
     pub backups: Vec<BackupNumber>,
-    /// Backups of which the manifest is missing, in order: nothing says that they were forgotten.
+    /// Backups of which the manifest is missing, in order, the first thousand of them: nothing says that they were forgotten.
     pub missing: Vec<BackupNumber>,
     /// Closed numbers of which there is a manifest still, or again.
     pub returned: Vec<BackupNumber>,
@@ -126,6 +132,7 @@ impl Repository {
         history.missing = (1..=last)
             .map(BackupNumber)
             .filter(|backup| !history.closed.contains(backup.0) && !there.contains(backup))
+            .take(MISSING_MAX)
             .collect();
         Ok(history)
     }
@@ -151,8 +158,10 @@ impl Repository {
 
     fn add_folded(&self, source: SourceId, history: &mut History) -> Result<()> {
         let folder = ObjectName::closed(source);
+        let mut listings = 0;
         'listing: loop {
             history.folded.clear();
+            listings += 1;
             let mut damaged = Vec::new();
             for generation in self.generations(&folder)? {
                 match self.closed(ObjectName::Closed(source, generation)) {
@@ -161,8 +170,11 @@ impl Repository {
                         history.closed.add(closed.backups.iter().cloned());
                         history.folded.push((generation, Ranges(closed.backups)));
                     }
-                    // Another one has replaced it since the folder was listed.
-                    Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                    // Another one has replaced it since the folder was listed. A link to nowhere stays.
+                    Err(error)
+                        if error.kind() == RepositoryErrorKind::NotFound
+                            && listings < LISTINGS_MAX =>
+                    {
                         continue 'listing;
                     }
                     Err(error) if error.is_of_object() => damaged.push(error),
@@ -401,7 +413,11 @@ impl Writer<'_> {
     pub fn mend_copies(&self) -> Result<u64> {
         let known = self.source();
         let mut mended = 0;
-        for (name, _) in self.repository().wrong_copies(known) {
+        for (name, error) in self.repository().wrong_copies(known) {
+            // That of a newer version is not damaged.
+            if !error.is_of_object() {
+                continue;
+            }
             if let ObjectName::Copy(id, place) = name
                 && !self.is_same(id, place)?
             {

@@ -265,6 +265,29 @@ fn popular_blocks_stay_while_a_source_is_away() {
     assert!(restored == disk.bytes());
 }
 
+/// Neither a file with a number for a name nor a link to nowhere takes all memory or time.
+#[test]
+fn planted_names_stop_pruning_and_nothing_else() {
+    let (rig, disks) = Rig::with_three(&Access::Open);
+    let id = rig.source.id;
+    let manifests = rig.place(Place::Manifests);
+    std::fs::write(manifests.join(u64::MAX.to_string()), b"").unwrap();
+    rig.forget([1]);
+    rig.prune(&ALL_WASTE).unwrap();
+    let high = manifests.join(((1_u64 << 62) - 2).to_string());
+    std::fs::write(&high, b"").unwrap();
+    let link = rig.path(ObjectName::Closed(id, 7));
+    std::os::unix::fs::symlink("/nowhere", &link).unwrap();
+    let history = rig.repository.history(id).unwrap();
+    assert_eq!((history.missing.len(), history.damaged.len()), (1000, 1));
+    rig.prune(&ALL_WASTE).unwrap_err();
+    rig.assert_backups(&[(2, Some(&disks[1])), (3, Some(&disks[2]))]);
+    std::fs::remove_file(&high).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    rig.prune(&ALL_WASTE).unwrap();
+    assert_eq!(rig.messages(), [""; 0]);
+}
+
 /// Files of others, as network file systems and their clients leave them, are nobody's objects.
 #[test]
 fn foreign_files_are_ignored() {
