@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use onefold_format::backup::{
     BackupNumber, Closed, Condemned, Lease, LeaseName, Manifest, ObjectName, ProcessId, SourceId,
@@ -26,6 +26,7 @@ use rustix::io::Errno;
 use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
+use crate::history::now;
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
 
@@ -293,11 +294,10 @@ impl Repository {
 
 /// What this process says of itself.
 pub(crate) fn this_lease(doing: &str) -> Result<Lease> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let host = rustix::system::uname();
     Ok(Lease {
         holder: this_process().map_err(|e| not_taken(&e))?,
-        since_unix_seconds: since.map_or(0, |since| since.as_secs()),
+        since_unix_seconds: now(),
         host: host.nodename().to_string_lossy().into_owned(),
         doing: doing.to_owned(),
     })
