@@ -4,13 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::backup::recipe::{decode_page, encode_page};
 use onefold_format::backup::{
-    Closed, Condemned, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
+    Closed, Condemned, Label, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
     Source, WrappedKey,
 };
 
 fuzz_target!(|input: (u8, u16, &[u8])| {
     let (kind, blocks, bytes) = input;
-    match kind % 11 {
+    match kind % 12 {
         0 => {
             if let Ok(read) = Manifest::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
@@ -56,6 +56,11 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
         }
         9 => {
             if let Ok(read) = Closed::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        10 => {
+            if let Ok(read) = Label::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
             }
         }

@@ -22,6 +22,12 @@ pub struct SnapshotName {
 }
 
 impl SnapshotName {
+    /// The name of the snapshot, without that of its volume.
+    #[must_use]
+    pub fn snapshot(&self) -> &str {
+        &self.snapshot
+    }
+
     fn full(&self) -> String {
         format!("{}@{}", self.volume, self.snapshot)
     }

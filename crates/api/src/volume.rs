@@ -36,6 +36,8 @@ pub struct VolumeCreate {
 pub struct VolumeReply {
     /// Its name.
     pub name: String,
+    /// Its number: no other volume or snapshot of the pool has or had it.
+    pub number: u64,
     /// Its size as guests see it.
     pub size_bytes: u64,
     /// Whether and when its blocks are deduplicated.
@@ -285,6 +287,7 @@ impl VolumeReply {
             shared_blocks: stat.shared_blocks,
             pending_dedup_blocks: stat.dirty_blocks,
             logical_bytes: stat.logical_blocks * block_size,
+            number: stat.number,
             name: stat.name,
         }
     }

@@ -33,6 +33,8 @@ pub struct DiskToBackUp<'a> {
     pub base: Option<PoolSnapshot>,
     /// The moment that it holds.
     pub unix_seconds: u64,
+    /// The name of the user's snapshot that is backed up, without that of its volume; empty if there is none.
+    pub snapshot: String,
 }
 
 /// How backups are made.
@@ -40,6 +42,8 @@ pub struct DiskToBackUp<'a> {
 pub struct Options {
     /// Their tags.
     pub tags: Vec<String>,
+    /// The name of this host.
+    pub host: String,
     /// Of zstd.
     pub level: i32,
     /// Threads that compress.
@@ -251,19 +255,18 @@ impl Backup<'_> {
         detected.note(source.id, &stored.packs);
 
         let disk = &mut disks[n];
-        let block_size = source.source.block_size;
-        let size_bytes = disk.disk.size_bytes();
+        let (block_size, size_bytes) = (source.source.block_size, disk.disk.size_bytes());
         let parent = disk.parent.map(|it| repository.recipe(source.id, it));
         let parent = parent.transpose()?;
         let of_parent = parent.as_ref().map(|it| packs_needed(it.manifest()));
         let backup = writer.begin_backup()?;
-        let (detected_disks, decisions) = (&detected.disks, &mut detected.decisions);
+        let decisions = &mut detected.decisions;
         let recipe = RecipeWriter {
             recipe: writer.new_recipe(backup)?,
             parent,
             disk: n,
             numbering: Numbering {
-                disks: detected_disks,
+                disks: &detected.disks,
                 first_own: first_pack * BLOCKS_PER_PACK,
                 first_popular,
             },
@@ -275,8 +278,8 @@ impl Backup<'_> {
             disk_blocks: size_bytes.div_ceil(block_size.into()),
         };
         let (recipe_pages, totals) = recipe.write()?;
-        let disk = &mut disks[n];
-        disk.check_unchanged()?;
+        disks[n].check_unchanged()?;
+        let disk = &disks[n];
         let (own_packs, popular_packs) =
             detected.packs(source, &totals, of_parent.unwrap_or_default())?;
         let manifest = Manifest {
@@ -298,6 +301,8 @@ impl Backup<'_> {
             popular: totals.popular,
             own_packs,
             popular_packs,
+            host: self.options.host.clone(),
+            snapshot: disk.snapshot.clone(),
             tags: self.options.tags.clone(),
         };
         publish(writer, backup, &manifest)?;

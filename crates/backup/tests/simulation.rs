@@ -93,7 +93,7 @@ fn source(n: usize) -> Source {
         name: format!("vm-{n}"),
         domain: "default".to_owned(),
         block_size: BLOCK as u32,
-        volume: None,
+        origin: None,
     }
 }
 
@@ -124,6 +124,7 @@ impl World {
     fn create(&mut self, disks: &[(usize, MemoryDisk)]) -> Result<()> {
         let options = Options {
             tags: Vec::new(),
+            host: String::new(),
             level: 1,
             threads: 1,
             memory_bytes: 1 << 20,
@@ -154,6 +155,7 @@ impl World {
                 parent: None,
                 base: None,
                 unix_seconds: 7,
+                snapshot: String::new(),
             })
             .collect();
         let batch = create(&repository, &mut opened, &options, &mut |_, _| Ok(()))?;

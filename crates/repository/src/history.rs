@@ -275,7 +275,7 @@ impl Repository {
         RepositoryError::new(RepositoryErrorKind::Damaged, message)
     }
 
-    /// What is wrong with the object of a source and its copies.
+    /// What is wrong with the object of a source, its copies, and its newest label.
     #[must_use]
     pub fn wrong_copies(&self, known: &KnownSource) -> Vec<(ObjectName, RepositoryError)> {
         let copies = Place::all(known.source.is_popular()).iter();
@@ -283,7 +283,7 @@ impl Repository {
         let names = std::iter::once(ObjectName::Source(known.id)).chain(copies);
         let wrong = names.filter_map(|name| {
             let error = match self.source_in(name) {
-                Ok(source) if source == known.source => return None,
+                Ok(source) if source == known.born => return None,
                 Ok(_) => RepositoryError::damaged(&name.path(), "it is of another source"),
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
                     RepositoryError::damaged(&name.path(), "it is not there")
@@ -292,7 +292,11 @@ impl Repository {
             };
             Some((name, error))
         });
-        wrong.collect()
+        let wrong_label = match self.wrong_label(known) {
+            Ok(wrong) => wrong,
+            Err(error) => Some((ObjectName::Source(known.id), error)),
+        };
+        wrong.chain(wrong_label).collect()
     }
 
     /// Fails if a folder of the source is not the one that it was, so that nobody can know what was in it.
@@ -311,7 +315,8 @@ impl Repository {
         })
     }
 
-    fn generations(&self, folder: &str) -> Result<Vec<u32>> {
+    /// The numbers below 2^32 in a folder, in order.
+    pub(crate) fn generations(&self, folder: &str) -> Result<Vec<u32>> {
         let numbers = self.numbers(folder)?.into_iter();
         let mut generations: Vec<u32> = numbers.filter_map(|it| it.0.try_into().ok()).collect();
         generations.sort_unstable();
@@ -423,7 +428,11 @@ impl Writer<'_> {
             {
                 continue;
             }
-            self.put(name, known.source.encode(), NewObject::commit_over)?;
+            let content = match name {
+                ObjectName::Label(..) => known.label().encode(),
+                _ => known.born.encode(),
+            };
+            self.put(name, content, NewObject::commit_over)?;
             mended += 1;
         }
         Ok(mended)

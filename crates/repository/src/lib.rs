@@ -16,8 +16,10 @@
 //! | `pack.rs` | writing and reading packs |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
+//! | `label.rs` | the names and origins of sources |
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
+//! | `host.rs` | the name and the id of this machine |
 //! | `simulation.rs` | what the death of the host may leave, for tests |
 //! | `leftovers.rs` | what commands left that were killed |
 
@@ -27,6 +29,8 @@ mod disk;
 mod error;
 mod folder;
 mod history;
+mod host;
+mod label;
 mod leftovers;
 mod pack;
 mod reader;
@@ -40,6 +44,7 @@ pub use access::{Access, RecoveryKey};
 pub use backup::{NeededPacks, NewRecipe, Recipe};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use history::History;
+pub use host::{host_name, machine_id};
 pub use leftovers::Leftovers;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;

@@ -8,17 +8,16 @@ use std::path::Path;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
-    Derivation, ObjectHeader, ObjectName, Place, RepositoryId, RepositoryObject, Sealing, Source,
-    SourceId, WrappedKey,
+    Derivation, Label, ObjectHeader, ObjectName, Origin, Place, RepositoryId, RepositoryObject,
+    Sealing, Source, SourceId, WrappedKey,
 };
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
 use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::folder::{Folder, NewObject, fill_random};
+use crate::folder::{Folder, NewObject, fill_random, random_number};
 use crate::seal::{ChunkKey, MasterKey};
 
-const SOURCE_CONTEXT: &str = "onefold 2026-11-25 ids of the sources of a repository";
 const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
 
 /// The most memory and passes of Argon2 that a passphrase is tried with.
@@ -39,10 +38,21 @@ pub struct Repository {
 /// A source of a repository.
 #[derive(Debug, Clone)]
 pub struct KnownSource {
-    /// Its id.
+    /// The id of the source.
     pub id: SourceId,
-    /// Its object.
+    /// The source as its newest label has it.
     pub source: Source,
+    /// The source at its birth, as its object and the copies have it.
+    pub(crate) born: Source,
+}
+
+impl KnownSource {
+    pub(crate) fn label(&self) -> Label {
+        Label {
+            name: self.source.name.clone(),
+            origin: self.source.origin.clone(),
+        }
+    }
 }
 
 /// The sources of a repository.
@@ -54,6 +64,37 @@ pub struct Sources {
     pub popular: Vec<KnownSource>,
     /// Sources of which neither the object nor a copy can be read.
     pub damaged: Vec<RepositoryError>,
+}
+
+impl Sources {
+    /// The disk of this name, or with this id.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if several have the name.
+    pub fn named(&self, name: &str) -> Result<Option<&KnownSource>> {
+        let mut named = self.disks.iter().filter(|it| it.source.name == name);
+        match (named.next(), named.next()) {
+            (Some(first), Some(second)) => {
+                let message = format!(
+                    "{} and {} are both called '{name}': name one by its id, or rename it: 'onefold backup rename {} NEW'",
+                    first.id, second.id, second.id
+                );
+                Err(RepositoryError::new(RepositoryErrorKind::Invalid, message))
+            }
+            (Some(only), None) => Ok(Some(only)),
+            (None, _) => {
+                let mut disks = self.disks.iter();
+                Ok(disks.find(|it| it.id.to_string() == name))
+            }
+        }
+    }
+
+    /// The disks with this origin.
+    pub fn from_origin(&self, origin: &Origin) -> impl Iterator<Item = &KnownSource> {
+        let disks = self.disks.iter();
+        disks.filter(move |it| it.source.origin.as_ref() == Some(origin))
+    }
 }
 
 /// For messages.
@@ -296,23 +337,34 @@ impl Repository {
         Ok(names.iter().filter_map(|name| source_named(name)).collect())
     }
 
-    /// The source of this name.
+    /// The source of this name, or with this id.
     ///
     /// # Errors
     ///
-    /// Any failure of reading.
+    /// `Invalid` if several have the name; any failure of reading.
     pub fn source(&self, name: &str) -> Result<Option<KnownSource>> {
-        self.known(self.source_id(name))
+        Ok(self.sources()?.named(name)?.cloned())
     }
 
     /// The source with this id, by its object or a copy.
     pub(crate) fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
+        let Some(born) = self.born(id)? else {
+            return Ok(None);
+        };
+        let source = match self.label(id)? {
+            Some(label) => born.clone().labelled(label),
+            None => born.clone(),
+        };
+        Ok(Some(KnownSource { id, source, born }))
+    }
+
+    fn born(&self, id: SourceId) -> Result<Option<Source>> {
         let places = [false, true].into_iter().flat_map(Place::all);
         let copies = places.map(|place| ObjectName::Copy(id, *place));
         let mut damaged = None;
         for name in std::iter::once(ObjectName::Source(id)).chain(copies) {
             match self.source_in(name) {
-                Ok(source) => return Ok(Some(KnownSource { id, source })),
+                Ok(source) => return Ok(Some(source)),
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
                 Err(error) if error.is_of_object() => damaged = damaged.or(Some(error)),
                 Err(error) => return Err(error),
@@ -326,19 +378,38 @@ impl Repository {
         Source::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
-    /// Adds a source.
+    /// Adds a disk. Its id is drawn.
     ///
     /// # Errors
     ///
-    /// `InUse` if it is there; any failure of writing.
+    /// `InUse` if another disk has the name; any failure of writing.
     pub fn add_source(&self, source: Source) -> Result<KnownSource> {
-        let id = match source.is_popular() {
-            true => self.popular_id(&source),
-            false => self.source_id(&source.name),
-        };
+        let number = random_number();
+        let number = number.map_err(|e| RepositoryError::io("no random numbers", &e))?;
+        let id = SourceId(number.max(1));
         let name = ObjectName::Source(id);
         self.put(name, &self.sealed(name, source.encode())?)?;
-        let known = KnownSource { id, source };
+        // Looked for only now: of two commands that add the same name at once, the second one sees the first.
+        let sources = self.sources()?;
+        let mut others = sources.disks.iter().filter(|it| it.id != id);
+        if let Some(other) = others.find(|it| it.source.name == source.name) {
+            let message = format!(
+                "{other} is a source of the repository already ({})",
+                other.id
+            );
+            self.remove(name)?;
+            return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+        }
+        self.born_source(id, source)
+    }
+
+    /// A source of which the object was written.
+    fn born_source(&self, id: SourceId, source: Source) -> Result<KnownSource> {
+        let known = KnownSource {
+            id,
+            born: source.clone(),
+            source,
+        };
         self.complete_source(&known)?;
         Ok(known)
     }
@@ -347,7 +418,7 @@ impl Repository {
     pub(crate) fn complete_source(&self, known: &KnownSource) -> Result<()> {
         for place in Place::all(known.source.is_popular()) {
             let name = ObjectName::Copy(known.id, *place);
-            self.put_over(name, &self.sealed(name, known.source.encode())?)?;
+            self.put_over(name, &self.sealed(name, known.born.encode())?)?;
         }
         Ok(())
     }
@@ -368,33 +439,25 @@ impl Repository {
         }
         let popular = Source {
             name: String::new(),
-            volume: None,
+            origin: None,
             ..source.clone()
         };
-        match self.add_source(popular) {
+        let name = ObjectName::Source(id);
+        match self.put(name, &self.sealed(name, popular.encode())?) {
             Err(error) if error.kind() == RepositoryErrorKind::InUse => {
                 self.known(id)?.ok_or(error)
             }
-            added => added,
+            put => put.and_then(|()| self.born_source(id, popular)),
         }
     }
 
     /// Names the popular blocks that a source shares with others, which need not be there.
     #[must_use]
     pub fn popular_id(&self, source: &Source) -> SourceId {
-        self.id_of(POPULAR_CONTEXT, &source.domain, source.block_size)
-    }
-
-    /// One name, one folder, without asking anybody; and a reader of the folder learns no name from it.
-    fn source_id(&self, name: &str) -> SourceId {
-        self.id_of(SOURCE_CONTEXT, name, 0)
-    }
-
-    fn id_of(&self, context: &str, name: &str, block_size: u32) -> SourceId {
-        let mut hasher = blake3::Hasher::new_derive_key(context);
+        let mut hasher = blake3::Hasher::new_derive_key(POPULAR_CONTEXT);
         hasher.update(&self.master.0);
-        hasher.update(&block_size.to_le_bytes());
-        hasher.update(name.as_bytes());
+        hasher.update(&source.block_size.to_le_bytes());
+        hasher.update(source.domain.as_bytes());
         let mut id = [0; 8];
         hasher.finalize_xof().fill(&mut id);
         SourceId(u64::from_le_bytes(id).max(1))

@@ -19,7 +19,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use onefold_format::backup::{
-    BackupNumber, Closed, Condemned, Lease, LeaseName, Manifest, ObjectName, ProcessId, SourceId,
+    BackupNumber, Closed, Condemned, Label, Lease, LeaseName, Manifest, ObjectName, ProcessId,
+    SourceId,
 };
 use rustix::io::Errno;
 
@@ -27,6 +28,7 @@ use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
 use crate::history::now;
+use crate::host::host_name;
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
 
@@ -294,11 +296,10 @@ impl Repository {
 
 /// What this process says of itself.
 pub(crate) fn this_lease(doing: &str) -> Result<Lease> {
-    let host = rustix::system::uname();
     Ok(Lease {
         holder: this_process().map_err(|e| not_taken(&e))?,
         since_unix_seconds: now(),
-        host: host.nodename().to_string_lossy().into_owned(),
+        host: host_name(),
         doing: doing.to_owned(),
     })
 }
@@ -459,6 +460,11 @@ impl Writer<'_> {
         &self.source
     }
 
+    /// The source has this name and origin from here on.
+    pub(crate) fn labelled(&mut self, label: Label) {
+        self.source.source = self.source.source.clone().labelled(label);
+    }
+
     /// A new object that has chunks.
     pub(crate) fn create(&self, name: ObjectName) -> Result<(NewObject, ChunkKey)> {
         let path = name.path();
@@ -598,7 +604,7 @@ mod tests {
             name: "web".to_owned(),
             domain: String::new(),
             block_size: 4096,
-            volume: None,
+            origin: None,
         };
         let source = repository.add_source(source).unwrap().id;
         Scene {
@@ -653,6 +659,8 @@ mod tests {
             popular: Vec::new(),
             own_packs: Vec::new(),
             popular_packs: Vec::new(),
+            host: String::new(),
+            snapshot: String::new(),
             tags: Vec::new(),
         }
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use onefold_backup::Result;
-use onefold_format::backup::{BackupNumber, ObjectName, Place};
+use onefold_format::backup::{BackupNumber, Label, ObjectName, Place};
 use onefold_repository::{Access, RepositoryErrorKind};
 
 use crate::pruning::ALL_WASTE;
@@ -205,6 +205,68 @@ fn the_object_of_a_source_has_copies() {
         assert_eq!((sources.disks.len(), sources.damaged.len()), (0, 1));
         assert_eq!(sources.damaged[0].kind(), RepositoryErrorKind::Damaged);
         assert_eq!(rig.verify(false).findings.len(), 1);
+    }
+}
+
+/// The label before it counts then, until the source is renamed or repaired.
+#[test]
+fn a_damaged_label_costs_one_change_of_the_name() {
+    let (rig, disks) = Rig::with_three(&Access::Open);
+    let id = rig.source.id;
+    let rename = |name: &str| {
+        let mut writer = rig.repository.writer(id, "test").unwrap();
+        let (name, origin) = (name.to_owned(), None);
+        writer.set_label(Label { name, origin })
+    };
+    for name in ["first", "second", "third"] {
+        rename(name).unwrap();
+        assert_eq!(rig.repository.source(name).unwrap().unwrap().id, id);
+    }
+    assert!(!rig.path(ObjectName::Label(id, 1)).exists());
+    for damaged in [&b""[..], &[0; 300]] {
+        std::fs::write(rig.path(ObjectName::Label(id, 3)), damaged).unwrap();
+        assert!(rig.repository.source("third").unwrap().is_none());
+        assert_eq!(rig.repository.source("second").unwrap().unwrap().id, id);
+        rig.assert_backups(&[(1, Some(&disks[0]))]);
+        assert!(rig.messages()[0].contains("the source is called 'second'"));
+    }
+    let writer = rig.repository.writer(id, "test").unwrap();
+    assert_eq!(writer.mend_copies().unwrap(), 1);
+    drop(writer);
+    assert_eq!(rig.messages(), [""; 0]);
+    rename("third").unwrap();
+    assert_eq!(rig.repository.source("third").unwrap().unwrap().id, id);
+}
+
+#[test]
+fn a_name_is_that_of_one_source() {
+    let rig = Rig::new(&Access::Open);
+    let repository = &rig.repository;
+    let other = repository.add_source(source("other")).unwrap();
+    let refused = repository.add_source(source("disk")).unwrap_err();
+    assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
+    assert_eq!(repository.sources().unwrap().disks.len(), 2);
+    let label = |name: &str| Label {
+        name: name.to_owned(),
+        origin: None,
+    };
+    let mut writer = repository.writer(other.id, "test").unwrap();
+    let refused = writer.set_label(label("disk")).unwrap_err();
+    assert_eq!(refused.kind(), RepositoryErrorKind::Exists);
+    drop(writer);
+    // Listings of a network file system may be old, so two hosts may give a name at once all the same.
+    let away = aside(&rig.path(ObjectName::Source(other.id)));
+    let folder = rig.place(Place::Manifests).parent().unwrap().to_owned();
+    std::fs::rename(&folder, &away).unwrap();
+    let mut writer = repository.writer(other.id, "test").unwrap();
+    writer.set_label(label("disk")).unwrap();
+    drop(writer);
+    std::fs::rename(&away, &folder).unwrap();
+    let refused = repository.source("disk").unwrap_err();
+    assert_eq!(refused.kind(), RepositoryErrorKind::Invalid);
+    for id in [rig.source.id, other.id] {
+        let named = repository.source(&id.to_string()).unwrap();
+        assert_eq!(named.unwrap().id, id);
     }
 }
 

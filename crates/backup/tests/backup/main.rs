@@ -142,7 +142,7 @@ fn source(name: &str) -> Source {
         name: name.to_owned(),
         domain: "default".to_owned(),
         block_size: BLOCK as u32,
-        volume: None,
+        origin: None,
     }
 }
 
@@ -170,6 +170,7 @@ impl Rig {
     ) -> Result<Batch> {
         let options = Options {
             tags: Vec::new(),
+            host: String::new(),
             level: 1,
             threads: 2,
             memory_bytes: 1 << 20,
@@ -187,6 +188,7 @@ impl Rig {
                 parent,
                 base: None,
                 unix_seconds: 7,
+                snapshot: String::new(),
             })
             .collect();
         create(&self.repository, &mut disks, &options, &mut |_, _| Ok(()))

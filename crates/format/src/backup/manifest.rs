@@ -24,7 +24,9 @@
 //! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the source's own
 //! numbers that the backup uses, as runs in ascending order: two varints each, the blocks since the end of the
 //! one before, and how many; then those of popular blocks in the same way; then the witness of each pack that has
-//! any of the own numbers, 16 bytes each, in ascending order; then those of popular packs; then the tags, each a text.
+//! any of the own numbers, 16 bytes each, in ascending order; then those of popular packs; then the name of the host that
+//! made the backup, a text; then the name of the user's snapshot that was backed up, a text, empty if there was none; then
+//! the tags, each a text.
 
 use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible, put_text, put_varint};
@@ -133,6 +135,10 @@ pub struct Manifest {
     pub own_packs: Vec<PackReference>,
     /// The packs with its popular blocks, likewise.
     pub popular_packs: Vec<PackReference>,
+    /// The name of the host that made the backup.
+    pub host: String,
+    /// The name of the user's snapshot that was backed up, without that of its volume; empty if the backup is not of one.
+    pub snapshot: String,
     /// Its tags.
     pub tags: Vec<String>,
 }
@@ -194,6 +200,8 @@ impl Manifest {
         for packs in [&self.own_packs, &self.popular_packs] {
             packs.iter().for_each(|pack| out.extend(pack.witness.0));
         }
+        put_text(&mut out, self.host.as_bytes());
+        put_text(&mut out, self.snapshot.as_bytes());
         self.tags
             .iter()
             .for_each(|tag| put_text(&mut out, tag.as_bytes()));
@@ -250,6 +258,7 @@ impl Manifest {
         let popular = decode_numbers(&mut rest, popular)?;
         let own_packs = decode_witnesses(&mut rest, &own)?;
         let popular_packs = decode_witnesses(&mut rest, &popular)?;
+        let (host, snapshot) = (rest.utf8("host")?, rest.utf8("snapshot")?);
         let tags = (0..tags).map(|_| rest.utf8("tag"));
         let tags = tags.collect::<Result<_, _>>()?;
         rest.finish()?;
@@ -266,6 +275,8 @@ impl Manifest {
             popular,
             own_packs,
             popular_packs,
+            host,
+            snapshot,
             tags,
         })
     }

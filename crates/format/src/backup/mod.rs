@@ -7,6 +7,7 @@
 //! | [`repository`] | the repository's identity |
 //! | [`key`] | the master key, wrapped |
 //! | [`source`] | the disk that is backed up |
+//! | [`label`] | the name and the origin of a source |
 //! | [`pack`] | the table of a pack: its groups, and the fingerprints of its blocks |
 //! | [`recipe`] | a page of a recipe: which block is at which address |
 //! | [`manifest`] | the object that makes a backup exist |
@@ -17,6 +18,7 @@
 pub mod closed;
 pub mod condemned;
 pub mod key;
+pub mod label;
 pub mod lease;
 pub mod manifest;
 pub mod object;
@@ -28,6 +30,7 @@ pub mod source;
 pub use closed::Closed;
 pub use condemned::{Condemned, LeaseName};
 pub use key::{Derivation, WrappedKey};
+pub use label::{Label, MachineId, Origin};
 pub use lease::{Lease, ProcessId};
 pub use manifest::{
     ChangedBy, Counts, Manifest, NumberRun, PackReference, PoolSnapshot, packs_of, witness_of,

@@ -49,8 +49,8 @@ impl fmt::Debug for RepositoryId {
     }
 }
 
-/// Names a source inside its repository. It follows from the source's name by a hash that needs the
-/// master key.
+/// Names a source inside its repository: drawn at the birth of the source. That of popular blocks follows from their
+/// domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(pub u64);
 
@@ -115,6 +115,8 @@ pub enum ObjectName {
         /// The source.
         source: SourceId,
     },
+    /// The name and the origin of a source; with each change, the next generation.
+    Label(SourceId, u32),
 }
 
 /// A folder of a source that is there from the source's birth.
@@ -196,6 +198,7 @@ impl ObjectName {
             Self::Copy(source, place) => (13, source.0, place.number(), 0),
             Self::UnderWay(source, holder) => (14, source.0, holder, 0),
             Self::User { popular, source } => (15, popular.0, source.0, 0),
+            Self::Label(source, generation) => (16, source.0, 0, generation),
         }
     }
 
@@ -229,6 +232,7 @@ impl ObjectName {
                 format!("{}/{holder:016x}/{}", Self::writer(source), Self::UNDER_WAY)
             }
             Self::User { popular, source } => format!("{}/{source}", Self::users(popular)),
+            Self::Label(source, generation) => format!("{}/{generation}", Self::labels(source)),
         }
     }
 
@@ -278,6 +282,12 @@ impl ObjectName {
     #[must_use]
     pub fn users(popular: SourceId) -> String {
         format!("sources/{popular}/users")
+    }
+
+    /// The folder of the labels of a source.
+    #[must_use]
+    pub fn labels(source: SourceId) -> String {
+        format!("sources/{source}/labels")
     }
 
     /// The folder that has the folder of whoever changes a source, if somebody does.

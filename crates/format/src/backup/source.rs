@@ -4,30 +4,32 @@
 //!  0 block size  u32     bytes: 4096, 8192, 16384 or 65536
 //!  4 kind        u8      0 a disk; 1 popular blocks
 //!  5 zeros       3 bytes
-//!  8 pool        16 bytes   of the volume, or zeros
-//! 24 volume      u64     the number that the pool gave it, or 0
-//! 32 name        text    empty for popular blocks
+//!  8 origin              see [`Origin`]; none for popular blocks
+//!    name        text    empty for popular blocks
 //!    domain      text    blocks are shared inside it
 //! ```
 //!
-//! It never changes. The folders of the source have copies of it.
+//! It never changes. The folders of the source have copies of it. A [label](super::label) that is written later
+//! replaces its name and origin.
 
 use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible, put_text};
 use crate::error::FormatError;
-use crate::units::{BLOCK_SIZES, PoolId, VolumeId};
+use crate::units::BLOCK_SIZES;
+
+use super::label::{Label, Origin};
 
 /// A disk that is backed up; or the popular blocks of a domain, which are packs without backups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Its name, by which users know it; none for popular blocks.
+    /// The name by which users know the source; empty for popular blocks.
     pub name: String,
     /// Sources share blocks with those of the same domain.
     pub domain: String,
     /// Bytes of a block.
     pub block_size: u32,
-    /// The volume, if it is one.
-    pub volume: Option<(PoolId, VolumeId)>,
+    /// Where the disk comes from, if that is known.
+    pub origin: Option<Origin>,
 }
 
 impl Source {
@@ -37,17 +39,27 @@ impl Source {
         self.name.is_empty()
     }
 
+    /// The source with the name and the origin of a label.
+    #[must_use]
+    pub fn labelled(self, label: Label) -> Self {
+        Self {
+            name: label.name,
+            origin: label.origin,
+            ..self
+        }
+    }
+
     /// The chunk's content.
+    ///
+    /// # Panics
+    ///
+    /// If a text has more than [`TEXT_BYTES_MAX`](crate::cursor::TEXT_BYTES_MAX) bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(self.block_size.to_le_bytes());
         out.extend([u8::from(self.is_popular()), 0, 0, 0]);
-        let (pool, volume) = self
-            .volume
-            .map_or(([0; 16], 0), |(pool, volume)| (pool.0, volume.0));
-        out.extend(pool);
-        out.extend(volume.to_le_bytes());
+        Origin::put(&mut out, self.origin.as_ref());
         put_text(&mut out, self.name.as_bytes());
         put_text(&mut out, self.domain.as_bytes());
         out
@@ -70,23 +82,18 @@ impl Source {
                 structure: "source",
             });
         }
-        let (pool, volume): ([u8; 16], u64) = (rest.take()?, rest.u64()?);
-        let volume = match (is_zero(&pool), volume) {
-            (true, 0) => None,
-            (true, _) | (false, 0) => return Err(impossible("volume", volume)),
-            (false, _) => Some((PoolId(pool), VolumeId(volume))),
-        };
+        let origin = Origin::take(&mut rest)?;
         let name = rest.utf8("name of the source")?;
         let domain = rest.utf8("domain of the source")?;
         rest.finish()?;
-        if kind != u8::from(name.is_empty()) || kind == 1 && volume.is_some() {
+        if kind != u8::from(name.is_empty()) || kind == 1 && origin.is_some() {
             return Err(impossible("kind of a source", kind.into()));
         }
         Ok(Self {
             name,
             domain,
             block_size,
-            volume,
+            origin,
         })
     }
 }

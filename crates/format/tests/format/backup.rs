@@ -7,10 +7,10 @@ use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
 use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Closed, Condemned, Counts, Derivation, Lease, LeaseName, Manifest,
-    NumberRun, ObjectHeader, ObjectName, PackReference, PackTable, PackTrailer, PoolSnapshot,
-    ProcessId, RecipeRun, RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId,
-    StoredGroup, TAG_BYTES, Target, Witness, WrappedKey, packs_of,
+    BackupNumber, ChangedBy, Closed, Condemned, Counts, Derivation, Label, Lease, LeaseName,
+    MachineId, Manifest, NumberRun, ObjectHeader, ObjectName, Origin, PackReference, PackTable,
+    PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId, RepositoryObject, Sealing, Slot,
+    Source, SourceId, StoredGroup, TAG_BYTES, Target, Witness, WrappedKey, packs_of,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -60,7 +60,20 @@ fn source() -> Source {
         name: "web".to_owned(),
         domain: "customers".to_owned(),
         block_size: 4096,
-        volume: Some((POOL, VolumeId(12))),
+        origin: Some(Origin::Volume {
+            pool: POOL,
+            volume: VolumeId(12),
+        }),
+    }
+}
+
+fn label() -> Label {
+    Label {
+        name: "shop".to_owned(),
+        origin: Some(Origin::File {
+            machine: MachineId(*b"a hashed machine"),
+            path: "/disks/shop.raw".to_owned(),
+        }),
     }
 }
 
@@ -156,6 +169,8 @@ fn manifest() -> Manifest {
             number: 1 << 36,
             witness: Witness(*b"a popular one's."),
         }],
+        host: "kvm-1".to_owned(),
+        snapshot: "monday".to_owned(),
         tags: vec!["before the update".to_owned()],
     }
 }
@@ -237,6 +252,9 @@ fn specimens() -> Vec<Specimen> {
         }),
         ("source", source().encode(), |bytes| {
             Source::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("label", label().encode(), |bytes| {
+            Label::decode(bytes).map(|it| format!("{it:#?}"))
         }),
         ("pack_trailer", trailer().encode().to_vec(), |bytes| {
             let short = FormatError::Short {
@@ -578,6 +596,8 @@ proptest! {
             popular,
             recipe_pages: pages,
             tags,
+            host: "kvm-1".to_owned(),
+            snapshot: String::new(),
             counts: Counts { logical_blocks, read_blocks, new_blocks, stored_bytes, popular_blocks },
             base: ids.map(|(pool, volume, snapshot)| PoolSnapshot {
                 pool: PoolId(pool.to_le_bytes()),

@@ -85,7 +85,7 @@ impl Opened {
     /// Backs up both disks as they are on a day.
     fn create(&self, day: u64, options: &[&str]) -> Value {
         let sources = DISKS.map(|(name, own)| {
-            let image = self.scene.path(&format!("{name}-{day}"));
+            let image = self.scene.path(name);
             fs::write(&image, disk(own, day)).unwrap();
             format!("{name}={image}")
         });
@@ -106,7 +106,7 @@ impl Opened {
     }
 }
 
-/// Has popular blocks and own ones, a pack that was pruned, a backup that is protected, and two keys.
+/// Has popular blocks and own ones, a pack that was pruned, a backup that is protected, a source that was renamed, and two keys.
 fn write_golden() {
     let made = Opened::new();
     let key = made.scene.file("key", KEY);
@@ -115,6 +115,8 @@ fn write_golden() {
     for day in 1..=3 {
         made.create(day, &["--tag", &format!("day-{day}")]);
     }
+    made.ok(&["rename", "b", "c"]);
+    made.ok(&["rename", "c", "b"]);
     made.ok(&["protect", "b@2"]);
     made.ok(&["forget", "a@1", "b@1", "--yes"]);
     made.ok(&["prune", "--wasted", "0%", "--yes"]);
@@ -143,7 +145,7 @@ fn golden_repositories_restore_and_go_on() {
         }
 
         // What the earlier version stored is found again, and goes when it is not needed.
-        let made = opened.create(3, &["--full"]);
+        let made = opened.create(3, &["--full", "--adopt"]);
         for backup in made["backups"].as_array().unwrap() {
             assert_eq!(backup["new_bytes"], 0, "{version}: {backup}");
             assert_eq!(backup["popular_bytes"], 40 << 10, "{version}: {backup}");

@@ -7,6 +7,7 @@ mod analyze;
 mod analyze_memory;
 mod backup;
 mod backup_golden;
+mod backup_identity;
 mod backup_memory;
 mod backup_pruning;
 mod backup_repair;

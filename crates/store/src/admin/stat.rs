@@ -16,6 +16,8 @@ use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 pub struct VolumeStat {
     /// Its name.
     pub name: String,
+    /// See [`Volume::number`].
+    pub number: u64,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Its blocks that hold data.
@@ -325,6 +327,7 @@ impl Store {
         let (counts, space_limits) = (layer.counts(), &layer.space_limits);
         VolumeStat {
             name: volume.name(),
+            number: volume.number(),
             size_bytes: volume.size_bytes(),
             logical_blocks: volume.logical_blocks(),
             private_blocks: counts.private + counts.unshareable,

@@ -1,6 +1,7 @@
 //! The snapshots of which backups are made. The one of a source's last backup, its *base*, stays in the pool:
 //! its layers say what the next backup has to read.
 
+use super::identity::FoundDisk;
 use super::repository_error;
 use crate::commands::foreground::random_seed;
 use crate::output::Output;
@@ -9,7 +10,7 @@ use onefold_api::{
     Error, JobList, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotName,
     SnapshotReply, VolumeStat,
 };
-use onefold_format::backup::{BackupNumber, PoolSnapshot, RepositoryId};
+use onefold_format::backup::{BackupNumber, Origin, PoolSnapshot, RepositoryId};
 use onefold_format::{PoolId, VolumeId};
 use onefold_jobs::{JobKind, JobState};
 use onefold_repository::{KnownSource, Repository};
@@ -23,7 +24,7 @@ const BACKUP_SNAPSHOT: &str = "onefold-backup-";
 /// A pool whose snapshots are backed up.
 pub(super) struct Pool<'a> {
     pub(super) session: &'a Session,
-    pub(super) block_size: u32,
+    block_size: u32,
     id: PoolId,
     /// How the names of snapshots begin that are taken for this repository.
     prefix: String,
@@ -63,13 +64,22 @@ impl<'a> Pool<'a> {
         Ok(jobs.any(|job| job.kind == JobKind::Copying && job.state == JobState::Paused))
     }
 
-    /// The domain of a volume.
-    pub(super) fn domain(&self, volume: &str) -> Result<String> {
+    /// A volume, as a disk that is backed up.
+    pub(super) fn disk<'n>(&self, volume: &'n str) -> Result<FoundDisk<'n>> {
         let stat = VolumeStat {
             name: volume.to_owned(),
             exact: false,
         };
-        Ok(self.session.call(&stat, &mut |_, _| {})?.domain)
+        let stat = self.session.call(&stat, &mut |_, _| {})?;
+        Ok(FoundDisk {
+            name: volume,
+            domain: stat.domain,
+            block_size: self.block_size,
+            origin: Origin::Volume {
+                pool: self.id,
+                volume: VolumeId(stat.number),
+            },
+        })
     }
 
     /// Takes a snapshot of each of these volumes, all at one moment.

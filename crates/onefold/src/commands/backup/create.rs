@@ -2,6 +2,7 @@
 
 use super::base::{Parent, Pool};
 use super::disk::PoolDisk;
+use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds,
     reporting, repository_error, threads,
@@ -15,8 +16,8 @@ use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
 use onefold_backup::{Batch, Created, DiskToBackUp, ImageDisk, Options, check_parent, create};
-use onefold_format::backup::{ChangedBy, Source};
-use onefold_repository::{KnownSource, Repository, Writer};
+use onefold_format::backup::ChangedBy;
+use onefold_repository::{KnownSource, Repository, Writer, host_name};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -41,6 +42,9 @@ pub(in crate::commands) struct Args {
 
     #[command(flatten)]
     repository: RepositoryArgs,
+
+    #[command(flatten)]
+    choice: Choice,
 
     /// The format of disk images. It is never guessed. Without this they are raw.
     #[arg(long, value_enum)]
@@ -112,17 +116,25 @@ impl FromStr for Wanted {
             },
             (None, None) => Self::Volume(text.to_owned()),
         };
-        check_name(wanted.source()).map_err(|error| error.to_string())?;
+        check_name(wanted.disk()).map_err(|error| error.to_string())?;
         Ok(wanted)
     }
 }
 
 impl Wanted {
-    /// Its name in the repository.
-    fn source(&self) -> &str {
+    /// The name of the disk.
+    fn disk(&self) -> &str {
         match self {
             Self::Volume(name) | Self::Image { name, .. } => name,
             Self::Snapshot { volume, .. } => volume,
+        }
+    }
+
+    /// The name of the user's snapshot, without that of its volume; empty if it is none.
+    fn snapshot(&self) -> String {
+        match self {
+            Self::Snapshot { name, .. } => name.snapshot().to_owned(),
+            Self::Volume(_) | Self::Image { .. } => String::new(),
         }
     }
 }
@@ -144,6 +156,8 @@ struct Reply {
 struct BackupReply {
     /// SOURCE@N.
     name: String,
+    /// The name of the disk, which may differ from that of its source.
+    disk: String,
     size_bytes: u64,
     /// Data of the disk.
     logical_bytes: u64,
@@ -164,8 +178,8 @@ struct BackupReply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     for (n, wanted) in args.sources.iter().enumerate() {
         let before = &args.sources[..n];
-        if before.iter().any(|it| it.source() == wanted.source()) {
-            let message = format!("'{}' is to be backed up twice", wanted.source());
+        if before.iter().any(|it| it.disk() == wanted.disk()) {
+            let message = format!("'{}' is to be backed up twice", wanted.disk());
             return Err(Error::usage(message));
         }
     }
@@ -175,6 +189,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     {
         tracing::debug!("the backup runs at ordinary priority: {error}");
     }
+    args.choice.check(args.sources.len())?;
     let repository = args.repository.open()?;
     let interrupted = interruption()?;
     let job = Job {
@@ -275,7 +290,7 @@ impl Job<'_> {
             for ((wanted, writer), made) in opened.into_iter().zip(batch.backups) {
                 match made {
                     Ok(made) => {
-                        let backup = BackupReply::of(writer.source(), &made);
+                        let backup = BackupReply::of(wanted, writer.source(), &made);
                         reply.backups.push(backup);
                         self.backed_up(wanted, pool.as_deref_mut())?;
                     }
@@ -297,45 +312,76 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The right to change each source, and new sources where there are none; and why others are left out.
+    /// The right to change the source of each disk, and new sources where there are none; and why disks are left out.
     fn writers(&self, pool: Option<&Pool<'_>>) -> (Vec<(&Wanted, Writer<'_>)>, Vec<Error>) {
-        let (mut sources, mut failures) = (Vec::new(), Vec::new());
+        let (mut sources, mut failures) = (Vec::<(&Wanted, Identified)>::new(), Vec::new());
         for wanted in &self.args.sources {
-            match self.source_of(wanted, pool) {
-                Ok(source) => sources.push((wanted, source)),
+            let identified = self.source_of(wanted, pool).and_then(|identified| {
+                let id = identified.source.id;
+                match sources.iter().find(|(_, before)| before.source.id == id) {
+                    Some((before, _)) => Err(Error::usage(format!(
+                        "'{}' and '{}' are the same disk, source {} of the repository",
+                        before.disk(),
+                        wanted.disk(),
+                        identified.source
+                    ))),
+                    None => Ok(identified),
+                }
+            });
+            match identified {
+                Ok(identified) => sources.push((wanted, identified)),
                 Err(failure) => failures.push(failure),
             }
         }
         // In one order, so that two commands with the same sources do not keep each other from all of them.
-        sources.sort_by_key(|(_, source)| source.id);
+        sources.sort_by_key(|(_, identified)| identified.source.id);
         let mut writers = Vec::new();
-        for (wanted, source) in sources {
-            match self.repository.writer(source.id, "backup create") {
+        for (wanted, identified) in sources {
+            match self.writer(wanted, identified) {
                 Ok(writer) => writers.push((wanted, writer)),
                 Err(failure) => failures.push(repository_error(failure)),
             }
         }
         let place = |wanted: &Wanted| {
             let mut sources = self.args.sources.iter();
-            sources.position(|it| it.source() == wanted.source())
+            sources.position(|it| it.disk() == wanted.disk())
         };
         writers.sort_by_key(|(wanted, _)| place(wanted));
         (writers, failures)
     }
 
-    /// The source of a disk. One that is not there makes none.
-    fn source_of(&self, wanted: &Wanted, pool: Option<&Pool<'_>>) -> Result<KnownSource> {
-        match (wanted, pool) {
-            (Wanted::Volume(name) | Wanted::Snapshot { volume: name, .. }, Some(pool)) => {
-                self.source(name, &pool.domain(name)?, pool.block_size)
-            }
-            (Wanted::Image { name, file }, _) => {
-                let there = std::fs::metadata(file);
-                there.map_err(|e| Error::io(format_args!("cannot open {file:?}"), &e))?;
-                self.source(name, DOMAIN, BLOCK_SIZE)
-            }
-            (_, None) => Err(Error::usage("volumes are backed up from a pool")),
+    fn writer(
+        &self,
+        wanted: &Wanted,
+        Identified { source, label }: Identified,
+    ) -> onefold_repository::Result<Writer<'_>> {
+        let mut writer = self.repository.writer(source.id, "backup create")?;
+        if let Some(label) = label {
+            writer.set_label(label)?;
         }
+        let (name, disk) = (&source.source.name, wanted.disk());
+        if name != disk {
+            let output = &self.context.output;
+            output.note(format_args!("'{disk}' continues the source '{name}'"));
+        }
+        Ok(writer)
+    }
+
+    /// The source of a disk. A disk that is not there makes none.
+    fn source_of(&self, wanted: &Wanted, pool: Option<&Pool<'_>>) -> Result<Identified> {
+        let disk = match (wanted, pool) {
+            (Wanted::Volume(name) | Wanted::Snapshot { volume: name, .. }, Some(pool)) => {
+                pool.disk(name)?
+            }
+            (Wanted::Image { name, file }, _) => FoundDisk {
+                name,
+                domain: DOMAIN.to_owned(),
+                block_size: BLOCK_SIZE,
+                origin: origin_of(file)?,
+            },
+            (_, None) => return Err(Error::usage("volumes are backed up from a pool")),
+        };
+        self.args.choice.identify(self.repository, disk)
     }
 
     fn open<'p>(
@@ -367,6 +413,7 @@ impl Job<'_> {
             parent: None,
             base: None,
             unix_seconds: self.unix_seconds,
+            snapshot: String::new(),
         })
     }
 
@@ -376,7 +423,7 @@ impl Job<'_> {
         writer: &'p Writer<'p>,
         pool: &Pool<'p>,
     ) -> Result<DiskToBackUp<'p>> {
-        let volume = wanted.source();
+        let volume = wanted.disk();
         let snapshots = pool.snapshots(volume)?;
         let snapshot = match wanted {
             Wanted::Snapshot { name, .. } => {
@@ -400,11 +447,12 @@ impl Job<'_> {
             )?,
         };
         let output = &self.context.output;
+        let source = &writer.source().source.name;
         if let Some(Parent { backup, .. }) = &parent
             && let Err(error) = check_parent(self.repository, writer.source(), *backup)
         {
             output.warn(format_args!(
-                "all of '{volume}' is read: {volume}@{backup} of the repository cannot be restored: {error}"
+                "all of '{volume}' is read: {source}@{backup} of the repository cannot be restored: {error}"
             ));
             parent = None;
         }
@@ -412,7 +460,7 @@ impl Job<'_> {
             && let Err(error) = disk.compare_with(base.clone())
         {
             output.note(format_args!(
-                "all of '{volume}' is read: what changed since {volume}@{backup} of the repository is not \
+                "all of '{volume}' is read: what changed since {source}@{backup} of the repository is not \
                  known: {error}"
             ));
             parent = None;
@@ -423,41 +471,14 @@ impl Job<'_> {
             parent: parent.map(|parent| parent.backup),
             base: Some(pool.base_of(&snapshot)),
             unix_seconds: snapshot.created_unix_seconds,
+            snapshot: wanted.snapshot(),
         })
-    }
-
-    /// The source of this name; a new one where there is none.
-    fn source(&self, name: &str, domain: &str, block_size: u32) -> Result<KnownSource> {
-        let found = self.repository.source(name).map_err(repository_error)?;
-        if let Some(found) = found {
-            if found.source.block_size != block_size {
-                return Err(Error::usage(format!(
-                    "'{name}' has blocks of {} bytes in the repository, and of {block_size} here; back \
-                     it up as another source",
-                    found.source.block_size
-                )));
-            }
-            if found.source.domain != domain {
-                return Err(Error::usage(format!(
-                    "'{name}' is of domain '{}' in the repository, and of '{domain}' here; back it up as \
-                     another source",
-                    found.source.domain
-                )));
-            }
-            return Ok(found);
-        }
-        let source = Source {
-            name: name.to_owned(),
-            domain: domain.to_owned(),
-            block_size,
-            volume: None,
-        };
-        self.repository.add_source(source).map_err(repository_error)
     }
 
     fn create(&self, disks: &mut [DiskToBackUp<'_>]) -> Result<Batch> {
         let options = Options {
             tags: self.args.tags.clone(),
+            host: host_name(),
             level: self.args.level,
             threads: threads(self.args.threads),
             memory_bytes: self.args.memory as usize,
@@ -482,10 +503,11 @@ impl Job<'_> {
 }
 
 impl BackupReply {
-    fn of(source: &KnownSource, made: &Created) -> Self {
+    fn of(wanted: &Wanted, source: &KnownSource, made: &Created) -> Self {
         let (counts, block_size) = (made.manifest.counts, u64::from(made.manifest.block_size));
         Self {
             name: format!("{}@{}", source.source.name, made.backup),
+            disk: wanted.disk().to_owned(),
             size_bytes: made.manifest.size_bytes,
             logical_bytes: counts.logical_blocks * block_size,
             changed_by: match made.manifest.changed_by {

@@ -1,5 +1,6 @@
 //! `onefold backup list`
 
+use super::identity::OriginReply;
 use super::{Context, RepositoryArgs, find_source, name_damaged, repository_error};
 use crate::output::Render;
 use crate::rendering::utc;
@@ -33,6 +34,12 @@ struct BackupReply {
     logical_bytes: u64,
     new_bytes: u64,
     stored_bytes: u64,
+    /// The name of the host that made it.
+    host: String,
+    /// Where the source's disk comes from; null if that is not known.
+    origin: Option<OriginReply>,
+    /// The name of the user's snapshot that was backed up, without that of its volume; null if it was none.
+    snapshot: Option<String>,
     tags: Vec<String>,
 }
 
@@ -75,6 +82,9 @@ fn of(
                 logical_bytes: manifest.counts.logical_blocks * block_size,
                 new_bytes: manifest.counts.new_blocks * block_size,
                 stored_bytes: manifest.counts.stored_bytes,
+                origin: source.source.origin.as_ref().map(OriginReply::from),
+                snapshot: Some(manifest.snapshot).filter(|name| !name.is_empty()),
+                host: manifest.host,
                 tags: manifest.tags,
             });
         }
@@ -86,24 +96,29 @@ impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let names = self.backups.iter().map(|backup| backup.name.len());
         let width = names.max().unwrap_or(0).max(4);
+        let hosts = self.backups.iter().map(|backup| backup.host.len());
+        let host_width = hosts.max().unwrap_or(0).max(4);
         if !self.backups.is_empty() {
             writeln!(
                 out,
-                "{:width$}  {:20}  {:>10}  {:>10}  {:>10}  {:>10}  TAGS",
-                "NAME", "TIME", "SIZE", "DATA", "NEW", "STORED"
+                "{:width$}  {:20}  {:>10}  {:>10}  {:>10}  {:>10}  {:host_width$}  SNAPSHOT AND TAGS",
+                "NAME", "TIME", "SIZE", "DATA", "NEW", "STORED", "HOST"
             )?;
         }
         self.backups.iter().try_for_each(|backup| {
+            let snapshot = backup.snapshot.iter().map(|name| format!("@{name}"));
+            let marks: Vec<_> = snapshot.chain(backup.tags.iter().cloned()).collect();
             writeln!(
                 out,
-                "{:width$}  {:20}  {:>10}  {:>10}  {:>10}  {:>10}  {}",
+                "{:width$}  {:20}  {:>10}  {:>10}  {:>10}  {:>10}  {:host_width$}  {}",
                 backup.name,
                 utc(backup.unix_seconds),
                 size::display(backup.size_bytes),
                 size::display(backup.logical_bytes),
                 size::display(backup.new_bytes),
                 size::display(backup.stored_bytes),
-                backup.tags.join(", ")
+                backup.host,
+                marks.join(", ")
             )
         })
     }

@@ -5,12 +5,14 @@ mod create;
 mod diff;
 mod disk;
 mod forget;
+mod identity;
 mod init;
 mod into;
 mod key;
 mod list;
 mod mount;
 mod prune;
+mod rename;
 mod repair;
 mod restore;
 mod retention;
@@ -83,6 +85,8 @@ pub(super) enum BackupVerb {
     Verify(verify::Args),
     /// Forget backups: by their names, or all that no rule keeps. `prune` then gives the space back.
     Forget(forget::Args),
+    /// Give a source another name.
+    Rename(rename::Args),
     /// Protect backups from being forgotten.
     Protect(forget::ProtectArgs),
     /// Protect backups no more.
@@ -111,6 +115,7 @@ impl BackupVerb {
             Self::Restore(args) => restore::run(context, args),
             Self::Verify(args) => verify::run(context, &args),
             Self::Forget(args) => forget::run(context, &args),
+            Self::Rename(args) => rename::run(context, &args),
             Self::Protect(args) => forget::protect(context, &args, true),
             Self::Unprotect(args) => forget::protect(context, &args, false),
             Self::Prune(args) => prune::run(context, &args),
@@ -248,7 +253,7 @@ impl BackupName {
         let backups = repository.backups(source.id).map_err(repository_error)?;
         let found = match self.number {
             Some(number) => backups.contains(&number).then_some(number),
-            None => backups.last().copied(),
+            None => latest(repository, &source, &backups)?,
         };
         let number = found.ok_or_else(|| {
             let message = match self.number {
@@ -259,6 +264,27 @@ impl BackupName {
         })?;
         Ok((source, number))
     }
+}
+
+/// The backup of the latest moment: that of an old snapshot may have the highest number.
+fn latest(
+    repository: &Repository,
+    source: &KnownSource,
+    backups: &[BackupNumber],
+) -> Result<Option<BackupNumber>> {
+    let moments = backups.iter().map(|backup| {
+        let manifest = repository.manifest(source.id, *backup);
+        let manifest = manifest.map_err(|error| {
+            let error = repository_error(error);
+            let message = format!(
+                "the latest backup of {source} cannot be told, so name one by its number: {error}"
+            );
+            Error::new(error.kind, message)
+        })?;
+        Ok((manifest.unix_seconds, *backup))
+    });
+    let moments = moments.collect::<Result<Vec<_>>>()?;
+    Ok(moments.into_iter().max().map(|(_, backup)| backup))
 }
 
 fn find_source(repository: &Repository, name: &str) -> Result<KnownSource> {

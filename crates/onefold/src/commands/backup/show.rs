@@ -1,5 +1,6 @@
 //! `onefold backup show`
 
+use super::identity::OriginReply;
 use super::{BackupName, Context, RepositoryArgs, repository_error};
 use crate::output::Render;
 use crate::rendering::utc;
@@ -21,6 +22,16 @@ pub(in crate::commands) struct Args {
 #[derive(Debug, Serialize)]
 struct Reply {
     name: String,
+    source_id: String,
+    /// The name of the host that made it.
+    host: String,
+    /// Where the source's disk comes from; null if that is not known.
+    origin: Option<OriginReply>,
+    /// For text.
+    #[serde(skip)]
+    from: String,
+    /// The name of the user's snapshot that was backed up, without that of its volume; null if it was none.
+    snapshot: Option<String>,
     unix_seconds: u64,
     size_bytes: u64,
     block_size: u32,
@@ -43,9 +54,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let manifest = repository.manifest(source.id, number);
     let manifest = manifest.map_err(repository_error)?;
     let block_size = u64::from(manifest.block_size);
-    let counts = manifest.counts;
+    let (counts, origin) = (manifest.counts, source.source.origin.as_ref());
     context.print(&Reply {
         name: format!("{}@{number}", source.source.name),
+        source_id: source.id.to_string(),
+        host: manifest.host,
+        origin: origin.map(OriginReply::from),
+        from: origin.map(ToString::to_string).unwrap_or_default(),
+        snapshot: Some(manifest.snapshot).filter(|name| !name.is_empty()),
         unix_seconds: manifest.unix_seconds,
         size_bytes: manifest.size_bytes,
         block_size: manifest.block_size,
@@ -65,6 +81,9 @@ impl Render for Reply {
         writeln!(out, "backup {}, {}", self.name, utc(self.unix_seconds))?;
         let (block, tags) = (size::display(self.block_size.into()), self.tags.join(", "));
         for (what, value) in [
+            ("origin", self.from.clone()),
+            ("host", self.host.clone()),
+            ("snapshot", self.snapshot.clone().unwrap_or_default()),
             ("size", size::display(self.size_bytes)),
             ("block", block),
             ("data", size::display(self.logical_bytes)),
@@ -77,7 +96,7 @@ impl Render for Reply {
             ("tags", tags),
         ] {
             if !value.is_empty() {
-                writeln!(out, "{what:8}{value}")?;
+                writeln!(out, "{what:10}{value}")?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! `onefold backup stat`
 
+use super::identity::OriginReply;
 use super::{Context, RepositoryArgs, name_damaged, repository_error};
 use crate::output::Render;
 use onefold_api::{Result, size};
@@ -32,7 +33,10 @@ struct Reply {
 #[derive(Debug, Serialize)]
 struct SourceReply {
     source: String,
+    source_id: String,
     domain: String,
+    /// Where the disk comes from; null if that is not known.
+    origin: Option<OriginReply>,
     backups: u64,
     /// Data of all its backups.
     logical_bytes: u64,
@@ -87,6 +91,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         }
         reply.sources.push(SourceReply {
             source: known.source.name,
+            source_id: known.id.to_string(),
+            origin: known.source.origin.as_ref().map(OriginReply::from),
             domain: known.source.domain,
             backups: backups.len() as u64,
             logical_bytes,

@@ -1,0 +1,30 @@
+//! This machine, as others know it.
+
+use onefold_format::backup::MachineId;
+
+const MACHINE_CONTEXT: &str = "onefold 2026-11-28 id of a machine in the origin of a disk";
+
+/// The file that gives a machine its id.
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// The name of this machine.
+#[must_use]
+pub fn host_name() -> String {
+    let host = rustix::system::uname();
+    host.nodename().to_string_lossy().into_owned()
+}
+
+/// The id of this machine: a hash of the one that its operating system was given when it was installed, or of its name
+/// if it was given none.
+#[must_use]
+pub fn machine_id() -> MachineId {
+    let id = std::fs::read(MACHINE_ID).unwrap_or_default();
+    let id = match id.trim_ascii() {
+        [] => host_name().into_bytes(),
+        id => id.to_vec(),
+    };
+    let mut machine = [0; 16];
+    let mut hasher = blake3::Hasher::new_derive_key(MACHINE_CONTEXT);
+    hasher.update(&id).finalize_xof().fill(&mut machine);
+    MachineId(machine)
+}

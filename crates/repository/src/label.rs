@@ -1,0 +1,79 @@
+//! Labels: the name and the origin of a source, where they have changed since its birth.
+//!
+//! The newest label that can be read counts. The one before it stays, so that a damaged label costs one change.
+
+use onefold_format::backup::{Label, ObjectName, SourceId};
+
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::NewObject;
+use crate::repository::{KnownSource, Repository};
+use crate::writer::Writer;
+
+impl Repository {
+    /// The newest label of a source that can be read, if there is one.
+    pub(crate) fn label(&self, source: SourceId) -> Result<Option<Label>> {
+        for generation in self.labels(source)?.into_iter().rev() {
+            match self.label_in(ObjectName::Label(source, generation)) {
+                Ok(label) => return Ok(Some(label)),
+                Err(error) if error.is_of_object() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The error of the newest label of a source, if it cannot be read.
+    pub(crate) fn wrong_label(
+        &self,
+        known: &KnownSource,
+    ) -> Result<Option<(ObjectName, RepositoryError)>> {
+        let newest = self.labels(known.id)?.pop();
+        let Some(name) = newest.map(|generation| ObjectName::Label(known.id, generation)) else {
+            return Ok(None);
+        };
+        let error = self.label_in(name).err();
+        Ok(error.map(|error| {
+            let message =
+                format!("{error}; until 'onefold backup rename' the source is called {known}");
+            (name, RepositoryError::new(error.kind(), message))
+        }))
+    }
+
+    /// The generations of a source's labels, in order.
+    fn labels(&self, source: SourceId) -> Result<Vec<u32>> {
+        self.generations(&ObjectName::labels(source))
+    }
+
+    fn label_in(&self, name: ObjectName) -> Result<Label> {
+        let content = self.read_sealed(name)?;
+        Label::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
+    }
+}
+
+impl Writer<'_> {
+    /// Gives the source another name, another origin, or both.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if another disk has the name; `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn set_label(&mut self, label: Label) -> Result<()> {
+        let (repository, id) = (self.repository(), self.source().id);
+        let sources = repository.sources()?;
+        let mut others = sources.disks.iter().filter(|it| it.id != id);
+        if let Some(other) = others.find(|it| it.source.name == label.name) {
+            let message = format!("{other} is another source of the repository ({})", other.id);
+            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
+        }
+        let labels = repository.labels(id)?;
+        let generation = labels.last().map_or(1, |newest| newest + 1);
+        let name = ObjectName::Label(id, generation);
+        self.put(name, label.encode(), NewObject::commit)?;
+        if let [older @ .., _] = &labels[..] {
+            for generation in older {
+                self.remove(ObjectName::Label(id, *generation))?;
+            }
+        }
+        self.labelled(label);
+        Ok(())
+    }
+}
