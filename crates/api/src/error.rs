@@ -31,6 +31,8 @@ pub enum ErrorKind {
     ReadOnly,
     /// Stored metadata is not what was written.
     Damaged,
+    /// The daemon went away before it replied: whether it carried the request out is not known.
+    Lost,
     /// Any other failure.
     Failed,
 }

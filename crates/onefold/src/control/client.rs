@@ -13,7 +13,7 @@ use hyper::{Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use onefold_api::transfer::{Export, IMPORT_PATH, VolumeImport, VolumeImportReply};
 use onefold_api::transfer::{Piece, PieceReceiver, PieceSender, transfer};
-use onefold_api::{Error, Result};
+use onefold_api::{Error, ErrorKind, Result};
 use onefold_api::{Report, Request, Versioned};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::io;
@@ -134,10 +134,8 @@ impl ControlClient {
     }
 
     fn lost(&self, cause: &dyn std::error::Error) -> Error {
-        Error::failed(format!(
-            "lost the daemon at {}: {cause}",
-            self.socket.display()
-        ))
+        let message = format!("lost the daemon at {}: {cause}", self.socket.display());
+        Error::new(ErrorKind::Lost, message)
     }
 }
 
@@ -167,7 +165,8 @@ fn not_understood() -> Error {
 }
 
 fn ended_early() -> Error {
-    Error::failed(
+    Error::new(
+        ErrorKind::Lost,
         "the daemon ended before it answered; once it runs again, 'onefold volume list' shows \
          whether this was done",
     )

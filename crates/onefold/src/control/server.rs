@@ -344,7 +344,9 @@ fn status_of(error: &Error) -> StatusCode {
     match error.kind {
         ErrorKind::Usage => StatusCode::BAD_REQUEST,
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
-        ErrorKind::Exists | ErrorKind::InUse | ErrorKind::Failed => StatusCode::CONFLICT,
+        ErrorKind::Exists | ErrorKind::InUse | ErrorKind::Failed | ErrorKind::Lost => {
+            StatusCode::CONFLICT
+        }
         ErrorKind::ReadOnly => StatusCode::FORBIDDEN,
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
         ErrorKind::Damaged => StatusCode::INTERNAL_SERVER_ERROR,

@@ -9,6 +9,7 @@ mod backup;
 mod backup_golden;
 mod backup_identity;
 mod backup_memory;
+mod backup_night;
 mod backup_pruning;
 mod backup_repair;
 mod bench;

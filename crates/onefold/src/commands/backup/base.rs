@@ -2,13 +2,14 @@
 //! its layers say what the next backup has to read.
 
 use super::identity::FoundDisk;
+use super::link::Link;
 use super::repository_error;
 use crate::commands::foreground::random_seed;
 use crate::output::Output;
 use crate::session::Session;
 use onefold_api::{
-    Error, JobList, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotName,
-    SnapshotReply, VolumeStat,
+    Error, ErrorKind, JobList, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList,
+    SnapshotName, SnapshotReply, VolumeList, VolumeStat,
 };
 use onefold_format::backup::{BackupNumber, Origin, PoolSnapshot, RepositoryId};
 use onefold_format::{PoolId, VolumeId};
@@ -23,7 +24,7 @@ const BACKUP_SNAPSHOT: &str = "onefold-backup-";
 
 /// A pool whose snapshots are backed up.
 pub(super) struct Pool<'a> {
-    pub(super) session: &'a Session,
+    pub(super) link: Link<'a>,
     block_size: u32,
     id: PoolId,
     /// How the names of snapshots begin that are taken for this repository.
@@ -40,13 +41,13 @@ pub(super) struct Parent {
 }
 
 impl<'a> Pool<'a> {
-    pub(super) fn new(session: &'a Session, repository: RepositoryId) -> Result<Self> {
-        let stat = session.call(&PoolStat {}, &mut |_, _| {})?;
+    pub(super) fn new(link: Link<'a>, repository: RepositoryId) -> Result<Self> {
+        let stat = link.call(&PoolStat {})?;
         let id = PoolId::parse(&stat.pool_id)
             .ok_or_else(|| Error::failed(format!("'{}' is no id of a pool", stat.pool_id)))?;
         let repository: String = repository.to_string().chars().take(8).collect();
         Ok(Self {
-            session,
+            link,
             block_size: stat.block_size,
             id,
             prefix: format!("{BACKUP_SNAPSHOT}{repository}-"),
@@ -56,10 +57,10 @@ impl<'a> Pool<'a> {
 
     /// Whether the pool's daemon does not read for backups now.
     pub(super) fn is_paused(&self) -> Result<bool> {
-        let Session::Remote(_) = self.session else {
+        let Session::Remote(_) = self.link.session else {
             return Ok(false);
         };
-        let list = self.session.call(&JobList {}, &mut |_, _| {})?;
+        let list = self.link.call(&JobList {})?;
         let mut jobs = list.jobs.iter();
         Ok(jobs.any(|job| job.kind == JobKind::Copying && job.state == JobState::Paused))
     }
@@ -70,7 +71,7 @@ impl<'a> Pool<'a> {
             name: volume.to_owned(),
             exact: false,
         };
-        let stat = self.session.call(&stat, &mut |_, _| {})?;
+        let stat = self.link.call(&stat)?;
         Ok(FoundDisk {
             name: volume,
             domain: stat.domain,
@@ -82,21 +83,46 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// Takes a snapshot of each of these volumes, all at one moment.
-    pub(super) fn take(&mut self, volumes: &[&str]) -> Result<()> {
+    /// The names of all volumes.
+    pub(super) fn volumes(&self) -> Result<Vec<String>> {
+        let volumes = self.link.call(&VolumeList {})?.volumes.into_iter();
+        Ok(volumes.map(|volume| volume.name).collect())
+    }
+
+    /// Takes a snapshot of each of these volumes, all at one moment. If that fails, which one volume can cause, each is taken
+    /// by itself. Returns why volumes have none.
+    pub(super) fn take(&mut self, volumes: &[&str]) -> Vec<Error> {
         if volumes.is_empty() {
-            return Ok(());
+            return Vec::new();
         }
-        let number = random_seed();
-        let names = volumes.iter().map(|volume| {
-            let name = format!("{volume}@{}{number:016x}", self.prefix);
-            name.parse().map_err(Error::usage)
-        });
-        let names = names.collect::<Result<Vec<SnapshotName>>>()?;
-        let made = self
-            .session
-            .call(&SnapshotCreate { names }, &mut |_, _| {})?;
-        self.taken = made.snapshots;
+        match self.take_together(volumes) {
+            Ok(()) => Vec::new(),
+            Err(error) if volumes.len() == 1 => vec![error],
+            Err(error) => {
+                self.link.output.warn(format_args!(
+                    "the snapshots are not of one moment, because they cannot be taken together: {error}"
+                ));
+                let failures = volumes
+                    .iter()
+                    .filter_map(|it| self.take_together(&[it]).err());
+                failures.collect()
+            }
+        }
+    }
+
+    fn take_together(&mut self, volumes: &[&str]) -> Result<()> {
+        // With other names each time: a daemon that went away may have taken them before.
+        let made = self.link.outlast(|| {
+            let number = random_seed();
+            let names = volumes.iter().map(|volume| {
+                let name = format!("{volume}@{}{number:016x}", self.prefix);
+                name.parse().map_err(Error::usage)
+            });
+            let names = names.collect::<Result<Vec<SnapshotName>>>()?;
+            let create = SnapshotCreate { names };
+            self.link.session.call(&create, &mut |_, _| {})
+        })?;
+        self.taken.extend(made.snapshots);
         Ok(())
     }
 
@@ -113,7 +139,7 @@ impl<'a> Pool<'a> {
         let list = SnapshotList {
             volume: Some(volume.to_owned()),
         };
-        Ok(self.session.call(&list, &mut |_, _| {})?.snapshots)
+        Ok(self.link.call(&list)?.snapshots)
     }
 
     pub(super) fn base_of(&self, snapshot: &SnapshotReply) -> PoolSnapshot {
@@ -193,17 +219,18 @@ impl<'a> Pool<'a> {
 
     fn delete(&self, name: &str, output: &Output) {
         let deleted = name.parse().map_err(Error::usage).and_then(|name| {
-            let delete = SnapshotDelete {
+            self.link.call(&SnapshotDelete {
                 name,
                 yes: true,
                 force: true,
-            };
-            self.session.call(&delete, &mut |_, _| {})
+            })
         });
-        if let Err(error) = deleted {
-            output.warn(format_args!(
+        match deleted {
+            // A daemon that went away may have deleted it before.
+            Err(error) if error.kind != ErrorKind::NotFound => output.warn(format_args!(
                 "the snapshot '{name}', which was taken for a backup, is left: {error}"
-            ));
+            )),
+            _ => {}
         }
     }
 }

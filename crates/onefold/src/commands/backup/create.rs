@@ -3,6 +3,7 @@
 use super::base::{Parent, Pool};
 use super::disk::PoolDisk;
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
+use super::link::Link;
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds,
     reporting, repository_error, threads,
@@ -37,8 +38,20 @@ const DOMAIN: &str = "default";
 pub(in crate::commands) struct Args {
     /// What is backed up: a volume of the pool, as it is at one moment; a snapshot; or a disk image or
     /// device, with the name that it has in the repository.
-    #[arg(value_name = "VOLUME|VOLUME@SNAPSHOT|NAME=FILE", required = true)]
-    sources: Vec<Wanted>,
+    #[arg(
+        value_name = "VOLUME|VOLUME@SNAPSHOT|NAME=FILE",
+        required_unless_present = "all"
+    )]
+    disks: Vec<Wanted>,
+
+    /// Back up all volumes of the pool, besides the disks that are named.
+    #[arg(long)]
+    all: bool,
+
+    /// With --all: leave out volumes with such a name. `*` stands for any characters, `?` for one, `[a-z]` for one of several. May
+    /// be given several times.
+    #[arg(long, value_name = "PATTERN", requires = "all")]
+    exclude: Vec<glob::Pattern>,
 
     #[command(flatten)]
     repository: RepositoryArgs,
@@ -176,8 +189,8 @@ struct BackupReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    for (n, wanted) in args.sources.iter().enumerate() {
-        let before = &args.sources[..n];
+    for (n, wanted) in args.disks.iter().enumerate() {
+        let before = &args.disks[..n];
         if before.iter().any(|it| it.disk() == wanted.disk()) {
             let message = format!("'{}' is to be backed up twice", wanted.disk());
             return Err(Error::usage(message));
@@ -189,7 +202,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     {
         tracing::debug!("the backup runs at ordinary priority: {error}");
     }
-    args.choice.check(args.sources.len())?;
+    args.choice.check(args.all, args.disks.len())?;
     let repository = args.repository.open()?;
     let interrupted = interruption()?;
     let job = Job {
@@ -200,9 +213,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         unix_seconds: now_unix_seconds(),
     };
     let needs_pool = |wanted: &Wanted| !matches!(wanted, Wanted::Image { .. });
-    let (mut reply, mut failures) = match args.sources.iter().any(needs_pool) {
+    let (mut reply, mut failures) = match args.all || args.disks.iter().any(needs_pool) {
         true => context.with_session(|session| job.with_snapshots(session))?,
-        false => job.all(None)?,
+        false => job.back_up(&args.disks, None)?,
     };
     let warn = |failure: &Error| context.output.warn(format_args!("{failure}"));
     reply.failures = failures.iter().map(ToString::to_string).collect();
@@ -231,21 +244,47 @@ struct Job<'a> {
 impl Job<'_> {
     /// Backs up with a snapshot of each volume, all at one moment.
     fn with_snapshots(&self, session: &Session) -> Result<(Reply, Vec<Error>)> {
-        let mut pool = Pool::new(session, self.repository.id())?;
+        let link = Link {
+            session,
+            output: &self.context.output,
+            interrupted: self.interrupted,
+        };
+        let mut pool = Pool::new(link, self.repository.id())?;
         if pool.is_paused()? {
             self.context.output.note(format_args!(
                 "the daemon's job 'copying' is paused, and this waits for it; 'onefold job resume copying' goes on"
             ));
         }
-        let made = self.all(Some(&mut pool));
+        let disks = self.disks(&pool)?;
+        let made = self.back_up(&disks, Some(&mut pool));
         pool.clear(&self.context.output);
         made
     }
 
+    /// The disks that are named, and with `--all` the other volumes.
+    fn disks(&self, pool: &Pool<'_>) -> Result<Vec<Wanted>> {
+        let mut disks = self.args.disks.clone();
+        if self.args.all {
+            let is_left_out = |name: &String| {
+                let mut patterns = self.args.exclude.iter();
+                patterns.any(|pattern| pattern.matches(name))
+                    || self.args.disks.iter().any(|it| it.disk() == name)
+            };
+            let volumes = pool.volumes()?.into_iter();
+            let volumes = volumes.filter(|name| !is_left_out(name));
+            disks.extend(volumes.map(Wanted::Volume));
+        }
+        Ok(disks)
+    }
+
     /// Returns what was made, and why the rest was not.
-    fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<(Reply, Vec<Error>)> {
+    fn back_up(
+        &self,
+        disks: &[Wanted],
+        mut pool: Option<&mut Pool<'_>>,
+    ) -> Result<(Reply, Vec<Error>)> {
         let began = Instant::now();
-        let (writers, mut failures) = self.writers(pool.as_deref());
+        let (mut writers, mut failures) = self.writers(disks, pool.as_deref());
         if let Some(pool) = pool.as_deref_mut() {
             // Only now: whoever had the sources may have been about to delete snapshots that it did not know.
             let wanted = writers.iter().map(|(wanted, _)| *wanted);
@@ -253,7 +292,11 @@ impl Job<'_> {
                 Wanted::Volume(name) => Some(name.as_str()),
                 Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
             });
-            pool.take(&volumes.collect::<Vec<_>>())?;
+            failures.extend(pool.take(&volumes.collect::<Vec<_>>()));
+            writers.retain(|(wanted, _)| match wanted {
+                Wanted::Volume(name) => pool.taken(name).is_ok(),
+                Wanted::Snapshot { .. } | Wanted::Image { .. } => true,
+            });
         }
         // Blocks are shared by sources of one domain whose blocks have the same size.
         let mut groups: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
@@ -313,9 +356,13 @@ impl Job<'_> {
     }
 
     /// The right to change the source of each disk, and new sources where there are none; and why disks are left out.
-    fn writers(&self, pool: Option<&Pool<'_>>) -> (Vec<(&Wanted, Writer<'_>)>, Vec<Error>) {
+    fn writers<'d>(
+        &self,
+        disks: &'d [Wanted],
+        pool: Option<&Pool<'_>>,
+    ) -> (Vec<(&'d Wanted, Writer<'_>)>, Vec<Error>) {
         let (mut sources, mut failures) = (Vec::<(&Wanted, Identified)>::new(), Vec::new());
-        for wanted in &self.args.sources {
+        for wanted in disks {
             let identified = self.source_of(wanted, pool).and_then(|identified| {
                 let id = identified.source.id;
                 match sources.iter().find(|(_, before)| before.source.id == id) {
@@ -343,8 +390,8 @@ impl Job<'_> {
             }
         }
         let place = |wanted: &Wanted| {
-            let mut sources = self.args.sources.iter();
-            sources.position(|it| it.disk() == wanted.disk())
+            let mut disks = disks.iter();
+            disks.position(|it| it.disk() == wanted.disk())
         };
         writers.sort_by_key(|(wanted, _)| place(wanted));
         (writers, failures)
@@ -436,7 +483,7 @@ impl Job<'_> {
             }
             Wanted::Volume(_) | Wanted::Image { .. } => pool.taken(volume)?,
         };
-        let mut disk = PoolDisk::open(self.context.pool()?, pool.session, &snapshot)?;
+        let mut disk = PoolDisk::open(self.context.pool()?, pool.link, &snapshot)?;
         let mut parent = match self.args.full {
             true => None,
             false => pool.parent(

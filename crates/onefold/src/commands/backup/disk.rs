@@ -1,12 +1,18 @@
 //! The disks of a pool, as a backup reads them: snapshots, through the store or through the daemon.
 
+use super::link::Link;
 use crate::daemon::exports::copy_of;
 use crate::pool::place::PoolPlace;
 use crate::session::Session;
-use onefold_api::{DiffContent, DiffPage, Error, NextPage, Result, SnapshotDiff, SnapshotReply};
+use onefold_api::{
+    DiffContent, DiffPage, Error, ErrorKind, NextPage, Result, SnapshotDiff, SnapshotList,
+    SnapshotReply,
+};
 use onefold_backup::{BackupError, Change, Disk};
 use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
+use rustix::io::Errno;
+use std::io;
 use std::sync::Arc;
 
 /// The most that is read from a daemon with one request. A read that finds its data in memory keeps a processor busy from
@@ -18,7 +24,7 @@ const LONG_REQUEST_BYTES_MAX: usize = 1 << 20;
 
 /// A snapshot of a pool. What it holds, or what changed since another one, the pool's maps say.
 pub(super) struct PoolDisk<'a> {
-    session: &'a Session,
+    link: Link<'a>,
     name: String,
     /// The snapshot since which changes count. Without one, all data counts.
     since: Option<String>,
@@ -34,21 +40,21 @@ enum Data {
     /// In a pool that this process has open.
     Store(Arc<Volume>),
     /// From a daemon that serves it.
-    Daemon(Client),
+    Daemon {
+        /// None once the daemon is lost, until it serves the snapshot again.
+        client: Option<Client>,
+        snapshot: Box<SnapshotReply>,
+    },
 }
 
 impl<'a> PoolDisk<'a> {
-    pub(super) fn open(
-        pool: &PoolPlace,
-        session: &'a Session,
-        snapshot: &SnapshotReply,
-    ) -> Result<Self> {
+    pub(super) fn open(pool: &PoolPlace, link: Link<'a>, snapshot: &SnapshotReply) -> Result<Self> {
         Ok(Self {
-            session,
+            link,
             name: snapshot.name.clone(),
             since: None,
-            data: Data::open(session, snapshot)?,
-            request_bytes_max: match (session, pool) {
+            data: Data::open(link.session, snapshot)?,
+            request_bytes_max: match (link.session, pool) {
                 (Session::Remote(_), PoolPlace::Directory(_)) => REQUEST_BYTES_MAX,
                 _ => LONG_REQUEST_BYTES_MAX,
             },
@@ -78,7 +84,7 @@ impl<'a> PoolDisk<'a> {
             page,
         };
         let start = page.map_or(0, |page| page.offset());
-        self.page = Some((self.session.call(&diff, &mut |_, _| {})?, start));
+        self.page = Some((self.link.call(&diff)?, start));
         Ok(())
     }
 }
@@ -89,24 +95,77 @@ impl Data {
         if let Session::Direct { service, .. } = session {
             return Ok(Self::Store(service.store.volume(name)?));
         }
-        let uri = snapshot.nbd_uri.as_deref().ok_or_else(|| {
-            Error::failed(format!(
-                "the daemon does not serve the snapshot '{name}' over NBD"
-            ))
-        })?;
-        let address: Address = uri.parse().map_err(Error::failed)?;
-        // So that guests go first.
-        let client = Client::connect(&address.with_export(&copy_of(name)));
-        let client = client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e));
-        Ok(Self::Daemon(client?))
+        Ok(Self::Daemon {
+            client: Some(attach(snapshot)?),
+            snapshot: Box::new(snapshot.clone()),
+        })
     }
 
-    fn read(&mut self, at: u64, bytes: &mut [u8]) -> onefold_backup::Result<()> {
-        match self {
-            Self::Store(volume) => volume.read(at, bytes, Blocking::Yes).map_err(source),
-            Self::Daemon(client) => client.read(bytes, at).map_err(source),
-        }
+    fn read(&mut self, link: Link<'_>, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let (client, snapshot) = match self {
+            Self::Store(volume) => return Ok(volume.read(at, bytes, Blocking::Yes)?),
+            Self::Daemon { client, snapshot } => (client, snapshot),
+        };
+        link.outlast(|| {
+            let attached = match client.take() {
+                Some(attached) => attached,
+                None => attach_again(link.session, snapshot)?,
+            };
+            let attached = client.insert(attached);
+            let read = attached.read(bytes, at);
+            read.map_err(|error| {
+                let what = format!("cannot read '{}' from the daemon", snapshot.name);
+                match is_gone(&error) {
+                    true => {
+                        *client = None;
+                        Error::new(ErrorKind::Lost, format!("{what}: {error}"))
+                    }
+                    false => Error::io(what, &error),
+                }
+            })
+        })
     }
+}
+
+fn attach(snapshot: &SnapshotReply) -> Result<Client> {
+    let name = &snapshot.name;
+    let uri = snapshot.nbd_uri.as_deref().ok_or_else(|| {
+        Error::failed(format!(
+            "the daemon does not serve the snapshot '{name}' over NBD"
+        ))
+    })?;
+    let address: Address = uri.parse().map_err(Error::failed)?;
+    // So that guests go first.
+    let client = Client::connect(&address.with_export(&copy_of(name)));
+    client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))
+}
+
+/// Attaches to a snapshot of which the daemon was lost. It has to be the same one: another pool may be served there now.
+fn attach_again(session: &Session, snapshot: &SnapshotReply) -> Result<Client> {
+    let list = SnapshotList { volume: None };
+    let list = session.call(&list, &mut |_, _| {})?.snapshots;
+    let is_same = |it: &&SnapshotReply| {
+        let moment = it.created_unix_seconds == snapshot.created_unix_seconds;
+        it.number == snapshot.number && it.name == snapshot.name && moment
+    };
+    let found = list.iter().find(is_same).ok_or_else(|| {
+        let message = format!("the snapshot '{}' is gone", snapshot.name);
+        Error::new(ErrorKind::NotFound, message)
+    })?;
+    // It may not listen yet.
+    attach(found).map_err(|error| Error::new(ErrorKind::Lost, error.message))
+}
+
+/// Whether the daemon went away, or is about to.
+fn is_gone(error: &io::Error) -> bool {
+    let is_ending = Errno::from_io_error(error) == Some(Errno::SHUTDOWN);
+    let kinds = [
+        io::ErrorKind::UnexpectedEof,
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
+    ];
+    is_ending || kinds.contains(&error.kind())
 }
 
 impl Disk for PoolDisk<'_> {
@@ -142,7 +201,8 @@ impl Disk for PoolDisk<'_> {
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> onefold_backup::Result<()> {
         let pieces = bytes.chunks_mut(self.request_bytes_max);
         let mut pieces = pieces.zip((at..).step_by(self.request_bytes_max));
-        pieces.try_for_each(|(piece, at)| self.data.read(at, piece))
+        let link = self.link;
+        pieces.try_for_each(|(piece, at)| self.data.read(link, at, piece).map_err(source))
     }
 }
 

@@ -36,10 +36,10 @@ pub(super) struct Identified {
 }
 
 impl Choice {
-    /// Fails if it cannot be meant for so many disks.
-    pub(super) fn check(&self, disks: usize) -> Result<()> {
+    /// Fails if it cannot be meant for so many disks, or for all volumes.
+    pub(super) fn check(&self, is_all: bool, disks: usize) -> Result<()> {
         match &self.name {
-            Some(name) if disks == 1 => onefold_api::check_name(name),
+            Some(name) if disks == 1 && !is_all => onefold_api::check_name(name),
             Some(_) => Err(Error::usage("--as is for one disk")),
             None => Ok(()),
         }

@@ -9,6 +9,7 @@ mod identity;
 mod init;
 mod into;
 mod key;
+mod link;
 mod list;
 mod mount;
 mod prune;
