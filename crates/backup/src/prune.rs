@@ -53,6 +53,8 @@ pub struct PrunePlan {
     pub rewritten_bytes: u64,
     /// Damaged packs, which are left as they are.
     pub damaged: Vec<String>,
+    /// What has the name of an object that would go, and is none of this repository: it stays.
+    pub foreign: Vec<String>,
 }
 
 /// What was done.
@@ -157,6 +159,18 @@ impl PrunePlan {
         plan.recipes = repository.recipes(source)?;
         plan.recipes.retain(|backup| !backups.contains(backup));
         plan.returned = history.returned;
+        let PrunePlan {
+            recipes,
+            returned,
+            foreign,
+            ..
+        } = &mut plan;
+        keep_ours(repository, recipes, foreign, |backup| {
+            ObjectName::Recipe(source, *backup)
+        })?;
+        keep_ours(repository, returned, foreign, |backup| {
+            ObjectName::Manifest(source, *backup)
+        })?;
         Ok(plan)
     }
 
@@ -173,6 +187,12 @@ impl PrunePlan {
             ..Self::default()
         };
         plan.replaced.retain(|pack| !packs.contains(pack));
+        let PrunePlan {
+            replaced, foreign, ..
+        } = &mut plan;
+        keep_ours(repository, replaced, foreign, |pack| {
+            pack_name(store, *pack)
+        })?;
         // Waste, blocks and bytes of the packs that are worth it.
         let mut candidates = Vec::new();
         for (number, generation) in packs {
@@ -224,11 +244,7 @@ impl PrunePlan {
             report(self.rewritten_bytes, self.rewritten_bytes)?;
             let pack = writer.repository().pack(id, *number, *generation);
             freed_bytes += pack.map_or(0, |pack| pack.stored_bytes());
-            writer.remove(ObjectName::Pack {
-                source: id,
-                number: *number,
-                generation: *generation,
-            })?;
+            writer.remove(pack_name(id, (*number, *generation)))?;
         }
         for backup in &self.recipes {
             writer.remove(ObjectName::Recipe(id, *backup))?;
@@ -241,6 +257,37 @@ impl PrunePlan {
             freed_bytes: freed_bytes.saturating_sub(written_bytes),
         })
     }
+}
+
+fn pack_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName {
+    ObjectName::Pack {
+        source,
+        number,
+        generation,
+    }
+}
+
+/// Leaves out, and names, what is no object of this repository.
+fn keep_ours<T>(
+    repository: &Repository,
+    objects: &mut Vec<T>,
+    foreign: &mut Vec<String>,
+    name: impl Fn(&T) -> ObjectName,
+) -> Result<()> {
+    let mut failed = None;
+    objects.retain(|object| match repository.check_removable(name(object)) {
+        Ok(()) => true,
+        Err(error) if error.kind() == RepositoryErrorKind::NotFound => false,
+        Err(error) if error.is_of_object() => {
+            foreign.push(error.to_string());
+            false
+        }
+        Err(error) => {
+            failed = Some(error);
+            false
+        }
+    });
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Gives back what no backup of the source needs. Interrupted at any moment, all backups are as they were, and

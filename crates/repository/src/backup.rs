@@ -6,13 +6,14 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
-use onefold_format::backup::recipe::{NUMBER_END, RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
+use onefold_format::backup::recipe::{RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
 use onefold_format::backup::{
     BackupNumber, Manifest, ObjectName, PackReference, RecipeRun, SourceId, Target, Witness,
 };
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
+use crate::layout::decimal;
 use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
@@ -230,7 +231,8 @@ impl Repository {
         self.check_forgettable(source, backup)?;
         self.bury(source, backup)?;
         match self.remove(ObjectName::Manifest(source, backup)) {
-            Err(error) if error.kind() != RepositoryErrorKind::NotFound => return Err(error),
+            // One that is damaged stays, closed as it is; `prune` names it.
+            Err(error) if !error.is_of_object() => return Err(error),
             _ => {}
         }
         self.remove_readers_of(source, backup);
@@ -239,12 +241,11 @@ impl Repository {
 
     /// The objects in a folder that have a number for a name.
     pub(crate) fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {
-        let names = self.folder.list(folder);
+        let names = self.folder.objects(folder);
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        let is_ours = |number: &u64, name: &str| *number < NUMBER_END && number.to_string() == name;
-        let number = |name: &String| name.parse().ok().filter(|it| is_ours(it, name));
-        let mut numbers: Vec<_> = names.iter().filter_map(number).map(BackupNumber).collect();
+        let numbers = names.iter().filter_map(|name| decimal(name));
+        let mut numbers: Vec<_> = numbers.map(BackupNumber).collect();
         numbers.sort_unstable();
         Ok(numbers)
     }

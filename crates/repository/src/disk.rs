@@ -1,16 +1,36 @@
-//! The system calls by which a repository changes, but for signs of life. In simulations each is noted, and may
-//! fail.
+//! The system calls on a repository's folder. It is opened once, and what is below it is reached from there: no
+//! symbolic link is followed, wherever it points, so nothing outside is read, written, renamed or removed.
+//!
+//! In simulations the calls by which the repository changes, but for signs of life, are noted, and may fail.
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, linkat, mkdirat,
+    openat, openat2, renameat, renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 #[cfg(feature = "simulation")]
 use crate::simulation::{Op, note};
+
+/// Only the owner may read what a repository has.
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+const PRIVATE_FOLDER: Mode = Mode::RWXU.union(Mode::RWXG).union(Mode::RWXO);
+
+/// Folders on the way are only passed.
+const PASSED: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
+
+/// Of what is opened to be read or written. Without blocking: a pipe that others made must not be waited for.
+const FILE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
+
+/// The kernel, or a filter before it, does not have `openat2`.
+static IS_WALKED: AtomicBool = AtomicBool::new(false);
 
 /// Notes an operation, which may be made to fail.
 macro_rules! noted {
@@ -20,80 +40,376 @@ macro_rules! noted {
     };
 }
 
-/// A new file that only its owner may read.
-pub(crate) fn create_new(path: &Path) -> io::Result<File> {
-    noted!(Op::Create(path.into()));
-    let mut options = File::options();
-    options.write(true).create_new(true).mode(0o600).open(path)
+/// A repository's folder. All paths are relative to it; the empty one is its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Root {
+    #[cfg_attr(
+        not(feature = "simulation"),
+        expect(dead_code, reason = "changes are noted with it there")
+    )]
+    path: PathBuf,
+    folder: Arc<OwnedFd>,
 }
 
-/// Appends to a file that is being written.
-#[cfg_attr(
-    not(feature = "simulation"),
-    expect(unused_variables, reason = "it names the file there")
-)]
-pub(crate) fn append(file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<usize> {
-    noted!(Op::Append(path.into(), bytes.to_vec()));
-    file.write_all(bytes)?;
-    Ok(bytes.len())
+/// What is in a folder.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// What is not UTF-8 is replaced: such a name is not of ours.
+    pub(crate) name: String,
+    pub(crate) kind: FileType,
 }
 
-#[cfg_attr(
-    not(feature = "simulation"),
-    expect(unused_variables, reason = "it names the file there")
-)]
-pub(crate) fn sync(file: &File, path: &Path) -> io::Result<()> {
-    noted!(Op::Sync(path.into()));
-    file.sync_all()
+impl Root {
+    /// Opens a repository's folder. Its own path may be a link: it is the user's choice.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self {
+            path: path.to_owned(),
+            folder: Arc::new(folder),
+        })
+    }
+
+    /// Opens a file to read it.
+    pub(crate) fn open_file(&self, path: &str) -> io::Result<File> {
+        let open = |flags| open_beneath(&self.folder, path, flags, Mode::empty());
+        let file = match open(FILE) {
+            // Another host has cached it, and is asked to give it up.
+            Err(Errno::AGAIN) if self.kind(path)? == Some(FileType::RegularFile) => {
+                open(OFlags::empty())
+            }
+            opened => opened,
+        };
+        let file = File::from(file.map_err(named)?);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::other("it is no file")),
+        }
+    }
+
+    /// Writes over the first bytes of a file, and makes them durable. In simulations this is no change.
+    pub(crate) fn overwrite(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        let file = self.open_beneath(path, FILE | OFlags::WRONLY, Mode::empty())?;
+        let file = File::from(file);
+        file.write_all_at(bytes, 0)?;
+        file.sync_data()
+    }
+
+    /// What is in a folder; nothing if it is not there, or no folder.
+    pub(crate) fn list(&self, path: &str) -> io::Result<Vec<Entry>> {
+        let folder = match self.open_folder(path) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Vec::new()),
+            folder => folder.map_err(named)?,
+        };
+        let mut entries = Vec::new();
+        for entry in Dir::new(folder)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if matches!(name.as_str(), "." | "..") {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                // File systems may leave it out. What went since is in nobody's way.
+                FileType::Unknown => self
+                    .kind(&joined(path, &name))?
+                    .unwrap_or(FileType::Unknown),
+                kind => kind,
+            };
+            entries.push(Entry { name, kind });
+        }
+        Ok(entries)
+    }
+
+    /// What has this name; nothing if nothing has, or a folder on the way is none.
+    pub(crate) fn kind(&self, path: &str) -> io::Result<Option<FileType>> {
+        let stat = self.stat(path)?;
+        Ok(stat.map(|stat| FileType::from_raw_mode(stat.st_mode)))
+    }
+
+    /// The same, with size and times.
+    pub(crate) fn stat(&self, path: &str) -> io::Result<Option<Stat>> {
+        let found = self.in_parent(path, |parent, name| {
+            statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+        });
+        match found {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A new file that only its owner may read.
+    pub(crate) fn create_new(&self, path: &str) -> io::Result<File> {
+        noted!(Op::Create(self.path.join(path)));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        Ok(File::from(self.open_beneath(path, flags, PRIVATE)?))
+    }
+
+    /// Appends to a file that is being written.
+    #[cfg_attr(
+        not(feature = "simulation"),
+        expect(unused_variables, reason = "it names the file there")
+    )]
+    pub(crate) fn append(&self, file: &mut File, path: &str, bytes: &[u8]) -> io::Result<usize> {
+        noted!(Op::Append(self.path.join(path), bytes.to_vec()));
+        file.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    #[cfg_attr(
+        not(feature = "simulation"),
+        expect(unused_variables, reason = "it names the file there")
+    )]
+    pub(crate) fn sync(&self, file: &File, path: &str) -> io::Result<()> {
+        noted!(Op::Sync(self.path.join(path)));
+        file.sync_all()
+    }
+
+    /// Makes the names in a folder durable.
+    pub(crate) fn sync_folder(&self, path: &str) -> io::Result<()> {
+        noted!(Op::SyncFolder(self.path.join(path)));
+        sync_names(&File::from(self.open_folder(path).map_err(named)?))
+    }
+
+    /// One that is there is no failure.
+    pub(crate) fn create_folder(&self, path: &str) -> io::Result<()> {
+        noted!(Op::CreateFolder(self.path.join(path)));
+        match self.in_parent(path, |parent, name| mkdirat(parent, name, PRIVATE_FOLDER)) {
+            Err(Errno::EXIST) => Ok(()),
+            made => made.map_err(named),
+        }
+    }
+
+    /// In the place of what has that name, if it is a file, or an empty folder and this is a folder.
+    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        noted!(Op::Rename(self.path.join(from), self.path.join(to)));
+        let renamed = self.in_parents(from, to, |(from, old), (to, new)| {
+            renameat(from, old, to, new)
+        });
+        renamed.map_err(named)
+    }
+
+    /// Fails with `AlreadyExists` if something has that name. Returns whether the old name is gone, too.
+    pub(crate) fn rename_new(&self, from: &str, to: &str) -> io::Result<bool> {
+        noted!(Op::Rename(self.path.join(from), self.path.join(to)));
+        let renamed = self.in_parents(from, to, |(from, old), (to, new)| {
+            match renameat_with(from, old, to, new, RenameFlags::NOREPLACE) {
+                // Network file systems may not have it; a second name is refused just as well.
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                    linkat(from, old, to, new, AtFlags::empty()).map(|()| false)
+                }
+                renamed => renamed.map(|()| true),
+            }
+        });
+        renamed.map_err(named)
+    }
+
+    /// A link is removed itself.
+    pub(crate) fn remove_file(&self, path: &str) -> io::Result<()> {
+        noted!(Op::Remove(self.path.join(path)));
+        let removed = self.in_parent(path, |parent, name| {
+            unlinkat(parent, name, AtFlags::empty())
+        });
+        removed.map_err(named)
+    }
+
+    /// Only if it is empty.
+    pub(crate) fn remove_empty_folder(&self, path: &str) -> io::Result<()> {
+        noted!(Op::RemoveEmpty(self.path.join(path)));
+        let removed = self.in_parent(path, |parent, name| {
+            unlinkat(parent, name, AtFlags::REMOVEDIR)
+        });
+        removed.map_err(named)
+    }
+
+    fn open_beneath(&self, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        open_beneath(&self.folder, path, flags, mode).map_err(named)
+    }
+
+    fn open_folder(&self, path: &str) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        open_beneath(&self.folder, path, flags, Mode::empty())
+    }
+
+    /// Calls with the folder in which something is, and its name there.
+    fn in_parent<T>(
+        &self,
+        path: &str,
+        call: impl FnOnce(&OwnedFd, &str) -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<T> {
+        let (parent, name) = split(path);
+        let parent = open_beneath(&self.folder, parent, PASSED, Mode::empty())?;
+        call(&parent, name)
+    }
+
+    fn in_parents<T>(
+        &self,
+        from: &str,
+        to: &str,
+        call: impl FnOnce((&OwnedFd, &str), (&OwnedFd, &str)) -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<T> {
+        self.in_parent(from, |from, old| {
+            self.in_parent(to, |to, new| call((from, old), (to, new)))
+        })
+    }
 }
 
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    noted!(Op::SyncFolder(path.into()));
-    File::open(path)?.sync_all()
+/// Opens what is below a folder; `LOOP` if a symbolic link is in the way.
+fn open_beneath(
+    folder: &OwnedFd,
+    path: &str,
+    flags: OFlags,
+    mode: Mode,
+) -> rustix::io::Result<OwnedFd> {
+    let path = if path.is_empty() { "." } else { path };
+    let flags = flags | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    if !IS_WALKED.load(Ordering::Relaxed) {
+        match openat2(folder, path, flags, mode, resolve) {
+            // A filter of system calls may answer the latter. If it was meant, walking is refused just as well.
+            Err(Errno::NOSYS | Errno::PERM) => IS_WALKED.store(true, Ordering::Relaxed),
+            opened => return opened,
+        }
+    }
+    open_by_steps(folder, path, flags, mode)
 }
 
-/// One that is there is no failure.
-pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
+/// The same for kernels without `openat2`: folder by folder.
+fn open_by_steps(
+    folder: &OwnedFd,
+    path: &str,
+    flags: OFlags,
+    mode: Mode,
+) -> rustix::io::Result<OwnedFd> {
+    let step = |at: &OwnedFd, name: &str, flags: OFlags, mode: Mode| {
+        if name == ".." || name.is_empty() {
+            return Err(Errno::XDEV);
+        }
+        match openat(at, name, flags | OFlags::NOFOLLOW, mode) {
+            // That is what a link is, too, where a folder is wanted.
+            Err(Errno::NOTDIR) if is_link(at, name) => Err(Errno::LOOP),
+            opened => opened,
+        }
+    };
+    let passed = PASSED | OFlags::CLOEXEC;
+    let (parent, name) = split(path);
+    let mut at = openat(folder, ".", passed, Mode::empty())?;
+    for name in parent.split('/').filter(|_| !parent.is_empty()) {
+        at = step(&at, name, passed, Mode::empty())?;
+    }
+    step(&at, name, flags, mode)
+}
+
+fn is_link(at: &OwnedFd, name: &str) -> bool {
+    let stat = statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
+}
+
+/// The failure of a call, in words that help.
+fn named(error: Errno) -> io::Error {
+    match error {
+        Errno::LOOP => io::Error::other(
+            "a symbolic link is in the way, and none is followed inside a repository",
+        ),
+        error => error.into(),
+    }
+}
+
+/// Makes the names in a folder durable.
+fn sync_names(folder: &File) -> io::Result<()> {
+    match folder.sync_all() {
+        // Some file systems (older CIFS, some in user space) have nothing to do for it, and say so.
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
+        synced => synced,
+    }
+}
+
+/// The folder of a path, and the name in it.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+pub(crate) fn joined(folder: &str, name: &str) -> String {
+    match folder {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    }
+}
+
+/// Makes a repository's folder, durable in the one that it is in. One that is there is no failure.
+pub(crate) fn create_root(path: &Path) -> io::Result<()> {
     noted!(Op::CreateFolder(path.into()));
     match std::fs::create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
     }
+    let absolute = std::path::absolute(path)?;
+    let parent = absolute.parent().unwrap_or(&absolute);
+    sync_names(&File::open(parent)?)
 }
 
-/// In the place of what has that name, if it is a file, or an empty folder and this is a folder.
-pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    noted!(Op::Rename(from.into(), to.into()));
-    std::fs::rename(from, to)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
 
-/// Fails with `AlreadyExists` if something has that name. Returns whether the old name is gone, too.
-pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<bool> {
-    noted!(Op::Rename(from.into(), to.into()));
-    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        Ok(()) => Ok(true),
-        // Network file systems may not have it; a second name is refused just as well.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            std::fs::hard_link(from, to)?;
-            Ok(false)
+    /// With `openat2` and without it.
+    #[test]
+    fn nothing_is_opened_by_way_of_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inside, outside) = (folder.path().join("inside"), folder.path().join("outside"));
+        for folder in [&inside.join("a/b"), &outside] {
+            std::fs::create_dir_all(folder).unwrap();
+            std::fs::write(folder.join("file"), b"content").unwrap();
         }
-        Err(error) => Err(error.into()),
+        symlink("b", inside.join("a/to-folder")).unwrap();
+        symlink("b/file", inside.join("a/to-file")).unwrap();
+        symlink(&outside, inside.join("out")).unwrap();
+        let root = Root::open(&inside).unwrap();
+        let read = OFlags::CLOEXEC;
+        for open in [open_beneath, open_by_steps] {
+            let open = |path: &str, flags: OFlags| {
+                let mode = match flags.contains(OFlags::CREATE) {
+                    true => PRIVATE,
+                    false => Mode::empty(),
+                };
+                open(&root.folder, path, flags, mode).map(drop)
+            };
+            assert_eq!(open("a/b/file", read), Ok(()));
+            assert_eq!(open("a/b", read | PASSED), Ok(()));
+            assert_eq!(open("a/c", read), Err(Errno::NOENT));
+            assert_eq!(open("../outside/file", read), Err(Errno::XDEV));
+            for link in [
+                "a/to-file",
+                "a/to-folder",
+                "a/to-folder/file",
+                "out",
+                "out/file",
+            ] {
+                assert_eq!(open(link, read), Err(Errno::LOOP), "{link}");
+                assert_eq!(
+                    open(link, read | OFlags::DIRECTORY),
+                    Err(Errno::LOOP),
+                    "{link}"
+                );
+            }
+            let new = read | OFlags::CREATE | OFlags::WRONLY | OFlags::EXCL;
+            assert_eq!(open("out/new", new), Err(Errno::LOOP));
+            assert_eq!(open("a/new", new), Ok(()));
+            std::fs::remove_file(inside.join("a/new")).unwrap();
+        }
     }
-}
 
-pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
-    noted!(Op::Remove(path.into()));
-    std::fs::remove_file(path)
-}
-
-/// With all that is in it.
-pub(crate) fn remove_folder(path: &Path) -> io::Result<()> {
-    noted!(Op::Remove(path.into()));
-    std::fs::remove_dir_all(path)
-}
-
-/// Only if it is empty.
-pub(crate) fn remove_empty_folder(path: &Path) -> io::Result<()> {
-    noted!(Op::RemoveEmpty(path.into()));
-    std::fs::remove_dir(path)
+    /// Opening a pipe to read it would wait for a writer.
+    #[test]
+    fn what_is_no_file_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, PRIVATE, 0).unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        assert!(root.open_file("pipe").is_err());
+        assert!(root.open_file("").is_err());
+        assert!(root.overwrite("pipe", b"sign").is_err());
+    }
 }

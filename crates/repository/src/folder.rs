@@ -2,119 +2,119 @@
 //! and its bytes never change after that.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::disk;
+use crate::disk::{Root, joined, split};
 
 /// How the name of an object begins that is not complete.
 pub(crate) const INCOMPLETE: &str = ".incomplete-";
 
+/// The most bytes of an object that is known to be small.
+const SMALL_BYTES_MAX: u64 = 1 << 16;
+
 /// A repository's folder.
 #[derive(Debug, Clone)]
 pub(crate) struct Folder {
-    root: PathBuf,
+    root: Root,
 }
 
 /// An object that is being written. Dropped, it is gone.
 pub(crate) struct NewObject {
+    root: Root,
     file: File,
-    incomplete: PathBuf,
-    wanted: PathBuf,
+    incomplete: String,
+    wanted: String,
     is_kept: bool,
 }
 
 impl Folder {
-    pub(crate) fn new(root: &Path) -> Self {
-        Self {
-            root: root.to_owned(),
-        }
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            root: Root::open(path)?,
+        })
     }
 
-    pub(crate) fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Root {
         &self.root
     }
 
     /// A whole object that is known to be small.
     pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        std::fs::read(self.root.join(path))
+        let mut bytes = Vec::new();
+        let file = self.root.open_file(path)?;
+        file.take(SMALL_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 
-    pub(crate) fn open(&self, path: &str) -> io::Result<File> {
-        File::open(self.root.join(path))
+    pub(crate) fn open_file(&self, path: &str) -> io::Result<File> {
+        self.root.open_file(path)
     }
 
-    /// The names in a folder that are of objects or folders of ours; none if it is not there.
-    pub(crate) fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        let mut names = self.list_all(path)?;
-        names.retain(|name| !name.starts_with('.'));
-        Ok(names)
+    /// The names of the complete objects in a folder; none if it is not there.
+    pub(crate) fn objects(&self, path: &str) -> io::Result<Vec<String>> {
+        self.names(path, FileType::RegularFile, |name| !name.starts_with('.'))
     }
 
-    /// The names in a folder that begin with a dot.
-    pub(crate) fn list_hidden(&self, path: &str) -> io::Result<Vec<String>> {
-        let mut names = self.list_all(path)?;
-        names.retain(|name| name.starts_with('.'));
-        Ok(names)
+    /// The names of the folders in a folder, but for those that begin with a dot.
+    pub(crate) fn folders(&self, path: &str) -> io::Result<Vec<String>> {
+        self.names(path, FileType::Directory, |name| !name.starts_with('.'))
     }
 
-    fn list_all(&self, path: &str) -> io::Result<Vec<String>> {
-        let entries = match std::fs::read_dir(self.root.join(path)) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            // What is no text was not written by us.
-            names.extend(entry?.file_name().into_string());
-        }
-        Ok(names)
+    /// The names of the folders in a folder that begin so.
+    pub(crate) fn folders_with(&self, path: &str, prefix: &str) -> io::Result<Vec<String>> {
+        self.names(path, FileType::Directory, |name| name.starts_with(prefix))
+    }
+
+    fn names(
+        &self,
+        path: &str,
+        kind: FileType,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> io::Result<Vec<String>> {
+        let entries = self.root.list(path)?.into_iter();
+        let wanted = entries.filter(|it| it.kind == kind && is_wanted(&it.name));
+        Ok(wanted.map(|it| it.name).collect())
     }
 
     /// Removes an object durably, by way of a folder that is there: without it the object stays.
     pub(crate) fn remove_through(&self, path: &str, folder: &str) -> io::Result<()> {
-        let object = self.root.join(path);
-        let removed = self
-            .root
-            .join(folder)
-            .join(format!("{INCOMPLETE}{:016x}", random_number()?));
-        disk::rename(&object, &removed)?;
-        disk::sync_folder(object.parent().unwrap_or(&self.root))?;
-        disk::remove_file(&removed)
+        let removed = incomplete_in(folder)?;
+        self.root.rename(path, &removed)?;
+        self.root.sync_folder(split(path).0)?;
+        self.root.remove_file(&removed)
     }
 
     /// Removes an object durably.
     pub(crate) fn remove(&self, path: &str) -> io::Result<()> {
-        let object = self.root.join(path);
-        disk::remove_file(&object)?;
-        disk::sync_folder(object.parent().unwrap_or(&self.root))
+        self.root.remove_file(path)?;
+        self.root.sync_folder(split(path).0)
     }
 
     /// Starts an object. Its folders are made as needed, each durable before it is used.
     pub(crate) fn create(&self, path: &str) -> io::Result<NewObject> {
-        let wanted = self.root.join(path);
-        let folder = wanted.parent().unwrap_or(&self.root).to_owned();
-        self.ensure(&folder)?;
-        Self::start(wanted, &folder)
+        let (folder, _) = split(path);
+        self.ensure(folder)?;
+        self.start(path, folder)
     }
 
     /// As [`Folder::create`], but what is not complete stands in a folder that is there: without it the object
     /// is not made.
     pub(crate) fn create_in(&self, path: &str, folder: &str) -> io::Result<NewObject> {
-        let wanted = self.root.join(path);
-        self.ensure(wanted.parent().unwrap_or(&self.root))?;
-        Self::start(wanted, &self.root.join(folder))
+        self.ensure(split(path).0)?;
+        self.start(path, folder)
     }
 
-    fn start(wanted: PathBuf, folder: &Path) -> io::Result<NewObject> {
-        let incomplete = folder.join(format!("{INCOMPLETE}{:016x}", random_number()?));
+    fn start(&self, wanted: &str, folder: &str) -> io::Result<NewObject> {
+        let incomplete = incomplete_in(folder)?;
         Ok(NewObject {
-            file: disk::create_new(&incomplete)?,
+            root: self.root.clone(),
+            file: self.root.create_new(&incomplete)?,
             incomplete,
-            wanted,
+            wanted: wanted.to_owned(),
             is_kept: false,
         })
     }
@@ -135,17 +135,17 @@ impl Folder {
 
     /// Makes what is in a folder durable.
     pub(crate) fn sync(&self, folder: &str) -> io::Result<()> {
-        disk::sync_folder(&self.root.join(folder))
+        self.root.sync_folder(folder)
     }
 
-    fn ensure(&self, folder: &Path) -> io::Result<()> {
-        if folder.is_dir() || folder == self.root {
+    fn ensure(&self, folder: &str) -> io::Result<()> {
+        if folder.is_empty() || self.root.kind(folder)? == Some(FileType::Directory) {
             return Ok(());
         }
-        let parent = folder.parent().unwrap_or(&self.root);
+        let (parent, _) = split(folder);
         self.ensure(parent)?;
-        disk::create_folder(folder)?;
-        disk::sync_folder(parent)
+        self.root.create_folder(folder)?;
+        self.root.sync_folder(parent)
     }
 }
 
@@ -161,27 +161,27 @@ impl NewObject {
     ///
     /// `AlreadyExists`, and the object that is there stays as it is.
     pub(crate) fn commit(mut self) -> io::Result<()> {
-        disk::sync(&self.file, &self.incomplete)?;
-        self.is_kept = disk::rename_new(&self.incomplete, &self.wanted)?;
+        self.root.sync(&self.file, &self.incomplete)?;
+        self.is_kept = self.root.rename_new(&self.incomplete, &self.wanted)?;
         self.sync_folder()
     }
 
     /// As [`NewObject::commit`], in the place of an object that is there.
     pub(crate) fn commit_over(mut self) -> io::Result<()> {
-        disk::sync(&self.file, &self.incomplete)?;
-        disk::rename(&self.incomplete, &self.wanted)?;
+        self.root.sync(&self.file, &self.incomplete)?;
+        self.root.rename(&self.incomplete, &self.wanted)?;
         self.is_kept = true;
         self.sync_folder()
     }
 
     fn sync_folder(&self) -> io::Result<()> {
-        self.wanted.parent().map_or(Ok(()), disk::sync_folder)
+        self.root.sync_folder(split(&self.wanted).0)
     }
 }
 
 impl Write for NewObject {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        disk::append(&mut self.file, &self.incomplete, bytes)
+        self.root.append(&mut self.file, &self.incomplete, bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -193,9 +193,17 @@ impl Drop for NewObject {
     fn drop(&mut self) {
         if !self.is_kept {
             // Whoever dropped it has an error that matters more; what is left behind begins with a dot.
-            let _ = disk::remove_file(&self.incomplete);
+            let _ = self.root.remove_file(&self.incomplete);
         }
     }
+}
+
+/// A new name in a folder for what is not complete.
+fn incomplete_in(folder: &str) -> io::Result<String> {
+    Ok(joined(
+        folder,
+        &format!("{INCOMPLETE}{:016x}", random_number()?),
+    ))
 }
 
 pub(crate) fn random_number() -> io::Result<u64> {

@@ -11,10 +11,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use onefold_format::backup::{BackupNumber, Closed, ObjectName, Place, SourceId};
 
+use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
+use crate::layout::{hexadecimal, is_ours};
 use crate::repository::{KnownSource, Repository, source_named};
-use crate::writer::{GONE, Writer, token_in};
+use crate::writer::{GONE, Writer};
 
 /// The most missing backups that are named: a file with a high number for a name must not take all memory.
 const MISSING_MAX: usize = 1000;
@@ -193,7 +195,7 @@ impl Repository {
 
     /// The backups that are being made, or were when their process died.
     fn under_way(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
-        let holder = token_in(&self.leases(source));
+        let holder = self.holder(source);
         let held = holder.map(|token| {
             let name = ObjectName::UnderWay(source, token);
             (name.path(), name)
@@ -216,11 +218,11 @@ impl Repository {
     /// The folders of leases that are gone, and the numbers of their holders.
     pub(crate) fn remains(&self, source: SourceId) -> Result<Vec<(String, u64)>> {
         let folder = format!("sources/{source}");
-        let names = self.folder.list_hidden(&folder);
+        let names = self.folder.folders_with(&folder, GONE);
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
         let gone = names.iter().filter_map(|name| {
-            let token = u64::from_str_radix(name.strip_prefix(GONE)?, 16).ok()?;
+            let token = hexadecimal(name.strip_prefix(GONE)?)?;
             Some((format!("{folder}/{name}"), token))
         });
         Ok(gone.collect())
@@ -260,7 +262,7 @@ impl Repository {
     /// Any failure of listing.
     pub fn users(&self, popular: SourceId) -> Result<Vec<SourceId>> {
         let folder = ObjectName::users(popular);
-        let names = self.folder.list(&folder);
+        let names = self.folder.objects(&folder);
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
         Ok(names.iter().filter_map(|name| source_named(name)).collect())
@@ -439,18 +441,19 @@ impl Writer<'_> {
     }
 
     fn is_same(&self, id: SourceId, place: Place) -> Result<bool> {
-        let folder = &self.repository().folder;
         let path = place.path(id);
-        let names = folder.list(&path);
-        let names =
-            names.map_err(|e| RepositoryError::io(format_args!("cannot list {path}"), &e))?;
+        let entries = self.repository().folder.root().list(&path);
+        let entries =
+            entries.map_err(|e| RepositoryError::io(format_args!("cannot list {path}"), &e))?;
+        let mut complete = entries.iter().filter(|entry| !entry.name.starts_with('.'));
+        let has_objects = complete.any(|entry| is_ours(&joined(&path, &entry.name), entry.kind));
         let may_be_empty = match place {
             // What is gone of them is missing, and found so.
             Place::Tombstones | Place::Users => true,
             Place::Manifests | Place::Recipes => self.repository().packs(id)?.is_empty(),
             Place::Packs => self.repository().needed_packs(id)?.own.is_empty(),
         };
-        Ok(may_be_empty || !names.is_empty())
+        Ok(may_be_empty || has_objects)
     }
 }
 

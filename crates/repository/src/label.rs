@@ -70,7 +70,11 @@ impl Writer<'_> {
         self.put(name, label.encode(), NewObject::commit)?;
         if let [older @ .., _] = &labels[..] {
             for generation in older {
-                self.remove(ObjectName::Label(id, *generation))?;
+                match self.remove(ObjectName::Label(id, *generation)) {
+                    // One that is damaged stays, and counts no more.
+                    Err(error) if !error.is_of_object() => return Err(error),
+                    _ => {}
+                }
             }
         }
         self.labelled(label);

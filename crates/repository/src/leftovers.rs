@@ -1,17 +1,20 @@
 //! What commands left that were killed. It is in nobody's way, and takes room.
 
-use std::fs::{DirEntry, Metadata};
 use std::io;
-use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use onefold_format::backup::{BackupNumber, Lease, LeaseName, ObjectName, SourceId};
+use rustix::fs::FileType;
 
-use crate::disk;
+use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
-use crate::folder::INCOMPLETE;
+use crate::layout::{decimal, is_incomplete, is_ours};
+use crate::reader::readers_of;
 use crate::repository::Repository;
-use crate::writer::{COMING, GONE, folder_name, give_back, has_remains, is_running, token_in};
+use crate::writer::{
+    COMING, GONE, files_of_lease, folder_name, give_back, has_remains, is_running, lease_folders,
+    remove_lease,
+};
 
 /// What is younger may still be completed.
 const AGE: Duration = Duration::from_secs(3600);
@@ -45,54 +48,52 @@ impl Repository {
     }
 
     fn find_leftovers(&self, are_removed: bool) -> Result<Leftovers> {
-        let mut found = Leftovers::default();
         let root = self.folder.root();
         let mut search = Search {
-            found: &mut found,
+            root,
+            found: Leftovers::default(),
             are_removed,
         };
         let failed = |e: io::Error| RepositoryError::io("cannot look for what was left behind", &e);
-        search.incomplete_in(root).map_err(failed)?;
-        search.incomplete_in(&root.join("keys")).map_err(failed)?;
+        search.incomplete_in("").map_err(failed)?;
+        search.incomplete_in("keys").map_err(failed)?;
         for source in self.source_ids()? {
-            let folder = self.leases(source);
-            let folder = folder.parent().unwrap_or(root);
-            search.of_source(folder).map_err(failed)?;
-            if let Some(holder) = token_in(&self.leases(source))
+            let folder = format!("sources/{source}");
+            search.of_source(&folder).map_err(failed)?;
+            if let Some(holder) = self.holder(source)
                 && self.is_known_dead(ObjectName::Lease(source, holder))
             {
-                let held = self.leases(source).join(folder_name(holder));
-                search.count_all(&held).map_err(failed)?;
+                let held = joined(&ObjectName::writer(source), &folder_name(holder));
+                search.count_lease(&held);
                 if are_removed {
                     self.has_ended(LeaseName { source, holder })?;
                 }
             }
-            for (backup, holder) in self.readers(source).map_err(failed)? {
+            for (backup, holder) in self.all_readers(source)? {
                 if self.is_known_dead(ObjectName::Reader(source, backup, holder)) {
-                    let readers = self.readers_of(source, backup);
-                    let held = readers.join(folder_name(holder));
-                    search.count_all(&held).map_err(failed)?;
+                    let readers = readers_of(source, backup);
+                    let held = joined(&readers, &folder_name(holder));
+                    search.count_lease(&held);
                     if are_removed {
-                        give_back(&readers, holder, &self.beside(source, GONE, holder));
+                        give_back(root, &readers, holder, &self.beside(source, GONE, holder));
                     }
                 }
             }
         }
-        Ok(found)
+        Ok(search.found)
     }
 
     /// Whoever has, or had, the lease of a reader.
-    fn readers(&self, source: SourceId) -> io::Result<Vec<(BackupNumber, u64)>> {
+    fn all_readers(&self, source: SourceId) -> Result<Vec<(BackupNumber, u64)>> {
         let mut readers = Vec::new();
-        for backup in self.folder.list(&ObjectName::readers(source))? {
-            let Ok(backup) = backup.parse().map(BackupNumber) else {
-                continue;
-            };
-            for entry in entries(&self.readers_of(source, backup))? {
-                let holder = entry.file_name().into_string().ok();
-                let holder = holder.and_then(|name| u64::from_str_radix(&name, 16).ok());
-                readers.extend(holder.map(|holder| (backup, holder)));
-            }
+        let folder = ObjectName::readers(source);
+        let names = self.folder.folders(&folder);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+        for backup in names.iter().filter_map(|name| decimal(name)) {
+            let backup = BackupNumber(backup);
+            let holders = self.readers(source, backup)?.into_iter();
+            readers.extend(holders.map(|holder| (backup, holder)));
         }
         Ok(readers)
     }
@@ -106,19 +107,20 @@ impl Repository {
 }
 
 struct Search<'a> {
-    found: &'a mut Leftovers,
+    root: &'a Root,
+    found: Leftovers,
     are_removed: bool,
 }
 
 impl Search<'_> {
-    fn incomplete_in(&mut self, folder: &Path) -> io::Result<()> {
-        for entry in entries(folder)? {
-            let (name, metadata) = (entry.file_name(), entry.metadata()?);
-            let is_incomplete = name.to_string_lossy().starts_with(INCOMPLETE);
-            if is_incomplete && metadata.is_file() && is_old(&metadata) {
-                self.count(&metadata);
+    fn incomplete_in(&mut self, folder: &str) -> io::Result<()> {
+        for entry in self.root.list(folder)? {
+            let path = joined(folder, &entry.name);
+            let is_left = entry.kind == FileType::RegularFile && is_incomplete(&entry.name);
+            if is_left && self.is_old(&path)? {
+                self.count(&path)?;
                 if self.are_removed {
-                    disk::remove_file(&entry.path())?;
+                    self.root.remove_file(&path)?;
                 }
             }
         }
@@ -126,54 +128,51 @@ impl Search<'_> {
     }
 
     /// In the folder of a source, and those in it that have objects.
-    fn of_source(&mut self, folder: &Path) -> io::Result<()> {
+    fn of_source(&mut self, folder: &str) -> io::Result<()> {
         self.incomplete_in(folder)?;
-        for entry in entries(folder)? {
-            let (name, metadata) = (entry.file_name(), entry.metadata()?);
-            let name = name.to_string_lossy();
-            if !metadata.is_dir() || name == "writer" {
+        for entry in self.root.list(folder)? {
+            let (name, path) = (&entry.name, joined(folder, &entry.name));
+            if entry.kind != FileType::Directory || !is_ours(&path, entry.kind) || name == "writer"
+            {
                 continue;
             }
-            if name.starts_with(GONE) && has_remains(&entry.path()) {
+            if name.starts_with(GONE) && has_remains(self.root, &path) {
                 // The next holder of the lease needs it.
-            } else if name.starts_with(GONE) || name.starts_with(COMING) && is_old(&metadata) {
-                self.count_all(&entry.path())?;
+            } else if name.starts_with(GONE) || name.starts_with(COMING) && self.is_old(&path)? {
+                self.count_lease(&path);
                 if self.are_removed {
-                    disk::remove_folder(&entry.path())?;
+                    let _ = remove_lease(self.root, &path);
                 }
             } else {
-                self.incomplete_in(&entry.path())?;
+                self.incomplete_in(&path)?;
             }
         }
         Ok(())
     }
 
-    fn count_all(&mut self, folder: &Path) -> io::Result<()> {
-        for entry in entries(folder)? {
-            let metadata = entry.metadata()?;
-            match metadata.is_dir() {
-                true => self.count_all(&entry.path())?,
-                false => self.count(&metadata),
-            }
+    /// One with something in it that is not of ours stays, and `verify` names that.
+    fn count_lease(&mut self, folder: &str) {
+        let folders = lease_folders(self.root, folder);
+        let files = folders.and_then(|folders| files_of_lease(self.root, &folders));
+        for file in files.into_iter().flatten() {
+            let _ = self.count(&file);
+        }
+    }
+
+    fn count(&mut self, path: &str) -> io::Result<()> {
+        if let Some(stat) = self.root.stat(path)? {
+            self.found.files += 1;
+            self.found.bytes += stat.st_size as u64;
         }
         Ok(())
     }
 
-    fn count(&mut self, file: &Metadata) {
-        self.found.files += 1;
-        self.found.bytes += file.len();
+    fn is_old(&self, path: &str) -> io::Result<bool> {
+        let Some(stat) = self.root.stat(path)? else {
+            return Ok(false);
+        };
+        let modified = UNIX_EPOCH + Duration::from_secs(stat.st_mtime.try_into().unwrap_or(0));
+        let age = SystemTime::now().duration_since(modified);
+        Ok(age.is_ok_and(|age| age > AGE))
     }
-}
-
-/// None if there is no such folder.
-fn entries(folder: &Path) -> io::Result<Vec<DirEntry>> {
-    match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => entries?.collect(),
-    }
-}
-
-fn is_old(metadata: &Metadata) -> bool {
-    let age = metadata.modified().ok().and_then(|it| it.elapsed().ok());
-    age.is_some_and(|age| age > AGE)
 }

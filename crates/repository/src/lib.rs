@@ -8,7 +8,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `disk.rs` | the system calls that change something |
+//! | `disk.rs` | the system calls on the folder, which is not left |
+//! | `layout.rs` | which names are of ours |
 //! | `folder.rs` | objects as files: written whole and durable, or not there |
 //! | `seal.rs` | keys, and the chunks that they protect |
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
@@ -31,6 +32,7 @@ mod folder;
 mod history;
 mod host;
 mod label;
+mod layout;
 mod leftovers;
 mod pack;
 mod reader;
@@ -45,6 +47,7 @@ pub use backup::{NeededPacks, NewRecipe, Recipe};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use history::History;
 pub use host::{host_name, machine_id};
+pub use layout::Foreign;
 pub use leftovers::Leftovers;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;

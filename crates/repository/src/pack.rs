@@ -13,10 +13,13 @@ use onefold_format::backup::{
     ObjectName, PackReference, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
     Witness,
 };
+use rustix::fs::FileType;
 
 use crate::backup::NeededPacks;
+use crate::disk::{joined, split};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, fill_random, random_number};
+use crate::layout::{decimal, is_ours};
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
@@ -258,17 +261,12 @@ impl Repository {
             RepositoryError::io(format_args!("cannot list the packs in {folder}"), e)
         };
         let mut packs: Vec<(u64, u32)> = Vec::new();
-        let mut parts = self.folder.list(&folder).map_err(|e| failed(&e))?;
-        parts.retain(|part| part.len() == 2 && u8::from_str_radix(part, 16).is_ok());
+        let mut parts = self.folder.folders(&folder).map_err(|e| failed(&e))?;
+        parts.retain(|part| is_ours(&joined(&folder, part), FileType::Directory));
         for part in parts {
-            let names = self.folder.list(&format!("{folder}/{part}"));
+            let names = self.folder.objects(&joined(&folder, &part));
             for name in names.map_err(|e| failed(&e))? {
-                let parts = name.split_once('.');
-                let numbers =
-                    parts.map(|(number, generation)| (number.parse(), generation.parse()));
-                if let Some((Ok(number), Ok(generation))) = numbers {
-                    packs.push((number, generation));
-                }
+                packs.extend(pack_named(source, &joined(&part, &name)));
             }
         }
         packs.sort_unstable();
@@ -388,6 +386,20 @@ impl Repository {
             stored_bytes: bytes,
         })
     }
+}
+
+/// The number and generation of the pack with this path below the packs of its source.
+fn pack_named(source: SourceId, path: &str) -> Option<(u64, u32)> {
+    let (number, generation) = split(path).1.split_once('.')?;
+    let (number, generation) = (decimal(number)?, generation.parse().ok()?);
+    let name = ObjectName::Pack {
+        source,
+        number,
+        generation,
+    };
+    let is_it = number < NUMBER_END / BLOCKS_PER_PACK
+        && name.path() == joined(&ObjectName::packs(source), path);
+    is_it.then_some((number, generation))
 }
 
 impl Pack {

@@ -2,15 +2,16 @@
 //!
 //! Its lease is a folder like that of a writer, but any number of readers may have one.
 
-use std::path::PathBuf;
-
 use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 
-use crate::disk;
+use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
+use crate::layout::hexadecimal;
 use crate::repository::Repository;
-use crate::writer::{GONE, HeldLease, PATIENCE, SIGN, folder_name, give_back, this_lease};
+use crate::writer::{
+    GONE, HeldLease, PATIENCE, SIGN, files_of_lease, folder_name, give_back, this_lease,
+};
 
 /// A backup is read. Dropped, it is not any more.
 pub struct Reading {
@@ -45,43 +46,58 @@ impl Repository {
             |e: &std::io::Error| RepositoryError::io("cannot say that a backup is read", e);
         let token = random_number().map_err(|e| failed(&e))?;
         let name = ObjectName::Reader(source, backup, token);
-        let readers = self.readers_of(source, backup);
-        let sign = readers.join(folder_name(token)).join(SIGN);
+        let readers = readers_of(source, backup);
+        let sign = format!("{readers}/{}/{SIGN}", folder_name(token));
         self.put(name, &self.sealed(name, this_lease(doing)?.encode())?)?;
-        let lease = HeldLease::new(readers, token, self.beside(source, GONE, token));
-        disk::create_new(&sign)
-            .and_then(|mut file| disk::append(&mut file, &sign, &token.to_le_bytes()))
+        let root = self.folder.root();
+        let lease = HeldLease::new(root, readers, token, self.beside(source, GONE, token));
+        root.create_new(&sign)
+            .and_then(|mut file| root.append(&mut file, &sign, &token.to_le_bytes()))
             .map_err(|e| failed(&e))?;
         Ok(lease)
     }
 
     /// Fails if somebody reads a backup, and says who.
     pub(crate) fn check_not_read(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        let readers = self.readers_of(source, backup);
-        for entry in std::fs::read_dir(&readers).into_iter().flatten().flatten() {
-            let token = entry.file_name().into_string().ok();
-            let token = token.and_then(|name| u64::from_str_radix(&name, 16).ok());
-            let Some(token) = token else { continue };
+        let readers = readers_of(source, backup);
+        for token in self.readers(source, backup)? {
             let name = ObjectName::Reader(source, backup, token);
-            if let Some(who) = self.alive_holder(name, &entry.path(), PATIENCE) {
+            if let Some(who) = self.alive_holder(name, PATIENCE) {
                 let message = format!("backup {backup} is being read by {who}");
                 return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
             }
-            give_back(&readers, token, &self.beside(source, GONE, token));
+            let gone = self.beside(source, GONE, token);
+            give_back(self.folder.root(), &readers, token, &gone);
         }
         Ok(())
+    }
+
+    /// Whoever has, or had, the lease of a reader of a backup. A folder that has no lease, but something that is not of
+    /// ours, is none.
+    pub(crate) fn readers(&self, source: SourceId, backup: BackupNumber) -> Result<Vec<u64>> {
+        let readers = readers_of(source, backup);
+        let names = self.folder.folders(&readers);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {readers}"), &e))?;
+        let mut tokens: Vec<_> = names.iter().filter_map(|name| hexadecimal(name)).collect();
+        tokens.retain(|token| {
+            let name = ObjectName::Reader(source, backup, *token);
+            let folder = joined(&readers, &folder_name(*token));
+            self.check_removable(name).is_ok()
+                || files_of_lease(self.folder.root(), &[folder]).is_ok()
+        });
+        Ok(tokens)
     }
 
     /// Those who read a backup were in this folder. It goes with the backup: while there is one, a reader may be
     /// about to come.
     pub(crate) fn remove_readers_of(&self, source: SourceId, backup: BackupNumber) {
         // Not there, or not empty: it is in nobody's way.
-        let _ = disk::remove_empty_folder(&self.readers_of(source, backup));
+        let folder = readers_of(source, backup);
+        let _ = self.folder.root().remove_empty_folder(&folder);
     }
+}
 
-    pub(crate) fn readers_of(&self, source: SourceId, backup: BackupNumber) -> PathBuf {
-        let readers = ObjectName::readers(source);
-        let folder = self.folder.root().join(readers);
-        folder.join(backup.to_string())
-    }
+pub(crate) fn readers_of(source: SourceId, backup: BackupNumber) -> String {
+    joined(&ObjectName::readers(source), &backup.to_string())
 }

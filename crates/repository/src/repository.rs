@@ -16,6 +16,7 @@ use crate::access::{Access, RecoveryKey, unwrap, wrap};
 use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, NewObject, fill_random, random_number};
+use crate::layout::{LOST_AND_FOUND, hexadecimal};
 use crate::seal::{ChunkKey, MasterKey};
 
 const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
@@ -122,11 +123,10 @@ impl Repository {
         let failed = |e: &std::io::Error| {
             RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
         };
-        disk::create_folder(root)
-            .and_then(|()| sync_parent(root))
-            .map_err(|e| failed(&e))?;
-        let mut entries = std::fs::read_dir(root).map_err(|e| failed(&e))?;
-        if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
+        let folder = disk::create_root(root).and_then(|()| Folder::open(root));
+        let folder = folder.map_err(|e| failed(&e))?;
+        let entries = folder.root().list("").map_err(|e| failed(&e))?;
+        if entries.iter().any(|entry| entry.name != LOST_AND_FOUND) {
             let message = format!("{root:?} is not empty; a repository needs a folder of its own");
             return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
         }
@@ -139,7 +139,7 @@ impl Repository {
             Access::Passphrase(_) | Access::KeyFile(_) => (Sealing::Encrypted, MasterKey(master)),
         };
         let repository = Self {
-            folder: Folder::new(root),
+            folder,
             object: RepositoryObject {
                 id,
                 sealing,
@@ -165,24 +165,25 @@ impl Repository {
     ///
     /// `NotFound` if there is none; `Damaged`.
     pub fn sealing(root: &Path) -> Result<Sealing> {
-        Ok(Self::object(&Folder::new(root))?.sealing)
+        Ok(Self::object(root)?.1.sealing)
     }
 
-    fn object(folder: &Folder) -> Result<RepositoryObject> {
+    fn object(root: &Path) -> Result<(Folder, RepositoryObject)> {
         let path = ObjectName::Repository.path();
-        let bytes = folder.read(&path).map_err(|error| {
-            let root = folder.root();
-            match error.kind() {
-                std::io::ErrorKind::NotFound => RepositoryError::new(
-                    RepositoryErrorKind::NotFound,
-                    format!("there is no repository in {root:?}; 'onefold backup init' makes one"),
-                ),
-                _ => {
-                    RepositoryError::io(format_args!("cannot open the repository {root:?}"), &error)
-                }
-            }
+        let read = Folder::open(root).and_then(|folder| {
+            let bytes = folder.read(&path)?;
+            Ok((folder, bytes))
+        });
+        let (folder, bytes) = read.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => RepositoryError::new(
+                RepositoryErrorKind::NotFound,
+                format!("there is no repository in {root:?}; 'onefold backup init' makes one"),
+            ),
+            _ => RepositoryError::io(format_args!("cannot open the repository {root:?}"), &error),
         })?;
-        RepositoryObject::decode(&bytes).map_err(|e| RepositoryError::format(&path, e))
+        let object =
+            RepositoryObject::decode(&bytes).map_err(|e| RepositoryError::format(&path, e))?;
+        Ok((folder, object))
     }
 
     /// Opens the repository in this folder.
@@ -191,8 +192,7 @@ impl Repository {
     ///
     /// `NotFound`; `Access` if the passphrase or the key file opens nothing; `Damaged`.
     pub fn open(root: &Path, access: &Access) -> Result<Self> {
-        let folder = Folder::new(root);
-        let object = Self::object(&folder)?;
+        let (folder, object) = Self::object(root)?;
         let master = match object.sealing {
             Sealing::Authenticated => MasterKey::plain(object.id),
             Sealing::Encrypted => Self::unlock(&folder, &object, access)?,
@@ -274,7 +274,27 @@ impl Repository {
         self.remove(ObjectName::Key(number))
     }
 
+    /// Fails unless what has this name is this object of this repository, by its header: nothing else is removed.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Damaged`; any failure of reading.
+    pub fn check_removable(&self, name: ObjectName) -> Result<()> {
+        match self.open_object(name) {
+            Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
+                let message = format!(
+                    "{} stays as it is, because nothing says that it is of this repository; remove it if it is of no use: \
+                     {error}",
+                    name.path()
+                );
+                Err(RepositoryError::new(error.kind(), message))
+            }
+            opened => opened.map(drop),
+        }
+    }
+
     pub(crate) fn remove(&self, name: ObjectName) -> Result<()> {
+        self.check_removable(name)?;
         let path = name.path();
         let removed = self.folder.remove(&path);
         removed.map_err(|e| RepositoryError::io(format_args!("cannot remove object {path}"), &e))
@@ -332,7 +352,7 @@ impl Repository {
     pub(crate) fn source_ids(&self) -> Result<Vec<SourceId>> {
         let names = self
             .folder
-            .list("sources")
+            .folders("sources")
             .map_err(|e| RepositoryError::io("cannot list the sources of the repository", &e))?;
         Ok(names.iter().filter_map(|name| source_named(name)).collect())
     }
@@ -499,7 +519,7 @@ impl Repository {
     fn open_object_at(&self, path: &str, name: ObjectName) -> Result<(File, ChunkKey)> {
         let failed =
             |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
-        let file = self.folder.open(path).map_err(|e| failed(&e))?;
+        let file = self.folder.open_file(path).map_err(|e| failed(&e))?;
         let mut bytes = [0; OBJECT_HEADER_BYTES];
         file.read_exact_at(&mut bytes, 0)
             .map_err(|e| match e.kind() {
@@ -591,12 +611,10 @@ fn cost(key: &WrappedKey) -> u64 {
 
 /// The keys of a repository, each with why it cannot be read, if so.
 fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedKey>>> {
-    let names = folder.list("keys");
+    let names = folder.objects("keys");
     let names =
         names.map_err(|e| RepositoryError::io("cannot list the keys of the repository", &e))?;
-    let numbers = names
-        .iter()
-        .filter_map(|name| u64::from_str_radix(name, 16).ok());
+    let numbers = names.iter().filter_map(|name| hexadecimal(name));
     let keys = numbers.map(|number| {
         let path = ObjectName::Key(number).path();
         let bytes = folder
@@ -610,12 +628,5 @@ fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedK
 
 /// The source whose folder has this name.
 pub(crate) fn source_named(name: &str) -> Option<SourceId> {
-    let id = SourceId(u64::from_str_radix(name, 16).ok()?);
-    (id.to_string() == name).then_some(id)
-}
-
-/// Makes a new folder durable in the one that it is in.
-fn sync_parent(folder: &Path) -> std::io::Result<()> {
-    let folder = std::path::absolute(folder)?;
-    folder.parent().map_or(Ok(()), disk::sync_folder)
+    hexadecimal(name).map(SourceId)
 }

@@ -8,10 +8,7 @@
 //! Clocks are trusted for nothing: a holder on this machine is looked for among its processes, and of another
 //! one its sign of life is watched.
 
-use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,13 +19,15 @@ use onefold_format::backup::{
     BackupNumber, Closed, Condemned, Label, Lease, LeaseName, Manifest, ObjectName, ProcessId,
     SourceId,
 };
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::disk;
+use crate::disk::{Entry, Root, joined, split};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
 use crate::history::now;
 use crate::host::host_name;
+use crate::layout::{hexadecimal, is_of_lease};
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
 
@@ -68,11 +67,12 @@ pub struct Writer<'a> {
 
 /// A lease that gives signs of life. Dropped, it is given back.
 pub(crate) struct HeldLease {
+    root: Root,
     /// The folder of leases.
-    leases: PathBuf,
+    leases: String,
     token: u64,
     /// What the holder's folder becomes.
-    gone: PathBuf,
+    gone: String,
     /// The folder stays then: it says what has to be done still.
     has_remains: AtomicBool,
     /// Dropped, the thread ends.
@@ -100,10 +100,11 @@ impl Repository {
         let coming = self.beside(source, COMING, token);
         let taken = self.prepare_lease(source, token, doing, &coming);
         if let Err(error) = taken.and_then(|()| self.take_lease(source, &coming, patience)) {
-            let _ = disk::remove_folder(&coming);
+            let _ = remove_lease(self.folder.root(), &coming);
             return Err(error);
         }
-        let lease = HeldLease::new(self.leases(source), token, self.beside(source, GONE, token));
+        let gone = self.beside(source, GONE, token);
+        let lease = HeldLease::new(self.folder.root(), ObjectName::writer(source), token, gone);
         // Read now: nobody else changes it from here on.
         let known = self.known(source)?.ok_or_else(|| {
             RepositoryError::new(RepositoryErrorKind::NotFound, "the source is gone")
@@ -111,7 +112,7 @@ impl Repository {
         let writer = Writer {
             repository: self,
             source: known,
-            folder: format!("{}/{token:016x}", ObjectName::writer(source)),
+            folder: joined(&ObjectName::writer(source), &folder_name(token)),
             under_way: Mutex::new(None),
             lease,
         };
@@ -121,34 +122,32 @@ impl Repository {
     }
 
     /// Makes what a lease consists of in a folder of another name.
-    fn prepare_lease(
-        &self,
-        source: SourceId,
-        token: u64,
-        doing: &str,
-        coming: &Path,
-    ) -> Result<()> {
+    fn prepare_lease(&self, source: SourceId, token: u64, doing: &str, coming: &str) -> Result<()> {
         let lease = this_lease(doing)?;
         let content = self.sealed(ObjectName::Lease(source, token), lease.encode())?;
-        let own = coming.join(folder_name(token));
+        let root = self.folder.root();
+        let own = joined(coming, &folder_name(token));
         let write = |name: &str, bytes: &[u8]| {
-            let path = own.join(name);
-            disk::append(&mut disk::create_new(&path)?, &path, bytes)
+            let path = joined(&own, name);
+            root.append(&mut root.create_new(&path)?, &path, bytes)
         };
-        disk::create_folder(coming)
-            .and_then(|()| disk::create_folder(&own))
+        root.create_folder(coming)
+            .and_then(|()| root.create_folder(&own))
             .and_then(|()| write("lease", &content))
             .and_then(|_| write(SIGN, &token.to_le_bytes()))
             .map(drop)
             .map_err(|e| not_taken(&e))
     }
 
-    fn take_lease(&self, source: SourceId, coming: &Path, patience: Duration) -> Result<()> {
+    fn take_lease(&self, source: SourceId, coming: &str, patience: Duration) -> Result<()> {
         for _ in 0..TRIES {
-            let taken = disk::rename(coming, &self.leases(source));
+            let taken = self
+                .folder
+                .root()
+                .rename(coming, &ObjectName::writer(source));
             match taken.map_err(|e| (Errno::from_io_error(&e), e)) {
                 Ok(()) => return Ok(()),
-                Err((Some(Errno::NOTEMPTY | Errno::EXIST), _)) => {
+                Err((Some(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR), _)) => {
                     self.outlive_holder(source, patience)?;
                     self.move_foreign(source)?;
                 }
@@ -156,22 +155,29 @@ impl Repository {
             }
         }
         let message = format!(
-            "the lease of the source cannot be taken: something that is not of onefold comes back into {:?}, or other \
+            "the lease of the source cannot be taken: something that is not of onefold comes back into {}, or other \
              processes are always sooner",
-            self.leases(source)
+            ObjectName::writer(source)
         );
         Err(RepositoryError::new(RepositoryErrorKind::InUse, message))
     }
 
     /// Takes out of the folder of leases what others left there, one by one: with it the folder cannot be replaced. No
-    /// holder's folder is touched.
+    /// holder's folder is touched. What is there instead of the folder goes out of the way as a whole.
     fn move_foreign(&self, source: SourceId) -> Result<()> {
-        let leases = self.leases(source);
-        let entries = std::fs::read_dir(&leases).into_iter().flatten().flatten();
-        let foreign = entries.filter(|entry| token_of(&entry.file_name()).is_none());
-        for entry in foreign {
+        let (root, leases) = (self.folder.root(), ObjectName::writer(source));
+        let moved = match root.kind(&leases).map_err(|e| not_taken(&e))? {
+            Some(FileType::Directory) => {
+                let entries = root.list(&leases).map_err(|e| not_taken(&e))?.into_iter();
+                let foreign = entries.filter(|entry| !is_holder(entry));
+                foreign.map(|entry| joined(&leases, &entry.name)).collect()
+            }
+            Some(_) => vec![leases],
+            None => Vec::new(),
+        };
+        for path in moved {
             let aside = self.beside(source, FOREIGN, random_number().map_err(|e| not_taken(&e))?);
-            match disk::rename(&entry.path(), &aside) {
+            match root.rename(&path, &aside) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(not_taken(&error));
                 }
@@ -181,44 +187,41 @@ impl Repository {
         Ok(())
     }
 
-    pub(crate) fn leases(&self, source: SourceId) -> PathBuf {
-        self.folder.root().join(ObjectName::writer(source))
+    /// The holder of the lease of a source, if somebody has it.
+    pub(crate) fn holder(&self, source: SourceId) -> Option<u64> {
+        token_in(self.folder.root(), &ObjectName::writer(source))
     }
 
     /// A folder beside the leases.
-    pub(crate) fn beside(&self, source: SourceId, kind: &str, token: u64) -> PathBuf {
-        self.leases(source)
-            .with_file_name(format!("{kind}{token:016x}"))
+    pub(crate) fn beside(&self, source: SourceId, kind: &str, token: u64) -> String {
+        format!("sources/{source}/{kind}{token:016x}")
     }
 
     /// Returns when the lease can be had.
     fn outlive_holder(&self, source: SourceId, patience: Duration) -> Result<()> {
-        let leases = self.leases(source);
-        let Some(token) = token_in(&leases) else {
+        let Some(token) = self.holder(source) else {
             return Ok(());
         };
+        let leases = ObjectName::writer(source);
         let name = ObjectName::Lease(source, token);
-        if let Some(who) = self.alive_holder(name, &leases.join(folder_name(token)), patience) {
+        if let Some(who) = self.alive_holder(name, patience) {
             let known = self.known(source)?;
             let what = known.map_or_else(|| "the source".to_owned(), |it| it.to_string());
             let message = format!("{what} is in use by {who}; try again when it has ended");
             return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
         }
-        put_aside(&leases, token, &self.beside(source, GONE, token));
+        let gone = self.beside(source, GONE, token);
+        put_aside(self.folder.root(), &leases, token, &gone);
         Ok(())
     }
 
-    /// Who holds the lease in this folder, for messages; none if nobody does any more.
-    pub(crate) fn alive_holder(
-        &self,
-        name: ObjectName,
-        folder: &Path,
-        patience: Duration,
-    ) -> Option<String> {
+    /// Who holds a lease, for messages; none if nobody does any more.
+    pub(crate) fn alive_holder(&self, name: ObjectName, patience: Duration) -> Option<String> {
         let lease = self.read_sealed(name);
         let lease = lease.ok().and_then(|content| Lease::decode(&content).ok());
         let is_there = lease.as_ref().and_then(|lease| is_running(lease.holder));
-        let sign = || std::fs::read(folder.join(SIGN));
+        let path = joined(split(&name.path()).0, SIGN);
+        let sign = || self.folder.read(&path);
         let is_alive = is_there.unwrap_or_else(|| {
             #[cfg(feature = "simulation")]
             let patience = patience.min(Duration::from_millis(1));
@@ -250,7 +253,7 @@ impl Repository {
     /// Any failure of reading.
     pub fn held_leases(&self) -> Result<Vec<LeaseName>> {
         let held = self.source_ids()?.into_iter().filter_map(|source| {
-            let holder = token_in(&self.leases(source))?;
+            let holder = self.holder(source)?;
             Some(LeaseName { source, holder })
         });
         Ok(held.collect())
@@ -262,13 +265,13 @@ impl Repository {
     ///
     /// Any failure of reading.
     pub fn has_ended(&self, lease: LeaseName) -> Result<bool> {
-        if token_in(&self.leases(lease.source)) != Some(lease.holder) {
+        if self.holder(lease.source) != Some(lease.holder) {
             return Ok(true);
         }
         match self.outlive_holder(lease.source, PATIENCE) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == RepositoryErrorKind::InUse => {
-                Ok(token_in(&self.leases(lease.source)) != Some(lease.holder))
+                Ok(self.holder(lease.source) != Some(lease.holder))
             }
             Err(error) => Err(error),
         }
@@ -309,18 +312,20 @@ fn not_taken(error: &io::Error) -> RepositoryError {
 }
 
 impl HeldLease {
-    pub(crate) fn new(leases: PathBuf, token: u64, gone: PathBuf) -> HeldLease {
-        let sign = leases.join(folder_name(token)).join(SIGN);
+    pub(crate) fn new(root: &Root, leases: String, token: u64, gone: String) -> HeldLease {
+        let sign = format!("{leases}/{}/{SIGN}", folder_name(token));
+        let beating = root.clone();
         let (stop, stopped) = channel();
         let beat = thread::spawn(move || {
             let mut count = token;
             while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
                 count = count.wrapping_add(1);
                 // Whoever lost the lease finds out by what it does with it.
-                let _ = write_over(&sign, count);
+                let _ = beating.overwrite(&sign, &count.to_le_bytes());
             }
         });
         HeldLease {
+            root: root.clone(),
             leases,
             token,
             gone,
@@ -338,8 +343,8 @@ impl Drop for HeldLease {
             let _ = beat.join();
         }
         match self.has_remains.load(Ordering::Relaxed) {
-            true => put_aside(&self.leases, self.token, &self.gone),
-            false => give_back(&self.leases, self.token, &self.gone),
+            true => put_aside(&self.root, &self.leases, self.token, &self.gone),
+            false => give_back(&self.root, &self.leases, self.token, &self.gone),
         }
     }
 }
@@ -358,46 +363,77 @@ pub(crate) fn folder_name(token: u64) -> String {
 }
 
 /// The holder's number, if there is one.
-pub(crate) fn token_in(leases: &Path) -> Option<u64> {
-    let mut names = std::fs::read_dir(leases).ok()?.flatten();
-    names.find_map(|entry| token_of(&entry.file_name()))
+fn token_in(root: &Root, leases: &str) -> Option<u64> {
+    let mut entries = root.list(leases).ok()?.into_iter();
+    entries.find_map(|entry| hexadecimal(&entry.name).filter(|_| is_holder(&entry)))
 }
 
-/// The holder whose folder has this name.
-fn token_of(name: &OsStr) -> Option<u64> {
-    let token = u64::from_str_radix(name.to_str()?, 16).ok()?;
-    (folder_name(token).as_str() == name).then_some(token)
+/// Whether it is, by its name, the folder of a holder.
+fn is_holder(entry: &Entry) -> bool {
+    entry.kind == FileType::Directory && hexadecimal(&entry.name).is_some()
 }
 
 /// After this the lease is nobody's. It fails only if it is not the holder's any more.
-pub(crate) fn give_back(leases: &Path, token: u64, gone: &Path) {
-    if disk::rename(&leases.join(folder_name(token)), gone).is_ok() {
-        let _ = disk::remove_folder(gone);
+pub(crate) fn give_back(root: &Root, leases: &str, token: u64, gone: &str) {
+    if root
+        .rename(&joined(leases, &folder_name(token)), gone)
+        .is_ok()
+    {
+        let _ = remove_lease(root, gone);
     }
 }
 
 /// The same of a holder that did not give it back: what it was doing stays for the next holder.
-fn put_aside(leases: &Path, token: u64, gone: &Path) {
-    if disk::rename(&leases.join(folder_name(token)), gone).is_ok() && !has_remains(gone) {
-        let _ = disk::remove_folder(gone);
+fn put_aside(root: &Root, leases: &str, token: u64, gone: &str) {
+    let moved = root.rename(&joined(leases, &folder_name(token)), gone);
+    if moved.is_ok() && !has_remains(root, gone) {
+        let _ = remove_lease(root, gone);
     }
 }
 
 /// Whether the folder of a lease that is gone says that a backup was being made.
-pub(crate) fn has_remains(gone: &Path) -> bool {
-    gone.join(ObjectName::UNDER_WAY).exists()
+pub(crate) fn has_remains(root: &Root, gone: &str) -> bool {
+    let under_way = root.kind(&joined(gone, ObjectName::UNDER_WAY));
+    under_way.is_ok_and(|kind| kind == Some(FileType::RegularFile))
+}
+
+/// Removes the folder of a lease that is gone, or has not come. It stays if it holds anything that is not of ours.
+pub(crate) fn remove_lease(root: &Root, path: &str) -> io::Result<()> {
+    let folders = lease_folders(root, path)?;
+    let files = files_of_lease(root, &folders)?;
+    files.iter().try_for_each(|file| root.remove_file(file))?;
+    let mut folders = folders.iter().rev();
+    folders.try_for_each(|folder| root.remove_empty_folder(folder))
+}
+
+/// The folder of a lease, and that of its holder, if the lease has not come.
+pub(crate) fn lease_folders(root: &Root, path: &str) -> io::Result<Vec<String>> {
+    let entries = root.list(path)?;
+    let holder = entries.iter().find(|entry| is_holder(entry));
+    let holder = holder.map(|entry| joined(path, &entry.name));
+    Ok(std::iter::once(path.to_owned()).chain(holder).collect())
+}
+
+/// The files in the folders of a lease; fails if anything else is there.
+pub(crate) fn files_of_lease(root: &Root, folders: &[String]) -> io::Result<Vec<String>> {
+    let mut files = Vec::new();
+    for folder in folders {
+        for entry in root.list(folder)? {
+            let path = joined(folder, &entry.name);
+            if entry.kind == FileType::RegularFile && is_of_lease(&entry.name) {
+                files.push(path);
+            } else if !folders.contains(&path) {
+                let message = format!("{path} is not of onefold, and stays");
+                return Err(io::Error::other(message));
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// Nobody panics with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write_over(file: &Path, count: u64) -> io::Result<()> {
-    use std::os::unix::fs::FileExt;
-    let file = File::options().write(true).open(file)?;
-    file.write_all_at(&count.to_le_bytes(), 0)?;
-    file.sync_data()
 }
 
 /// This process, as others find it.
@@ -522,7 +558,7 @@ impl Writer<'_> {
         for (folder, holder) in self.repository.remains(self.source.id)? {
             // What stays costs room, and the next holder finds it.
             if self.close_remains(&folder, holder).is_ok() {
-                let _ = disk::remove_folder(&self.repository.folder.root().join(folder));
+                let _ = remove_lease(self.repository.folder.root(), &folder);
             }
         }
         Ok(())
@@ -559,9 +595,17 @@ impl Writer<'_> {
     ///
     /// # Errors
     ///
-    /// `InUse` if the lease is lost; any failure of writing.
+    /// As [`Repository::check_removable`]; `InUse` if the lease is lost; any failure of writing.
     pub fn remove(&self, name: ObjectName) -> Result<()> {
         let path = name.path();
+        match self.repository.check_removable(name) {
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound && self.is_held() => {
+                return Ok(());
+            }
+            // Without the lease, that is why.
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+            removable => removable?,
+        }
         match self.repository.folder.remove_through(&path, &self.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_held() => Ok(()),
             removed => removed.map_err(|e| self.failed("remove", &path, &e)),
@@ -569,7 +613,8 @@ impl Writer<'_> {
     }
 
     fn is_held(&self) -> bool {
-        self.repository.folder.root().join(&self.folder).is_dir()
+        let kind = self.repository.folder.root().kind(&self.folder);
+        kind.is_ok_and(|kind| kind == Some(FileType::Directory))
     }
 
     fn failed(&self, verb: &str, path: &str, error: &io::Error) -> RepositoryError {
@@ -617,7 +662,7 @@ mod tests {
     impl Scene {
         /// Makes the lease another process's.
         fn give_lease(&self, change: impl FnOnce(&mut ProcessId)) {
-            let token = token_in(&self.repository.leases(self.source)).unwrap();
+            let token = self.repository.holder(self.source).unwrap();
             let name = ObjectName::Lease(self.source, token);
             let content = self.repository.read_sealed(name).unwrap();
             let mut lease = Lease::decode(&content).unwrap();
@@ -709,21 +754,17 @@ mod tests {
         let scene = scene();
         let writer = scene.repository.writer(scene.source, "test").unwrap();
         scene.give_lease(|holder| holder.boot[0] ^= 1);
-        let sign = scene
-            .repository
-            .folder
-            .root()
-            .join(&writer.folder)
-            .join(SIGN);
+        let sign = joined(&writer.folder, SIGN);
+        let root = scene.repository.folder.root().clone();
         let is_over = Arc::new(AtomicBool::new(false));
         let beat = thread::spawn({
             let is_over = Arc::clone(&is_over);
             move || {
-                for count in 0.. {
+                for count in 0_u64.. {
                     if is_over.load(Ordering::Relaxed) {
                         return;
                     }
-                    write_over(&sign, count).unwrap();
+                    root.overwrite(&sign, &count.to_le_bytes()).unwrap();
                     thread::sleep(Duration::from_millis(20));
                 }
             }

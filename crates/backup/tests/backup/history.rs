@@ -22,7 +22,7 @@ impl Rig {
     }
 
     /// The same repository, which goes on by itself from here.
-    fn copied(&self, access: &Access) -> Rig {
+    pub(crate) fn copied(&self, access: &Access) -> Rig {
         let folder = tempfile::tempdir().unwrap();
         copy(self.folder.path(), folder.path());
         let repository = Repository::open(&folder.path().join("r"), access).unwrap();

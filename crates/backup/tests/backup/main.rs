@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 mod absence;
+mod containment;
 mod history;
 mod popular;
 mod pruning;

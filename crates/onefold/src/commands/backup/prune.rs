@@ -95,6 +95,8 @@ struct SourceReply {
     rewritten_packs: u64,
     /// Packs that are damaged, and stay as they are.
     damaged: Vec<String>,
+    /// What has the name of an object that would go, and is none of this repository: it stays.
+    foreign: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -156,6 +158,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     for error in &left {
         context.output.warn(format_args!("{error}"));
+    }
+    for foreign in sources.iter().flat_map(|source| &source.foreign) {
+        context.output.note(foreign);
     }
     if is_damaged {
         context.output.warn(format_args!(
@@ -275,6 +280,7 @@ impl SourceReply {
             removed_packs: plan.dead_packs(),
             rewritten_packs: plan.rewritten_packs(),
             damaged: plan.damaged,
+            foreign: plan.foreign,
         }
     }
 }

@@ -1,12 +1,13 @@
 //! `onefold backup verify`
 
-use super::{Context, RepositoryArgs, backup_error, find_source, reporting};
+use super::{Context, RepositoryArgs, backup_error, find_source, reporting, repository_error};
 use crate::commands::foreground::interruption;
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Result, size};
 use onefold_backup::{Finding, verify};
+use onefold_repository::Foreign;
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
@@ -34,6 +35,8 @@ struct Reply {
     /// Compared with their fingerprints.
     compared_bytes: u64,
     findings: Vec<FindingReply>,
+    /// The first names of what is not of onefold, from the repository's folder. It is ignored.
+    foreign: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -132,6 +135,16 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let report = &mut reporting(&progress, &interrupted, "nothing was changed");
     let verified = verify(&repository, only.as_ref(), args.data, report);
     let verified = verified.map_err(backup_error)?;
+    let foreign = repository.foreign(only.map(|source| source.id));
+    let Foreign { names, has_more } = foreign.map_err(repository_error)?;
+    for name in &names {
+        context
+            .output
+            .note(format_args!("{name} is not of onefold, and is ignored"));
+    }
+    if has_more {
+        context.output.note("there is more that is not of onefold");
+    }
     let reply = Reply {
         backups: verified.backups,
         objects: verified.objects,
@@ -141,6 +154,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             .into_iter()
             .map(FindingReply::from)
             .collect(),
+        foreign: names,
     };
     let is_whole = reply.findings.is_empty();
     context.output.document(&reply)?;
