@@ -186,9 +186,10 @@ impl Verifier<'_> {
     fn find_sources(&mut self) -> Result<Vec<KnownSource>> {
         let sources = self.repository.sources()?;
         self.find(sources.damaged);
+        self.find(self.repository.wrong_keys()?);
         let disks: BTreeSet<SourceId> = sources.disks.iter().map(|it| it.id).collect();
         for popular in &sources.popular {
-            self.find_wrong_copies(popular);
+            self.find_wrong_copies(popular)?;
             let users = self.repository.users(popular.id)?.into_iter();
             let missing = users.filter(|user| !disks.contains(user));
             let missing: Vec<_> = missing
@@ -207,13 +208,15 @@ impl Verifier<'_> {
         self.verified.findings.extend(findings);
     }
 
-    fn find_wrong_copies(&mut self, source: &KnownSource) {
-        let wrong = self.repository.wrong_copies(source).into_iter();
+    fn find_wrong_copies(&mut self, source: &KnownSource) -> Result<()> {
+        let copies = self.repository.wrong_copies(source).into_iter();
+        let wrong = copies.chain(self.repository.wrong_marks(source)?);
         self.find(wrong.map(|(_, error)| error));
+        Ok(())
     }
 
     fn read_manifests(&mut self, source: &KnownSource) -> Result<()> {
-        self.find_wrong_copies(source);
+        self.find_wrong_copies(source)?;
         let history = self.repository.history(source.id)?;
         self.find(history.check_complete(source).err());
         self.find(history.damaged);

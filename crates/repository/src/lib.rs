@@ -18,6 +18,7 @@
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
 //! | `label.rs` | the names and origins of sources |
+//! | `marks.rs` | protections, and the users of popular blocks |
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
 //! | `host.rs` | the name and the id of this machine |
@@ -34,6 +35,7 @@ mod host;
 mod label;
 mod layout;
 mod leftovers;
+mod marks;
 mod pack;
 mod reader;
 mod repository;

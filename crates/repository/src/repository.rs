@@ -254,6 +254,16 @@ impl Repository {
         Ok(keys)
     }
 
+    /// Why keys open nothing, whatever passphrase or key file is given.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn wrong_keys(&self) -> Result<Vec<RepositoryError>> {
+        let keys = wrapped_keys(&self.folder, self.object.id)?;
+        Ok(keys.into_iter().filter_map(Result::err).collect())
+    }
+
     /// Removes a key. What was read with it before stays known to whoever read it: nothing is encrypted anew.
     ///
     /// # Errors

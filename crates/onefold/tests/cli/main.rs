@@ -6,6 +6,7 @@
 mod analyze;
 mod analyze_memory;
 mod backup;
+mod backup_damage;
 mod backup_golden;
 mod backup_identity;
 mod backup_memory;

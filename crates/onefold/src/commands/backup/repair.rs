@@ -111,10 +111,12 @@ fn mend_copies(repository: &Repository) -> Result<u64> {
     let sources = repository.sources().map_err(repository_error)?;
     let mut mended = 0;
     for known in sources.disks.iter().chain(&sources.popular) {
-        if !repository.wrong_copies(known).is_empty() {
+        let marks = repository.wrong_marks(known).map_err(repository_error)?;
+        if !repository.wrong_copies(known).is_empty() || !marks.is_empty() {
             let writer = repository.writer(known.id, "backup repair");
             let writer = writer.map_err(repository_error)?;
             mended += writer.mend_copies().map_err(repository_error)?;
+            mended += writer.mend_marks().map_err(repository_error)?;
         }
     }
     Ok(mended)

@@ -1,0 +1,76 @@
+//! Marks: objects that say something by being there. A protection says that a backup is not to be forgotten, a user of popular
+//! blocks that a source may need them. What is in them says nothing more, but shows that they are ours.
+
+use onefold_format::backup::{ObjectName, SourceId};
+
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::NewObject;
+use crate::repository::{KnownSource, Repository};
+use crate::writer::Writer;
+
+impl Repository {
+    /// The marks of a source that are not what was written, or are missing.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing.
+    pub fn wrong_marks(&self, known: &KnownSource) -> Result<Vec<(ObjectName, RepositoryError)>> {
+        let marks = match known.source.is_popular() {
+            true => self.user_marks(known.id)?,
+            false => self.disk_marks(known)?,
+        };
+        let wrong = marks.into_iter().filter_map(|name| {
+            let error = self.read_sealed(name).err()?;
+            Some(match error.kind() {
+                RepositoryErrorKind::NotFound => {
+                    let error = RepositoryError::damaged(&name.path(), "it is not there");
+                    (name, error)
+                }
+                _ => (name, error),
+            })
+        });
+        Ok(wrong.collect())
+    }
+
+    fn user_marks(&self, popular: SourceId) -> Result<Vec<ObjectName>> {
+        let users = self.users(popular)?.into_iter();
+        let users = users.map(|source| ObjectName::User { popular, source });
+        Ok(users.collect())
+    }
+
+    /// Its protections; and that it is a user of popular blocks, if any backup needs some.
+    fn disk_marks(&self, known: &KnownSource) -> Result<Vec<ObjectName>> {
+        let id = known.id;
+        let protected = self.protected(id)?.into_iter();
+        let mut marks: Vec<_> = protected
+            .map(|backup| ObjectName::Protection(id, backup))
+            .collect();
+        if !self.needed_packs(id)?.popular.is_empty() {
+            let popular = self.popular_id(&known.source);
+            marks.push(ObjectName::User {
+                popular,
+                source: id,
+            });
+        }
+        Ok(marks)
+    }
+}
+
+impl Writer<'_> {
+    /// Makes the marks of the source again that are missing or damaged. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn mend_marks(&self) -> Result<u64> {
+        let wrong = self.repository().wrong_marks(self.source())?.into_iter();
+        // That of a newer version is not damaged.
+        let damaged = wrong.filter(|(_, error)| error.is_of_object());
+        let mut mended = 0;
+        for (name, _) in damaged {
+            self.put(name, Vec::new(), NewObject::commit_over)?;
+            mended += 1;
+        }
+        Ok(mended)
+    }
+}
