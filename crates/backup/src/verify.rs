@@ -72,6 +72,8 @@ pub fn verify(
         backups: Vec::new(),
         damages: Vec::new(),
     };
+    let wrong = repository.wrong_identity().into_iter();
+    verifier.find(wrong.map(|(_, error)| error));
     let mut stores: BTreeMap<SourceId, Packs> = BTreeMap::new();
     let sources = match only {
         Some(source) => vec![source.clone()],

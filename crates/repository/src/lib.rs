@@ -13,6 +13,7 @@
 //! | `folder.rs` | objects as files: written whole and durable, or not there |
 //! | `seal.rs` | keys, and the chunks that they protect |
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
+//! | `identity.rs` | the object that says what a repository is, and its copy |
 //! | `repository.rs` | a repository and its sources |
 //! | `pack.rs` | writing and reading packs |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
@@ -32,6 +33,7 @@ mod error;
 mod folder;
 mod history;
 mod host;
+mod identity;
 mod label;
 mod layout;
 mod leftovers;

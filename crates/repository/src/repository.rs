@@ -16,6 +16,7 @@ use crate::access::{Access, RecoveryKey, unwrap, wrap};
 use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, NewObject, fill_random, random_number};
+use crate::identity::{IDENTITY, identity};
 use crate::layout::{LOST_AND_FOUND, hexadecimal};
 use crate::seal::{ChunkKey, MasterKey};
 
@@ -32,7 +33,7 @@ const WHOLE_BYTES_MAX: u64 = 256 << 20;
 #[derive(Debug)]
 pub struct Repository {
     pub(crate) folder: Folder,
-    object: RepositoryObject,
+    pub(crate) object: RepositoryObject,
     master: MasterKey,
 }
 
@@ -154,8 +155,10 @@ impl Repository {
             repository.add_key(&key.access(), now_unix_seconds)?;
             recovery = Some(key);
         }
-        // The last object: without it there is no repository.
-        repository.put(ObjectName::Repository, &repository.object.encode())?;
+        // The object before its copy: nothing but the copy is missing if the command dies now.
+        for name in IDENTITY {
+            repository.put(name, &repository.object.encode())?;
+        }
         Ok((repository, recovery))
     }
 
@@ -165,25 +168,7 @@ impl Repository {
     ///
     /// `NotFound` if there is none; `Damaged`.
     pub fn sealing(root: &Path) -> Result<Sealing> {
-        Ok(Self::object(root)?.1.sealing)
-    }
-
-    fn object(root: &Path) -> Result<(Folder, RepositoryObject)> {
-        let path = ObjectName::Repository.path();
-        let read = Folder::open(root).and_then(|folder| {
-            let bytes = folder.read(&path)?;
-            Ok((folder, bytes))
-        });
-        let (folder, bytes) = read.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => RepositoryError::new(
-                RepositoryErrorKind::NotFound,
-                format!("there is no repository in {root:?}; 'onefold backup init' makes one"),
-            ),
-            _ => RepositoryError::io(format_args!("cannot open the repository {root:?}"), &error),
-        })?;
-        let object =
-            RepositoryObject::decode(&bytes).map_err(|e| RepositoryError::format(&path, e))?;
-        Ok((folder, object))
+        Ok(identity(root)?.1.sealing)
     }
 
     /// Opens the repository in this folder.
@@ -192,7 +177,7 @@ impl Repository {
     ///
     /// `NotFound`; `Access` if the passphrase or the key file opens nothing; `Damaged`.
     pub fn open(root: &Path, access: &Access) -> Result<Self> {
-        let (folder, object) = Self::object(root)?;
+        let (folder, object) = identity(root)?;
         let master = match object.sealing {
             Sealing::Authenticated => MasterKey::plain(object.id),
             Sealing::Encrypted => Self::unlock(&folder, &object, access)?,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use onefold_backup::Result;
 use onefold_format::backup::{BackupNumber, Label, ObjectName, Place};
-use onefold_repository::{Access, RepositoryErrorKind};
+use onefold_repository::{Access, Repository, RepositoryErrorKind};
 
 use crate::pruning::ALL_WASTE;
 use crate::{MemoryDisk, Rig, source};
@@ -382,4 +382,67 @@ fn foreign_files_are_ignored() {
         (4, Some(&disks[0])),
     ]);
     assert_eq!(rig.messages(), [""; 0]);
+}
+
+/// A repository whose 128 bytes of identity are gone is not gone.
+#[test]
+fn the_object_of_the_repository_has_a_copy() {
+    for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
+        let (rig, disks) = Rig::with_three(&access);
+        let root = rig.folder.path().join("r");
+        let names = [ObjectName::Repository, ObjectName::RepositoryCopy];
+        let good = std::fs::read(rig.path(names[0])).unwrap();
+        assert!(std::fs::read(rig.path(names[1])).unwrap() == good);
+        for name in names {
+            let mut flipped = good.clone();
+            flipped[9] ^= 1;
+            for damaged in [None, Some(&good[..100]), Some(&flipped[..])] {
+                match damaged {
+                    None => std::fs::remove_file(rig.path(name)).unwrap(),
+                    Some(bytes) => std::fs::write(rig.path(name), bytes).unwrap(),
+                }
+                let opened = Repository::open(&root, &access).unwrap();
+                let [(wrong, error)] = &opened.wrong_identity()[..] else {
+                    panic!("{:?}", opened.wrong_identity());
+                };
+                assert_eq!((*wrong, error.kind()), (name, RepositoryErrorKind::Damaged));
+                assert_eq!(rig.messages(), [error.to_string()]);
+                rig.assert_backups(&[(1, Some(&disks[0]))]);
+                assert_eq!(opened.mend_identity().unwrap(), 1);
+                assert!(std::fs::read(rig.path(name)).unwrap() == good);
+                assert_eq!(rig.messages(), [""; 0]);
+            }
+        }
+        // Without both nothing says how the repository is protected.
+        for name in names {
+            std::fs::remove_file(rig.path(name)).unwrap();
+        }
+        let refused = Repository::open(&root, &access).unwrap_err();
+        assert_eq!(refused.kind(), RepositoryErrorKind::NotFound);
+    }
+}
+
+#[test]
+fn objects_of_the_repository_that_contradict_each_other_are_refused() {
+    let access = Access::KeyFile(b"a key".to_vec());
+    let (rig, _) = Rig::with_three(&access);
+    let other = Rig::new(&access);
+    let open = Rig::new(&Access::Open);
+    let root = rig.folder.path().join("r");
+    for name in [ObjectName::Repository, ObjectName::RepositoryCopy] {
+        let good = std::fs::read(rig.path(name)).unwrap();
+        for forger in [&other, &open] {
+            std::fs::copy(forger.path(name), rig.path(name)).unwrap();
+            for refused in [
+                Repository::open(&root, &access).err(),
+                Repository::sealing(&root).err(),
+            ] {
+                let refused = refused.unwrap();
+                assert_eq!(refused.kind(), RepositoryErrorKind::Damaged);
+                assert!(refused.to_string().contains("contradict"), "{refused}");
+            }
+        }
+        std::fs::write(rig.path(name), good).unwrap();
+        Repository::open(&root, &access).unwrap();
+    }
 }

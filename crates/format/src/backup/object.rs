@@ -75,6 +75,8 @@ impl fmt::Display for BackupNumber {
 pub enum ObjectName {
     /// The repository itself.
     Repository,
+    /// A copy of that object, byte for byte.
+    RepositoryCopy,
     /// The master key, wrapped by one passphrase or key file.
     Key(u64),
     /// A disk that is backed up.
@@ -179,7 +181,7 @@ impl ObjectName {
     /// Kind, source, number and generation.
     fn fields(self) -> (u8, u64, u64, u32) {
         match self {
-            Self::Repository => (1, 0, 0, 0),
+            Self::Repository | Self::RepositoryCopy => (1, 0, 0, 0),
             Self::Key(number) => (2, 0, number, 0),
             Self::Source(source) => (3, source.0, 0, 0),
             Self::Pack {
@@ -207,6 +209,7 @@ impl ObjectName {
     pub fn path(self) -> String {
         match self {
             Self::Repository => "repository".to_owned(),
+            Self::RepositoryCopy => "keys/repository".to_owned(),
             Self::Key(number) => format!("keys/{number:016x}"),
             Self::Source(source) => format!("sources/{source}/source"),
             Self::Pack {

@@ -1,4 +1,4 @@
-//! The repository's identity: one object, written once when the repository is created.
+//! The repository's identity: one object, written once when the repository is created, and a copy with the same bytes.
 //!
 //! ```text
 //!  0 object header  80 bytes

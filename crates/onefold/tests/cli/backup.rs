@@ -765,7 +765,14 @@ fn a_secret_that_is_not_needed_is_refused() {
         sealing: Sealing::Authenticated,
         ..known
     };
+    // One of the two alone is not believed, either.
     fs::write(&object, plain.encode()).unwrap();
+    let create = ["backup", "create", &web, "--passphrase-file", &passphrase];
+    scene
+        .run(&create)
+        .is_refusal(1, &["contradict each other", "nothing was"]);
+    let copy = Path::new(&scene.path("repository")).join("keys/repository");
+    fs::write(&copy, plain.encode()).unwrap();
     let secrets = [("--passphrase-file", &passphrase), ("--key-file", &key)];
     for (option, file) in secrets {
         for arguments in [

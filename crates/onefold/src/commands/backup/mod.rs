@@ -23,6 +23,7 @@ mod verify;
 
 use super::Context;
 use super::pool_check::FOUND_DAMAGE;
+use crate::output::say;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::{Error, ErrorKind, Result};
@@ -34,7 +35,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use onefold_format::backup::{BackupNumber, Sealing};
+use onefold_format::backup::{BackupNumber, ObjectName, Sealing};
 
 /// Memory for each stage of a backup.
 const MEMORY_DEFAULT: &str = "64M";
@@ -171,7 +172,14 @@ impl RepositoryArgs {
                 )));
             }
         };
-        Repository::open(root, &access).map_err(repository_error)
+        let repository = Repository::open(root, &access).map_err(repository_error)?;
+        let mut wrong = repository.wrong_identity().into_iter();
+        if let Some((_, error)) = wrong.find(|(name, _)| *name == ObjectName::Repository) {
+            say(format_args!(
+                "warning: {error}; its copy is used, and 'onefold backup repair --yes' makes it again"
+            ));
+        }
+        Ok(repository)
     }
 }
 

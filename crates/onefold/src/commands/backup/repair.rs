@@ -106,10 +106,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// Makes the small objects of all sources again that are missing or damaged.
+/// Makes the small objects of the repository and of all sources again that are missing or damaged.
 fn mend_copies(repository: &Repository) -> Result<u64> {
+    let mut mended = repository.mend_identity().map_err(repository_error)?;
     let sources = repository.sources().map_err(repository_error)?;
-    let mut mended = 0;
     for known in sources.disks.iter().chain(&sources.popular) {
         let marks = repository.wrong_marks(known).map_err(repository_error)?;
         if !repository.wrong_copies(known).is_empty() || !marks.is_empty() {
