@@ -23,7 +23,7 @@ impl Rig {
 
     /// The same repository, which goes on by itself from here.
     pub(crate) fn copied(&self, access: &Access) -> Rig {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = crate::scratch();
         copy(self.folder.path(), folder.path());
         let repository = Repository::open(&folder.path().join("r"), access).unwrap();
         Rig {
