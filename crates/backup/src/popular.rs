@@ -102,7 +102,8 @@ pub fn prune_popular(
         }
         let condemned = condemn(writer, condemned)?;
         let may_go_at = condemned.since_unix_seconds.saturating_add(grace_seconds);
-        if now_unix_seconds < may_go_at || !have_ended(repository, &condemned)? {
+        let before = condemned.before.as_deref().unwrap_or_default();
+        if now_unix_seconds < may_go_at || !repository.have_ended(before)? {
             pruned.waiting_blocks = condemned.numbers.iter().map(|run| run.blocks).sum();
             break;
         }
@@ -187,15 +188,6 @@ fn condemn(writer: &Writer<'_>, mut condemned: Condemned) -> Result<Condemned> {
     condemned.before = Some(before);
     writer.condemn(&condemned)?;
     Ok(condemned)
-}
-
-fn have_ended(repository: &Repository, condemned: &Condemned) -> Result<bool> {
-    for lease in condemned.before.iter().flatten() {
-        if !repository.has_ended(*lease)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// Removes what is condemned and still needed by no backup.

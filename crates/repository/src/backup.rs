@@ -208,27 +208,34 @@ impl Repository {
         }
     }
 
-    /// Whether a backup may be forgotten now.
+    /// Backups exist no more: the tombstone of each says so before its manifest goes. Recipes stay until the source is
+    /// pruned. If a manifest is missing already, the tombstone says that the loss is accepted. Readers who do not answer are
+    /// waited for at the same time.
     ///
     /// # Errors
     ///
-    /// `Invalid` if it is protected; `InUse` if somebody reads it.
-    pub fn check_forgettable(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
+    /// `Interrupted`. For each backup: `Invalid` if it is protected; `InUse` if somebody reads it; any failure of writing.
+    pub fn forget_all(&self, backups: &[(SourceId, BackupNumber)]) -> Result<Vec<Result<()>>> {
+        let checked = self.check_not_read(backups)?.into_iter();
+        let both = checked.zip(backups);
+        Ok(both
+            .map(|(checked, (source, backup))| checked.and_then(|()| self.forget(*source, *backup)))
+            .collect())
+    }
+
+    /// A backup exists no more, as with [`Repository::forget_all`].
+    ///
+    /// # Errors
+    ///
+    /// As of each backup there.
+    pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
+        self.check_interrupted(format_args!("before backup {backup} was forgotten"))?;
         if self.protected(source)?.contains(&backup) {
             let message = format!("backup {backup} is protected");
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
-        self.check_not_read(source, backup)
-    }
-
-    /// A backup exists no more: its tombstone says so before its manifest goes. Its recipe stays until the source is pruned.
-    /// If the manifest is missing already, the tombstone says that the loss is accepted.
-    ///
-    /// # Errors
-    ///
-    /// As [`Repository::check_forgettable`]; any failure of writing.
-    pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        self.check_forgettable(source, backup)?;
+        // Also where many are forgotten: a reader may have come while others were waited for.
+        self.check_not_read(&[(source, backup)])?.remove(0)?;
         self.bury(source, backup)?;
         match self.remove(ObjectName::Manifest(source, backup)) {
             // One that is damaged stays, closed as it is; `prune` names it.

@@ -28,6 +28,8 @@ pub enum RepositoryErrorKind {
     ReadOnly,
     /// An object is not what was written, or not there.
     Damaged,
+    /// The user ended it while it waited.
+    Interrupted,
     /// Any other failure of the system.
     Io,
 }

@@ -66,7 +66,7 @@ impl Repository {
                 let held = joined(&ObjectName::writer(source), &folder_name(holder));
                 search.count_lease(&held);
                 if are_removed {
-                    self.has_ended(LeaseName { source, holder })?;
+                    self.have_ended(&[LeaseName { source, holder }])?;
                 }
             }
             for (backup, holder) in self.all_readers(source)? {

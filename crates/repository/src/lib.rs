@@ -22,6 +22,7 @@
 //! | `marks.rs` | protections, and the users of popular blocks |
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
+//! | `waiting.rs` | waiting for signs of life of other processes |
 //! | `host.rs` | the name and the id of this machine |
 //! | `simulation.rs` | what the death of the host may leave, for tests |
 //! | `leftovers.rs` | what commands left that were killed |
@@ -44,6 +45,7 @@ mod repository;
 mod seal;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod waiting;
 mod writer;
 
 pub use access::{Access, RecoveryKey};
@@ -56,4 +58,5 @@ pub use leftovers::Leftovers;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;
 pub use repository::{KnownSource, Repository, Sources};
+pub use waiting::Waiting;
 pub use writer::Writer;

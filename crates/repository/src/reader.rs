@@ -9,9 +9,7 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
 use crate::layout::hexadecimal;
 use crate::repository::Repository;
-use crate::writer::{
-    GONE, HeldLease, PATIENCE, SIGN, files_of_lease, folder_name, give_back, this_lease,
-};
+use crate::writer::{GONE, HeldLease, SIGN, files_of_lease, folder_name, give_back, this_lease};
 
 /// A backup is read. Dropped, it is not any more.
 pub struct Reading {
@@ -57,19 +55,40 @@ impl Repository {
         Ok(lease)
     }
 
-    /// Fails if somebody reads a backup, and says who.
-    pub(crate) fn check_not_read(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        let readers = readers_of(source, backup);
-        for token in self.readers(source, backup)? {
-            let name = ObjectName::Reader(source, backup, token);
-            if let Some(who) = self.alive_holder(name, PATIENCE) {
-                let message = format!("backup {backup} is being read by {who}");
-                return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+    /// Fails for each backup that somebody reads, and says who. Readers who do not answer are waited for at the same time.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted`. For each backup: `InUse`; any failure of listing.
+    pub(crate) fn check_not_read(
+        &self,
+        backups: &[(SourceId, BackupNumber)],
+    ) -> Result<Vec<Result<()>>> {
+        let mut readers = Vec::new();
+        let listed = backups.iter().enumerate().map(|(at, (source, backup))| {
+            let tokens = self.readers(*source, *backup)?.into_iter();
+            let name = |token| ObjectName::Reader(*source, *backup, token);
+            readers.extend(tokens.map(|token| (at, token, name(token))));
+            Ok(())
+        });
+        let mut checked: Vec<Result<()>> = listed.collect();
+        let names: Vec<_> = readers.iter().map(|(_, _, name)| *name).collect();
+        let living = self.living_holders(&names)?;
+        for ((at, token, _), who) in readers.into_iter().zip(living) {
+            let (source, backup) = backups[at];
+            match who {
+                Some(who) => {
+                    let message = format!("backup {backup} is being read by {who}");
+                    checked[at] = Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+                }
+                None => {
+                    let gone = self.beside(source, GONE, token);
+                    let readers = readers_of(source, backup);
+                    give_back(self.folder.root(), &readers, token, &gone);
+                }
             }
-            let gone = self.beside(source, GONE, token);
-            give_back(self.folder.root(), &readers, token, &gone);
         }
-        Ok(())
+        Ok(checked)
     }
 
     /// Whoever has, or had, the lease of a reader of a backup. A folder that has no lease, but something that is not of

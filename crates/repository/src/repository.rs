@@ -19,6 +19,7 @@ use crate::folder::{Folder, NewObject, fill_random, random_number};
 use crate::identity::{IDENTITY, identity};
 use crate::layout::{LOST_AND_FOUND, hexadecimal};
 use crate::seal::{ChunkKey, MasterKey};
+use crate::waiting::Waiting;
 
 const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
 
@@ -35,6 +36,7 @@ pub struct Repository {
     pub(crate) folder: Folder,
     pub(crate) object: RepositoryObject,
     master: MasterKey,
+    pub(crate) waiting: Waiting,
 }
 
 /// A source of a repository.
@@ -147,6 +149,7 @@ impl Repository {
                 created_unix_seconds: now_unix_seconds,
             },
             master,
+            waiting: Waiting::default(),
         };
         let mut recovery = None;
         if sealing == Sealing::Encrypted {
@@ -186,6 +189,7 @@ impl Repository {
             folder,
             object,
             master,
+            waiting: Waiting::default(),
         })
     }
 

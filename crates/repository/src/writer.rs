@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onefold_format::backup::{
     BackupNumber, Closed, Condemned, Label, Lease, LeaseName, Manifest, ObjectName, ProcessId,
@@ -22,7 +22,7 @@ use onefold_format::backup::{
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::disk::{Entry, Root, joined, split};
+use crate::disk::{Entry, Root, joined};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
 use crate::history::now;
@@ -33,13 +33,6 @@ use crate::seal::ChunkKey;
 
 /// Between two signs of life.
 const BEAT: Duration = Duration::from_secs(10);
-
-/// A holder that cannot be looked for has lost its lease after so long without a sign of life. Network file
-/// systems may show a file of up to a minute ago.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Between two looks at a sign of life.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// The file with the sign of life.
 pub(crate) const SIGN: &str = "sign";
@@ -81,25 +74,45 @@ pub(crate) struct HeldLease {
 }
 
 impl Repository {
+    /// Takes the leases of sources, to do what `doing` says. Holders who do not answer are waited for at the same time.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted`. For each source: as [`Repository::writer`].
+    pub fn writers(&self, sources: &[SourceId], doing: &str) -> Result<Vec<Result<Writer<'_>>>> {
+        let waited = self.wait_for_leases(sources)?.into_iter();
+        let both = sources.iter().zip(waited);
+        Ok(both
+            .map(|(source, waited)| waited.and_then(|()| self.writer(*source, doing)))
+            .collect())
+    }
+
+    /// Waits until it is known of each of these sources whether its lease can be had, of all of them at the same time. The lease
+    /// of a holder who gives no sign of life is ended.
+    ///
+    /// # Errors
+    ///
+    /// `Interrupted`. For each source: `InUse`, if another process has its lease; any failure of reading.
+    pub fn wait_for_leases(&self, sources: &[SourceId]) -> Result<Vec<Result<()>>> {
+        let living = self.outlive(sources)?.into_iter();
+        let both = sources.iter().zip(living);
+        Ok(both
+            .map(|(source, living)| {
+                living.map_or(Ok(()), |who| Err(self.is_in_use(*source, &who)?))
+            })
+            .collect())
+    }
+
     /// Takes the lease of a source, to do what `doing` says.
     ///
     /// # Errors
     ///
-    /// `InUse`, if another process has it; any failure of reading or writing.
+    /// `InUse`, if another process has it; `Interrupted`; any failure of reading or writing.
     pub fn writer(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
-        self.writer_within(source, doing, PATIENCE)
-    }
-
-    fn writer_within(
-        &self,
-        source: SourceId,
-        doing: &str,
-        patience: Duration,
-    ) -> Result<Writer<'_>> {
         let token = random_number().map_err(|e| not_taken(&e))?;
         let coming = self.beside(source, COMING, token);
         let taken = self.prepare_lease(source, token, doing, &coming);
-        if let Err(error) = taken.and_then(|()| self.take_lease(source, &coming, patience)) {
+        if let Err(error) = taken.and_then(|()| self.take_lease(source, &coming)) {
             let _ = remove_lease(self.folder.root(), &coming);
             return Err(error);
         }
@@ -139,7 +152,7 @@ impl Repository {
             .map_err(|e| not_taken(&e))
     }
 
-    fn take_lease(&self, source: SourceId, coming: &str, patience: Duration) -> Result<()> {
+    fn take_lease(&self, source: SourceId, coming: &str) -> Result<()> {
         for _ in 0..TRIES {
             let taken = self
                 .folder
@@ -148,7 +161,9 @@ impl Repository {
             match taken.map_err(|e| (Errno::from_io_error(&e), e)) {
                 Ok(()) => return Ok(()),
                 Err((Some(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR), _)) => {
-                    self.outlive_holder(source, patience)?;
+                    if let Some(who) = self.outlive(&[source])?.remove(0) {
+                        return Err(self.is_in_use(source, &who)?);
+                    }
                     self.move_foreign(source)?;
                 }
                 Err((_, error)) => return Err(not_taken(&error)),
@@ -197,53 +212,37 @@ impl Repository {
         format!("sources/{source}/{kind}{token:016x}")
     }
 
-    /// Returns when the lease can be had.
-    fn outlive_holder(&self, source: SourceId, patience: Duration) -> Result<()> {
-        let Some(token) = self.holder(source) else {
-            return Ok(());
-        };
-        let leases = ObjectName::writer(source);
-        let name = ObjectName::Lease(source, token);
-        if let Some(who) = self.alive_holder(name, patience) {
-            let known = self.known(source)?;
-            let what = known.map_or_else(|| "the source".to_owned(), |it| it.to_string());
-            let message = format!("{what} is in use by {who}; try again when it has ended");
-            return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+    /// Who has the leases of these sources, as far as somebody has them who is alive. The others are ended.
+    fn outlive(&self, sources: &[SourceId]) -> Result<Vec<Option<String>>> {
+        let mut living = vec![None; sources.len()];
+        let held = sources.iter().enumerate();
+        let held = held.filter_map(|(at, source)| Some((at, *source, self.holder(*source)?)));
+        let held: Vec<_> = held.collect();
+        let names = held
+            .iter()
+            .map(|(_, source, token)| ObjectName::Lease(*source, *token));
+        let holders = self.living_holders(&names.collect::<Vec<_>>())?;
+        for ((at, source, token), who) in held.into_iter().zip(holders) {
+            if who.is_none() {
+                let gone = self.beside(source, GONE, token);
+                put_aside(
+                    self.folder.root(),
+                    &ObjectName::writer(source),
+                    token,
+                    &gone,
+                );
+            }
+            living[at] = who;
         }
-        let gone = self.beside(source, GONE, token);
-        put_aside(self.folder.root(), &leases, token, &gone);
-        Ok(())
+        Ok(living)
     }
 
-    /// Who holds a lease, for messages; none if nobody does any more.
-    pub(crate) fn alive_holder(&self, name: ObjectName, patience: Duration) -> Option<String> {
-        let lease = self.read_sealed(name);
-        let lease = lease.ok().and_then(|content| Lease::decode(&content).ok());
-        let is_there = lease.as_ref().and_then(|lease| is_running(lease.holder));
-        let path = joined(split(&name.path()).0, SIGN);
-        let sign = || self.folder.read(&path);
-        let is_alive = is_there.unwrap_or_else(|| {
-            #[cfg(feature = "simulation")]
-            let patience = patience.min(Duration::from_millis(1));
-            let (first, began) = (sign().ok(), Instant::now());
-            while began.elapsed() < patience {
-                thread::sleep(LOOK.min(patience));
-                let now = sign().ok();
-                if now.is_some() && now != first {
-                    return true;
-                }
-            }
-            false
-        });
-        is_alive.then(|| {
-            lease.map_or_else(
-                || "another process".to_owned(),
-                |lease| {
-                    let (process, host) = (lease.holder.process, lease.host);
-                    format!("process {process} on {host} ({})", lease.doing)
-                },
-            )
-        })
+    /// The error for a source of which somebody has the lease.
+    fn is_in_use(&self, source: SourceId, who: &str) -> Result<RepositoryError> {
+        let known = self.known(source)?;
+        let what = known.map_or_else(|| "the source".to_owned(), |it| it.to_string());
+        let message = format!("{what} is in use by {who}; try again when it has ended");
+        Ok(RepositoryError::new(RepositoryErrorKind::InUse, message))
     }
 
     /// All leases that somebody has, or had when he died.
@@ -259,22 +258,19 @@ impl Repository {
         Ok(held.collect())
     }
 
-    /// Whether nobody has a lease any more. That of a holder who gives no sign of life is ended.
+    /// Whether nobody has any of these leases any more. Those of holders who give no sign of life are ended.
     ///
     /// # Errors
     ///
-    /// Any failure of reading.
-    pub fn has_ended(&self, lease: LeaseName) -> Result<bool> {
-        if self.holder(lease.source) != Some(lease.holder) {
-            return Ok(true);
-        }
-        match self.outlive_holder(lease.source, PATIENCE) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == RepositoryErrorKind::InUse => {
-                Ok(self.holder(lease.source) != Some(lease.holder))
-            }
-            Err(error) => Err(error),
-        }
+    /// `Interrupted`; any failure of reading.
+    pub fn have_ended(&self, leases: &[LeaseName]) -> Result<bool> {
+        let is_held = |lease: &&LeaseName| self.holder(lease.source) == Some(lease.holder);
+        let held: Vec<_> = leases.iter().filter(is_held).collect();
+        let sources: Vec<_> = held.iter().map(|lease| lease.source).collect();
+        let living = self.outlive(&sources)?;
+        // Another process may have the lease by now.
+        let mut both = held.iter().zip(living);
+        Ok(!both.any(|(lease, who)| who.is_some() && is_held(lease)))
     }
 
     /// The popular blocks that are about to be removed, if any are.
@@ -634,6 +630,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use crate::waiting::Waiting;
+
     struct Scene {
         folder: tempfile::TempDir,
         repository: Repository,
@@ -644,7 +642,9 @@ mod tests {
         use onefold_format::backup::Source;
 
         let folder = tempfile::tempdir().unwrap();
-        let (repository, _) = Repository::init(&folder.path().join("r"), &Access::Open, 1).unwrap();
+        let (mut repository, _) =
+            Repository::init(&folder.path().join("r"), &Access::Open, 1).unwrap();
+        repository.wait_with(Waiting::default().with_patience(Duration::from_millis(300)));
         let source = Source {
             name: "web".to_owned(),
             domain: String::new(),
@@ -671,9 +671,8 @@ mod tests {
             std::fs::write(self.folder.path().join("r").join(name.path()), bytes).unwrap();
         }
 
-        fn writer_soon(&self) -> Result<Writer<'_>> {
-            let patience = Duration::from_millis(300);
-            self.repository.writer_within(self.source, "test", patience)
+        fn writer_again(&self) -> Result<Writer<'_>> {
+            self.repository.writer(self.source, "test")
         }
 
         fn folders(&self) -> Vec<String> {
@@ -716,7 +715,7 @@ mod tests {
         for _ in 0..3 {
             let writer = scene.repository.writer(scene.source, "test").unwrap();
             assert_eq!(writer.source().source.name, "web");
-            let refused = scene.writer_soon().err().unwrap();
+            let refused = scene.writer_again().err().unwrap();
             assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
         }
         assert_eq!(
@@ -734,17 +733,16 @@ mod tests {
 
     #[test]
     fn the_lease_of_a_process_that_has_ended_is_taken_at_once() {
-        let scene = scene();
+        let mut scene = scene();
+        let waiting = Waiting::new(|whom| panic!("{whom}"), || false);
+        scene.repository.wait_with(waiting);
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         // One that is not there, and one whose number another process has now.
         for process in [u64::from(child.id()), 1] {
             let first = scene.repository.writer(scene.source, "test").unwrap();
             scene.give_lease(|holder| (holder.process, holder.started) = (process, u64::MAX));
-            // With the full patience: nobody waits for it.
-            let began = Instant::now();
             let second = scene.repository.writer(scene.source, "test").unwrap();
-            assert!(began.elapsed() < PATIENCE / 2);
             drop((first, second));
         }
     }
@@ -769,7 +767,7 @@ mod tests {
                 }
             }
         });
-        let refused = scene.writer_soon().err().unwrap();
+        let refused = scene.writer_again().err().unwrap();
         assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
         is_over.store(true, Ordering::Relaxed);
         beat.join().unwrap();
@@ -784,7 +782,7 @@ mod tests {
         let recipe = late.new_recipe(BackupNumber(2)).unwrap();
         let pack = late.new_pack(late.source(), 0).unwrap();
         scene.give_lease(|holder| holder.boot[0] ^= 1);
-        let new = scene.writer_soon().unwrap();
+        let new = scene.writer_again().unwrap();
         let before = late.source().source.clone();
         assert!(recipe.finish().is_err() && pack.finish().is_err());
         let name = ObjectName::Manifest(scene.source, BackupNumber(1));

@@ -167,6 +167,37 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
     assert!(backups(&scene).is_empty());
 }
 
+/// As they are after a power cut: nobody can say whether their holders live.
+#[test]
+fn a_command_says_what_it_waits_for_and_ends_when_it_is_told_to() {
+    let scene = scene();
+    scene.ok(&["backup", "init", "--no-encryption"]);
+    let image = scene.file("disk", &noise(1, MIB));
+    scene.ok(&["backup", "create", &format!("vm={image}")]);
+    let of_source = fs::read_dir(scene.path("repository/sources"))
+        .unwrap()
+        .next();
+    let of_source = of_source.unwrap().unwrap().path();
+    let image = format!("vm={image}");
+    for (folder, arguments) in [
+        ("readers/1", vec!["backup", "forget", "vm@1", "--yes"]),
+        ("writer", vec!["backup", "create", &image]),
+        ("writer", vec!["backup", "prune", "--yes"]),
+        ("writer", vec!["backup", "rename", "vm", "other"]),
+    ] {
+        let lease = of_source.join(folder).join("0000000000000001");
+        fs::create_dir_all(&lease).unwrap();
+        let mut command = Daemon::start(&mut scene.command(&arguments));
+        command.wait_for_line("waiting up to 120 s for a sign of life of another process");
+        command.signal(rustix::process::Signal::TERM);
+        command.wait_for_line("interrupted while waiting for a sign of life");
+        assert!(!command.terminate().success(), "{arguments:?}");
+        assert!(lease.exists());
+        fs::remove_dir(&lease).unwrap();
+    }
+    assert_eq!(backups(&scene).len(), 1);
+}
+
 #[test]
 fn an_exported_key_opens_the_repository_until_it_is_removed() {
     let scene = scene();

@@ -6,9 +6,8 @@ use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds,
-    reporting, repository_error, threads,
+    open_to_change, reporting, repository_error, threads,
 };
-use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, open_image};
@@ -203,8 +202,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         tracing::debug!("the backup runs at ordinary priority: {error}");
     }
     args.choice.check(args.all, args.disks.len())?;
-    let repository = args.repository.open()?;
-    let interrupted = interruption()?;
+    let (repository, interrupted) = open_to_change(context, &args.repository)?;
     let job = Job {
         context,
         args,
@@ -232,6 +230,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         false => Ok(ExitCode::FAILURE),
     }
 }
+
+/// A disk, and the right to change its source.
+type Taken<'d, 'r> = (&'d Wanted, Writer<'r>);
 
 struct Job<'a> {
     context: &'a Context,
@@ -284,7 +285,7 @@ impl Job<'_> {
         mut pool: Option<&mut Pool<'_>>,
     ) -> Result<(Reply, Vec<Error>)> {
         let began = Instant::now();
-        let (mut writers, mut failures) = self.writers(disks, pool.as_deref());
+        let (mut writers, mut failures) = self.writers(disks, pool.as_deref())?;
         if let Some(pool) = pool.as_deref_mut() {
             // Only now: whoever had the sources may have been about to delete snapshots that it did not know.
             let wanted = writers.iter().map(|(wanted, _)| *wanted);
@@ -360,7 +361,7 @@ impl Job<'_> {
         &self,
         disks: &'d [Wanted],
         pool: Option<&Pool<'_>>,
-    ) -> (Vec<(&'d Wanted, Writer<'_>)>, Vec<Error>) {
+    ) -> Result<(Vec<Taken<'d, '_>>, Vec<Error>)> {
         let (mut sources, mut failures) = (Vec::<(&Wanted, Identified)>::new(), Vec::new());
         for wanted in disks {
             let identified = self.source_of(wanted, pool).and_then(|identified| {
@@ -382,9 +383,13 @@ impl Job<'_> {
         }
         // In one order, so that two commands with the same sources do not keep each other from all of them.
         sources.sort_by_key(|(_, identified)| identified.source.id);
+        let ids = sources.iter().map(|(_, identified)| identified.source.id);
+        let ids: Vec<_> = ids.collect();
+        let taken = self.repository.writers(&ids, "backup create");
+        let taken = taken.map_err(repository_error)?;
         let mut writers = Vec::new();
-        for (wanted, identified) in sources {
-            match self.writer(wanted, identified) {
+        for ((wanted, identified), writer) in sources.into_iter().zip(taken) {
+            match writer.and_then(|writer| self.labelled(wanted, identified, writer)) {
                 Ok(writer) => writers.push((wanted, writer)),
                 Err(failure) => failures.push(repository_error(failure)),
             }
@@ -394,15 +399,15 @@ impl Job<'_> {
             disks.position(|it| it.disk() == wanted.disk())
         };
         writers.sort_by_key(|(wanted, _)| place(wanted));
-        (writers, failures)
+        Ok((writers, failures))
     }
 
-    fn writer(
+    fn labelled<'r>(
         &self,
         wanted: &Wanted,
         Identified { source, label }: Identified,
-    ) -> onefold_repository::Result<Writer<'_>> {
-        let mut writer = self.repository.writer(source.id, "backup create")?;
+        mut writer: Writer<'r>,
+    ) -> onefold_repository::Result<Writer<'r>> {
         if let Some(label) = label {
             writer.set_label(label)?;
         }

@@ -1,7 +1,10 @@
 //! `onefold backup forget`, `protect` and `unprotect`
 
 use super::retention::{Candidate, Rules};
-use super::{BackupName, Context, RepositoryArgs, find_source, name_damaged, repository_error};
+use super::{
+    BackupName, Context, RepositoryArgs, find_source, name_damaged, open_to_change,
+    repository_error,
+};
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Error, Result, size};
@@ -61,7 +64,7 @@ struct BackupReply {
 type Forgotten = (KnownSource, BackupNumber);
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
+    let (repository, _) = open_to_change(context, &args.repository)?;
     let mut damaged = Vec::new();
     let (forgotten, mut backups) = match args.rules.is_empty() {
         true => by_name(&repository, &args.names)?,
@@ -69,8 +72,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     };
     let mut failed = Vec::new();
     if args.yes {
-        for (source, backup) in &forgotten {
-            if let Err(error) = repository.forget(source.id, *backup) {
+        let ids = forgotten
+            .iter()
+            .map(|(source, backup)| (source.id, *backup));
+        let done = repository.forget_all(&ids.collect::<Vec<_>>());
+        for ((source, backup), done) in forgotten.iter().zip(done.map_err(repository_error)?) {
+            if let Err(error) = done {
                 failed.push(of_source(source, error));
                 let name = format!("{}@{backup}", source.source.name);
                 backups.retain(|reply| reply.name != name);

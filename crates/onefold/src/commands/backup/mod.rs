@@ -22,16 +22,20 @@ mod stat;
 mod verify;
 
 use super::Context;
+use super::foreground::interruption;
 use super::pool_check::FOUND_DAMAGE;
 use crate::output::say;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_backup::BackupError;
-use onefold_repository::{Access, KnownSource, Repository, RepositoryError, RepositoryErrorKind};
+use onefold_repository::{
+    Access, KnownSource, Repository, RepositoryError, RepositoryErrorKind, Waiting,
+};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -47,6 +51,23 @@ const LEVEL_DEFAULT: i32 = 1;
 fn threads(given: Option<u16>) -> usize {
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     given.map_or_else(processors, usize::from)
+}
+
+/// Opens a repository for a command that may have to wait for others: it says so, and ends when the user interrupts.
+/// Returns what becomes true then.
+fn open_to_change(
+    context: &Context,
+    args: &RepositoryArgs,
+) -> Result<(Repository, Arc<AtomicBool>)> {
+    let mut repository = args.open()?;
+    let interrupted = interruption()?;
+    let (output, asked) = (context.output, Arc::clone(&interrupted));
+    let waiting = Waiting::new(
+        move |whom| output.note(whom),
+        move || asked.load(Ordering::Relaxed),
+    );
+    repository.wait_with(waiting);
+    Ok((repository, interrupted))
 }
 
 /// Shows how far a stage has come, and stops it when the user interrupts; `state` says what is then.

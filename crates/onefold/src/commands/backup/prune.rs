@@ -1,10 +1,9 @@
 //! `onefold backup prune`
 
 use super::{
-    Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, find_source, now_unix_seconds, reporting,
-    repository_error,
+    Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, find_source, now_unix_seconds,
+    open_to_change, reporting, repository_error,
 };
-use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::output::Render;
 use crate::progress::Progress;
@@ -119,7 +118,7 @@ struct PopularReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
+    let (repository, interrupted) = open_to_change(context, &args.repository)?;
     let sources = match &args.sources[..] {
         [] => repository.sources().map_err(repository_error)?,
         names => {
@@ -135,7 +134,6 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         rewrite_bytes_max: args.rewrite_max.unwrap_or(u64::MAX),
         level: LEVEL_DEFAULT,
     };
-    let interrupted = interruption()?;
     let job = Job {
         context,
         args,
@@ -145,8 +143,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     };
     let damaged = sources.damaged.into_iter().map(repository_error);
     let mut left: Vec<Error> = damaged.collect();
-    let popular = sources.popular;
-    let sources = each(&sources.disks, &mut left, |source| job.source(source));
+    let disks = sources.disks.into_iter();
+    let all = job.free(disks.chain(sources.popular).collect(), &mut left)?;
+    let (popular, disks): (Vec<_>, Vec<_>) = all.into_iter().partition(|it| it.source.is_popular());
+    let sources = each(&disks, &mut left, |source| job.source(source));
     let popular = each(&popular, &mut left, |popular| job.popular(popular));
     let is_damaged = sources.iter().any(|source| !source.damaged.is_empty())
         || popular.iter().any(|popular| !popular.damaged.is_empty());
@@ -204,6 +204,27 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Those of which nobody has the lease, if they are to be changed.
+    fn free(
+        &self,
+        mut sources: Vec<KnownSource>,
+        left: &mut Vec<Error>,
+    ) -> Result<Vec<KnownSource>> {
+        if self.args.yes {
+            let ids: Vec<_> = sources.iter().map(|source| source.id).collect();
+            let waited = self.repository.wait_for_leases(&ids);
+            let mut waited = waited.map_err(repository_error)?.into_iter();
+            sources.retain(|_| match waited.next() {
+                Some(Err(error)) => {
+                    left.push(repository_error(error));
+                    false
+                }
+                _ => true,
+            });
+        }
+        Ok(sources)
+    }
+
     fn source(&self, source: &KnownSource) -> Result<SourceReply> {
         if !self.args.yes {
             let plan = PrunePlan::new(self.repository, source, &self.options);

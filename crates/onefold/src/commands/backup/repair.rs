@@ -1,8 +1,10 @@
 //! `onefold backup repair`
 
 use super::verify::FindingReply;
-use super::{Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, reporting, repository_error};
-use crate::commands::foreground::interruption;
+use super::{
+    Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, open_to_change, reporting,
+    repository_error,
+};
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
@@ -57,8 +59,8 @@ struct SourceReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = Arc::new(args.repository.open()?);
-    let interrupted = interruption()?;
+    let (repository, interrupted) = open_to_change(context, &args.repository)?;
+    let repository = Arc::new(repository);
     let plan = {
         let progress = Progress::steps(&context.output, "verifying");
         RepairPlan::new(&repository, &mut reporting(&progress, &interrupted, STATE))
@@ -71,6 +73,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         leftovers: 0,
         leftover_bytes: 0,
     };
+    if args.yes {
+        // Of all at the same time. Whoever has one is named when its turn comes.
+        let sick = plan.sick.iter().map(|sick| sick.of.id);
+        let waited = repository.wait_for_leases(&sick.collect::<Vec<_>>());
+        waited.map_err(repository_error)?;
+    }
     for sick in &plan.sick {
         let repaired = match args.yes {
             false => sick.expected,
@@ -110,14 +118,18 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 fn mend_copies(repository: &Repository) -> Result<u64> {
     let mut mended = repository.mend_identity().map_err(repository_error)?;
     let sources = repository.sources().map_err(repository_error)?;
+    let mut wrong = Vec::new();
     for known in sources.disks.iter().chain(&sources.popular) {
         let marks = repository.wrong_marks(known).map_err(repository_error)?;
         if !repository.wrong_copies(known).is_empty() || !marks.is_empty() {
-            let writer = repository.writer(known.id, "backup repair");
-            let writer = writer.map_err(repository_error)?;
-            mended += writer.mend_copies().map_err(repository_error)?;
-            mended += writer.mend_marks().map_err(repository_error)?;
+            wrong.push(known.id);
         }
+    }
+    let writers = repository.writers(&wrong, "backup repair");
+    for writer in writers.map_err(repository_error)? {
+        let writer = writer.map_err(repository_error)?;
+        mended += writer.mend_copies().map_err(repository_error)?;
+        mended += writer.mend_marks().map_err(repository_error)?;
     }
     Ok(mended)
 }
