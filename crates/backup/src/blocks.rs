@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{SourceId, Witness};
-use onefold_repository::{Pack, Repository, RepositoryErrorKind};
+use onefold_repository::{MovedRun, Pack, Repository, RepositoryErrorKind};
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 
-/// Packs whose tables are kept: 10 MiB at most.
+/// Packs whose tables are kept: 17 MiB at most.
 const PACKS_OPEN: usize = 32;
 
 /// The blocks of a repository.
@@ -39,6 +39,8 @@ pub(crate) struct StoredBlock {
     pub(crate) number: u64,
     /// The witness of the pack that must hold the block; none if any pack with its number will do.
     pub(crate) witness: Option<Witness>,
+    /// Where the block is if it was moved: among the popular ones of the store.
+    pub(crate) popular: SourceId,
 }
 
 /// A block, with those that follow it in its group.
@@ -49,6 +51,8 @@ pub(crate) struct Found {
     at: usize,
     /// Its number less the pack's first.
     in_pack: usize,
+    /// How many that follow it have followed it always.
+    most: usize,
 }
 
 /// The values that were used last.
@@ -109,39 +113,58 @@ impl BlockReader {
         &self.repository
     }
 
-    /// Finds a block of `block_size` bytes; nothing if it is not in memory and `reach` ends there. No lock is held
-    /// while the block is read and decompressed.
+    /// Finds a block of `block_size` bytes, wherever it was moved; nothing if it is not in memory and `reach` ends
+    /// there. No lock is held while the block is read and decompressed.
     pub(crate) fn find(
         &self,
-        block: StoredBlock,
+        mut block: StoredBlock,
         block_size: u32,
         reach: Reach,
     ) -> Result<Option<Found>> {
-        let StoredBlock {
-            store: source,
-            number,
-            witness,
-        } = block;
-        let in_pack = (number % BLOCKS_PER_PACK) as usize;
-        let number = number / BLOCKS_PER_PACK;
-        let known = lock(&self.packs).get(&(source, number));
-        let pack = match (known, reach) {
-            (Some(pack), _) => pack,
-            (None, Reach::Memory) => return Ok(None),
-            (None, Reach::Repository) => self.pack(source, number)?,
-        };
-        pack.check_block_size(block_size)?;
-        if let Some(witness) = witness {
-            pack.check_witness(witness)?;
+        let mut most = BLOCKS_PER_GROUP;
+        loop {
+            let number = block.number / BLOCKS_PER_PACK;
+            let in_pack = (block.number % BLOCKS_PER_PACK) as usize;
+            let known = lock(&self.packs).get(&(block.store, number));
+            let pack = match (known, reach) {
+                (Some(pack), _) => pack,
+                (None, Reach::Memory) => return Ok(None),
+                (None, Reach::Repository) => self.pack(block.store, number)?,
+            };
+            pack.check_block_size(block_size)?;
+            if let Some(witness) = block.witness {
+                pack.check_witness(witness)?;
+            }
+            let Some(moved) = pack.moved_from(in_pack, most) else {
+                return self.find_in(pack, block, most, reach);
+            };
+            check_moved(&pack, block.store == block.popular, in_pack, moved)?;
+            most = moved.blocks;
+            block = StoredBlock {
+                store: block.popular,
+                number: moved.number,
+                witness: Some(moved.witness),
+                ..block
+            };
         }
-        let (number_of_group, at) = pack.find(in_pack)?;
-        let key = (source, number, number_of_group);
+    }
+
+    fn find_in(
+        &self,
+        pack: Arc<Pack>,
+        block: StoredBlock,
+        most: usize,
+        reach: Reach,
+    ) -> Result<Option<Found>> {
+        let in_pack = (block.number % BLOCKS_PER_PACK) as usize;
+        let (group, at) = pack.find(in_pack)?;
+        let key = (block.store, block.number / BLOCKS_PER_PACK, group);
         let known = lock(&self.groups).get(&key);
         let group = match known {
             Some(group) => group,
             None if reach == Reach::Memory => return Ok(None),
             None => {
-                let group = Arc::new(pack.read_group(number_of_group)?);
+                let group = Arc::new(pack.read_group(group)?);
                 lock(&self.groups).put(key, &group, group.len());
                 group
             }
@@ -151,6 +174,7 @@ impl BlockReader {
             group,
             at,
             in_pack,
+            most,
         }))
     }
 
@@ -190,12 +214,27 @@ impl BlockReader {
     }
 }
 
+/// Popular blocks move to lower numbers only, so whoever follows them arrives.
+pub(crate) fn check_moved(
+    pack: &Pack,
+    is_popular: bool,
+    in_pack: usize,
+    moved: MovedRun,
+) -> Result<()> {
+    let number = pack.reference().number * BLOCKS_PER_PACK + in_pack as u64;
+    match is_popular && moved.number >= number {
+        true => Err(pack.moved_in_circle(in_pack).into()),
+        false => Ok(()),
+    }
+}
+
 impl Found {
     /// The block, and those with the numbers that follow in its group, `most` at most: they have `blocks`.
     pub(crate) fn bytes(&self, most: u64) -> (u64, &[u8]) {
         let bytes = self.group.get(self.at..).unwrap_or_default();
         let left_in_group = BLOCKS_PER_GROUP - self.in_pack % BLOCKS_PER_GROUP;
-        let most = left_in_group.min(usize::try_from(most).unwrap_or(usize::MAX));
+        let most = usize::try_from(most).unwrap_or(usize::MAX).min(self.most);
+        let most = left_in_group.min(most);
         let blocks = self.pack.stored_from(self.in_pack, most);
         let len = blocks * self.pack.block_size() as usize;
         (blocks as u64, bytes.get(..len).unwrap_or(bytes))

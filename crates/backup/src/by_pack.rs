@@ -5,9 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::{SourceId, Target};
+use onefold_format::backup::{SourceId, Target, Witness};
 use onefold_repository::Pack;
 
+use crate::blocks::check_moved;
 use crate::error::{BackupError, Result};
 use crate::restore::Restore;
 
@@ -27,6 +28,31 @@ struct StoredRun {
     number: u64,
     block: u64,
     blocks: u64,
+    /// That of the pack.
+    witness: Witness,
+}
+
+impl StoredRun {
+    fn is_of_same_pack(&self, other: &Self) -> bool {
+        let pack = |run: &Self| (run.store, run.number / BLOCKS_PER_PACK, run.witness);
+        pack(self) == pack(other)
+    }
+}
+
+/// Who reads, and for whom.
+struct Reading<'a> {
+    threads: usize,
+    receive: ReceiveAnywhere<'a>,
+    /// The most runs in memory.
+    runs_max: usize,
+    counts: &'a mut ReadCounts,
+}
+
+fn damaged(error: BackupError, block: u64) -> BackupError {
+    match error {
+        BackupError::Repository(error) => BackupError::Damaged { block, error },
+        error => error,
+    }
 }
 
 /// How a backup was read.
@@ -67,9 +93,13 @@ impl Restore {
             self.add_runs(page, &mut runs)?;
             // A page more than memory allows for is no harm.
             if runs.len() >= runs_max || page + 1 == pages {
-                runs.sort_unstable();
-                self.read_runs(&runs, threads, receive, &mut counts)?;
-                runs.clear();
+                let mut reading = Reading {
+                    threads,
+                    receive,
+                    runs_max,
+                    counts: &mut counts,
+                };
+                self.read_runs(std::mem::take(&mut runs), &mut reading)?;
             }
         }
         Ok(counts)
@@ -77,7 +107,7 @@ impl Restore {
 
     fn add_runs(&self, page: u64, runs: &mut Vec<StoredRun>) -> Result<()> {
         let range = self.page_range(page);
-        let batch_blocks = self.batch_groups() as u64 * BLOCKS_PER_GROUP as u64;
+        let batch_blocks = self.batch_blocks();
         self.each_run(&range, &mut |block, run| {
             let (store, number) = match run.target {
                 Target::Zeros => return Ok(()),
@@ -87,11 +117,13 @@ impl Restore {
             let (mut number, mut block, mut left) = (number, block, run.blocks);
             while left > 0 {
                 let blocks = left.min(batch_blocks - number % batch_blocks);
+                let witness = self.witness(store, number);
                 runs.push(StoredRun {
                     store,
                     number,
                     block,
                     blocks,
+                    witness: witness.map_err(|error| damaged(error, block))?,
                 });
                 (number, block, left) = (number + blocks, block + blocks, left - blocks);
             }
@@ -105,44 +137,65 @@ impl Restore {
         (BATCH_BYTES / group_bytes).max(1) as usize
     }
 
-    /// Reads sorted runs.
-    fn read_runs(
-        &self,
-        runs: &[StoredRun],
-        threads: usize,
-        receive: ReceiveAnywhere<'_>,
-        counts: &mut ReadCounts,
-    ) -> Result<()> {
-        let pack_of = |run: &StoredRun| (run.store, run.number / BLOCKS_PER_PACK);
-        for of_pack in runs.chunk_by(|one, next| pack_of(one) == pack_of(next)) {
-            let (store, number) = pack_of(&of_pack[0]);
-            self.read_pack(store, number, of_pack, threads, receive, counts)?;
+    /// What one batch can have, in blocks.
+    fn batch_blocks(&self) -> u64 {
+        self.batch_groups() as u64 * BLOCKS_PER_GROUP as u64
+    }
+
+    /// Reads the source's own blocks, and then the popular ones, those among them to which own ones were moved.
+    fn read_runs(&self, runs: Vec<StoredRun>, reading: &mut Reading<'_>) -> Result<()> {
+        let (mut own, mut popular): (Vec<_>, Vec<_>) =
+            runs.into_iter().partition(|run| run.store == self.source);
+        own.sort_unstable();
+        for of_pack in own.chunk_by(StoredRun::is_of_same_pack) {
+            self.read_pack(of_pack, &mut popular, reading)?;
+            if popular.len() >= 2 * reading.runs_max {
+                self.read_popular(std::mem::take(&mut popular), reading)?;
+            }
+        }
+        self.read_popular(popular, reading)
+    }
+
+    fn read_popular(&self, mut runs: Vec<StoredRun>, reading: &mut Reading<'_>) -> Result<()> {
+        while !runs.is_empty() {
+            runs.sort_unstable();
+            let mut moved = Vec::new();
+            for of_pack in runs.chunk_by(StoredRun::is_of_same_pack) {
+                self.read_pack(of_pack, &mut moved, reading)?;
+            }
+            runs = moved;
         }
         Ok(())
     }
 
+    /// Reads runs of a pack; those of moved blocks are added to `moved`.
     fn read_pack(
         &self,
-        store: SourceId,
-        number: u64,
         runs: &[StoredRun],
-        threads: usize,
-        receive: ReceiveAnywhere<'_>,
-        counts: &mut ReadCounts,
+        moved: &mut Vec<StoredRun>,
+        reading: &mut Reading<'_>,
     ) -> Result<()> {
-        let damaged = |error| match (error, runs.first()) {
-            (BackupError::Repository(error), Some(run)) => BackupError::Damaged {
-                block: run.block,
-                error,
-            },
-            (error, _) => error,
+        let Some(run) = runs.first() else {
+            return Ok(());
         };
-        let pack = self.blocks.pack(store, number).map_err(damaged)?;
+        let (store, number) = (run.store, run.number / BLOCKS_PER_PACK);
+        let of_first = |error| damaged(error, run.block);
+        let pack = self.blocks.pack(store, number).map_err(of_first)?;
         pack.check_block_size(self.manifest().block_size)?;
         let first = number * BLOCKS_PER_PACK;
-        let witness = self.witness(store, first).map_err(damaged)?;
-        pack.check_witness(witness)
-            .map_err(|error| damaged(error.into()))?;
+        pack.check_witness(run.witness)
+            .map_err(|error| of_first(error.into()))?;
+        let runs = &self.without_moved(&pack, runs, moved)?;
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let Reading {
+            threads,
+            receive,
+            counts,
+            ..
+        } = reading;
+        let (threads, receive) = (*threads, *receive);
         let batches = batches(&pack, first, runs, self.batch_groups());
         // Trailer and table.
         counts.pack_reads += 2 + batches.len() as u64;
@@ -169,6 +222,51 @@ impl Restore {
             }
             ended
         })
+    }
+
+    /// Returns the runs of what the pack has itself.
+    fn without_moved(
+        &self,
+        pack: &Pack,
+        runs: &[StoredRun],
+        moved: &mut Vec<StoredRun>,
+    ) -> Result<Vec<StoredRun>> {
+        let mut stored = Vec::with_capacity(runs.len());
+        let batch_blocks = self.batch_blocks();
+        for run in runs {
+            let mut rest = *run;
+            while rest.blocks > 0 {
+                let in_pack = (rest.number % BLOCKS_PER_PACK) as usize;
+                let blocks = match pack.moved_from(in_pack, rest.blocks as usize) {
+                    None => {
+                        let slots = pack.slots().iter().skip(in_pack).take(rest.blocks as usize);
+                        let here = slots.take_while(|slot| slot.moved().is_none()).count();
+                        // Beyond the pack's last block there is damage, which is found when it is read.
+                        let blocks = if here == 0 { rest.blocks } else { here as u64 };
+                        stored.push(StoredRun { blocks, ..rest });
+                        blocks
+                    }
+                    Some(to) => {
+                        check_moved(pack, run.store == self.popular, in_pack, to)
+                            .map_err(|error| damaged(error, rest.block))?;
+                        let left = batch_blocks - to.number % batch_blocks;
+                        let blocks = left.min(to.blocks as u64);
+                        moved.push(StoredRun {
+                            store: self.popular,
+                            number: to.number,
+                            block: rest.block,
+                            blocks,
+                            witness: to.witness,
+                        });
+                        blocks
+                    }
+                };
+                rest.number += blocks;
+                rest.block += blocks;
+                rest.blocks -= blocks;
+            }
+        }
+        Ok(stored)
     }
 
     fn read_batch(&self, batch: &Batch<'_>, receive: ReceiveAnywhere<'_>) -> Result<()> {

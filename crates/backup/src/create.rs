@@ -1,6 +1,6 @@
 //! Makes backups of disks, stage by stage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
@@ -395,24 +395,39 @@ pub fn check_parent(
         recipe.page(page)?;
     }
     let popular = repository.popular_id(&source.source);
-    for (store, packs) in [
-        (source.id, &manifest.own_packs),
-        (popular, &manifest.popular_packs),
-    ] {
-        if packs.is_empty() {
-            continue;
-        }
-        let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
-        for PackReference { number, witness } in packs {
-            // One that is missing is so by its first name.
-            let generation = there.get(number).copied().unwrap_or(0);
-            match repository.pack_or_newer(store, *number, generation)? {
-                Some(pack) => pack.check_witness(*witness)?,
-                None => return Err(repository.missing_pack(store, *number).into()),
-            }
-        }
+    let mut packs = check_packs(repository, source.id, &manifest.own_packs)?;
+    packs.extend_from_slice(&manifest.popular_packs);
+    let mut checked = BTreeSet::new();
+    while !packs.is_empty() {
+        packs.retain(|pack| checked.insert((pack.number, pack.witness)));
+        packs = check_packs(repository, popular, &packs)?;
     }
     Ok(())
+}
+
+/// Returns the popular packs to which blocks of these packs were moved.
+fn check_packs(
+    repository: &Repository,
+    store: SourceId,
+    packs: &[PackReference],
+) -> Result<Vec<PackReference>> {
+    let mut moved_to = Vec::new();
+    if packs.is_empty() {
+        return Ok(moved_to);
+    }
+    let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
+    for PackReference { number, witness } in packs {
+        // One that is missing is so by its first name.
+        let generation = there.get(number).copied().unwrap_or(0);
+        match repository.pack_or_newer(store, *number, generation)? {
+            Some(pack) => {
+                pack.check_witness(*witness)?;
+                moved_to.extend_from_slice(pack.popular_packs());
+            }
+            None => return Err(repository.missing_pack(store, *number).into()),
+        }
+    }
+    Ok(moved_to)
 }
 
 impl DiskToBackUp<'_> {

@@ -9,8 +9,8 @@
 use std::ops::Range;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{NumberRun, SourceId, Witness};
-use onefold_repository::{NeededPacks, Repository, RepositoryErrorKind};
+use onefold_format::backup::{NumberRun, PackReference, Slot, SourceId, Witness, witness_of};
+use onefold_repository::{NeededPacks, Pack, Repository, RepositoryErrorKind};
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
@@ -105,6 +105,8 @@ struct Holder {
     first_row: usize,
     /// What the disk's source has stored it as.
     own: Option<u64>,
+    /// What it had stored it as, and the popular block to which that was moved; it counts once that block is found.
+    moved: Option<(u64, u64)>,
     /// What it is stored as for all; known of the first holder.
     popular: Option<u64>,
 }
@@ -212,29 +214,58 @@ impl<'a> Stores<'a> {
         is_taken: impl Fn(&[u8; 16]) -> bool,
         detected: &mut Detected,
     ) -> Result<()> {
+        let mut moved_to = FxHashMap::default();
         for (disk, (source, packs)) in self.own.iter().enumerate() {
-            self.each_block(*source, packs, detected, |number, fingerprint| {
-                let found = is_taken(fingerprint).then(|| {
-                    holders
-                        .binary_search_by(|it| (&it.fingerprint, it.disk).cmp(&(fingerprint, disk)))
+            self.each_block(*source, packs, detected, |pack, number, slot| {
+                let Some(fingerprint) = slot.content() else {
+                    return;
+                };
+                let found = is_taken(&fingerprint).then(|| {
+                    holders.binary_search_by(|it| {
+                        (&it.fingerprint, it.disk).cmp(&(&fingerprint, disk))
+                    })
                 });
-                if let Some(Ok(found)) = found {
+                let Some(Ok(found)) = found else { return };
+                match slot.moved() {
                     // Of several, the first: every backup finds the same.
-                    holders[found].own.get_or_insert(number);
+                    None => holders[found].own = holders[found].own.or(Some(number)),
+                    Some(to) => {
+                        let witness = witness_of(pack.popular_packs(), to / BLOCKS_PER_PACK);
+                        moved_to.insert(to / BLOCKS_PER_PACK, witness);
+                        holders[found].moved.get_or_insert((number, to));
+                    }
                 }
             })?;
         }
         let (popular, packs) = &self.popular;
-        self.each_block(*popular, packs, detected, |number, fingerprint| {
+        self.each_block(*popular, packs, detected, |pack, number, slot| {
+            let Some(fingerprint) = slot.content() else {
+                return;
+            };
             let is_condemned = || are_in(&self.condemned, number).next() == Some(true);
-            if !is_taken(fingerprint) || is_condemned() {
+            if !is_taken(&fingerprint) || is_condemned() {
                 return;
             }
-            let first = holders.partition_point(|it| it.fingerprint < *fingerprint);
-            if let Some(holder) = holders.get_mut(first)
-                && holder.fingerprint == *fingerprint
+            let PackReference {
+                number: of,
+                witness,
+            } = pack.reference();
+            let is_referred_to = moved_to.get(&of).is_some_and(|it| *it == Some(witness));
+            let first = holders.partition_point(|it| it.fingerprint < fingerprint);
+            let same = holders[first..].iter_mut();
+            for (n, holder) in same
+                .take_while(|it| it.fingerprint == fingerprint)
+                .enumerate()
             {
-                holder.popular.get_or_insert(number);
+                if n == 0 && slot.stored().is_some() {
+                    holder.popular.get_or_insert(number);
+                }
+                if let Some((own, to)) = holder.moved
+                    && to == number
+                    && is_referred_to
+                {
+                    holder.own = Some(holder.own.map_or(own, |it| it.min(own)));
+                }
             }
         })
     }
@@ -250,14 +281,14 @@ impl<'a> Stores<'a> {
         named.next().copied()
     }
 
-    /// Calls `each` for all blocks of some packs, in order. A pack that cannot be read is left out, and so is one with
+    /// Calls `each` for all numbers of some packs, in order. A pack that cannot be read is left out, and so is one with
     /// another witness than the backups name.
     fn each_block(
         &self,
         source: SourceId,
         packs: &Packs,
         detected: &mut Detected,
-        mut each: impl FnMut(u64, &[u8; 16]),
+        mut each: impl FnMut(&Pack, u64, Slot),
     ) -> Result<()> {
         for (number, generation) in packs {
             let opened = self.repository.pack_or_newer(source, *number, *generation);
@@ -277,9 +308,7 @@ impl<'a> Stores<'a> {
             let witness = pack.reference().witness;
             detected.witnesses.insert((source, *number), witness);
             for (slot, number) in pack.slots().iter().zip(number * BLOCKS_PER_PACK..) {
-                if let Some(fingerprint) = slot.stored() {
-                    each(number, &fingerprint);
-                }
+                each(&pack, number, *slot);
             }
         }
         Ok(())
@@ -299,6 +328,7 @@ fn holders(rows: &[[u8; ROW_BYTES]]) -> Vec<Holder> {
                 disk: place.disk(),
                 first_row,
                 own: None,
+                moved: None,
                 popular: None,
             });
         }

@@ -34,6 +34,12 @@ pub enum BackupError {
         /// Why.
         error: RepositoryError,
     },
+    /// A pack cannot be read, so nobody knows which popular blocks it refers to.
+    #[error(
+        "{0}; it may refer to any popular block, so none is removed: put the pack back, or forget the backups that \
+         'onefold backup verify' names and prune their source"
+    )]
+    UnknownMoves(String),
     /// A temporary file.
     #[error("cannot use a temporary file: {0}")]
     Temporary(#[from] io::Error),

@@ -13,6 +13,8 @@
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
 //! `prune.rs` gives back what no backup of a source needs any more, and `popular.rs` what none of any source does.
+//! `share.rs` makes popular what several sources have stored, each for itself; `prune.rs` then drops their copies, which
+//! `moves.rs` finds.
 //! `repair.rs` takes out what is damaged, so that it is stored again, and puts it back when it was.
 //! `by_pack.rs` reads a whole backup in the order of its packs, which is fast;
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
@@ -23,10 +25,12 @@
 
 mod blocks;
 mod by_pack;
+mod contents;
 mod create;
 mod detect;
 mod disk;
 mod error;
+mod moves;
 mod numbers;
 mod partitions;
 mod popular;
@@ -36,6 +40,7 @@ mod ranks;
 mod repair;
 mod restore;
 mod scan;
+mod share;
 mod store;
 mod verify;
 
@@ -48,4 +53,5 @@ pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};
 pub use restore::{Difference, Receive, Restore, Run};
+pub use share::{Relatives, ShareOptions, SharePlan, Shared, plan_share, relatives, share};
 pub use verify::{Finding, NeededBy, Verified, verify};

@@ -9,15 +9,23 @@
 //!
 //! Whoever backs up has the lease of a source before it looks for condemned blocks, so one of the two always sees
 //! the other. `docs/model.md` has the model of it.
+//!
+//! A manifest needs popular blocks by their numbers, or by those of its source that were moved to them. What `share`
+//! stored stays, too, as long as it may still save something: several stored blocks could be moved to it.
+//!
+//! Of popular blocks with the same content, because two hosts stored it at once, all but the one with the lowest number
+//! are moved to that one.
 
 use std::collections::BTreeSet;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{Condemned, NumberRun, ObjectName, SourceId};
+use onefold_format::backup::{Condemned, NumberRun, ObjectName, Slot, SourceId};
 use onefold_repository::{KnownSource, Repository, RepositoryErrorKind, Writer};
 
+use crate::contents::{ALL, Contents, Store};
 use crate::create::Report;
-use crate::error::Result;
+use crate::error::{BackupError, Result};
+use crate::moves::{MEMORY_BYTES, Moves, condemned, is_in};
 use crate::numbers::{are_in, merged, push};
 use crate::prune::{Kept, PruneOptions, PrunePlan, Pruned};
 
@@ -57,8 +65,10 @@ pub fn plan_popular(
     popular: &KnownSource,
     options: &PruneOptions,
 ) -> Result<PrunePlan> {
-    let needed = needed(repository, popular)?;
-    PrunePlan::of_packs(repository, popular.id, Kept::Only(needed), options)
+    let needs = Needs::find(repository, popular)?;
+    let kept = needs.and_awaited(repository, popular.id)?;
+    let packs = Kept::Only(kept);
+    PrunePlan::of_packs(repository, popular.id, packs, Moves::default(), options)
 }
 
 /// Condemns popular blocks that no backup needs, and removes those that are condemned as soon as nobody can
@@ -112,9 +122,33 @@ pub fn prune_popular(
         pruned.freed_bytes += freed.freed_bytes;
         pruned.plan.damaged.extend(freed.plan.damaged);
     }
+    let moved = move_duplicates(writer, options, report)?;
+    pruned.freed_blocks += moved.plan.freed_blocks;
+    pruned.freed_bytes += moved.freed_bytes;
+    pruned.plan.damaged.extend(moved.plan.damaged);
     pruned.plan.damaged.sort();
     pruned.plan.damaged.dedup();
     Ok(pruned)
+}
+
+/// Moves popular blocks to those with the same content and the lowest number.
+fn move_duplicates(
+    writer: &Writer<'_>,
+    options: &PruneOptions,
+    report: Report<'_>,
+) -> Result<Pruned> {
+    let (repository, popular) = (writer.repository(), writer.source());
+    let needed = Needs::find(repository, popular)?.popular;
+    let moves = Moves::of_duplicates(repository, popular.id, &needed)?;
+    if moves.is_empty() {
+        return Ok(Pruned {
+            plan: PrunePlan::default(),
+            freed_bytes: 0,
+        });
+    }
+    let all = Kept::AllBut(Vec::new());
+    let plan = PrunePlan::of_packs(repository, popular.id, all, moves, options)?;
+    plan.carry_out(writer, options.level, report)
 }
 
 /// A list that is damaged is made anew: nobody uses popular blocks as long as it is there.
@@ -125,36 +159,147 @@ fn condemned_before(repository: &Repository, popular: &KnownSource) -> Result<Op
     }
 }
 
-/// The popular blocks that backups need, of all sources that share them.
-fn needed(repository: &Repository, popular: &KnownSource) -> Result<Vec<NumberRun>> {
-    let mut needed = Vec::new();
-    repository.check_places(popular)?;
-    let sources = repository.sources()?;
-    if let Some(error) = sources.damaged.first() {
-        return Err(error.clone().into());
-    }
-    let mut users: BTreeSet<SourceId> = repository.users(popular.id)?.into_iter().collect();
-    for source in sources.disks {
-        users.remove(&source.id);
-        if repository.popular_id(&source.source) != popular.id {
-            continue;
+/// What all sources that share popular blocks need.
+struct Needs {
+    /// Popular blocks, in ascending order.
+    popular: Vec<NumberRun>,
+    /// Of each source its own blocks, in ascending order.
+    own: Vec<(SourceId, Vec<NumberRun>)>,
+}
+
+impl Needs {
+    fn find(repository: &Repository, popular: &KnownSource) -> Result<Self> {
+        let mut needs = Self {
+            popular: Vec::new(),
+            own: Vec::new(),
+        };
+        repository.check_places(popular)?;
+        let sources = repository.sources()?;
+        if let Some(error) = sources.damaged.first() {
+            return Err(error.clone().into());
         }
-        repository.check_places(&source)?;
+        let mut users: BTreeSet<SourceId> = repository.users(popular.id)?.into_iter().collect();
+        for source in sources.disks {
+            users.remove(&source.id);
+            if repository.popular_id(&source.source) != popular.id {
+                continue;
+            }
+            needs.add_source(repository, &source)?;
+        }
+        if let Some(missing) = users.first() {
+            return Err(repository.missing_source(*missing).into());
+        }
+        needs.follow(repository, popular.id)?;
+        Ok(needs)
+    }
+
+    fn add_source(&mut self, repository: &Repository, source: &KnownSource) -> Result<()> {
+        repository.check_places(source)?;
+        // A pack that goes meanwhile is in this list, and one that comes is in the next.
+        let before = repository.packs(source.id)?;
         let history = repository.history(source.id)?;
-        history.check_complete(&source)?;
+        history.check_complete(source)?;
+        let mut own = Vec::new();
         for backup in history.backups {
             match repository.manifest(source.id, backup) {
-                Ok(manifest) => needed.extend(manifest.popular),
+                Ok(manifest) => {
+                    self.popular.extend(manifest.popular);
+                    own.extend(manifest.own);
+                }
                 // Forgotten meanwhile.
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
                 Err(error) => return Err(error.into()),
             }
-            needed = merged(needed);
+            self.popular = merged(std::mem::take(&mut self.popular));
+            own = merged(own);
+        }
+        let moved = moved_to(repository, source.id, &own, &before)?;
+        self.popular.extend(moved);
+        self.popular = merged(std::mem::take(&mut self.popular));
+        self.own.push((source.id, own));
+        Ok(())
+    }
+
+    /// Adds those to which popular blocks were moved.
+    fn follow(&mut self, repository: &Repository, popular: SourceId) -> Result<()> {
+        loop {
+            let mut moved = moved_to(repository, popular, &self.popular, &[])?;
+            moved.extend_from_slice(&self.popular);
+            let all = merged(moved);
+            if all == self.popular {
+                return Ok(());
+            }
+            self.popular = all;
         }
     }
-    match users.first() {
-        Some(missing) => Err(repository.missing_source(*missing).into()),
-        None => Ok(needed),
+
+    /// With those that nothing refers to and several stored blocks can be moved to.
+    fn and_awaited(&self, repository: &Repository, popular: SourceId) -> Result<Vec<NumberRun>> {
+        let mut awaited = self.popular.clone();
+        let Some(condemned) = condemned(repository, popular)? else {
+            return Ok(awaited);
+        };
+        let mut store = Store::list(repository, popular, 0)?;
+        let own = self.own.iter().zip(1..);
+        let own = own.map(|((id, _), index)| Store::list(repository, *id, index));
+        let mut own = own.collect::<Result<Vec<_>>>()?;
+        let mut contents = Contents::new(store.blocks_max(), MEMORY_BYTES)?;
+        let mut is_any = false;
+        store.each(repository, &ALL, &mut |found| match found.slot {
+            Slot::Stored(fingerprint)
+                if !is_in(&self.popular, found.number) && !is_in(&condemned, found.number) =>
+            {
+                is_any = true;
+                contents.add(fingerprint, found.place)
+            }
+            _ => Ok(()),
+        })?;
+        if !is_any {
+            return Ok(awaited);
+        }
+        for (store, (_, needed)) in own.iter_mut().zip(&self.own) {
+            store.each(repository, needed, &mut |found| match found.slot {
+                Slot::Stored(fingerprint) => contents.add_known(fingerprint, found.place),
+                _ => Ok(()),
+            })?;
+        }
+        contents.each(|_, places| {
+            let popular = places.iter().take_while(|place| place.disk() == 0).count();
+            if popular > 0 && places.len() - popular > 1 {
+                push(&mut awaited, store.number(places[0]));
+            }
+            Ok(())
+        })?;
+        Ok(merged(awaited))
+    }
+}
+
+/// The popular blocks to which needed blocks of a store were moved. A pack that is missing, or cannot be read, may refer to
+/// any. `before` are packs that were there a moment ago.
+fn moved_to(
+    repository: &Repository,
+    id: SourceId,
+    needed: &[NumberRun],
+    before: &[(u64, u32)],
+) -> Result<Vec<NumberRun>> {
+    let mut moved = Vec::new();
+    let mut store = Store::list(repository, id, 0)?;
+    let was_there = |number: u64| before.iter().any(|(known, _)| *known == number);
+    let mut missing = store.lacks(needed).filter(|number| !was_there(*number));
+    if let Some(number) = missing.next() {
+        let missing = repository.missing_pack(id, number);
+        return Err(BackupError::UnknownMoves(missing.to_string()));
+    }
+    drop(missing);
+    store.each(repository, needed, &mut |found| {
+        if let Some(number) = found.slot.moved() {
+            push(&mut moved, number);
+        }
+        Ok(())
+    })?;
+    match store.damaged.first() {
+        None => Ok(merged(moved)),
+        Some(damaged) => Err(BackupError::UnknownMoves(damaged.clone())),
     }
 }
 
@@ -198,7 +343,7 @@ fn remove(
     report: Report<'_>,
 ) -> Result<Pruned> {
     let (repository, id) = (writer.repository(), writer.source().id);
-    let needed = needed(repository, writer.source())?;
+    let needed = Needs::find(repository, writer.source())?.popular;
     let mut removed = Vec::new();
     for run in &condemned.numbers {
         let numbers = run.first..run.first + run.blocks;
@@ -212,7 +357,8 @@ fn remove(
         rewrite_bytes_max: u64::MAX,
         ..*options
     };
-    let plan = PrunePlan::of_packs(repository, id, Kept::AllBut(merged(removed)), &all)?;
+    let kept = Kept::AllBut(merged(removed));
+    let plan = PrunePlan::of_packs(repository, id, kept, Moves::default(), &all)?;
     let pruned = plan.carry_out(writer, options.level, report)?;
     writer.remove(ObjectName::Condemned(id))?;
     Ok(pruned)

@@ -2,7 +2,8 @@
 //! has summaries of them, and leaks a little].
 //!
 //! A pack of which nothing is needed goes. One with enough waste is written again, as its next generation and
-//! with the same numbers (B2), before the old one goes.
+//! with the same numbers (B2), before the old one goes. What popular blocks have, too, is waste: the pack says then that
+//! it was moved to them (`moves.rs`).
 //!
 //! What is decided about a source's own blocks is decided with its lease, so that no backup begins to need
 //! meanwhile what is about to go (B5). Popular blocks are needed by sources that others may be backing up, so
@@ -10,10 +11,11 @@
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Slot, SourceId};
-use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
+use onefold_repository::{KnownSource, NewPack, Pack, Repository, RepositoryErrorKind, Writer};
 
 use crate::create::Report;
 use crate::error::Result;
+use crate::moves::Moves;
 use crate::numbers::{are_in, merged};
 
 /// How a source is pruned.
@@ -41,11 +43,14 @@ pub struct PrunePlan {
     /// Manifests of backups that are forgotten: the removal was interrupted, or they were put back.
     returned: Vec<BackupNumber>,
     pub(crate) kept: Kept,
+    moves: Moves,
     /// Blocks that backups need.
     pub needed_blocks: u64,
+    /// Those of them that popular blocks have, too.
+    pub movable_blocks: u64,
     /// Blocks that none needs.
     pub wasted_blocks: u64,
-    /// Those of them that will be gone.
+    /// Blocks that none needs, and movable ones, that will be gone.
     pub freed_blocks: u64,
     /// Bytes of all packs.
     pub stored_bytes: u64,
@@ -101,7 +106,7 @@ impl Kept {
     }
 }
 
-/// How many of them are blocks.
+/// How many of them are blocks that are stored.
 pub(crate) fn stored(slots: impl IntoIterator<Item = Slot>) -> u64 {
     let slots = slots.into_iter();
     slots.filter(|slot| slot.stored().is_some()).count() as u64
@@ -149,13 +154,15 @@ impl PrunePlan {
         repository.check_places(source)?;
         let history = repository.history(source.id)?;
         history.check_complete(source)?;
+        let popular = repository.popular_id(&source.source);
         let (source, backups) = (source.id, history.backups);
         let mut needed = Vec::new();
         for backup in &backups {
             needed.extend(repository.manifest(source, *backup)?.own);
             needed = merged(needed);
         }
-        let mut plan = Self::of_packs(repository, source, Kept::Only(needed), options)?;
+        let moves = Moves::to_popular(repository, popular, source, &needed)?;
+        let mut plan = Self::of_packs(repository, source, Kept::Only(needed), moves, options)?;
         plan.recipes = repository.recipes(source)?;
         plan.recipes.retain(|backup| !backups.contains(backup));
         plan.returned = history.returned;
@@ -178,12 +185,14 @@ impl PrunePlan {
         repository: &Repository,
         store: SourceId,
         kept: Kept,
+        moves: Moves,
         options: &PruneOptions,
     ) -> Result<Self> {
         let packs = repository.packs(store)?;
         let mut plan = Self {
             replaced: repository.pack_generations(store)?,
             kept,
+            moves,
             ..Self::default()
         };
         plan.replaced.retain(|pack| !packs.contains(pack));
@@ -193,7 +202,7 @@ impl PrunePlan {
         keep_ours(repository, replaced, foreign, |pack| {
             pack_name(store, *pack)
         })?;
-        // Waste, blocks and bytes of the packs that are worth it.
+        // What is freed of, blocks and bytes of the packs that are worth it.
         let mut candidates = Vec::new();
         for (number, generation) in packs {
             let pack = match repository.pack(store, number, generation) {
@@ -204,30 +213,38 @@ impl PrunePlan {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let kept: Vec<_> = plan.kept.slots(&pack, number).collect();
-            let is_dead = kept.iter().all(|slot| *slot == Slot::Gone);
+            let slots = plan.slots(&pack, number);
+            let is_dead = slots.iter().all(|slot| *slot == Slot::Gone);
             let all = stored(pack.slots().iter().copied());
-            let wasted = all - stored(kept);
+            let needed = stored(plan.kept.slots(&pack, number));
+            let freed = all - stored(slots);
             plan.stored_bytes += pack.stored_bytes();
-            plan.needed_blocks += all - wasted;
-            plan.wasted_blocks += wasted;
+            plan.needed_blocks += needed;
+            plan.wasted_blocks += all - needed;
+            plan.movable_blocks += freed - (all - needed);
             if is_dead {
-                plan.freed_blocks += wasted;
+                plan.freed_blocks += freed;
                 plan.dead.push((number, generation));
-            } else if wasted > 0 && wasted * 100 >= all * u64::from(options.wasted_percent) {
-                candidates.push((wasted, all, pack.stored_bytes(), number, generation));
+            } else if freed > 0 && freed * 100 >= all * u64::from(options.wasted_percent) {
+                candidates.push((freed, all, pack.stored_bytes(), number, generation));
             }
         }
         candidates.sort_by(|a, b| (b.0 * a.1).cmp(&(a.0 * b.1)));
-        for (wasted, _, bytes, number, generation) in candidates {
+        for (freed, _, bytes, number, generation) in candidates {
             if plan.rewritten_bytes + bytes > options.rewrite_bytes_max {
                 continue;
             }
             plan.rewritten_bytes += bytes;
-            plan.freed_blocks += wasted;
+            plan.freed_blocks += freed;
             plan.rewritten.push((number, generation));
         }
         Ok(plan)
+    }
+
+    /// What a pack has afterwards, if it is written again.
+    fn slots(&self, pack: &Pack, number: u64) -> Vec<Slot> {
+        let kept = self.kept.slots(pack, number);
+        self.moves.apply(number * BLOCKS_PER_PACK, kept).collect()
     }
 
     /// Does it, with the lease of the packs' source.
@@ -320,12 +337,16 @@ fn rewrite_all(
 ) -> Result<u64> {
     let id = writer.source().id;
     let (mut done, mut written_bytes) = (0, 0);
+    if !plan.rewritten.is_empty() && plan.movable_blocks > 0 {
+        writer.begin_to_use(&plan.moves.packs)?;
+    }
     for (number, generation) in &plan.rewritten {
         report(done, plan.rewritten_bytes)?;
         let pack = writer.repository().pack(id, *number, *generation)?;
         done += pack.stored_bytes();
-        let slots: Vec<_> = plan.kept.slots(&pack, *number).collect();
-        match rewrite(writer, &pack, &slots, generation + 1, level) {
+        let slots = plan.slots(&pack, *number);
+        let new = writer.new_generation(writer.source(), &pack, generation + 1)?;
+        match rewrite(new, &pack, &slots, &plan.moves, level) {
             Ok(bytes) => {
                 written_bytes += bytes;
                 plan.replaced.push((*number, *generation));
@@ -340,16 +361,16 @@ fn rewrite_all(
     Ok(written_bytes)
 }
 
-/// Writes a pack again, with what is needed of it. Returns its bytes.
+/// Writes a pack again, with what is needed of it and was not moved. Returns its bytes.
 fn rewrite(
-    writer: &Writer<'_>,
+    mut new: NewPack,
     pack: &Pack,
     slots: &[Slot],
-    generation: u32,
+    moves: &Moves,
     level: i32,
 ) -> Result<u64> {
     let block_bytes = pack.block_size() as usize;
-    let mut new = writer.new_generation(writer.source(), pack.reference(), generation)?;
+    new.refer_to(&moves.packs_of(slots));
     let sealer = new.sealer(level);
     let before = pack.slots().chunks(BLOCKS_PER_GROUP);
     for ((group, before), slots) in (0..).zip(before).zip(slots.chunks(BLOCKS_PER_GROUP)) {

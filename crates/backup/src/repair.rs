@@ -33,6 +33,8 @@ pub struct SickPacks {
     pub of: KnownSource,
     /// Sources that may have the same contents.
     relatives: Vec<SourceId>,
+    /// The popular blocks among them.
+    popular: SourceId,
     packs: BTreeSet<u64>,
     /// What repairing them would do.
     pub expected: Repaired,
@@ -75,6 +77,7 @@ impl RepairPlan {
             let mut sick_packs = SickPacks {
                 of: known.clone(),
                 relatives,
+                popular,
                 packs: packs.clone(),
                 expected: Repaired::default(),
             };
@@ -131,6 +134,7 @@ impl SickPacks {
                 mended: BTreeMap::new(),
                 pack,
                 key: key.clone(),
+                popular: self.popular,
                 blocks: BlockReader::new(Arc::clone(repository), 0),
             };
             patient.examine()?;
@@ -160,6 +164,7 @@ struct Patient {
     changed: BTreeSet<usize>,
     /// Blocks that are put back, and where they are stored, too.
     mended: BTreeMap<usize, (SourceId, u64)>,
+    popular: SourceId,
     blocks: Arc<BlockReader>,
 }
 
@@ -179,7 +184,31 @@ impl Patient {
                 }
             }
         }
+        for n in 0..self.slots.len() {
+            if let Slot::Moved { fingerprint, .. } = self.slots[n]
+                && !self.may_be_mended_there(n)?
+            {
+                self.slots[n] = Slot::Lost(fingerprint);
+                self.changed.insert(n);
+            }
+        }
         Ok(())
+    }
+
+    /// Whether a moved block is in the popular pack that it was moved to, or would be put back there.
+    fn may_be_mended_there(&self, n: usize) -> Result<bool> {
+        let Some(to) = self.pack.moved_from(n, 1) else {
+            return Ok(true);
+        };
+        let pack = self.blocks.pack(self.popular, to.number / BLOCKS_PER_PACK);
+        let pack = match pack {
+            Ok(pack) => pack,
+            Err(error) if error.is_damage() => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let slot = pack.slots().get((to.number % BLOCKS_PER_PACK) as usize);
+        let is_any = slot.is_some_and(|slot| slot.is_any());
+        Ok(is_any && pack.reference().witness == to.witness)
     }
 
     fn numbers_of(&self, group: usize) -> impl Iterator<Item = usize> + use<> {
@@ -233,6 +262,7 @@ impl Patient {
             store,
             number,
             witness: None,
+            popular: self.popular,
         };
         let found = match self.blocks.find(block, block_size, Reach::Repository) {
             Ok(Some(found)) => found,
@@ -251,7 +281,7 @@ impl Patient {
     /// Writes the pack as its next generation, and removes this one.
     fn write_again(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
         let of = writer.source();
-        let mut new = writer.new_generation(of, self.pack.reference(), self.generation + 1)?;
+        let mut new = writer.new_generation(of, &self.pack, self.generation + 1)?;
         let sealer = new.sealer(level);
         for (group, slots) in self.slots.chunks(BLOCKS_PER_GROUP).enumerate() {
             let number = group as u32;

@@ -226,6 +226,7 @@ impl Restore {
                     store: source,
                     number,
                     witness: Some(witness),
+                    popular: self.popular,
                 };
                 blocks.find(stored, block_bytes, reach)
             });

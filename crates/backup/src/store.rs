@@ -67,6 +67,14 @@ pub(crate) fn store(
     if new.blocks == 0 {
         return Ok(StoredPacks::default());
     }
+    store_groups(target, |writer| read_all(disks, key, new, writer, report))
+}
+
+/// Stores the groups that `send_all` sends.
+pub(crate) fn store_groups(
+    target: &Target<'_>,
+    send_all: impl FnOnce(&mut Writer<'_>) -> Result<()>,
+) -> Result<StoredPacks> {
     let threads = target.threads.max(1);
     // Room for every group that is on its way, so no send ever waits.
     let (jobs, job_receiver) = sync_channel::<Job>(2 * threads);
@@ -89,7 +97,7 @@ pub(crate) fn store(
             next_written: 0,
             stored: StoredPacks::default(),
         };
-        read_all(disks, key, new, &mut writer, report)?;
+        send_all(&mut writer)?;
         writer.finish()
     })
 }
@@ -174,7 +182,7 @@ impl Group {
 }
 
 /// Sends groups to be sealed, and writes them in their order.
-struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     target: &'a Target<'a>,
     jobs: SyncSender<Job>,
     sealed: Receiver<Sealed>,
@@ -197,7 +205,8 @@ struct Open {
 const GROUPS_PER_PACK: u64 = BLOCKS_PER_PACK / BLOCKS_PER_GROUP as u64;
 
 impl Writer<'_> {
-    fn send(&mut self, fingerprints: Vec<[u8; 16]>, blocks: Vec<u8>) -> Result<()> {
+    /// Sends the next group: 64 blocks, and fewer only if it is the last.
+    pub(crate) fn send(&mut self, fingerprints: Vec<[u8; 16]>, blocks: Vec<u8>) -> Result<()> {
         let target = self.target;
         let sequence = self.next_sequence;
         self.next_sequence += 1;

@@ -8,7 +8,9 @@ use onefold_format::backup::{
     BackupNumber, Manifest, NumberRun, PackReference, Slot, SourceId, Target, Witness, witness_of,
 };
 use onefold_index::Key;
-use onefold_repository::{KnownSource, Pack, Repository, RepositoryError, RepositoryErrorKind};
+use onefold_repository::{
+    KnownSource, MovedRun, Pack, Repository, RepositoryError, RepositoryErrorKind,
+};
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
@@ -71,6 +73,7 @@ pub fn verify(
         verified: Verified::default(),
         backups: Vec::new(),
         damages: Vec::new(),
+        moved: Vec::new(),
     };
     let wrong = repository.wrong_identity().into_iter();
     verifier.find(wrong.map(|(_, error)| error));
@@ -90,16 +93,35 @@ pub fn verify(
             stores.entry(store).or_default().add(runs);
         }
     }
-    let all = stores.values().map(|packs| packs.0.len() as u64).sum();
-    let mut done = 0;
-    for (store, packs) in stores {
-        let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
-        for number in packs.0 {
-            verifier.check_pack(store, number, there.get(&number).copied())?;
-            done += 1;
-            report(done, all)?;
+    let mut done: BTreeSet<(SourceId, u64)> = BTreeSet::new();
+    loop {
+        // Those to which blocks were moved are found on the way.
+        let mut all = done.len() as u64;
+        let mut next = Vec::new();
+        for (store, packs) in &stores {
+            let numbers = packs.0.iter().copied();
+            let new: Vec<_> = numbers
+                .filter(|it| !done.contains(&(*store, *it)))
+                .collect();
+            all += new.len() as u64;
+            next.push((*store, new));
+        }
+        if all == done.len() as u64 {
+            break;
+        }
+        for (store, numbers) in next {
+            let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
+            let popular = verifier.popular_of(store);
+            for number in numbers {
+                let generation = there.get(&number).copied();
+                let moved_to = verifier.check_pack(store, number, generation)?;
+                stores.entry(popular).or_default().0.extend(moved_to);
+                done.insert((store, number));
+                report(done.len() as u64, all)?;
+            }
         }
     }
+    verifier.follow_moved()?;
     verifier.name_places()
 }
 
@@ -123,6 +145,17 @@ struct Verifier<'a> {
     verified: Verified,
     backups: Vec<KnownBackup>,
     damages: Vec<Damage>,
+    moved: Vec<MovedNumbers>,
+}
+
+/// Needed numbers that were moved to consecutive popular ones, all in one pack.
+struct MovedNumbers {
+    store: SourceId,
+    first: u64,
+    /// Of the pack that they are in.
+    witness: Witness,
+    popular: SourceId,
+    to: MovedRun,
 }
 
 /// A backup of which the manifest can be read.
@@ -249,7 +282,20 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    fn check_pack(&mut self, store: SourceId, number: u64, generation: Option<u32>) -> Result<()> {
+    /// Where blocks of a store are moved to.
+    fn popular_of(&self, store: SourceId) -> SourceId {
+        let mut backups = self.backups.iter();
+        let of_store = backups.find(|it| it.store == store);
+        of_store.map_or(store, |it| it.popular_store)
+    }
+
+    /// Returns the popular packs to which blocks of it were moved.
+    fn check_pack(
+        &mut self,
+        store: SourceId,
+        number: u64,
+        generation: Option<u32>,
+    ) -> Result<Vec<u64>> {
         let first = number * BLOCKS_PER_PACK;
         let opened = match generation {
             Some(generation) => self.repository.pack_or_newer(store, number, generation),
@@ -266,6 +312,8 @@ impl Verifier<'_> {
                 }
                 self.find_replaced(store, &pack);
                 self.find_missing(store, number, Some(&pack));
+                let moved_to = pack.popular_packs().iter();
+                return Ok(moved_to.map(|pack| pack.number).collect());
             }
             Err(error) => {
                 self.damages.push(Damage {
@@ -276,7 +324,7 @@ impl Verifier<'_> {
                 });
             }
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// Finds backups that need a different pack with the same number.
@@ -316,10 +364,13 @@ impl Verifier<'_> {
         let (mut lost, mut absent) = (Vec::new(), Vec::new());
         for (n, number) in (0..needed.len()).zip(first..).filter(|(n, _)| needed[*n]) {
             match there.get(n).copied().unwrap_or(Slot::Gone) {
-                Slot::Stored(_) => {}
+                Slot::Stored(_) | Slot::Moved { .. } => {}
                 Slot::Lost(_) => push(&mut lost, number),
                 Slot::Gone => push(&mut absent, number),
             }
+        }
+        if let Some(pack) = pack {
+            self.note_moved(store, pack, &needed);
         }
         for (runs, why) in [(lost, "damaged and not mended yet"), (absent, "in no pack")] {
             self.damages.extend(runs.into_iter().map(|run| {
@@ -336,6 +387,122 @@ impl Verifier<'_> {
                 }
             }));
         }
+    }
+
+    fn note_moved(&mut self, store: SourceId, pack: &Pack, needed: &[bool]) {
+        let PackReference { number, witness } = pack.reference();
+        let popular = self.popular_of(store);
+        let mut n = 0;
+        while n < needed.len() {
+            let to = needed[n].then(|| pack.moved_from(n, needed.len() - n));
+            let Some(mut to) = to.flatten() else {
+                n += 1;
+                continue;
+            };
+            let following = needed[n..n + to.blocks].iter();
+            to.blocks = following.take_while(|is_needed| **is_needed).count();
+            self.moved.push(MovedNumbers {
+                store,
+                first: number * BLOCKS_PER_PACK + n as u64,
+                witness,
+                popular,
+                to,
+            });
+            n += to.blocks;
+        }
+    }
+
+    /// What is wrong with a popular block concerns those that were moved to it.
+    fn follow_moved(&mut self) -> Result<()> {
+        let mut moved = std::mem::take(&mut self.moved);
+        while !moved.is_empty() {
+            moved.sort_unstable_by_key(|run| (run.popular, run.to.number));
+            let mut further = Vec::new();
+            let pack_of = |run: &MovedNumbers| (run.popular, run.to.number / BLOCKS_PER_PACK);
+            for of_pack in moved.chunk_by(|a, b| pack_of(a) == pack_of(b)) {
+                let (popular, number) = pack_of(&of_pack[0]);
+                let pack = match self.repository.pack_or_newer(popular, number, 0) {
+                    Ok(Some(pack)) => Ok(pack),
+                    Ok(None) => Err(self.repository.missing_pack(popular, number).to_string()),
+                    Err(error) => Err(damage(error.into())?),
+                };
+                for run in of_pack {
+                    self.follow(run, &pack, &mut further)?;
+                }
+            }
+            moved = further;
+        }
+        Ok(())
+    }
+
+    fn follow(
+        &mut self,
+        run: &MovedNumbers,
+        pack: &std::result::Result<Pack, String>,
+        further: &mut Vec<MovedNumbers>,
+    ) -> Result<()> {
+        let all = 0..run.to.blocks as u64;
+        let pack = match pack {
+            Ok(pack) => pack,
+            Err(why) => {
+                self.add_moved(run, all, why);
+                return Ok(());
+            }
+        };
+        if let Err(error) = pack.check_witness(run.to.witness) {
+            self.add_moved(run, all, &damage(error.into())?);
+            return Ok(());
+        }
+        let in_pack = (run.to.number % BLOCKS_PER_PACK) as usize;
+        for n in all {
+            let number = run.to.number + n;
+            let damaged = self.damages.iter().find(|damage| {
+                let is_it = damage.store == run.popular && damage.numbers.contains(&number);
+                is_it && damage.witness.is_none_or(|it| it == run.to.witness)
+            });
+            let slot = pack.slots().get(in_pack + n as usize);
+            let why = match slot.copied().unwrap_or(Slot::Gone) {
+                Slot::Stored(_) => damaged.map(|damage| damage.message.clone()),
+                Slot::Moved { .. } => {
+                    let to = pack.moved_from(in_pack + n as usize, 1);
+                    let to = to.filter(|to| to.number < number);
+                    further.extend(to.map(|to| MovedNumbers {
+                        store: run.store,
+                        first: run.first + n,
+                        witness: run.witness,
+                        popular: run.popular,
+                        to,
+                    }));
+                    to.is_none()
+                        .then(|| "it was moved to a higher number".to_owned())
+                }
+                Slot::Lost(_) => Some("it was damaged and is lost".to_owned()),
+                Slot::Gone => Some("it is not there".to_owned()),
+            };
+            if let Some(why) = why {
+                self.add_moved(run, n..n + 1, &why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds damage of some of these numbers, to the one before if it is the same.
+    fn add_moved(&mut self, run: &MovedNumbers, blocks: Range<u64>, why: &str) {
+        let numbers = run.first + blocks.start..run.first + blocks.end;
+        let message = format!("stored blocks are popular ones now: {why}");
+        if let Some(last) = self.damages.last_mut()
+            && (last.store, last.witness) == (run.store, Some(run.witness))
+            && (last.numbers.end, &last.message) == (numbers.start, &message)
+        {
+            last.numbers.end = numbers.end;
+            return;
+        }
+        self.damages.push(Damage {
+            store: run.store,
+            numbers,
+            witness: Some(run.witness),
+            message,
+        });
     }
 
     /// Which backups need what is damaged, and where.

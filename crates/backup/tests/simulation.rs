@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use onefold_backup::{
     BlockReader, Change, Disk, DiskToBackUp, Options, PruneOptions, RepairPlan, Restore, Result,
-    create, prune, prune_popular, repair, verify,
+    ShareOptions, create, prune, prune_popular, relatives, repair, share, verify,
 };
 use onefold_format::backup::{BackupNumber, Source};
 use onefold_repository::{Access, KnownSource, Repository, simulation};
@@ -190,6 +190,38 @@ impl World {
         Ok(())
     }
 
+    fn share(&mut self) -> Result<()> {
+        let options = ShareOptions {
+            level: 1,
+            threads: 1,
+            memory_bytes: 1 << 16,
+        };
+        for relatives in relatives(&self.repository, self.sources.clone()) {
+            let popular = self.repository.popular(&relatives.sources[0].source)?;
+            let writer = self.repository.writer(popular.id, "backup share")?;
+            share(&writer, &relatives, &options, &mut |_, _| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Each content is stored once.
+    fn check_distinct(&self, what: &str) {
+        let disks = self.facts.backups.values().flat_map(|fact| &fact.disk.0);
+        let mut contents: Vec<u16> = disks.copied().filter(|content| *content > 0).collect();
+        contents.sort_unstable();
+        contents.dedup();
+        let all = self.repository.sources().unwrap();
+        let mut stored = 0;
+        for store in all.disks.iter().chain(&all.popular) {
+            for (number, generation) in self.repository.pack_generations(store.id).unwrap() {
+                let pack = self.repository.pack(store.id, number, generation).unwrap();
+                let slots = pack.slots().iter();
+                stored += slots.filter(|slot| slot.stored().is_some()).count();
+            }
+        }
+        assert_eq!(stored, contents.len(), "{what}");
+    }
+
     fn repair(&mut self) -> Result<()> {
         let nothing = &mut |_, _| Ok(());
         for sick in RepairPlan::new(&self.repository, nothing)?.sick {
@@ -254,8 +286,10 @@ impl World {
         if let Some(name) = self.facts.backups.keys().next().copied() {
             fine(self.forget(name));
         }
+        fine(self.share());
         fine(self.prune());
         self.check(what);
+        self.check_distinct(what);
         let verified = verify(&self.repository, None, true, &mut |_, _| Ok(()));
         let findings = verified.unwrap().findings;
         assert!(findings.is_empty(), "{what}: {findings:?}");
@@ -279,7 +313,7 @@ fn commands(world: &mut World, random: &mut fastrand::Rng) {
             .map(|(name, _)| *name)
             .collect();
         // A command that fails is tried no more; what it did counts.
-        let _ = match random.u8(..8) {
+        let _ = match random.u8(..10) {
             0 | 1 => {
                 let disks: Vec<_> = (0..SOURCES).map(|n| (n, disk(random))).collect();
                 world.create(&disks)
@@ -287,6 +321,7 @@ fn commands(world: &mut World, random: &mut fastrand::Rng) {
             2 | 3 => world.create(&[(random.usize(..SOURCES), disk(random))]),
             4 | 5 if !known.is_empty() => world.forget(known[random.usize(..known.len())]),
             6 => world.repair(),
+            7 | 8 => world.share(),
             _ => world.prune(),
         };
     }
@@ -338,6 +373,61 @@ fn the_host_may_die_at_any_moment() {
             world.go_on(&mut random, &what);
             std::fs::remove_dir_all(&after).unwrap();
         }
+    }
+}
+
+/// A `share` that did not end well leaves popular packs of which the names are not durable. `prune` moves blocks to
+/// them, and then the host dies.
+#[test]
+fn what_an_interrupted_share_left_may_be_moved_to() {
+    for seed in seeds(2) {
+        let folder = folder();
+        let root = folder.path().join("r");
+        std::fs::create_dir(&root).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut fails_in = 0;
+        loop {
+            std::fs::remove_dir_all(&root).unwrap();
+            std::fs::create_dir(&root).unwrap();
+            simulation::restart_host();
+            simulation::begin(None);
+            Repository::init(&root, &Access::Open, 1).unwrap();
+            let mut world = World::open(&root, Facts::default()).unwrap();
+            for n in 0..SOURCES {
+                world.create(&[(n, MemoryDisk((1..70).collect()))]).unwrap();
+            }
+            simulation::fail_at(simulation::changes() + fails_in);
+            let is_done = world.share().is_ok();
+            simulation::restart_host();
+            world.prune().unwrap();
+            let what = format!("seed {seed}, change {fails_in} failed");
+            world.check(&what);
+            let noted = simulation::end();
+            let after = folder.path().join("after");
+            let mut facts = world.facts.clone();
+            drop(world);
+            for _ in 0..3 {
+                std::fs::create_dir(&after).unwrap();
+                let all = noted.count();
+                noted
+                    .after_death(all, &root, &after, &mut |end| random.usize(..end))
+                    .unwrap();
+                simulation::restart_host();
+                let mut world = World::open(&after, facts.clone()).unwrap();
+                world.check(&what);
+                facts = world.facts.clone();
+                world.share().unwrap();
+                world.prune().unwrap();
+                world.check(&what);
+                world.check_distinct(&what);
+                std::fs::remove_dir_all(&after).unwrap();
+            }
+            if is_done {
+                break;
+            }
+            fails_in += 1;
+        }
+        assert!(fails_in > 10, "{fails_in}");
     }
 }
 

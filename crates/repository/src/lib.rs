@@ -55,7 +55,7 @@ pub use history::History;
 pub use host::{host_name, machine_id};
 pub use layout::Foreign;
 pub use leftovers::Leftovers;
-pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
+pub use pack::{GroupSealer, MovedRun, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;
 pub use repository::{KnownSource, Repository, Sources};
 pub use waiting::Waiting;

@@ -38,14 +38,14 @@ impl Repository {
         Ok(users.collect())
     }
 
-    /// Its protections; and that it is a user of popular blocks, if any backup needs some.
+    /// Its protections; and that it is a user of popular blocks, if any backup needs some or a block was moved to one.
     fn disk_marks(&self, known: &KnownSource) -> Result<Vec<ObjectName>> {
         let id = known.id;
         let protected = self.protected(id)?.into_iter();
         let mut marks: Vec<_> = protected
             .map(|backup| ObjectName::Protection(id, backup))
             .collect();
-        if !self.needed_packs(id)?.popular.is_empty() {
+        if !self.needed_packs(id)?.popular.is_empty() || self.has_moved(id)? {
             let popular = self.popular_id(&known.source);
             marks.push(ObjectName::User {
                 popular,
@@ -53,6 +53,20 @@ impl Repository {
             });
         }
         Ok(marks)
+    }
+
+    /// Whether a pack of a source says that blocks were moved. Only one that was written again does.
+    fn has_moved(&self, source: SourceId) -> Result<bool> {
+        let mut packs = self.packs(source)?;
+        packs.retain(|(_, generation)| *generation > 0);
+        for (number, generation) in packs {
+            match self.pack_or_newer(source, number, generation) {
+                Ok(Some(pack)) if !pack.popular_packs().is_empty() => return Ok(true),
+                Err(error) if !error.is_of_object() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Writing and reading packs.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -11,7 +12,7 @@ use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BY
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{
     ObjectName, PackReference, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
-    Witness,
+    Witness, witness_of,
 };
 use rustix::fs::FileType;
 
@@ -32,6 +33,7 @@ pub struct NewPack {
     path: String,
     object: BufWriter<NewObject>,
     key: Arc<ChunkKey>,
+    /// Of popular packs it has all that it may refer to, until the pack is complete.
     table: PackTable,
     number: u64,
     position: u64,
@@ -96,6 +98,16 @@ impl NewPack {
         Ok(())
     }
 
+    /// Makes known popular packs that moved blocks are in. They must be durable.
+    pub fn refer_to(&mut self, packs: &[PackReference]) {
+        let known = &mut self.table.popular_packs;
+        for pack in packs {
+            if let Err(at) = known.binary_search_by_key(&pack.number, |it| it.number) {
+                known.insert(at, *pack);
+            }
+        }
+    }
+
     /// Completes the pack and makes it durable. Returns its size in bytes.
     ///
     /// # Errors
@@ -103,6 +115,8 @@ impl NewPack {
     /// Any failure of writing; `InUse` if another process has written this pack.
     pub fn finish(mut self) -> Result<u64> {
         let groups = self.table.groups.len() as u32;
+        let known = std::mem::take(&mut self.table.popular_packs);
+        self.table.popular_packs = PackTable::popular_packs_of(&self.table.slots, &known);
         let mut table = self.table.encode();
         let sealed = self.key.seal(groups, &mut table);
         sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
@@ -186,6 +200,17 @@ pub struct Pack {
     stored_bytes: u64,
 }
 
+/// Consecutive blocks of a pack that are popular blocks with consecutive numbers now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovedRun {
+    /// The number of the first among the popular blocks.
+    pub number: u64,
+    /// How many they are, all in one popular pack.
+    pub blocks: usize,
+    /// The witness of that pack.
+    pub witness: Witness,
+}
+
 impl Writer<'_> {
     /// Starts pack `number` of the source, or of popular blocks.
     ///
@@ -195,15 +220,27 @@ impl Writer<'_> {
     pub fn new_pack(&self, of: &KnownSource, number: u64) -> Result<NewPack> {
         let mut witness = Witness([0; 16]);
         fill_random(&mut witness.0).map_err(|e| RepositoryError::io("no random numbers", &e))?;
-        self.new_generation(of, PackReference { number, witness }, 0)
+        self.start_pack(of, PackReference { number, witness }, 0)
     }
 
-    /// Starts a generation of a pack of the source, or of popular blocks.
+    /// Starts a generation of a pack of the source, or of popular blocks. It knows the popular packs that the one
+    /// before refers to.
     ///
     /// # Errors
     ///
     /// As [`Writer::new_pack`].
     pub fn new_generation(
+        &self,
+        of: &KnownSource,
+        before: &Pack,
+        generation: u32,
+    ) -> Result<NewPack> {
+        let mut pack = self.start_pack(of, before.reference(), generation)?;
+        pack.refer_to(before.popular_packs());
+        Ok(pack)
+    }
+
+    fn start_pack(
         &self,
         of: &KnownSource,
         pack: PackReference,
@@ -225,6 +262,7 @@ impl Writer<'_> {
                 witness,
                 groups: Vec::new(),
                 slots: Vec::new(),
+                popular_packs: Vec::new(),
             },
             number,
             position: OBJECT_HEADER_BYTES as u64,
@@ -305,6 +343,32 @@ impl Repository {
         let newest = listed.into_iter().find(|(listed, _)| *listed == number);
         let opened = newest.map(|(_, generation)| self.pack(source, number, generation));
         opened.transpose()
+    }
+
+    /// Makes the names of packs durable. A pack is seen when it gets its name, and its writer may have died before the
+    /// name was durable: this comes before anything that outlives a crash refers to it.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn sync_packs(&self, source: SourceId, packs: &[PackReference]) -> Result<()> {
+        let paths = packs.iter().map(|pack| {
+            let (number, generation) = (pack.number, 0);
+            let path = ObjectName::Pack {
+                source,
+                number,
+                generation,
+            };
+            path.path()
+        });
+        let folders = paths.filter_map(|path| Some(path.rsplit_once('/')?.0.to_owned()));
+        let mut folders: BTreeSet<_> = folders.collect();
+        folders.insert(ObjectName::packs(source));
+        let mut folders = folders.into_iter();
+        folders.try_for_each(|folder| {
+            let synced = self.folder.sync(&folder);
+            synced.map_err(|e| RepositoryError::io(format_args!("cannot sync {folder}"), &e))
+        })
     }
 
     /// The error for a pack that a backup needs and that is not there.
@@ -431,6 +495,29 @@ impl Pack {
     #[must_use]
     pub fn slots(&self) -> &[Slot] {
         &self.table.slots
+    }
+
+    /// The popular packs that have its moved blocks, in ascending order.
+    #[must_use]
+    pub fn popular_packs(&self) -> &[PackReference] {
+        &self.table.popular_packs
+    }
+
+    /// Where a moved block is among the popular ones, and how many blocks from this one on have consecutive numbers
+    /// there, `most` at most. None if the block is not moved.
+    #[must_use]
+    pub fn moved_from(&self, block: usize, most: usize) -> Option<MovedRun> {
+        let mut following = self.table.slots.iter().skip(block).take(most);
+        let number = following.next()?.moved()?;
+        let alike = following.zip(number + 1..);
+        let alike = alike.take_while(|(slot, next)| {
+            slot.moved() == Some(*next) && next / BLOCKS_PER_PACK == number / BLOCKS_PER_PACK
+        });
+        Some(MovedRun {
+            number,
+            blocks: 1 + alike.count(),
+            witness: witness_of(self.popular_packs(), number / BLOCKS_PER_PACK)?,
+        })
     }
 
     /// How many groups it has.
@@ -566,6 +653,13 @@ impl Pack {
         Err(RepositoryError::damaged(&self.path, message))
     }
 
+    /// The error for a popular block that was moved to a higher number.
+    #[must_use]
+    pub fn moved_in_circle(&self, block: usize) -> RepositoryError {
+        let message = format_args!("its block {block} was moved to a higher number");
+        RepositoryError::damaged(&self.path, message)
+    }
+
     /// Where a block is: its group, and its place in what [`Pack::read_group`] returns, in bytes.
     ///
     /// # Errors
@@ -576,6 +670,7 @@ impl Pack {
         if slot.and_then(Slot::stored).is_none() {
             let why = match slot {
                 Some(Slot::Lost(_)) => "was damaged and is lost",
+                Some(Slot::Moved { .. }) => "is popular now",
                 _ => "is not there",
             };
             let message = format_args!("its block {block} {why}");
@@ -595,8 +690,9 @@ impl Pack {
 }
 
 const _: () = assert!(
-    16 + 4 * (BLOCKS_PER_PACK as usize / BLOCKS_PER_GROUP)
-        + 17 * BLOCKS_PER_PACK as usize
+    36 + 4 * (BLOCKS_PER_PACK as usize / BLOCKS_PER_GROUP)
+        // Each block moved, into a popular pack of its own.
+        + (17 + 8 + 24) * BLOCKS_PER_PACK as usize
         + TAG_BYTES
         < TABLE_BYTES_MAX as usize
 );

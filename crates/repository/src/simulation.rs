@@ -48,6 +48,11 @@ pub fn begin(fails_at: Option<usize>) {
     FAILS_AT.set(fails_at);
 }
 
+/// The change of this number fails.
+pub fn fail_at(change: usize) {
+    FAILS_AT.set(Some(change));
+}
+
 /// How many changes there were.
 #[must_use]
 pub fn changes() -> usize {

@@ -9,7 +9,8 @@
 //! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `hits`, `commit`, `batch`,
 //! `finder`, `collector`, `counting`, `layers`, [`recovery`], `rebuild`, [`properties`] (what must
 //! hold), [`milestones`] (what a search must come across), [`model`] (which step is possible when),
-//! [`configs`] and [`search`]. [`popular`] is a model of its own: of the repository of backups.
+//! [`configs`] and [`search`]. [`popular`] and [`share`] are models of
+//! their own: of the repository of backups.
 //!
 //! Invariants of the model itself: a step that is not possible changes nothing; a state with a
 //! violation has no successors.
@@ -34,5 +35,6 @@ pub mod properties;
 mod rebuild;
 pub mod recovery;
 pub mod search;
+pub mod share;
 pub mod state;
 mod volume_steps;

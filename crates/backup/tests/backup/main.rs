@@ -9,6 +9,7 @@ mod history;
 mod popular;
 mod pruning;
 mod repairing;
+mod sharing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -9,22 +9,22 @@ use onefold_repository::{Access, KnownSource};
 
 use crate::{BLOCK, MemoryDisk, Rig, source};
 
-const ALL_WASTE: PruneOptions = PruneOptions {
+pub(crate) const ALL_WASTE: PruneOptions = PruneOptions {
     wasted_percent: 0,
     rewrite_bytes_max: u64::MAX,
     level: 1,
 };
 
 /// A repository with several sources.
-struct Estate {
-    rig: Rig,
-    sources: Vec<KnownSource>,
+pub(crate) struct Estate {
+    pub(crate) rig: Rig,
+    pub(crate) sources: Vec<KnownSource>,
     /// What the backups of each source hold.
-    backups: Vec<BTreeMap<u64, MemoryDisk>>,
+    pub(crate) backups: Vec<BTreeMap<u64, MemoryDisk>>,
 }
 
 impl Estate {
-    fn new(sources: usize) -> Self {
+    pub(crate) fn new(sources: usize) -> Self {
         let rig = Rig::new(&Access::Passphrase(b"a passphrase".to_vec()));
         let names = (0..sources).map(|n| source(&format!("vm-{n}")));
         let sources: Vec<_> = names
@@ -38,7 +38,7 @@ impl Estate {
     }
 
     /// Backs up these sources together.
-    fn create(&mut self, disks: &[(usize, &MemoryDisk)]) -> Batch {
+    pub(crate) fn create(&mut self, disks: &[(usize, &MemoryDisk)]) -> Batch {
         let mut copies: Vec<_> = disks.iter().map(|(_, disk)| (*disk).clone()).collect();
         let wanted = disks.iter().zip(&mut copies);
         let mut wanted: Vec<_> = wanted
@@ -53,18 +53,18 @@ impl Estate {
         batch
     }
 
-    fn forget(&mut self, source: usize, backup: u64) {
+    pub(crate) fn forget(&mut self, source: usize, backup: u64) {
         let repository = &self.rig.repository;
         let id = self.sources[source].id;
         repository.forget(id, BackupNumber(backup)).unwrap();
         self.backups[source].remove(&backup).unwrap();
     }
 
-    fn popular(&self) -> KnownSource {
+    pub(crate) fn popular(&self) -> KnownSource {
         self.rig.repository.sources().unwrap().popular.remove(0)
     }
 
-    fn prune_popular(&self, now: u64, grace: u64) -> Result<PrunedPopular> {
+    pub(crate) fn prune_popular(&self, now: u64, grace: u64) -> Result<PrunedPopular> {
         let repository = &self.rig.repository;
         let writer = repository.writer(self.popular().id, "prune")?;
         prune_popular(&writer, &ALL_WASTE, (now, grace), &mut |_, _| Ok(()))
@@ -75,7 +75,7 @@ impl Estate {
         pack.unwrap().reference()
     }
 
-    fn stored_blocks(&self, store: SourceId) -> usize {
+    pub(crate) fn stored_blocks(&self, store: SourceId) -> usize {
         let repository = &self.rig.repository;
         let packs = repository.pack_generations(store).unwrap().into_iter();
         let stored = packs.map(|(number, generation)| {
@@ -86,7 +86,7 @@ impl Estate {
     }
 
     #[track_caller]
-    fn assert_whole(&self) {
+    pub(crate) fn assert_whole(&self) {
         for (source, backups) in self.sources.iter().zip(&self.backups) {
             let listed = self.rig.repository.backups(source.id).unwrap();
             assert!(listed.iter().map(|it| &it.0).eq(backups.keys()));
@@ -100,13 +100,13 @@ impl Estate {
     }
 }
 
-fn contents(disk: &MemoryDisk) -> BTreeSet<u64> {
+pub(crate) fn contents(disk: &MemoryDisk) -> BTreeSet<u64> {
     let contents = disk.contents.iter().copied();
     contents.filter(|content| *content != 0).collect()
 }
 
 /// Disks that share some of their contents with one another, and repeat some themselves.
-fn related(seed: u64, disks: usize, blocks: usize) -> Vec<MemoryDisk> {
+pub(crate) fn related(seed: u64, disks: usize, blocks: usize) -> Vec<MemoryDisk> {
     let mut random = fastrand::Rng::with_seed(seed);
     let each = (1..=disks as u64).map(|own| {
         MemoryDisk::new((0..blocks).map(|n| match random.u8(..8) {

@@ -14,7 +14,7 @@ impl Rig {
         RepairPlan::new(&self.repository, &mut |_, _| Ok(())).unwrap()
     }
 
-    fn repair(&self) -> Repaired {
+    pub(crate) fn repair(&self) -> Repaired {
         let mut all = Repaired::default();
         for sick in self.plan_repair().sick {
             let writer = self.repository.writer(sick.of.id, "repair").unwrap();

@@ -29,14 +29,20 @@
 //! ```
 //!
 //! then for each group a `u32`: its sealed bytes, with the highest bit set if it is compressed; then for
-//! each block a `u8`: 0 gone, 1 stored, 2 lost; then for each block 16 bytes: its fingerprint, or zeros where
-//! it is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
+//! each block a `u8`: 0 gone, 1 stored, 2 lost, 3 moved; then for each block 16 bytes: its fingerprint, or zeros
+//! where it is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
 //! A lost block was damaged; its fingerprint tells with what it can be mended.
+//!
+//! A moved block is stored among the popular ones. For each of them, in order, a `u64` follows: its number there; then
+//! a `u32`: how many popular packs have these numbers; then for each pack, in ascending order, its number, a `u64`, and its
+//! witness, 16 bytes.
 //!
 //! All generations of a pack have its witness, and no other pack has it. A manifest names the witness of each pack
 //! that it needs, so that a different pack with the same number is never used in its place.
 
 use super::TAG_BYTES;
+use super::manifest::{PackReference, witness_of};
+use super::recipe::NUMBER_END;
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
@@ -138,6 +144,13 @@ pub enum Slot {
     Stored([u8; 16]),
     /// Nothing, though a backup needs it: the fingerprint of a block that was damaged.
     Lost([u8; 16]),
+    /// Nothing: the block is stored among the popular ones.
+    Moved {
+        /// The block's fingerprint.
+        fingerprint: [u8; 16],
+        /// The number of the popular block.
+        number: u64,
+    },
 }
 
 impl Slot {
@@ -152,7 +165,7 @@ impl Slot {
     pub fn stored(self) -> Option<[u8; 16]> {
         match self {
             Self::Stored(fingerprint) => Some(fingerprint),
-            Self::Gone | Self::Lost(_) => None,
+            Self::Gone | Self::Lost(_) | Self::Moved { .. } => None,
         }
     }
 
@@ -161,7 +174,25 @@ impl Slot {
     pub fn lost(self) -> Option<[u8; 16]> {
         match self {
             Self::Lost(fingerprint) => Some(fingerprint),
-            Self::Gone | Self::Stored(_) => None,
+            Self::Gone | Self::Stored(_) | Self::Moved { .. } => None,
+        }
+    }
+
+    /// The fingerprint of a block that is there, or among the popular ones.
+    #[must_use]
+    pub fn content(self) -> Option<[u8; 16]> {
+        match self {
+            Self::Stored(fingerprint) | Self::Moved { fingerprint, .. } => Some(fingerprint),
+            Self::Gone | Self::Lost(_) => None,
+        }
+    }
+
+    /// The number of the popular block, if it is one now.
+    #[must_use]
+    pub fn moved(self) -> Option<u64> {
+        match self {
+            Self::Moved { number, .. } => Some(number),
+            Self::Gone | Self::Stored(_) | Self::Lost(_) => None,
         }
     }
 }
@@ -177,6 +208,8 @@ pub struct PackTable {
     pub groups: Vec<StoredGroup>,
     /// What it has, by number less its first.
     pub slots: Vec<Slot>,
+    /// The popular packs that have its moved blocks, in ascending order.
+    pub popular_packs: Vec<PackReference>,
 }
 
 impl PackTable {
@@ -197,9 +230,18 @@ impl PackTable {
             Slot::Gone => (0, [0; 16]),
             Slot::Stored(fingerprint) => (1, *fingerprint),
             Slot::Lost(fingerprint) => (2, *fingerprint),
+            Slot::Moved { fingerprint, .. } => (3, *fingerprint),
         });
         out.extend(coded.clone().map(|(kind, _)| kind));
         coded.for_each(|(_, fingerprint)| out.extend(fingerprint));
+        for number in self.slots.iter().filter_map(|slot| slot.moved()) {
+            out.extend(number.to_le_bytes());
+        }
+        out.extend((self.popular_packs.len() as u32).to_le_bytes());
+        for pack in &self.popular_packs {
+            out.extend(pack.number.to_le_bytes());
+            out.extend(pack.witness.0);
+        }
         out
     }
 
@@ -251,16 +293,70 @@ impl PackTable {
                 }),
                 (1, _) => Ok(Slot::Stored(fingerprint)),
                 (2, _) => Ok(Slot::Lost(fingerprint)),
+                (3, _) => Ok(Slot::Moved {
+                    fingerprint,
+                    number: 0,
+                }),
                 (other, _) => Err(impossible("kind of a block", (*other).into())),
             }
         });
-        let slots = slots.collect::<Result<Vec<_>, _>>()?;
+        let mut slots = slots.collect::<Result<Vec<_>, _>>()?;
+        for slot in &mut slots {
+            if let Slot::Moved { number, .. } = slot {
+                *number = rest.u64()?;
+            }
+        }
+        let popular_packs = decode_popular_packs(&mut rest, &slots)?;
         rest.finish()?;
         Ok(Self {
             block_size,
             witness,
             groups,
             slots,
+            popular_packs,
         })
+    }
+
+    /// The packs among `known`, in ascending order, that have moved blocks of these.
+    #[must_use]
+    pub fn popular_packs_of(slots: &[Slot], known: &[PackReference]) -> Vec<PackReference> {
+        let numbers = slots.iter().filter_map(|slot| slot.moved());
+        let mut packs: Vec<_> = numbers.map(|number| number / BLOCKS_PER_PACK).collect();
+        packs.sort_unstable();
+        packs.dedup();
+        let known = packs.into_iter().filter_map(|number| {
+            let witness = witness_of(known, number)?;
+            Some(PackReference { number, witness })
+        });
+        known.collect()
+    }
+}
+
+/// Those that have the moved blocks, and no others.
+fn decode_popular_packs(
+    rest: &mut Cursor<'_>,
+    slots: &[Slot],
+) -> Result<Vec<PackReference>, FormatError> {
+    let count = rest.u32()?;
+    if u64::from(count) > BLOCKS_PER_PACK {
+        return Err(impossible("popular packs", count.into()));
+    }
+    let packs = (0..count).map(|_| {
+        Ok(PackReference {
+            number: rest.u64()?,
+            witness: Witness(rest.take()?),
+        })
+    });
+    let packs = packs.collect::<Result<Vec<_>, _>>()?;
+    let mut moved = slots.iter().filter_map(|slot| slot.moved());
+    let is_stray = |number: &u64| {
+        *number >= NUMBER_END || witness_of(&packs, *number / BLOCKS_PER_PACK).is_none()
+    };
+    if let Some(number) = moved.find(is_stray) {
+        return Err(impossible("number of a moved block", number));
+    }
+    match PackTable::popular_packs_of(slots, &packs) == packs {
+        true => Ok(packs),
+        false => Err(impossible("popular packs", count.into())),
     }
 }

@@ -1,11 +1,14 @@
 //! The structures of a repository: round trips, damage, their pages, and their bytes for ever.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use onefold_format::FormatError;
 use onefold_format::backup::key::WRAPPED_BYTES;
-use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
-use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
+use onefold_format::backup::recipe::{
+    BLOCKS_PER_RECIPE_PAGE, NUMBER_END, decode_page, encode_page,
+};
 use onefold_format::backup::{
     BackupNumber, ChangedBy, Closed, Condemned, Counts, Derivation, Label, Lease, LeaseName,
     MachineId, Manifest, NumberRun, ObjectHeader, ObjectName, Origin, PackReference, PackTable,
@@ -81,7 +84,15 @@ fn pack_table() -> PackTable {
     let slot = |n: u8| match n % 7 {
         3 => Slot::Gone,
         5 => Slot::Lost([n; 16]),
+        6 => Slot::Moved {
+            fingerprint: [n; 16],
+            number: u64::from(n / 20) << 40 | u64::from(n),
+        },
         _ => Slot::Stored([n; 16]),
+    };
+    let popular = |n: u8| PackReference {
+        number: u64::from(n) << 26,
+        witness: Witness([n; 16]),
     };
     PackTable {
         block_size: 4096,
@@ -97,6 +108,7 @@ fn pack_table() -> PackTable {
             },
         ],
         slots: (1..=65).map(slot).collect(),
+        popular_packs: (0..4).map(popular).collect(),
     }
 }
 
@@ -612,22 +624,30 @@ proptest! {
 
     #[test]
     fn pack_tables_are_read_as_they_were_written(
-        slots in vec((0..3, any::<[u8; 16]>()), 1..300),
+        slots in vec((0..4, any::<[u8; 16]>(), 0..NUMBER_END), 1..300),
         bytes in 16_u32..200_000,
         witness in any::<[u8; 16]>(),
     ) {
         let groups = slots.len().div_ceil(BLOCKS_PER_GROUP);
         let group = |n| StoredGroup { bytes: bytes + n as u32, is_compressed: n % 2 == 0 };
-        let slots = slots.into_iter().map(|(kind, fingerprint)| match kind {
+        let slots = slots.into_iter().map(|(kind, fingerprint, number)| match kind {
             0 => Slot::Gone,
             1 => Slot::Stored(fingerprint),
-            _ => Slot::Lost(fingerprint),
+            2 => Slot::Lost(fingerprint),
+            _ => Slot::Moved { fingerprint, number },
         });
+        let slots: Vec<_> = slots.collect();
+        let popular: BTreeSet<_> = slots.iter().filter_map(|it| it.moved()).collect();
+        let mut popular: Vec<_> = popular.iter().map(|it| it / BLOCKS_PER_PACK).collect();
+        popular.dedup();
+        let popular = popular.into_iter();
+        let popular = popular.map(|number| PackReference { number, witness: Witness(witness) });
         let written = PackTable {
             block_size: 4096,
             witness: Witness(witness),
             groups: (0..groups).map(group).collect(),
-            slots: slots.collect(),
+            slots,
+            popular_packs: popular.collect(),
         };
         prop_assert_eq!(PackTable::decode(&written.encode()), Ok(written));
     }

@@ -13,6 +13,7 @@ mod backup_memory;
 mod backup_night;
 mod backup_pruning;
 mod backup_repair;
+mod backup_share;
 mod bench;
 mod clones;
 mod contract;

@@ -17,6 +17,7 @@ mod rename;
 mod repair;
 mod restore;
 mod retention;
+mod share;
 mod show;
 mod stat;
 mod verify;
@@ -116,6 +117,8 @@ pub(super) enum BackupVerb {
     Unprotect(forget::ProtectArgs),
     /// Give back what no backup needs any more.
     Prune(prune::Args),
+    /// Make popular what several sources of a domain have stored, each for itself. `prune` then gives their copies back.
+    Share(share::Args),
     /// Take out what is damaged, so that it is stored again; put back what is stored elsewhere; and remove what
     /// commands left that were killed. Exit code 3 if something is still damaged.
     Repair(repair::Args),
@@ -142,6 +145,7 @@ impl BackupVerb {
             Self::Protect(args) => forget::protect(context, &args, true),
             Self::Unprotect(args) => forget::protect(context, &args, false),
             Self::Prune(args) => prune::run(context, &args),
+            Self::Share(args) => share::run(context, &args),
             Self::Repair(args) => repair::run(context, &args),
             Self::Stat(args) => stat::run(context, &args),
             Self::Key(verb) => key::run(context, verb),

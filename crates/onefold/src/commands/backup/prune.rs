@@ -42,7 +42,7 @@ pub(in crate::commands) struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Write a pack again if so much of it, or more, is needed by no backup. At 0% no waste stays.
+    /// Write a pack again if so much of it, or more, is needed by no backup, or popular, too. At 0% no waste stays.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, default_value = "30%")]
     wasted: u8,
 
@@ -84,7 +84,9 @@ struct SourceReply {
     needed_bytes: u64,
     /// Content that no backup needs, before.
     wasted_bytes: u64,
-    /// That of it which is given back.
+    /// Content that backups need, and popular blocks have, too: the source's copies of it need not stay.
+    movable_bytes: u64,
+    /// That of the wasted and the movable content which is given back.
     given_back_bytes: u64,
     /// Of all packs, before.
     stored_bytes: u64,
@@ -295,6 +297,7 @@ impl SourceReply {
             source: source.source.name.clone(),
             needed_bytes: plan.needed_blocks * block_size,
             wasted_bytes: plan.wasted_blocks * block_size,
+            movable_bytes: plan.movable_blocks * block_size,
             given_back_bytes: plan.freed_blocks * block_size,
             stored_bytes: plan.stored_bytes,
             freed_bytes,
@@ -327,11 +330,12 @@ impl Render for Reply {
         for source in &self.sources {
             writeln!(
                 out,
-                "{}: {} of data in {}; {} of it needed by no backup, of which {} {}; {} removed, {} written again",
+                "{}: {} of data in {}; {} of it needed by no backup, {} popular, too, of which {} {}; {} removed, {} written again",
                 source.source,
                 size::display(source.needed_bytes + source.wasted_bytes),
                 size::display(source.stored_bytes),
                 size::display(source.wasted_bytes),
+                size::display(source.movable_bytes),
                 size::display(source.given_back_bytes),
                 if self.is_done {
                     "are given back"

@@ -1,14 +1,18 @@
 //! `onefold backup stat`
 
 use super::identity::OriginReply;
-use super::{Context, RepositoryArgs, name_damaged, repository_error};
+use super::{Context, RepositoryArgs, backup_error, name_damaged, repository_error};
 use crate::output::Render;
 use onefold_api::{Result, size};
+use onefold_backup::{Relatives, plan_share, relatives};
 use onefold_format::backup::{Sealing, SourceId};
 use onefold_repository::{Repository, RepositoryErrorKind};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
+
+/// Memory to compare the sources in.
+const MEMORY_BYTES: usize = 64 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
@@ -28,6 +32,8 @@ struct Reply {
     content_bytes: u64,
     /// Of all packs.
     stored_bytes: u64,
+    /// Content that `share` and then pruning without waste would free: as many copies as there are too many now.
+    shareable_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -74,8 +80,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         logical_bytes: 0,
         content_bytes: 0,
         stored_bytes: 0,
+        shareable_bytes: 0,
     };
     let sources = repository.sources().map_err(repository_error)?;
+    for relatives in relatives(&repository, sources.disks.clone()) {
+        reply.shareable_bytes += shareable(&repository, &relatives)?;
+    }
     let mut damaged = sources.damaged;
     for known in sources.disks {
         let backups = repository.backups(known.id).map_err(repository_error)?;
@@ -113,6 +123,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     reply.logical_bytes = reply.sources.iter().map(|it| it.logical_bytes).sum();
     context.output.document(&reply)?;
     Ok(name_damaged(context, &damaged))
+}
+
+fn shareable(repository: &Repository, relatives: &Relatives) -> Result<u64> {
+    let plan = plan_share(repository, relatives, MEMORY_BYTES, &mut |_, _| Ok(()));
+    let plan = plan.map_err(backup_error)?;
+    let blocks = plan.freed_blocks - plan.copied_blocks;
+    let block_size = relatives.sources.first();
+    Ok(blocks * block_size.map_or(0, |it| u64::from(it.source.block_size)))
 }
 
 impl Packs {
@@ -178,6 +196,13 @@ impl Render for Reply {
             size::display(self.content_bytes),
             size::display(self.stored_bytes)
         )?;
+        if self.shareable_bytes > 0 {
+            writeln!(
+                out,
+                "{} of content is stored more than once: 'onefold backup share' and 'prune --wasted 0%' would free it",
+                size::display(self.shareable_bytes)
+            )?;
+        }
         let packs = self.sources.iter().map(|it| &it.packs);
         let packs = packs.chain(self.popular.iter().map(|it| &it.packs));
         let (damaged, lost) = packs.fold((0, 0), |(damaged, lost), packs| {
