@@ -89,6 +89,7 @@ impl RecoveryKey {
 pub(crate) fn wrap(
     master: &MasterKey,
     access: &Access,
+    is_recovery: bool,
     created_unix_seconds: u64,
 ) -> Result<WrappedKey> {
     let mut random = [0; 24];
@@ -103,6 +104,7 @@ pub(crate) fn wrap(
             Access::KeyFile(_) | Access::Open => Derivation::KeyFile,
         },
         salt,
+        is_recovery,
         created_unix_seconds,
         wrapped: [0; WRAPPED_BYTES],
     };

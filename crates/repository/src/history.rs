@@ -9,7 +9,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use onefold_format::backup::{BackupNumber, Closed, ObjectName, PackReference, Place, SourceId};
+use onefold_format::backup::{
+    BackupNumber, Closed, Manifest, ObjectName, PackReference, Place, SourceId,
+};
 
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
@@ -23,6 +25,54 @@ const MISSING_MAX: usize = 1000;
 
 /// How often a folder is listed whose objects go meanwhile.
 const LISTINGS_MAX: u32 = 10;
+
+/// The most manifests that are tried to find out which is the newest one that can be read.
+const UNREADABLE_MAX: usize = 100;
+
+/// How far a source has come: it only ever comes further, unless its storage goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reached {
+    /// Backups with lower numbers were completed, or their numbers are closed.
+    pub next: u64,
+    /// Packs with lower numbers may have been written.
+    pub next_pack: u64,
+}
+
+impl Reached {
+    /// By a backup that was completed.
+    #[must_use]
+    pub fn by(backup: BackupNumber, manifest: &Manifest) -> Self {
+        let last = manifest.own_packs.last();
+        Self {
+            next: backup.0 + 1,
+            next_pack: last.map_or(0, |pack| pack.number + 1),
+        }
+    }
+
+    /// Whether it is as far as another, in both numbers.
+    #[must_use]
+    pub fn is_as_far_as(&self, other: Self) -> bool {
+        self.next >= other.next && self.next_pack >= other.next_pack
+    }
+
+    /// The higher one of each number.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            next: self.next.max(other.next),
+            next_pack: self.next_pack.max(other.next_pack),
+        }
+    }
+}
+
+/// How far a source has come, as far as it matters to a host that knows how far it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Course {
+    /// By the names of its objects. Whoever can write the folder can make names up.
+    pub listed: Reached,
+    /// By manifests and closed numbers that were read; none were read that could only be older.
+    pub proved: Reached,
+}
 
 /// Which backups of a source there were.
 #[derive(Debug)]
@@ -39,6 +89,8 @@ pub struct History {
     pub next_pack: u64,
     /// Objects that close numbers, and that cannot be read.
     pub damaged: Vec<RepositoryError>,
+    /// The same by what closed objects say alone.
+    closed_next_pack: u64,
     /// All closed numbers.
     closed: Ranges,
     tombstones: Vec<BackupNumber>,
@@ -105,6 +157,7 @@ impl Repository {
             next: BackupNumber(1),
             next_pack: 0,
             damaged: Vec::new(),
+            closed_next_pack: 0,
             closed: Ranges::default(),
             tombstones: Vec::new(),
             folded: Vec::new(),
@@ -125,7 +178,7 @@ impl Repository {
         history.next = BackupNumber(last + 1);
         let packs = self.packs(source)?;
         let after_packs = packs.last().map_or(0, |(number, _)| number + 1);
-        history.next_pack = history.next_pack.max(after_packs);
+        history.next_pack = history.closed_next_pack.max(after_packs);
         let closed = &history.closed;
         let is_closed = |backup: &BackupNumber| closed.contains(backup.0);
         let (returned, backups) = manifests.iter().copied().partition(is_closed);
@@ -139,12 +192,79 @@ impl Repository {
         Ok(history)
     }
 
+    /// Whether there is a source with this id. One that is damaged is there.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn has_source(&self, source: SourceId) -> Result<bool> {
+        match self.known(source) {
+            Ok(known) => Ok(known.is_some()),
+            Err(error) if error.is_of_object() => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How far a source has come, which had come as far as `known`. As long as it has not gone back, this lists two folders
+    /// and reads one manifest if there is a new one.
+    ///
+    /// Only manifests and closed numbers count, not recipes or notes of backups under way: a completed backup of which the
+    /// manifest is hidden has gone.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing or reading.
+    pub fn course(&self, source: SourceId, known: Reached) -> Result<Course> {
+        let manifests = self.numbers(&ObjectName::manifests(source))?;
+        let mut listed = Reached {
+            next: manifests.last().map_or(0, |newest| newest.0 + 1),
+            next_pack: self.listed_near(source, known.next_pack)?,
+        };
+        let mut proved = Reached::default();
+        let newer = manifests.iter().rev().take_while(|it| it.0 >= known.next);
+        for backup in newer.take(UNREADABLE_MAX) {
+            match self.manifest(source, *backup) {
+                Ok(manifest) => {
+                    proved = Reached::by(*backup, &manifest);
+                    break;
+                }
+                Err(error) if error.is_of_object() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !listed.is_as_far_as(known) {
+            let history = self.history(source)?;
+            let needed = self.needed_packs(source)?.own;
+            let needed = needed.last_key_value().map_or(0, |(number, _)| number + 1);
+            let closed = Reached {
+                next: history.closed.0.last().map_or(0, |range| range.end),
+                next_pack: history.closed_next_pack,
+            };
+            proved = proved.max(closed);
+            listed = listed.max(closed).max(Reached {
+                next: 0,
+                next_pack: history.next_pack.max(needed),
+            });
+        }
+        Ok(Course { listed, proved })
+    }
+
+    /// A number above that of a listed pack which is at least `next` - 1, if there is one where it is looked for first; or 0.
+    fn listed_near(&self, source: SourceId, next: u64) -> Result<u64> {
+        let Some(number) = next.checked_sub(1) else {
+            return Ok(0);
+        };
+        let packs = self.packs_beside(source, number)?.into_iter();
+        let last = packs.map(|(number, _)| number).max();
+        Ok(last.filter(|last| *last >= number).map_or(0, |it| it + 1))
+    }
+
     fn add_tombstones(&self, source: SourceId, history: &mut History) -> Result<()> {
         for backup in self.numbers(&ObjectName::tombstones(source))? {
             match self.closed(ObjectName::Tombstone(source, backup)) {
                 Ok(closed) => {
                     history.tombstones.push(backup);
-                    history.next_pack = history.next_pack.max(closed.next_pack);
+                    history.closed_next_pack = history.closed_next_pack.max(closed.next_pack);
                     // Its name is authentic, so it closes this number.
                     let number = backup.0..backup.0 + 1;
                     history.closed.add([number]);
@@ -168,7 +288,7 @@ impl Repository {
             for generation in self.generations(&folder)? {
                 match self.closed(ObjectName::Closed(source, generation)) {
                     Ok(closed) => {
-                        history.next_pack = history.next_pack.max(closed.next_pack);
+                        history.closed_next_pack = history.closed_next_pack.max(closed.next_pack);
                         history.closed.add(closed.backups.iter().cloned());
                         history.folded.push((generation, Ranges(closed.backups)));
                     }
@@ -396,16 +516,44 @@ impl Writer<'_> {
         let next_pack = next_pack.max(history.next_pack);
         let newest = history.folded.last();
         let is_new = newest.is_none_or(|(_, numbers)| *numbers != history.closed);
+        let is_older = next_pack > self.newest_next_pack(&history);
+        match is_new || is_older {
+            true => self.write_folded(&history, &history.closed, next_pack),
+            false => Ok(()),
+        }
+    }
+
+    /// The source went back, and the user accepts that: numbers up to those that it had reached are not used again. Those of
+    /// lost backups are closed, so these are not missing.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn accept_rollback(&self, reached: Reached) -> Result<()> {
+        // Each number is closed by two objects.
+        for _ in 0..2 {
+            let history = self.repository().history(self.source().id)?;
+            let mut closed = history.closed.clone();
+            let first = history.backups.last().map_or(1, |last| last.0 + 1);
+            if first < reached.next {
+                closed.add(std::iter::once(first..reached.next));
+            }
+            let next_pack = reached.next_pack.max(history.next_pack);
+            self.write_folded(&history, &closed, next_pack)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the next generation of folded tombstones, and removes what it replaces.
+    fn write_folded(&self, history: &History, numbers: &Ranges, next_pack: u64) -> Result<()> {
+        let id = self.source().id;
+        let newest = history.folded.last();
         let generation = newest.map_or(0, |(generation, _)| generation + 1);
         let closed = Closed {
             unix_seconds: now(),
             next_pack,
-            backups: history.closed.0.clone(),
+            backups: numbers.0.clone(),
         };
-        let is_older = next_pack > self.newest_next_pack(&history);
-        if !is_new && !is_older {
-            return Ok(());
-        }
         let name = ObjectName::Closed(id, generation);
         self.put(name, closed.encode(), NewObject::commit_over)?;
         if let Some((_, before)) = newest {

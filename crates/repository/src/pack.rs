@@ -270,6 +270,10 @@ impl Writer<'_> {
     }
 }
 
+fn cannot_list(folder: &str, error: &std::io::Error) -> RepositoryError {
+    RepositoryError::io(format_args!("cannot list the packs in {folder}"), error)
+}
+
 impl Repository {
     /// The packs of a source: numbers and newest generations, in order.
     ///
@@ -295,20 +299,35 @@ impl Repository {
     /// Any failure of reading.
     pub fn pack_generations(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
         let folder = ObjectName::packs(source);
-        let failed = |e: &std::io::Error| {
-            RepositoryError::io(format_args!("cannot list the packs in {folder}"), e)
-        };
-        let mut packs: Vec<(u64, u32)> = Vec::new();
-        let mut parts = self.folder.folders(&folder).map_err(|e| failed(&e))?;
-        parts.retain(|part| is_ours(&joined(&folder, part), FileType::Directory));
+        let mut packs = Vec::new();
+        let parts = self.folder.folders(&folder);
+        let parts = parts.map_err(|e| cannot_list(&folder, &e))?;
         for part in parts {
-            let names = self.folder.objects(&joined(&folder, &part));
-            for name in names.map_err(|e| failed(&e))? {
-                packs.extend(pack_named(source, &joined(&part, &name)));
+            if is_ours(&joined(&folder, &part), FileType::Directory) {
+                packs.extend(self.packs_in(source, &part)?);
             }
         }
         packs.sort_unstable();
         Ok(packs)
+    }
+
+    /// The packs in the folder in which one with this number is, if it is there: numbers and generations.
+    pub(crate) fn packs_beside(&self, source: SourceId, number: u64) -> Result<Vec<(u64, u32)>> {
+        let name = ObjectName::Pack {
+            source,
+            number,
+            generation: 0,
+        };
+        let path = name.path();
+        self.packs_in(source, split(split(&path).0).1)
+    }
+
+    fn packs_in(&self, source: SourceId, part: &str) -> Result<Vec<(u64, u32)>> {
+        let folder = joined(&ObjectName::packs(source), part);
+        let names = self.folder.objects(&folder);
+        let names = names.map_err(|e| cannot_list(&folder, &e))?.into_iter();
+        let packs = names.filter_map(|name| pack_named(source, &joined(part, &name)));
+        Ok(packs.collect())
     }
 
     /// The number of the next pack of a source: higher than the number of every pack that is listed, that the source

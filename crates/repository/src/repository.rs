@@ -37,6 +37,15 @@ pub struct Repository {
     pub(crate) object: RepositoryObject,
     master: MasterKey,
     pub(crate) waiting: Waiting,
+    /// The number of the key that opened it; none if it was made by this process, or is not encrypted.
+    opened_by: Option<u64>,
+}
+
+/// A repository that is not opened yet. Nothing proves what it says of itself.
+#[derive(Debug)]
+pub struct Unopened {
+    folder: Folder,
+    object: RepositoryObject,
 }
 
 /// A source of a repository.
@@ -111,6 +120,43 @@ impl fmt::Display for KnownSource {
     }
 }
 
+impl Unopened {
+    /// Which repository it says that it is.
+    #[must_use]
+    pub fn id(&self) -> RepositoryId {
+        self.object.id
+    }
+
+    /// Whether it says that its chunks are encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.object.sealing == Sealing::Encrypted
+    }
+
+    /// Opens it as what it said, whatever its folder says by now.
+    ///
+    /// # Errors
+    ///
+    /// `Access` if the passphrase or the key file opens nothing; `Damaged`.
+    pub fn open(self, access: &Access) -> Result<Repository> {
+        let Self { folder, object } = self;
+        let (master, opened_by) = match object.sealing {
+            Sealing::Authenticated => (MasterKey::plain(object.id), None),
+            Sealing::Encrypted => {
+                let (master, key) = Repository::unlock(&folder, &object, access)?;
+                (master, Some(key))
+            }
+        };
+        Ok(Repository {
+            folder,
+            object,
+            master,
+            waiting: Waiting::default(),
+            opened_by,
+        })
+    }
+}
+
 impl Repository {
     /// Makes a repository in a new or empty folder. With encryption there is a recovery key besides
     /// `access`, which is shown to nobody again.
@@ -150,12 +196,13 @@ impl Repository {
             },
             master,
             waiting: Waiting::default(),
+            opened_by: None,
         };
         let mut recovery = None;
         if sealing == Sealing::Encrypted {
             let key = RecoveryKey::new()?;
             repository.add_key(access, now_unix_seconds)?;
-            repository.add_key(&key.access(), now_unix_seconds)?;
+            repository.add_recovery_key(&key, now_unix_seconds)?;
             recovery = Some(key);
         }
         // The object before its copy: nothing but the copy is missing if the command dies now.
@@ -165,13 +212,14 @@ impl Repository {
         Ok((repository, recovery))
     }
 
-    /// How the repository in this folder is protected.
+    /// Finds the repository in this folder.
     ///
     /// # Errors
     ///
     /// `NotFound` if there is none; `Damaged`.
-    pub fn sealing(root: &Path) -> Result<Sealing> {
-        Ok(identity(root)?.1.sealing)
+    pub fn find(root: &Path) -> Result<Unopened> {
+        let (folder, object) = identity(root)?;
+        Ok(Unopened { folder, object })
     }
 
     /// Opens the repository in this folder.
@@ -180,20 +228,15 @@ impl Repository {
     ///
     /// `NotFound`; `Access` if the passphrase or the key file opens nothing; `Damaged`.
     pub fn open(root: &Path, access: &Access) -> Result<Self> {
-        let (folder, object) = identity(root)?;
-        let master = match object.sealing {
-            Sealing::Authenticated => MasterKey::plain(object.id),
-            Sealing::Encrypted => Self::unlock(&folder, &object, access)?,
-        };
-        Ok(Self {
-            folder,
-            object,
-            master,
-            waiting: Waiting::default(),
-        })
+        Self::find(root)?.open(access)
     }
 
-    fn unlock(folder: &Folder, object: &RepositoryObject, access: &Access) -> Result<MasterKey> {
+    /// The master key, and the number of the key that unwrapped it.
+    fn unlock(
+        folder: &Folder,
+        object: &RepositoryObject,
+        access: &Access,
+    ) -> Result<(MasterKey, u64)> {
         let mut damaged = None;
         let mut keys = wrapped_keys(folder, object.id)?;
         keys.sort_by_key(|key| key.as_ref().map_or(0, cost));
@@ -201,7 +244,7 @@ impl Repository {
             match key.and_then(affordable) {
                 Ok(key) => {
                     if let Some(master) = unwrap(&key, access)? {
-                        return Ok(master);
+                        return Ok((master, key.number));
                     }
                 }
                 // Another one may do.
@@ -224,8 +267,26 @@ impl Repository {
     ///
     /// `Invalid` if the repository is not encrypted; any failure of writing.
     pub fn add_key(&self, access: &Access, now_unix_seconds: u64) -> Result<u64> {
+        self.wrap_and_put(access, false, now_unix_seconds)
+    }
+
+    /// Adds a recovery key, which opens the repository as a key file with its text does. Returns the key's number.
+    ///
+    /// # Errors
+    ///
+    /// As [`Repository::add_key`].
+    pub fn add_recovery_key(&self, key: &RecoveryKey, now_unix_seconds: u64) -> Result<u64> {
+        self.wrap_and_put(&key.access(), true, now_unix_seconds)
+    }
+
+    fn wrap_and_put(
+        &self,
+        access: &Access,
+        is_recovery: bool,
+        now_unix_seconds: u64,
+    ) -> Result<u64> {
         self.check_encrypted()?;
-        let key = wrap(&self.master, access, now_unix_seconds)?;
+        let key = wrap(&self.master, access, is_recovery, now_unix_seconds)?;
         self.put(ObjectName::Key(key.number), &key.encode(self.object.id))?;
         Ok(key.number)
     }
@@ -257,7 +318,7 @@ impl Repository {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` if it is the last one; any failure of writing.
+    /// `NotFound`; `Invalid` if it is the last one, or the one that opened this repository; any failure of writing.
     pub fn remove_key(&self, number: u64) -> Result<()> {
         let keys = self.keys()?;
         if !keys.iter().any(|key| key.number == number) {
@@ -267,6 +328,13 @@ impl Repository {
         if keys.len() == 1 {
             let message = format!(
                 "key {number:016x} is the only one: without it nobody could open the repository again"
+            );
+            return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
+        }
+        if self.opened_by == Some(number) {
+            let message = format!(
+                "key {number:016x} is the one that opened the repository just now: open it with the passphrase or the \
+                 key file that shall stay, and remove this key then"
             );
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
@@ -313,6 +381,12 @@ impl Repository {
     #[must_use]
     pub fn id(&self) -> RepositoryId {
         self.object.id
+    }
+
+    /// Whether its chunks are encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.object.sealing == Sealing::Encrypted
     }
 
     /// The secret from which its fingerprints take their keys.

@@ -200,9 +200,10 @@ fn backup_fails(bench: &Bench<'_>) -> Result<()> {
     let repository = bench.scratch.path().join("repository");
     let backup = |arguments: &[&str]| {
         let command = bench.product.command().arg("backup").args(arguments);
-        command.env("ONEFOLD_REPOSITORY", &repository).output()
+        let command = command.env("ONEFOLD_REPOSITORY", &repository);
+        command.env("ONEFOLD_NO_ENCRYPTION", "1").output()
     };
-    let made = backup(&["init", "--no-encryption"])?;
+    let made = backup(&["init"])?;
     ensure!(made.status.success(), "no repository was made");
     let ended = backup(&["create", "lost@before"])?;
     ensure!(

@@ -256,6 +256,7 @@ fn type_in(
             format!("{}:{path}:/usr/sbin:/sbin", programs.display()),
         )
         .env("ONEFOLD_POOL", format!("{host}/srv/onefold"))
+        .env("ONEFOLD_STATE", format!("{host}/state"))
         .env("host", &host)
         .run()?;
     Ok(ran)

@@ -21,7 +21,8 @@ pub(crate) fn run(
     scratch: &Scratch,
 ) -> Result<()> {
     let key = scratch.path().join("key");
-    std::fs::write(&key, "a key of the guest's backups").context("cannot write the key")?;
+    std::fs::write(&key, "a key that only this guest's backups have")
+        .context("cannot write the key")?;
     let repository = scratch.path().join("repository");
     let backup = |verb: &[&str]| {
         let command = product.command().args(["--quiet", "backup"]).args(verb);

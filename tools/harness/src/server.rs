@@ -320,6 +320,9 @@ impl Product {
     }
 
     fn on_pool(&self, binary: Cmd) -> Cmd {
+        // What it remembers of repositories is not this host's.
+        let state = self.place.directory().with_extension("state");
+        let binary = binary.env("ONEFOLD_STATE", state);
         (self.place).found_by(binary.arg("--pool").arg(self.place.name()))
     }
 

@@ -435,7 +435,7 @@ fn objects_of_the_repository_that_contradict_each_other_are_refused() {
             std::fs::copy(forger.path(name), rig.path(name)).unwrap();
             for refused in [
                 Repository::open(&root, &access).err(),
-                Repository::sealing(&root).err(),
+                Repository::find(&root).err(),
             ] {
                 let refused = refused.unwrap();
                 assert_eq!(refused.kind(), RepositoryErrorKind::Damaged);

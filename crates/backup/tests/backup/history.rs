@@ -56,7 +56,7 @@ impl Rig {
 }
 
 /// Disks that have nothing in common.
-fn three_disks() -> [MemoryDisk; 3] {
+pub(crate) fn three_disks() -> [MemoryDisk; 3] {
     [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300))
 }
 

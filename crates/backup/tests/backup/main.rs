@@ -9,6 +9,7 @@ mod history;
 mod popular;
 mod pruning;
 mod repairing;
+mod rollback;
 mod sharing;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -611,6 +612,7 @@ fn keys_that_cost_too_much_are_not_tried() {
                 lanes: 1,
             },
             salt: [7; 16],
+            is_recovery: false,
             created_unix_seconds: 0,
             wrapped: [0; WRAPPED_BYTES],
         };

@@ -4,7 +4,8 @@
 //! ```text
 //!   0 object header  80 bytes
 //!  80 derivation     u8     1 passphrase, by Argon2id; 2 key file
-//!  81 zeros          3 bytes
+//!  81 recovery       u8     1 for a recovery key, which is a key file that was made at random; or 0
+//!  82 zeros          2 bytes
 //!  84 memory         u32    KiB that the derivation takes, or 0
 //!  88 passes         u32    over that memory, or 0
 //!  92 lanes          u32    of it, or 0
@@ -29,6 +30,7 @@ pub const KEY_BYTES: usize = 176;
 pub const WRAPPED_BYTES: usize = 48;
 
 const BODY: usize = OBJECT_HEADER_BYTES;
+const RECOVERY_AT: usize = BODY + 1;
 const MEMORY_AT: usize = BODY + 4;
 const SALT_AT: usize = BODY + 16;
 const CREATED_AT: usize = BODY + 32;
@@ -67,6 +69,8 @@ pub struct WrappedKey {
     pub derivation: Derivation,
     /// The derivation's salt.
     pub salt: [u8; 16],
+    /// Whether its secret is a recovery key: a key file that was made at random. For people only.
+    pub is_recovery: bool,
     /// When it was made.
     pub created_unix_seconds: u64,
     /// The master key, sealed.
@@ -79,6 +83,7 @@ impl fmt::Debug for WrappedKey {
         f.debug_struct("WrappedKey")
             .field("number", &self.number)
             .field("derivation", &self.derivation)
+            .field("is_recovery", &self.is_recovery)
             .field("created_unix_seconds", &self.created_unix_seconds)
             .finish_non_exhaustive()
     }
@@ -104,6 +109,7 @@ impl WrappedKey {
         let mut bytes = [0; KEY_BYTES];
         put(&mut bytes, 0, &header.encode());
         bytes[BODY] = kind;
+        bytes[RECOVERY_AT] = self.is_recovery.into();
         for (n, number) in numbers.into_iter().enumerate() {
             put(&mut bytes, MEMORY_AT + 4 * n, &number.to_le_bytes());
         }
@@ -143,10 +149,15 @@ impl WrappedKey {
             return Err(FormatError::Checksum { expected, found });
         }
         let is_blank =
-            is_zero(&bytes[BODY + 1..MEMORY_AT]) && is_zero(&bytes[ZEROS_AT..CHECKSUM_AT]);
+            is_zero(&bytes[RECOVERY_AT + 1..MEMORY_AT]) && is_zero(&bytes[ZEROS_AT..CHECKSUM_AT]);
         if !is_blank || !is_zero(&header.salt) {
             return Err(FormatError::Reserved { structure: "key" });
         }
+        let is_recovery = match (bytes[BODY], bytes[RECOVERY_AT]) {
+            (_, 0) => false,
+            (2, 1) => true,
+            (_, other) => return Err(impossible("kind of a key", other.into())),
+        };
         let [memory_kib, passes, lanes] = [0, 1, 2].map(|n| u32_at(bytes, MEMORY_AT + 4 * n));
         Ok(Self {
             number,
@@ -172,6 +183,7 @@ impl WrappedKey {
                 other => return Err(impossible("derivation", other.into())),
             },
             salt: array_at(bytes, SALT_AT),
+            is_recovery,
             created_unix_seconds: u64_at(bytes, CREATED_AT),
             wrapped: array_at(bytes, WRAPPED_AT),
         })

@@ -53,6 +53,7 @@ fn key() -> WrappedKey {
             lanes: 1,
         },
         salt: *b"salt of the key.",
+        is_recovery: false,
         created_unix_seconds: 1_800_000_001,
         wrapped: [0x5a; WRAPPED_BYTES],
     }
@@ -502,9 +503,21 @@ fn repository_document() {
 #[test]
 fn key_document() {
     let sample = key().encode(REPOSITORY).to_vec();
+    let key_file = |is_recovery| {
+        let key = WrappedKey {
+            derivation: Derivation::KeyFile,
+            is_recovery,
+            ..key()
+        };
+        let read = WrappedKey::decode(&key.encode(REPOSITORY), key.number, REPOSITORY);
+        assert_eq!(read.as_ref(), Ok(&key));
+        // What the checksum covers.
+        key.encode(REPOSITORY)[..172].to_vec()
+    };
     let trials = vec![
         ("object header", Trial::Elsewhere),
         ("derivation", Trial::Is(vec![1])),
+        ("recovery", Trial::Whole(key_file(false), key_file(true))),
         ("memory", Trial::Is(65_536_u32.to_le_bytes().to_vec())),
         ("passes", Trial::Is(3_u32.to_le_bytes().to_vec())),
         ("lanes", Trial::Is(1_u32.to_le_bytes().to_vec())),

@@ -3,7 +3,9 @@
 use crate::harness::{Daemon, Outcome, Scene, is_in_ceph, noise, overwrite, qemu_img, sparse_disk};
 use onefold_format::backup::{RepositoryObject, Sealing};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -11,7 +13,7 @@ const DISK_BYTES: usize = 8 << 20;
 const DATA: [(usize, usize); 3] = [(0, 1 << 20), (3 << 20, 5000), (DISK_BYTES - 4096, 4096)];
 
 fn repository(scene: &mut Scene) -> String {
-    let passphrase = scene.file("passphrase", b"a passphrase\nmore lines\n");
+    let passphrase = scene.secret("passphrase", b"a passphrase\nmore lines\n");
     scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
     let made = scene.json(&["backup", "init", "--passphrase-file", &passphrase]);
     assert_eq!(made["encrypted"], true);
@@ -20,8 +22,8 @@ fn repository(scene: &mut Scene) -> String {
 }
 
 fn open_repository(scene: &mut Scene, name: &str) {
-    scene.set("ONEFOLD_REPOSITORY", scene.path(name));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.use_open_repository(name);
+    scene.ok(&["backup", "init"]);
 }
 
 /// The names in a list of this kind.
@@ -153,8 +155,8 @@ fn what_cannot_be_done_is_said_in_a_line() {
         .is_refusal(2, &["--repository"]);
     let passphrase = repository(&mut scene);
     let with_key = ["--passphrase-file", passphrase.as_str()];
-    let wrong = scene.file("wrong", b"another\n");
-    let empty = scene.file("empty", b"\n");
+    let wrong = scene.secret("wrong", b"another\n");
+    let empty = scene.secret("empty", b"\n");
     let refused = |arguments: &[&str], code, words: &[&str]| {
         scene.run(arguments).is_refusal(code, words);
     };
@@ -362,9 +364,9 @@ fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
     assert!(!snapshots(&scene).contains(&left));
     // A command that fails takes its snapshot with it, and leaves the base.
     let before = snapshots(&scene);
-    fs::rename(scene.path("one/repository"), scene.path("away")).unwrap();
+    fs::rename(scene.path("one"), scene.path("away")).unwrap();
     assert_ne!(scene.run(&["backup", "create", "vm"]).code, Some(0));
-    fs::rename(scene.path("away"), scene.path("one/repository")).unwrap();
+    fs::rename(scene.path("away"), scene.path("one")).unwrap();
     let one_failed = scene.run(&["backup", "create", "vm", "missing=/nowhere"]);
     assert_eq!(one_failed.code, Some(1), "{one_failed:?}");
     assert!(one_failed.stderr.contains("/nowhere"), "{one_failed:?}");
@@ -656,8 +658,7 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
 #[test]
 fn a_disk_that_is_not_there_costs_only_itself() {
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    open_repository(&mut scene, "repository");
     scene.ok(&["volume", "create", "vm", "--size", "1M"]);
     let image = scene.file("disk", &noise(9, 1 << 20));
     let disk = format!("disk={image}");
@@ -692,8 +693,7 @@ fn a_disk_that_is_not_there_costs_only_itself() {
 #[test]
 fn one_damaged_object_costs_only_itself() {
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    open_repository(&mut scene, "repository");
     let [web, db] = ["web", "db"].map(|name| {
         let image = scene.file(name, &noise(9, 1 << 20));
         format!("{name}={image}")
@@ -755,7 +755,7 @@ fn files_below(folder: &str, part: &str) -> Vec<String> {
 fn a_secret_that_is_not_needed_is_refused() {
     let mut scene = Scene::new();
     let passphrase = repository(&mut scene);
-    let key = scene.file("key", &[7; 32]);
+    let key = scene.secret("key", &[7; 32]);
     let image = scene.file("disk", &noise(9, 1 << 20));
     let web = format!("web={image}");
     scene.ok(&["backup", "create", &web, "--passphrase-file", &passphrase]);
@@ -773,6 +773,8 @@ fn a_secret_that_is_not_needed_is_refused() {
         .is_refusal(1, &["contradict each other", "nothing was"]);
     let copy = Path::new(&scene.path("repository")).join("keys/repository");
     fs::write(&copy, plain.encode()).unwrap();
+    // A host that has used it knows better.
+    scene.set("ONEFOLD_STATE", scene.path("state-of-another-host"));
     let secrets = [("--passphrase-file", &passphrase), ("--key-file", &key)];
     for (option, file) in secrets {
         for arguments in [
@@ -805,10 +807,19 @@ fn keys_are_added_and_removed_and_one_is_always_left() {
         list.iter().map(key).collect::<Vec<_>>()
     };
     let first = keys(&with_key);
-    assert_eq!(first.len(), 2, "the passphrase and the recovery key");
-    let file = scene.file("key", &noise(5, 64));
+    let kinds: BTreeSet<_> = first.iter().map(|key| key.1.as_str().unwrap()).collect();
+    assert_eq!(kinds, BTreeSet::from(["passphrase", "recovery key"]));
+    let short = scene.secret("short", b" 31 bytes are not enough to use.\n");
+    let add = ["backup", "key", "add", "--new-key-file", &short];
+    scene
+        .run(&[&add[..], &with_key[..]].concat())
+        .is_refusal(2, &["31 bytes", "openssl rand"]);
+    let file = scene.secret("key", &noise(5, 64));
     let add = ["backup", "key", "add", "--new-key-file", &file];
-    scene.ok(&[&add[..], &with_key[..]].concat());
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    let added = scene.ok(&[&add[..], &with_key[..]].concat());
+    assert!(added.stderr.contains("chmod go="), "{added:?}");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let with_file = ["--key-file", file.as_str()];
     let three = keys(&with_file);
     assert_eq!(three.len(), 3);
@@ -821,6 +832,8 @@ fn keys_are_added_and_removed_and_one_is_always_left() {
     let passphrase_key = &three.iter().find(|key| key.1 == "passphrase").unwrap().0;
     let plan = remove(passphrase_key, &with_file);
     plan.is_refusal(2, &[passphrase_key, "--yes"]);
+    let own = [&["--yes"], &with_key[..]].concat();
+    remove(passphrase_key, &own).is_refusal(2, &[passphrase_key, "opened the repository just now"]);
     assert_eq!(keys(&with_key).len(), 3);
     let yes = ["--yes", "--key-file", file.as_str()];
     assert_eq!(remove(passphrase_key, &yes).code, Some(0));

@@ -121,7 +121,7 @@ impl World {
         let temporary = std::env::temp_dir();
         let parent = if memory.is_dir() { memory } else { &temporary };
         let mut scene = Scene::in_directory(parent, &["--size", "1G"]);
-        let key = scene.file("key", KEY);
+        let key = scene.secret("key", KEY);
         scene.set("ONEFOLD_KEY_FILE", key);
         let [whole, fork, damaged] =
             ["whole", "fork", "repository"].map(|it| PathBuf::from(scene.path(it)));
@@ -137,7 +137,9 @@ impl World {
         world
     }
 
+    /// As a host that has not used the repository before: only the repository itself says what is wrong.
     fn run(&self, repository: &Path, arguments: &[&str]) -> crate::harness::Outcome {
+        let _ = fs::remove_dir_all(self.scene.path("state"));
         let (repository, key) = (repository.to_str().unwrap(), self.scene.path("key"));
         let with = ["--repository", repository, "--key-file", &key];
         self.scene.run(&[&["backup"], arguments, &with].concat())

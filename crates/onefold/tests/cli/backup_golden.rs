@@ -16,7 +16,7 @@ const NEWEST: &str = "repository-v2";
 const VERSIONS: [&str; 1] = [NEWEST];
 
 const PASSPHRASE: &[u8] = b"as good as gold\n";
-const KEY: &[u8] = b"a key file\n";
+const KEY: &[u8] = b"a key file of the golden repositories\n";
 const DISK_BYTES: usize = 256 << 10;
 
 /// Names of disks, and what each has of its own.
@@ -59,7 +59,7 @@ impl Opened {
     fn new() -> Self {
         let mut scene = Scene::new();
         scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-        let passphrase = scene.file("passphrase", PASSPHRASE);
+        let passphrase = scene.secret("passphrase", PASSPHRASE);
         let key = ["--passphrase-file".to_owned(), passphrase];
         Self { scene, key }
     }
@@ -109,7 +109,7 @@ impl Opened {
 /// Has popular blocks and own ones, a pack that was pruned, a backup that is protected, a source that was renamed, and two keys.
 fn write_golden() {
     let made = Opened::new();
-    let key = made.scene.file("key", KEY);
+    let key = made.scene.secret("key", KEY);
     made.ok(&["init"]);
     made.ok(&["key", "add", "--new-key-file", &key]);
     for day in 1..=3 {
@@ -154,7 +154,7 @@ fn golden_repositories_restore_and_go_on() {
         opened.ok(&["prune", "--wasted", "0%", "--yes"]);
         assert_eq!(opened.backups(), ["a@4", "b@2", "b@4"], "{version}");
         opened.restores("a@4", &disk(2, 3));
-        opened.key = ["--key-file".to_owned(), opened.scene.file("key", KEY)];
+        opened.key = ["--key-file".to_owned(), opened.scene.secret("key", KEY)];
         opened.restores("b@2", &disk(3, 2));
     }
 }

@@ -10,7 +10,7 @@ const DISK_BYTES: usize = 1 << 20;
 /// A pool with the volume `web`, and a repository.
 fn scene(repository: &str, content: &[u8]) -> Scene {
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", repository.to_owned());
+    scene.use_open_repository(repository);
     let image = scene.file("content", content);
     scene.ok(&["volume", "import", "web", &image]);
     scene
@@ -25,12 +25,12 @@ fn two_pools_with_a_volume_of_the_same_name_have_a_source_each() {
     let [one, two] = contents
         .each_ref()
         .map(|content| scene(repository, content));
-    one.ok(&["backup", "init", "--no-encryption"]);
+    one.ok(&["backup", "init"]);
     one.ok(&["backup", "create", "web"]);
 
+    assert_eq!(backups(&two), ["web@1"]);
     let refused = two.run(&["backup", "create", "web"]);
     refused.is_refusal(1, &["'web'", "volume", "pool", "--as", "--adopt"]);
-    assert_eq!(backups(&two), ["web@1"]);
     let made = two.json(&["backup", "create", "web", "--as", "web-two"]);
     assert_eq!(made["backups"][0]["name"], "web-two@1");
     assert_eq!(made["backups"][0]["disk"], "web");
@@ -57,7 +57,7 @@ fn a_volume_that_is_renamed_continues_its_source_and_one_made_again_is_adopted()
     let repository = folder.path().join("repository");
     let content = noise(1, DISK_BYTES);
     let scene = scene(repository.to_str().unwrap(), &content);
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.ok(&["backup", "init"]);
     scene.ok(&["backup", "create", "web"]);
     scene.ok(&["volume", "rename", "web", "shop"]);
     let made = scene.run(&["--format", "json", "backup", "create", "shop"]);
@@ -92,8 +92,8 @@ fn a_volume_that_is_renamed_continues_its_source_and_one_made_again_is_adopted()
 #[test]
 fn an_image_is_known_by_its_path() {
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
     let image = scene.file("disk", &noise(1, DISK_BYTES));
     let create = |disk: &str, options: &[&str]| {
         scene.run(&[&["--format", "json", "backup", "create", disk], options].concat())
@@ -133,7 +133,7 @@ fn the_latest_backup_is_that_of_the_latest_moment() {
     let repository = folder.path().join("repository");
     let old = noise(1, DISK_BYTES);
     let scene = scene(repository.to_str().unwrap(), &old);
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.ok(&["backup", "init"]);
     scene.ok(&["snapshot", "create", "web@old"]);
     // Moments are seconds.
     let before = scene.json(&["snapshot", "list"])["snapshots"][0]["created_unix_seconds"].clone();

@@ -29,9 +29,9 @@ fn disk(scene: &Scene, name: &str, size_bytes: u64, pieces: u64, piece_bytes: us
 #[test]
 fn disks_of_any_size_take_the_memory_that_is_given() {
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
+    scene.use_open_repository("repository");
     scene.set("TMPDIR", scene.path("."));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.ok(&["backup", "init"]);
     let mut highest = 0;
     let mut run = |arguments: &[&str]| {
         let (found, peak) = outcome_and_peak(scene.command(arguments).spawn().unwrap());

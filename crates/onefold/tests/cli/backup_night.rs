@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 fn scene() -> Scene {
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
     scene
 }
 

@@ -10,8 +10,8 @@ const MIB: usize = 1 << 20;
 
 /// A repository with so many backups of an image, each with a quarter of its own; and the images.
 fn repository(scene: &mut Scene, days: u8) -> Vec<Vec<u8>> {
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
     let mut disk = noise(1, 4 * MIB);
     let days = (1..=days).map(|day| {
         let at = usize::from(day) % 4 * MIB;
@@ -55,7 +55,7 @@ fn rules_and_names_say_what_is_forgotten() {
         ["vm@5", ["last"]],
         ["vm@6", ["last"]]
     ]);
-    let plan = scene.json(&rules);
+    let plan = scene.planned(&rules);
     assert_eq!(
         (kept(&plan), &plan["is_done"]),
         (expected.clone(), &json!(false))
@@ -93,7 +93,7 @@ fn pruning_gives_back_what_no_backup_needs() {
     let mut scene = Scene::new();
     let days = repository(&mut scene, 6);
     scene.ok(&["backup", "forget", "--keep-last", "2", "--yes"]);
-    let plan = scene.json(&["backup", "prune", "--wasted", "0%"]);
+    let plan = scene.planned(&["backup", "prune", "--wasted", "0%"]);
     // Five quarters are needed: the last day's four, and the one that it replaced.
     let source = &plan["sources"][0];
     assert_eq!(source["needed_bytes"], 5 * MIB);

@@ -40,8 +40,9 @@ fn packs(scene: &Scene) -> Vec<PathBuf> {
 
 #[test]
 fn what_several_disks_have_is_stored_once_and_what_is_damaged_comes_back() {
-    let scene = scene();
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    let mut scene = scene();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
     let common = noise(1, 2 * MIB);
     let disks: Vec<_> = (2..5)
         .map(|seed| [&common[..], &noise(seed, MIB)].concat())
@@ -72,9 +73,7 @@ fn what_several_disks_have_is_stored_once_and_what_is_damaged_comes_back() {
         bytes[5000] ^= 1;
         fs::write(&pack, bytes).unwrap();
     }
-    let plan = scene.run(&["--format", "json", "backup", "repair"]);
-    assert_eq!(plan.code, Some(3));
-    let plan = plan.json();
+    let plan = scene.planned(&["backup", "repair"]);
     assert_eq!(plan["is_done"], false);
     let damaged = plan["sources"].as_array().unwrap().iter();
     let damaged = damaged.map(|it| (it["source"].clone(), it["damaged_blocks"].clone()));
@@ -109,8 +108,9 @@ fn what_several_disks_have_is_stored_once_and_what_is_damaged_comes_back() {
 
 #[test]
 fn a_backup_that_is_mounted_is_not_forgotten() {
-    let scene = scene();
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    let mut scene = scene();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
     let image = scene.file("disk", &noise(1, MIB));
     scene.ok(&["backup", "create", &format!("vm={image}")]);
     let socket = scene.path("backup.sock");
@@ -154,7 +154,7 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
             // Whoever is dead is in nobody's way, and leaves a little.
             mounted.kill();
             client.wait().unwrap();
-            assert_eq!(scene.json(&["backup", "repair"])["leftovers"], 2);
+            assert_eq!(scene.planned(&["backup", "repair"])["leftovers"], 2);
             scene.ok(&["backup", "repair", "--yes"]);
             assert_eq!(scene.json(&["backup", "repair"])["leftovers"], 0);
             scene.ok(&forget);
@@ -170,8 +170,9 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
 /// As they are after a power cut: nobody can say whether their holders live.
 #[test]
 fn a_command_says_what_it_waits_for_and_ends_when_it_is_told_to() {
-    let scene = scene();
-    scene.ok(&["backup", "init", "--no-encryption"]);
+    let mut scene = scene();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
     let image = scene.file("disk", &noise(1, MIB));
     scene.ok(&["backup", "create", &format!("vm={image}")]);
     let of_source = fs::read_dir(scene.path("repository/sources"))
@@ -201,7 +202,7 @@ fn a_command_says_what_it_waits_for_and_ends_when_it_is_told_to() {
 #[test]
 fn an_exported_key_opens_the_repository_until_it_is_removed() {
     let scene = scene();
-    let passphrase = scene.file("passphrase", b"a passphrase\n");
+    let passphrase = scene.secret("passphrase", b"a passphrase\n");
     scene.ok(&["backup", "init", "--passphrase-file", &passphrase]);
     let exported = scene.path("exported.key");
     let with_key = ["--passphrase-file", passphrase.as_str()];
@@ -231,7 +232,7 @@ fn an_exported_key_opens_the_repository_until_it_is_removed() {
 #[test]
 fn commands_that_are_killed_harm_no_backup() {
     let scene = scene();
-    let passphrase = scene.file("passphrase", b"a passphrase\n");
+    let passphrase = scene.secret("passphrase", b"a passphrase\n");
     let with_key = ["--passphrase-file", passphrase.as_str()];
     scene.ok(&[&["backup", "init"], &with_key[..]].concat());
     let draws = noise(7, 4096);

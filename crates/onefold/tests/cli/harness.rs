@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -69,6 +69,7 @@ pub(crate) fn onefold(arguments: &[&str]) -> Command {
     command
         .args(arguments)
         .env_remove("ONEFOLD_POOL")
+        .env_remove("ONEFOLD_NO_ENCRYPTION")
         .env_remove("RUST_LOG");
     command
         .stdin(Stdio::null())
@@ -246,6 +247,12 @@ impl Scene {
         self.environment.push((name, value));
     }
 
+    /// All commands from now on use this repository beside the pool, which is not encrypted.
+    pub(crate) fn use_open_repository(&mut self, name: &str) {
+        self.set("ONEFOLD_REPOSITORY", self.path(name));
+        self.set("ONEFOLD_NO_ENCRYPTION", "1".to_owned());
+    }
+
     /// How the pool is named.
     pub(crate) fn place(&self) -> String {
         let in_directory = || self.pool().to_str().unwrap().to_owned();
@@ -319,9 +326,19 @@ impl Scene {
         self.path(name)
     }
 
+    /// The same, which only its owner may read.
+    pub(crate) fn secret(&self, name: &str, content: &[u8]) -> String {
+        let mut options = fs::File::options();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(self.path(name)).unwrap();
+        file.write_all(content).unwrap();
+        self.path(name)
+    }
+
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = onefold(arguments);
         command.env("ONEFOLD_POOL", self.place());
+        command.env("ONEFOLD_STATE", self.path("state"));
         if self.in_ceph.is_some() {
             command.env("ONEFOLD_RUN", self.pool());
         }
@@ -348,6 +365,15 @@ impl Scene {
         let mut all = vec!["--format", "json"];
         all.extend(arguments);
         self.ok(&all).json()
+    }
+
+    /// The plan of a command that changes nothing without `--yes`.
+    #[track_caller]
+    pub(crate) fn planned(&self, command: &[&str]) -> Value {
+        let plan = self.run(&[&["--format", "json"], command].concat());
+        assert_eq!(plan.code, Some(2), "{plan:?}");
+        assert!(plan.stderr.contains("nothing was changed"), "{plan:?}");
+        plan.json()
     }
 
     /// The names of all volumes.

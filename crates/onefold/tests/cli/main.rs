@@ -8,6 +8,7 @@ mod analyze_memory;
 mod backup;
 mod backup_damage;
 mod backup_golden;
+mod backup_host;
 mod backup_identity;
 mod backup_memory;
 mod backup_night;

@@ -5,8 +5,8 @@ use super::disk::PoolDisk;
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
 use super::{
-    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds,
-    open_to_change, reporting, repository_error, threads,
+    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
+    reporting, repository_error, threads,
 };
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
@@ -17,7 +17,7 @@ use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
 use onefold_backup::{Batch, Created, DiskToBackUp, ImageDisk, Options, check_parent, create};
 use onefold_format::backup::ChangedBy;
-use onefold_repository::{KnownSource, Repository, Writer, host_name};
+use onefold_repository::{KnownSource, Reached, Repository, Writer, host_name};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -202,11 +202,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         tracing::debug!("the backup runs at ordinary priority: {error}");
     }
     args.choice.check(args.all, args.disks.len())?;
-    let (repository, interrupted) = open_to_change(context, &args.repository)?;
+    let (opened, interrupted) = args.repository.open_to_change(context)?;
     let job = Job {
         context,
         args,
-        repository: &repository,
+        opened: &opened,
+        repository: &opened.repository,
         interrupted: &interrupted,
         unix_seconds: now_unix_seconds(),
     };
@@ -237,6 +238,7 @@ type Taken<'d, 'r> = (&'d Wanted, Writer<'r>);
 struct Job<'a> {
     context: &'a Context,
     args: &'a Args,
+    opened: &'a Opened,
     repository: &'a Repository,
     interrupted: &'a AtomicBool,
     unix_seconds: u64,
@@ -331,9 +333,12 @@ impl Job<'_> {
             self.note_damage(&batch);
             reply.new_popular_bytes += batch.new_popular_blocks * u64::from(*block_size);
             reply.stored_popular_bytes += batch.popular_bytes;
+            let mut seen = Vec::new();
             for ((wanted, writer), made) in opened.into_iter().zip(batch.backups) {
                 match made {
                     Ok(made) => {
+                        let reached = Reached::by(made.backup, &made.manifest);
+                        seen.push((writer.source().id, reached));
                         let backup = BackupReply::of(wanted, writer.source(), &made);
                         reply.backups.push(backup);
                         self.backed_up(wanted, pool.as_deref_mut())?;
@@ -341,6 +346,7 @@ impl Job<'_> {
                     Err(error) => failures.push(backup_error(error)),
                 }
             }
+            self.opened.saw(&seen);
         }
         reply.seconds = began.elapsed().as_secs_f64();
         Ok((reply, failures))
@@ -433,7 +439,9 @@ impl Job<'_> {
             },
             (_, None) => return Err(Error::usage("volumes are backed up from a pool")),
         };
-        self.args.choice.identify(self.repository, disk)
+        let identified = self.args.choice.identify(self.opened, disk)?;
+        self.opened.check(identified.source.id)?;
+        Ok(identified)
     }
 
     fn open<'p>(

@@ -8,7 +8,6 @@ use onefold_backup::{BlockReader, Difference, Restore};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// Runs that are compared at a time.
 const RUNS_MAX: usize = 4096;
@@ -40,9 +39,9 @@ struct Reply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = Arc::new(args.repository.open()?);
-    let (source, since) = args.since.find(&repository)?;
-    let (other, number) = args.name.find(&repository)?;
+    let opened = args.repository.open(context)?;
+    let (source, since) = args.since.find(&opened)?;
+    let (other, number) = args.name.find(&opened)?;
     if source.id != other.id {
         return Err(Error::usage(format!(
             "'{}' and '{}' are not backups of one source",
@@ -50,7 +49,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         )));
     }
     let name = |number| format!("{}@{number}", source.source.name);
-    let blocks = BlockReader::new(repository, 0);
+    let blocks = BlockReader::new(opened.repository, 0);
     let open =
         |number| Restore::open(&blocks, &source, number, "backup diff").map_err(backup_error);
     let (before, now) = (open(since)?, open(number)?);

@@ -2,14 +2,13 @@
 
 use super::retention::{Candidate, Rules};
 use super::{
-    BackupName, Context, RepositoryArgs, find_source, name_damaged, open_to_change,
-    repository_error,
+    BackupName, Context, Opened, RepositoryArgs, find_source, name_damaged, repository_error,
 };
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Error, Result, size};
 use onefold_format::backup::BackupNumber;
-use onefold_repository::{KnownSource, Repository, RepositoryError};
+use onefold_repository::{KnownSource, RepositoryError};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -64,11 +63,12 @@ struct BackupReply {
 type Forgotten = (KnownSource, BackupNumber);
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let (repository, _) = open_to_change(context, &args.repository)?;
+    let (opened, _) = args.repository.open_to_change(context)?;
+    let repository = &opened.repository;
     let mut damaged = Vec::new();
     let (forgotten, mut backups) = match args.rules.is_empty() {
-        true => by_name(&repository, &args.names)?,
-        false => by_rules(&repository, &args.names, &args.rules, &mut damaged)?,
+        true => by_name(&opened, &args.names)?,
+        false => by_rules(&opened, &args.names, &args.rules, &mut damaged)?,
     };
     let mut failed = Vec::new();
     if args.yes {
@@ -92,14 +92,16 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     for error in &failed {
         context.output.warn(format_args!("{error}"));
     }
-    context.output.document(&Reply {
+    let reply = Reply {
         is_done: args.yes,
         backups,
-    })?;
-    match failed.is_empty() {
-        true => Ok(name_damaged(context, &damaged)),
-        false => Ok(ExitCode::FAILURE),
-    }
+    };
+    let code = match failed.is_empty() {
+        true => name_damaged(context, &damaged),
+        false => ExitCode::FAILURE,
+    };
+    context.print_plan(&reply, args.yes || forgotten.is_empty())?;
+    Ok(code)
 }
 
 fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
@@ -110,10 +112,8 @@ fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
     )
 }
 
-fn by_name(
-    repository: &Repository,
-    names: &[String],
-) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
+fn by_name(opened: &Opened, names: &[String]) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
+    let repository = &opened.repository;
     if names.is_empty() {
         return Err(Error::usage(
             "what is to be forgotten? name backups, or give rules",
@@ -126,7 +126,7 @@ fn by_name(
                 "'{name}' is not a backup: write SOURCE@N, or give a rule such as --keep-last"
             ))
         })?;
-        let (source, number) = find_forgettable(repository, &name)?;
+        let (source, number) = find_forgettable(opened, &name)?;
         let is_named = |(known, backup): &Forgotten| known.id == source.id && *backup == number;
         if forgotten.iter().any(is_named) {
             continue;
@@ -151,7 +151,8 @@ fn by_name(
 }
 
 /// A backup; also one whose manifest is missing, so that it can be said that this was meant.
-fn find_forgettable(repository: &Repository, name: &BackupName) -> Result<Forgotten> {
+fn find_forgettable(opened: &Opened, name: &BackupName) -> Result<Forgotten> {
+    let repository = &opened.repository;
     if let Some(number) = name.number {
         let source = find_source(repository, &name.source)?;
         let history = repository.history(source.id).map_err(repository_error)?;
@@ -159,15 +160,18 @@ fn find_forgettable(repository: &Repository, name: &BackupName) -> Result<Forgot
             return Ok((source, number));
         }
     }
-    name.find(repository)
+    let (source, number) = name.find(opened)?;
+    opened.check(source.id)?;
+    Ok((source, number))
 }
 
 fn by_rules(
-    repository: &Repository,
+    opened: &Opened,
     names: &[String],
     rules: &Rules,
     damaged: &mut Vec<RepositoryError>,
 ) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
+    let repository = &opened.repository;
     let sources = match names {
         [] => {
             let sources = repository.sources().map_err(repository_error)?;
@@ -181,6 +185,7 @@ fn by_rules(
     };
     let (mut forgotten, mut replies) = (Vec::new(), Vec::new());
     for source in sources {
+        opened.check(source.id)?;
         let (backups, unreadable) = Candidate::all(repository, source.id)?;
         damaged.extend(unreadable);
         for (backup, reasons) in backups.iter().zip(rules.reasons(&backups)) {
@@ -209,9 +214,10 @@ impl Render for Reply {
         let names = self.backups.iter().map(|backup| backup.name.len());
         let width = names.max().unwrap_or(0);
         for backup in &self.backups {
-            let fate = match backup.is_kept {
-                true => format!("kept: {}", backup.kept_by.join(", ")),
-                false => "forgotten".to_owned(),
+            let fate = match (backup.is_kept, self.is_done) {
+                (true, _) => format!("kept: {}", backup.kept_by.join(", ")),
+                (false, true) => "forgotten".to_owned(),
+                (false, false) => "would be forgotten".to_owned(),
             };
             writeln!(
                 out,
@@ -230,7 +236,7 @@ impl Render for Reply {
                 out,
                 "{count} forgotten; 'onefold backup prune' gives the space back"
             ),
-            (false, _) => writeln!(out, "{count} to forget; nothing was changed, --yes goes on"),
+            (false, _) => writeln!(out, "{count} would be forgotten"),
         }
     }
 }
@@ -240,12 +246,16 @@ pub(super) fn protect(
     args: &ProtectArgs,
     is_protected: bool,
 ) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
-    let found = args.backups.iter().map(|name| name.find(&repository));
+    let (opened, _) = args.repository.open_to_change(context)?;
+    let found = args.backups.iter().map(|name| {
+        let found = name.find(&opened)?;
+        opened.check(found.0.id)?;
+        Ok(found)
+    });
     let found = found.collect::<Result<Vec<_>>>()?;
     let mut protected = Vec::new();
     for (source, backup) in found {
-        let done = repository.protect(source.id, backup, is_protected);
+        let done = opened.repository.protect(source.id, backup, is_protected);
         done.map_err(repository_error)?;
         protected.push(format!("{}@{backup}", source.source.name));
     }

@@ -1,9 +1,9 @@
 //! Which source of a repository a disk is: by its origin first, and by its name.
 
-use super::repository_error;
+use super::{Opened, repository_error};
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_format::backup::{Label, Origin, Source};
-use onefold_repository::{KnownSource, Repository, machine_id};
+use onefold_repository::{KnownSource, machine_id};
 use serde::Serialize;
 use std::path::Path;
 
@@ -51,13 +51,9 @@ impl Choice {
     /// # Errors
     ///
     /// `Exists` if the source of this name is that of another disk.
-    pub(super) fn identify(
-        &self,
-        repository: &Repository,
-        disk: FoundDisk<'_>,
-    ) -> Result<Identified> {
+    pub(super) fn identify(&self, opened: &Opened, disk: FoundDisk<'_>) -> Result<Identified> {
         let name = self.name.as_deref().unwrap_or(disk.name);
-        let sources = repository.sources().map_err(repository_error)?;
+        let sources = opened.repository.sources().map_err(repository_error)?;
         let named = sources.named(name).map_err(repository_error)?;
         let of_origin: Vec<_> = sources.from_origin(&disk.origin).collect();
         let known = match (named, &of_origin[..]) {
@@ -87,7 +83,9 @@ impl Choice {
                     block_size: disk.block_size,
                     origin: Some(disk.origin),
                 };
-                let source = repository.add_source(source).map_err(repository_error)?;
+                opened.check_new()?;
+                let source = opened.repository.add_source(source);
+                let source = source.map_err(repository_error)?;
                 let label = None;
                 return Ok(Identified { source, label });
             }

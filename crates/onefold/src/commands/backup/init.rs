@@ -3,7 +3,7 @@
 use super::{Context, RepositoryArgs, now_unix_seconds, repository_error};
 use crate::output::Render;
 use onefold_api::{Error, Result};
-use onefold_repository::{Access, Repository};
+use onefold_repository::Repository;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,10 +13,6 @@ use std::process::ExitCode;
 pub(in crate::commands) struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
-
-    /// Everybody who reads the folder may read the backups.
-    #[arg(long, conflicts_with_all = ["passphrase_file", "key_file"])]
-    no_encryption: bool,
 }
 
 /// A new repository.
@@ -29,21 +25,16 @@ struct Reply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let access = match args.no_encryption {
-        true => Access::Open,
-        false => args.repository.access()?.ok_or_else(|| {
-            Error::usage(
-                "what shall open the repository? give --passphrase-file, --key-file or --no-encryption",
-            )
-        })?,
-    };
+    let access = args.repository.new_access(&context.output)?;
     let root = args.repository.root()?;
     check_outside_pools(root)?;
     let made = Repository::init(root, &access, now_unix_seconds());
     let (repository, recovery_key) = made.map_err(repository_error)?;
+    args.repository
+        .remember_new(root, &repository, &context.output);
     context.print(&Reply {
         id: repository.id().to_string(),
-        encrypted: !args.no_encryption,
+        encrypted: repository.is_encrypted(),
         recovery_key: recovery_key.map(|key| key.to_string()),
     })
 }

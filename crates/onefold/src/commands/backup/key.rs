@@ -1,6 +1,6 @@
 //! `onefold backup key`
 
-use super::{Context, RepositoryArgs, new_access, now_unix_seconds, repository_error};
+use super::{Context, RepositoryArgs, now_unix_seconds, repository_error, secret};
 use crate::output::Render;
 use crate::rendering::utc;
 use clap::Subcommand;
@@ -88,34 +88,40 @@ struct Reply {
 struct KeyReply {
     /// 16 hexadecimal digits.
     key: String,
-    /// `passphrase` or `key file`; the recovery key is a key file.
+    /// `passphrase`, `key file` or `recovery key`, which is a key file, too.
     kind: &'static str,
     created_unix_seconds: u64,
 }
 
 pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
-    let repository = match &verb {
+    let opened = match &verb {
+        KeyVerb::List(List { repository }) => repository.open(context)?,
         KeyVerb::Add(Add { repository, .. })
-        | KeyVerb::List(List { repository })
         | KeyVerb::Export(Export { repository, .. })
-        | KeyVerb::Remove(Remove { repository, .. }) => repository.open()?,
+        | KeyVerb::Remove(Remove { repository, .. }) => {
+            let (opened, _) = repository.open_to_change(context)?;
+            opened.check_all()?;
+            opened
+        }
     };
+    let repository = &opened.repository;
     match verb {
         KeyVerb::List(_) => {}
         KeyVerb::Add(args) => {
             let files = (&args.new_passphrase_file, &args.new_key_file);
-            let access = new_access(files.0.as_deref(), files.1.as_deref())?;
+            let access =
+                secret::new_access(files.0.as_deref(), files.1.as_deref(), &context.output)?;
             let access = access.ok_or_else(|| Error::usage("which key? give --new-key-file"))?;
             let added = repository.add_key(&access, now_unix_seconds());
             added.map_err(repository_error)?;
         }
-        KeyVerb::Export(args) => export(&repository, &args.file)?,
+        KeyVerb::Export(args) => export(repository, &args.file)?,
         KeyVerb::Remove(args) if args.yes => {
             repository.remove_key(args.key).map_err(repository_error)?;
         }
         KeyVerb::Remove(args) => {
             return Err(Error::usage(format!(
-                "this removes key {:016x}: what it is derived from opens the repository no more; nothing \
+                "this would remove key {:016x}, so that its passphrase or key file opens the repository no more; nothing \
                  was changed, --yes goes on",
                 args.key
             )));
@@ -126,6 +132,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
         key: format!("{:016x}", key.number),
         kind: match key.derivation {
             Derivation::Passphrase { .. } => "passphrase",
+            Derivation::KeyFile if key.is_recovery => "recovery key",
             Derivation::KeyFile => "key file",
         },
         created_unix_seconds: key.created_unix_seconds,
@@ -149,7 +156,7 @@ fn export(repository: &Repository, file: &Path) -> Result<()> {
         .and_then(|()| written.sync_all())
         .map_err(failed)
         .and_then(|()| {
-            let added = repository.add_key(&key.access(), now_unix_seconds());
+            let added = repository.add_recovery_key(&key, now_unix_seconds());
             added.map(drop).map_err(repository_error)
         });
     if added.is_err() {

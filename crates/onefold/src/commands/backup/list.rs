@@ -2,6 +2,7 @@
 
 use super::identity::OriginReply;
 use super::{Context, RepositoryArgs, find_source, name_damaged, repository_error};
+use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Result, size};
@@ -44,10 +45,14 @@ struct BackupReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
-    let (backups, damaged) = of(&repository, args.source.as_deref())?;
+    let opened = args.repository.open(context)?;
+    let (backups, damaged) = of(&opened.repository, args.source.as_deref())?;
     context.output.document(&Reply { backups })?;
-    Ok(name_damaged(context, &damaged))
+    let code = name_damaged(context, &damaged);
+    match opened.has_gone_back() {
+        true => Ok(ExitCode::from(FOUND_DAMAGE)),
+        false => Ok(code),
+    }
 }
 
 /// The backups, and what cannot be read of others.

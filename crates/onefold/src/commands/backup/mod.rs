@@ -5,6 +5,7 @@ mod create;
 mod diff;
 mod disk;
 mod forget;
+mod host;
 mod identity;
 mod init;
 mod into;
@@ -12,35 +13,32 @@ mod key;
 mod link;
 mod list;
 mod mount;
+mod opening;
 mod prune;
 mod rename;
 mod repair;
 mod restore;
 mod retention;
+mod secret;
 mod share;
 mod show;
 mod stat;
 mod verify;
 
 use super::Context;
-use super::foreground::interruption;
 use super::pool_check::FOUND_DAMAGE;
-use crate::output::say;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_backup::BackupError;
-use onefold_repository::{
-    Access, KnownSource, Repository, RepositoryError, RepositoryErrorKind, Waiting,
-};
-use std::path::{Path, PathBuf};
+use onefold_repository::{KnownSource, Repository, RepositoryError, RepositoryErrorKind};
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use onefold_format::backup::{BackupNumber, ObjectName, Sealing};
+use onefold_format::backup::BackupNumber;
+use opening::{Opened, RepositoryArgs};
 
 /// Memory for each stage of a backup.
 const MEMORY_DEFAULT: &str = "64M";
@@ -52,23 +50,6 @@ const LEVEL_DEFAULT: i32 = 1;
 fn threads(given: Option<u16>) -> usize {
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     given.map_or_else(processors, usize::from)
-}
-
-/// Opens a repository for a command that may have to wait for others: it says so, and ends when the user interrupts.
-/// Returns what becomes true then.
-fn open_to_change(
-    context: &Context,
-    args: &RepositoryArgs,
-) -> Result<(Repository, Arc<AtomicBool>)> {
-    let mut repository = args.open()?;
-    let interrupted = interruption()?;
-    let (output, asked) = (context.output, Arc::clone(&interrupted));
-    let waiting = Waiting::new(
-        move |whom| output.note(whom),
-        move || asked.load(Ordering::Relaxed),
-    );
-    repository.wait_with(waiting);
-    Ok((repository, interrupted))
 }
 
 /// Shows how far a stage has come, and stops it when the user interrupts; `state` says what is then.
@@ -153,87 +134,6 @@ impl BackupVerb {
     }
 }
 
-/// Which repository, and what opens it.
-#[derive(Debug, clap::Args)]
-struct RepositoryArgs {
-    /// The repository's folder.
-    #[arg(long, env = "ONEFOLD_REPOSITORY", value_name = "DIR")]
-    repository: Option<PathBuf>,
-
-    /// A file whose first line is the passphrase; /dev/fd/N is one, too.
-    #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
-    passphrase_file: Option<PathBuf>,
-
-    /// A file whose content is the key. The recovery key in a file is one.
-    #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
-}
-
-impl RepositoryArgs {
-    fn root(&self) -> Result<&Path> {
-        self.repository.as_deref().ok_or_else(|| {
-            Error::usage(
-                "which repository? give its folder with --repository, or in ONEFOLD_REPOSITORY",
-            )
-        })
-    }
-
-    /// What the user gave, if anything.
-    fn access(&self) -> Result<Option<Access>> {
-        new_access(self.passphrase_file.as_deref(), self.key_file.as_deref())
-    }
-
-    fn open(&self) -> Result<Repository> {
-        let root = self.root()?;
-        let sealing = Repository::sealing(root).map_err(repository_error)?;
-        let access = match (sealing, self.access()?) {
-            (Sealing::Encrypted, access) => access.unwrap_or(Access::Open),
-            (Sealing::Authenticated, None) => Access::Open,
-            // Whoever can write the folder can make it say so.
-            (Sealing::Authenticated, Some(_)) => {
-                return Err(Error::usage(format!(
-                    "the repository in {root:?} says that it is not encrypted, and a passphrase or key file was given: \
-                     either it is not the repository that was meant, or somebody has changed it; nothing was read or written"
-                )));
-            }
-        };
-        let repository = Repository::open(root, &access).map_err(repository_error)?;
-        let mut wrong = repository.wrong_identity().into_iter();
-        if let Some((_, error)) = wrong.find(|(name, _)| *name == ObjectName::Repository) {
-            say(format_args!(
-                "warning: {error}; its copy is used, and 'onefold backup repair --yes' makes it again"
-            ));
-        }
-        Ok(repository)
-    }
-}
-
-/// The passphrase or the key in these files, if there is one.
-fn new_access(passphrase_file: Option<&Path>, key_file: Option<&Path>) -> Result<Option<Access>> {
-    if let Some(file) = passphrase_file {
-        let content = read_secret(file)?;
-        let first = content.split(|byte| *byte == b'\n').next();
-        let passphrase = first.unwrap_or_default();
-        let passphrase = passphrase.strip_suffix(b"\r").unwrap_or(passphrase);
-        if passphrase.is_empty() {
-            return Err(Error::usage(format!("the first line of {file:?} is empty")));
-        }
-        return Ok(Some(Access::Passphrase(passphrase.to_vec())));
-    }
-    let Some(file) = key_file else {
-        return Ok(None);
-    };
-    let content = read_secret(file)?;
-    if content.trim_ascii().is_empty() {
-        return Err(Error::usage(format!("the key file {file:?} is empty")));
-    }
-    Ok(Some(Access::KeyFile(content)))
-}
-
-fn read_secret(file: &Path) -> Result<Vec<u8>> {
-    std::fs::read(file).map_err(|e| Error::io(format_args!("cannot read {file:?}"), &e))
-}
-
 fn repository_error(error: RepositoryError) -> Error {
     let kind = match error.kind() {
         RepositoryErrorKind::Invalid => ErrorKind::Usage,
@@ -282,12 +182,19 @@ impl FromStr for BackupName {
 }
 
 impl BackupName {
-    fn find(&self, repository: &Repository) -> Result<(KnownSource, BackupNumber)> {
+    /// # Errors
+    ///
+    /// For the latest, if the source went back: the newest backup that is there need not be it.
+    fn find(&self, opened: &Opened) -> Result<(KnownSource, BackupNumber)> {
+        let repository = &opened.repository;
         let source = find_source(repository, &self.source)?;
         let backups = repository.backups(source.id).map_err(repository_error)?;
         let found = match self.number {
             Some(number) => backups.contains(&number).then_some(number),
-            None => latest(repository, &source, &backups)?,
+            None => {
+                opened.check(source.id)?;
+                latest(repository, &source, &backups)?
+            }
         };
         let number = found.ok_or_else(|| {
             let message = match self.number {

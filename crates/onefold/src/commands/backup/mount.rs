@@ -1,6 +1,8 @@
 //! `onefold backup mount`: backups as read-only NBD exports, straight from the repository.
 
-use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, repository_error};
+use super::{
+    BackupName, Context, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, repository_error,
+};
 use crate::commands::foreground::stop_when_interrupted;
 use crate::commands::parse_size;
 use onefold_api::{Error, Result, size};
@@ -46,15 +48,16 @@ pub(in crate::commands) struct Args {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = Arc::new(args.repository.open()?);
+    let opened = args.repository.open(context)?;
     let named = args.names.iter().map(|name| {
-        let (source, number) = name.find(&repository)?;
+        let (source, number) = name.find(&opened)?;
         Ok(format!("{}@{number}", source.source.name))
     });
     let named = named.collect::<Result<BTreeSet<String>>>()?;
     let count = named.len() as u64;
     let mounted = Mounted {
-        blocks: BlockReader::new(repository, args.memory as usize),
+        blocks: BlockReader::new(Arc::clone(&opened.repository), args.memory as usize),
+        opened,
         named: (!named.is_empty()).then_some(named),
     };
     let options = ListenOptions {
@@ -103,6 +106,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 
 /// The backups of a repository, by `SOURCE@N`.
 struct Mounted {
+    opened: Opened,
     blocks: Arc<BlockReader>,
     /// Only these; none if all.
     named: Option<BTreeSet<String>>,
@@ -134,7 +138,7 @@ impl Mounted {
 
     fn find(&self, name: &str) -> std::result::Result<(KnownSource, BackupNumber), AttachError> {
         let name: BackupName = name.parse().map_err(|_| AttachError::Unknown)?;
-        let found = name.find(self.blocks.repository());
+        let found = name.find(&self.opened);
         let (source, number) = found.map_err(|_| AttachError::Unknown)?;
         let full = format!("{}@{number}", source.source.name);
         match &self.named {

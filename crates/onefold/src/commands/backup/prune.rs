@@ -1,8 +1,8 @@
 //! `onefold backup prune`
 
 use super::{
-    Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, find_source, now_unix_seconds,
-    open_to_change, reporting, repository_error,
+    Context, LEVEL_DEFAULT, Opened, RepositoryArgs, backup_error, find_source, now_unix_seconds,
+    reporting, repository_error,
 };
 use crate::commands::parse_size;
 use crate::output::Render;
@@ -79,6 +79,9 @@ struct Reply {
 
 #[derive(Debug, Serialize)]
 struct SourceReply {
+    /// Whether there was nothing to do.
+    #[serde(skip)]
+    is_pruned: bool,
     source: String,
     /// Content that backups need.
     needed_bytes: u64,
@@ -102,6 +105,9 @@ struct SourceReply {
 
 #[derive(Debug, Serialize)]
 struct PopularReply {
+    /// Whether there was nothing to do.
+    #[serde(skip)]
+    is_pruned: bool,
     domain: String,
     /// Content that backups need.
     needed_bytes: u64,
@@ -120,11 +126,12 @@ struct PopularReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let (repository, interrupted) = open_to_change(context, &args.repository)?;
+    let (opened, interrupted) = args.repository.open_to_change(context)?;
+    let repository = &opened.repository;
     let sources = match &args.sources[..] {
         [] => repository.sources().map_err(repository_error)?,
         names => {
-            let sources = names.iter().map(|name| find_source(&repository, name));
+            let sources = names.iter().map(|name| find_source(repository, name));
             Sources {
                 disks: sources.collect::<Result<_>>()?,
                 ..Sources::default()
@@ -139,7 +146,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let job = Job {
         context,
         args,
-        repository: &repository,
+        opened: &opened,
+        repository,
         options,
         interrupted: &interrupted,
     };
@@ -169,12 +177,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             "some packs are damaged and stay as they are; see 'onefold backup verify'"
         ));
     }
-    context.output.document(&Reply {
+    let reply = Reply {
         is_done: args.yes,
         sources,
         popular,
         left: left.iter().map(ToString::to_string).collect(),
-    })?;
+    };
+    context.print_plan(&reply, args.yes || reply.is_empty())?;
     match is_damaged || !left.is_empty() {
         true => Ok(ExitCode::FAILURE),
         false => Ok(ExitCode::SUCCESS),
@@ -200,6 +209,7 @@ fn each<T>(
 struct Job<'a> {
     context: &'a Context,
     args: &'a Args,
+    opened: &'a Opened,
     repository: &'a Repository,
     options: PruneOptions,
     interrupted: &'a AtomicBool,
@@ -228,6 +238,7 @@ impl Job<'_> {
     }
 
     fn source(&self, source: &KnownSource) -> Result<SourceReply> {
+        self.opened.check(source.id)?;
         if !self.args.yes {
             let plan = PrunePlan::new(self.repository, source, &self.options);
             return Ok(SourceReply::of(source, plan.map_err(backup_error)?, None));
@@ -243,6 +254,8 @@ impl Job<'_> {
     }
 
     fn popular(&self, popular: &KnownSource) -> Result<PopularReply> {
+        // Backups that are hidden may need them.
+        self.opened.check_all()?;
         if !self.args.yes {
             let plan = plan_popular(self.repository, popular, &self.options);
             let plan = plan.map_err(backup_error)?;
@@ -290,10 +303,18 @@ impl Job<'_> {
     }
 }
 
+impl Reply {
+    fn is_empty(&self) -> bool {
+        let mut popular = self.popular.iter();
+        self.sources.iter().all(|source| source.is_pruned) && popular.all(|it| it.is_pruned)
+    }
+}
+
 impl SourceReply {
     fn of(source: &KnownSource, plan: PrunePlan, freed_bytes: Option<u64>) -> Self {
         let block_size = u64::from(source.source.block_size);
         Self {
+            is_pruned: plan.is_empty(),
             source: source.source.name.clone(),
             needed_bytes: plan.needed_blocks * block_size,
             wasted_bytes: plan.wasted_blocks * block_size,
@@ -313,6 +334,7 @@ impl PopularReply {
     fn of(popular: &KnownSource, pruned: PrunedPopular, is_done: bool) -> Self {
         let block_size = u64::from(popular.source.block_size);
         Self {
+            is_pruned: pruned.plan.is_empty(),
             domain: popular.source.domain.clone(),
             needed_bytes: pruned.plan.needed_blocks * block_size,
             wasted_bytes: pruned.plan.wasted_blocks * block_size,
@@ -327,21 +349,20 @@ impl PopularReply {
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (given_back, removed) = match self.is_done {
+            true => ("are given back", "removed"),
+            false => ("would be given back", "would be removed"),
+        };
         for source in &self.sources {
             writeln!(
                 out,
-                "{}: {} of data in {}; {} of it needed by no backup, {} popular, too, of which {} {}; {} removed, {} written again",
+                "{}: {} of data in {}; {} of it needed by no backup, {} popular, too, of which {} {given_back}; {} {removed}, {} written again",
                 source.source,
                 size::display(source.needed_bytes + source.wasted_bytes),
                 size::display(source.stored_bytes),
                 size::display(source.wasted_bytes),
                 size::display(source.movable_bytes),
                 size::display(source.given_back_bytes),
-                if self.is_done {
-                    "are given back"
-                } else {
-                    "can be given back"
-                },
                 size::count(source.removed_packs, "pack"),
                 source.rewritten_packs,
             )?;
@@ -356,16 +377,11 @@ impl Render for Reply {
             let name = format!("what is popular in domain '{}'", popular.domain);
             writeln!(
                 out,
-                "{name}: {} of data in {}; {} of it needed by no backup, of which {} {}",
+                "{name}: {} of data in {}; {} of it needed by no backup, of which {} {given_back}",
                 size::display(popular.needed_bytes + popular.wasted_bytes),
                 size::display(popular.stored_bytes),
                 size::display(popular.wasted_bytes),
                 size::display(popular.given_back_bytes),
-                if self.is_done {
-                    "are given back"
-                } else {
-                    "can be given back"
-                },
             )?;
             if popular.waiting_bytes > 0 {
                 writeln!(
@@ -380,9 +396,6 @@ impl Render for Reply {
             for damaged in &popular.damaged {
                 writeln!(out, "{name}: {damaged}")?;
             }
-        }
-        if !self.is_done {
-            writeln!(out, "nothing was changed, --yes goes on")?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! `onefold backup rename`
 
-use super::{Context, RepositoryArgs, find_source, open_to_change, repository_error};
+use super::{Context, RepositoryArgs, find_source, repository_error};
 use crate::output::Render;
 use onefold_api::{Result, check_name};
 use onefold_format::backup::Label;
@@ -29,8 +29,10 @@ struct Reply {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     check_name(&args.new_name)?;
-    let (repository, _) = open_to_change(context, &args.repository)?;
-    let known = find_source(&repository, &args.source)?;
+    let (opened, _) = args.repository.open_to_change(context)?;
+    let repository = &opened.repository;
+    let known = find_source(repository, &args.source)?;
+    opened.check(known.id)?;
     let writer = repository.writer(known.id, "backup rename");
     let mut writer = writer.map_err(repository_error)?;
     let label = Label {

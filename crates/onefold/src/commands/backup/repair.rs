@@ -1,10 +1,7 @@
 //! `onefold backup repair`
 
 use super::verify::FindingReply;
-use super::{
-    Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, open_to_change, reporting,
-    repository_error,
-};
+use super::{Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, reporting, repository_error};
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
@@ -59,8 +56,9 @@ struct SourceReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let (repository, interrupted) = open_to_change(context, &args.repository)?;
-    let repository = Arc::new(repository);
+    let (opened, interrupted) = args.repository.open_to_change(context)?;
+    opened.check_all()?;
+    let repository = opened.repository;
     let plan = {
         let progress = Progress::steps(&context.output, "verifying");
         RepairPlan::new(&repository, &mut reporting(&progress, &interrupted, STATE))
@@ -106,9 +104,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     .map_err(repository_error)?;
     (reply.leftovers, reply.leftover_bytes) = (files, bytes);
-    let is_whole = reply.findings.is_empty();
-    context.output.document(&reply)?;
-    match is_whole {
+    context.print_plan(&reply, args.yes || reply.is_empty())?;
+    match reply.findings.is_empty() {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(ExitCode::from(FOUND_DAMAGE)),
     }
@@ -147,6 +144,12 @@ fn do_repair(
     repair(&writer, repository, sick, LEVEL_DEFAULT, report).map_err(backup_error)
 }
 
+impl Reply {
+    fn is_empty(&self) -> bool {
+        self.findings.is_empty() && self.sources.is_empty() && self.leftovers == 0
+    }
+}
+
 impl SourceReply {
     fn of(known: &KnownSource, repaired: Repaired) -> Self {
         let source = &known.source;
@@ -163,10 +166,14 @@ impl SourceReply {
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (mended, removed) = match self.is_done {
+            true => ("mended", "removed"),
+            false => ("would be mended", "would be removed"),
+        };
         for source in &self.sources {
             writeln!(
                 out,
-                "{}: {} damaged, {} mended from elsewhere, {} missing until a backup has their content",
+                "{}: {} damaged, {} {mended} from elsewhere, {} missing until a backup has their content",
                 source.title,
                 size::count(source.damaged_blocks, "block"),
                 source.mended_blocks,
@@ -179,17 +186,14 @@ impl Render for Reply {
         if self.leftovers > 0 {
             writeln!(
                 out,
-                "{} of commands that were killed, {}",
+                "{} of commands that were killed, {}, {removed}",
                 size::count(self.leftovers, "file"),
                 size::display(self.leftover_bytes)
             )?;
         }
-        let is_whole = self.findings.is_empty();
-        if is_whole && self.sources.is_empty() && self.leftovers == 0 {
-            return writeln!(out, "nothing to repair");
-        }
-        match (self.is_done, is_whole) {
-            (false, _) => writeln!(out, "nothing was changed, --yes goes on"),
+        match (self.is_done, self.findings.is_empty()) {
+            _ if self.is_empty() => writeln!(out, "nothing to repair"),
+            (false, _) => Ok(()),
             (true, true) => writeln!(out, "repaired"),
             (true, false) => writeln!(
                 out,

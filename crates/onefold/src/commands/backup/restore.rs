@@ -1,7 +1,7 @@
 //! `onefold backup restore`
 
 use super::into::restore_into;
-use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, threads};
+use super::{BackupName, Context, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, threads};
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
@@ -72,13 +72,14 @@ struct Reply {
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let repository = Arc::new(args.repository.open()?);
-    let blocks = BlockReader::new(repository, args.memory as usize / 2);
+    let opened = args.repository.open(context)?;
+    let blocks = BlockReader::new(Arc::clone(&opened.repository), args.memory as usize / 2);
+    let from = RestoredFrom { opened, blocks };
     let interrupted = interruption()?;
     let restored = match (&args.file, &args.volume) {
-        _ if args.into.is_some() => into_volume(context, &args, &blocks, &interrupted)?,
-        (_, Some(volume)) => to_volume(context, &args, &blocks, volume, &interrupted)?,
-        (Some(file), None) => to_file(context, &args, &blocks, file, &interrupted)?,
+        _ if args.into.is_some() => into_volume(context, &args, &from, &interrupted)?,
+        (_, Some(volume)) => to_volume(context, &args, &from, volume, &interrupted)?,
+        (Some(file), None) => to_file(context, &args, &from, file, &interrupted)?,
         (None, None) => return Err(Error::usage("restore to what? give a file, or --volume")),
     };
     match args.file.as_deref() == Some(Path::new("-")) {
@@ -88,9 +89,15 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     }
 }
 
-fn open(args: &Args, blocks: &Arc<BlockReader>) -> Result<(Restore, String)> {
-    let (source, number) = args.name.find(blocks.repository())?;
-    let restore = Restore::open(blocks, &source, number, "backup restore");
+/// The repository, and its blocks in memory.
+struct RestoredFrom {
+    opened: Opened,
+    blocks: Arc<BlockReader>,
+}
+
+fn open(args: &Args, from: &RestoredFrom) -> Result<(Restore, String)> {
+    let (source, number) = args.name.find(&from.opened)?;
+    let restore = Restore::open(&from.blocks, &source, number, "backup restore");
     let name = format!("{}@{number}", source.source.name);
     Ok((restore.map_err(backup_error)?, name))
 }
@@ -98,7 +105,7 @@ fn open(args: &Args, blocks: &Arc<BlockReader>) -> Result<(Restore, String)> {
 fn to_file(
     context: &Context,
     args: &Args,
-    blocks: &Arc<BlockReader>,
+    from: &RestoredFrom,
     file: &Path,
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
@@ -113,7 +120,7 @@ fn to_file(
             "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
         )));
     }
-    let (restore, name) = open(args, blocks)?;
+    let (restore, name) = open(args, from)?;
     let size_bytes = restore.manifest().size_bytes;
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
@@ -172,11 +179,11 @@ fn read_anywhere(
 fn to_volume(
     context: &Context,
     args: &Args,
-    blocks: &Arc<BlockReader>,
+    from: &RestoredFrom,
     volume: &str,
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
-    let (restore, name) = open(args, blocks)?;
+    let (restore, name) = open(args, from)?;
     let size_bytes = restore.manifest().size_bytes;
     let import = VolumeImport {
         name: volume.to_owned(),
@@ -190,7 +197,7 @@ fn to_volume(
         let (sender, receiver) = transfer();
         thread::scope(|scope| {
             let reading = scope.spawn(|| {
-                let (restore, _) = open(args, blocks)?;
+                let (restore, _) = open(args, from)?;
                 let sent = read_all(restore, interrupted, &progress, &mut |chunk| {
                     let gone = || Error::failed("the import ended early");
                     sender
@@ -222,11 +229,11 @@ fn to_volume(
 fn into_volume(
     context: &Context,
     args: &Args,
-    blocks: &Arc<BlockReader>,
+    from: &RestoredFrom,
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
     let volume = args.into.as_deref().unwrap_or_default();
-    let (restore, name) = open(args, blocks)?;
+    let (restore, name) = open(args, from)?;
     if !args.yes {
         return Err(Error::usage(format!(
             "this makes volume '{volume}' what {name} is, and what it holds besides is lost unless a snapshot \

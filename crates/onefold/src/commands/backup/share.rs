@@ -4,7 +4,6 @@ use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, reporting,
     repository_error, threads,
 };
-use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
@@ -16,9 +15,6 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
-
-/// A plan was printed, and --yes carries it out.
-const PLANNED: u8 = 2;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
@@ -64,7 +60,9 @@ struct DomainReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
+    let (opened, interrupted) = args.repository.open_to_change(context)?;
+    opened.check_all()?;
+    let repository = opened.repository;
     let sources = repository.sources().map_err(repository_error)?;
     for error in &sources.damaged {
         context.output.warn(format_args!("{error}; it is left out"));
@@ -77,7 +75,6 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             return Err(Error::new(ErrorKind::NotFound, message));
         }
     }
-    let interrupted = interruption()?;
     let job = Job {
         context,
         args,
@@ -93,14 +90,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         domains: domains.collect::<Result<_>>()?,
     };
     let is_damaged = reply.domains.iter().any(|it| !it.damaged.is_empty());
-    context.output.document(&reply)?;
-    Ok(
-        match (is_damaged || !sources.damaged.is_empty(), args.yes) {
-            (true, _) => ExitCode::from(FOUND_DAMAGE),
-            (false, true) => ExitCode::SUCCESS,
-            (false, false) => ExitCode::from(PLANNED),
-        },
-    )
+    context.print_plan(&reply, args.yes)?;
+    match is_damaged || !sources.damaged.is_empty() {
+        true => Ok(ExitCode::from(FOUND_DAMAGE)),
+        false => Ok(ExitCode::SUCCESS),
+    }
 }
 
 struct Job<'a> {
@@ -206,9 +200,6 @@ impl Render for Reply {
             for damaged in &domain.damaged {
                 writeln!(out, "domain '{}': {damaged}", domain.domain)?;
             }
-        }
-        if !self.is_done {
-            writeln!(out, "nothing was changed, --yes goes on")?;
         }
         Ok(())
     }

@@ -49,9 +49,9 @@ struct Reply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
-    let (source, number) = args.name.find(&repository)?;
-    let manifest = repository.manifest(source.id, number);
+    let opened = args.repository.open(context)?;
+    let (source, number) = args.name.find(&opened)?;
+    let manifest = opened.repository.manifest(source.id, number);
     let manifest = manifest.map_err(repository_error)?;
     let block_size = u64::from(manifest.block_size);
     let (counts, origin) = (manifest.counts, source.source.origin.as_ref());

@@ -5,7 +5,7 @@ use super::{Context, RepositoryArgs, backup_error, name_damaged, repository_erro
 use crate::output::Render;
 use onefold_api::{Result, size};
 use onefold_backup::{Relatives, plan_share, relatives};
-use onefold_format::backup::{Sealing, SourceId};
+use onefold_format::backup::SourceId;
 use onefold_repository::{Repository, RepositoryErrorKind};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -70,11 +70,11 @@ struct Packs {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let sealing = Repository::sealing(args.repository.root()?).map_err(repository_error)?;
-    let repository = args.repository.open()?;
+    let opened = args.repository.open(context)?;
+    let repository = opened.repository;
     let mut reply = Reply {
         repository_id: repository.id().to_string(),
-        encrypted: sealing == Sealing::Encrypted,
+        encrypted: repository.is_encrypted(),
         sources: Vec::new(),
         popular: Vec::new(),
         logical_bytes: 0,

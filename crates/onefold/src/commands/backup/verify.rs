@@ -125,7 +125,9 @@ impl fmt::Display for NeededByReply {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
+    let opened = args.repository.open(context)?;
+    let has_gone_back = opened.has_gone_back();
+    let repository = opened.repository;
     let interrupted = interruption()?;
     let only = args.source.as_deref();
     let only = only
@@ -156,7 +158,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             .collect(),
         foreign: names,
     };
-    let is_whole = reply.findings.is_empty();
+    let is_whole = reply.findings.is_empty() && !has_gone_back;
     context.output.document(&reply)?;
     match is_whole {
         true => Ok(ExitCode::SUCCESS),

@@ -1,0 +1,423 @@
+//! What this host remembers of the repositories that it has used, so that nothing that their storage says chooses how they
+//! are protected, makes another repository of them, or takes backups back unnoticed.
+//!
+//! Each repository has a file, which is replaced as a whole by the process that holds the lock beside it. What is there
+//! counts: a file that cannot be read is refused, because its damage would otherwise end the protection in silence. A folder that
+//! cannot be written only means that nothing new is remembered; the caller says so.
+
+use onefold_api::{Error, ErrorKind, Result};
+use onefold_format::backup::recipe::NUMBER_END;
+use onefold_format::backup::{RepositoryId, SourceId};
+use onefold_repository::Reached;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The version of the files that this build writes. A higher one has something that this build must not ignore.
+const VERSION: u32 = 1;
+
+/// What the name of a repository's file ends with.
+const SUFFIX: &str = ".json";
+
+/// Where the memory is.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    /// None if no folder is named, and the user has no home.
+    folder: Option<PathBuf>,
+}
+
+/// What this host remembers of a repository.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Known {
+    version: u32,
+    /// Whether the repository is encrypted.
+    pub(super) encrypted: bool,
+    /// Where it was used.
+    paths: BTreeSet<String>,
+    /// Its sources, by id.
+    sources: BTreeMap<String, KnownSource>,
+    /// What a later build added.
+    #[serde(flatten)]
+    others: Others,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct KnownSource {
+    /// Backups with lower numbers were there, or were forgotten.
+    next_backup: u64,
+    /// Packs with lower numbers may have been there.
+    next_pack: u64,
+    /// What a later build added.
+    #[serde(flatten)]
+    others: Others,
+}
+
+type Others = serde_json::Map<String, serde_json::Value>;
+
+impl Known {
+    pub(super) fn new(encrypted: bool) -> Self {
+        Self {
+            version: VERSION,
+            encrypted,
+            paths: BTreeSet::new(),
+            sources: BTreeMap::new(),
+            others: Others::new(),
+        }
+    }
+
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        self.paths.contains(&*path.to_string_lossy())
+    }
+
+    pub(super) fn add_path(&mut self, path: &Path) {
+        self.paths.insert(path.to_string_lossy().into_owned());
+    }
+
+    /// The sources, and how far they had come.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (SourceId, Reached)> {
+        self.sources.iter().filter_map(|(id, source)| {
+            let reached = Reached {
+                next: source.next_backup,
+                next_pack: source.next_pack,
+            };
+            Some((source_id(id)?, reached))
+        })
+    }
+
+    /// A source has come so far at least.
+    pub(super) fn saw(&mut self, id: SourceId, reached: Reached) {
+        let source = self.sources.entry(id.to_string()).or_default();
+        source.next_backup = source.next_backup.max(reached.next);
+        source.next_pack = source.next_pack.max(reached.next_pack);
+    }
+
+    /// A source need not be there any more.
+    pub(super) fn forget(&mut self, id: SourceId) {
+        self.sources.remove(&id.to_string());
+    }
+
+    /// Why it cannot be what this build, or a later one, has written.
+    fn defect(&self) -> Option<String> {
+        if self.version > VERSION {
+            let version = self.version;
+            return Some(format!(
+                "a later onefold has written it (version {version})"
+            ));
+        }
+        let is_possible = |(id, source): (&String, &KnownSource)| {
+            source_id(id).is_some() && source.next_backup.max(source.next_pack) <= NUMBER_END
+        };
+        let is_sound = self.version > 0 && self.sources.iter().all(is_possible);
+        (!is_sound).then(|| "a number in it is impossible".to_owned())
+    }
+}
+
+fn source_id(text: &str) -> Option<SourceId> {
+    let id = SourceId(u64::from_str_radix(text, 16).ok()?);
+    (id.to_string() == text).then_some(id)
+}
+
+impl HostMemory {
+    /// The memory in this folder, or in the usual one.
+    pub(super) fn new(state: Option<&Path>) -> Self {
+        let folder = state.map_or_else(usual_folder, |state| Some(state.to_owned()));
+        Self {
+            folder: folder.map(|folder| folder.join("repositories")),
+        }
+    }
+
+    /// What is remembered of a repository, if anything is.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if its file is there and cannot be read.
+    pub(super) fn known(&self, id: RepositoryId) -> Result<Option<Known>> {
+        match self.file(id) {
+            Some(file) => read(&file),
+            None => Ok(None),
+        }
+    }
+
+    /// Another repository that was used at this path, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if a file cannot be read: it may be that one's.
+    pub(super) fn another_at(&self, path: &Path, id: RepositoryId) -> Result<Option<String>> {
+        let Some(folder) = &self.folder else {
+            return Ok(None);
+        };
+        let failed = |e: io::Error| unreadable(folder, &e.to_string());
+        let entries = match fs::read_dir(folder) {
+            Err(error) if is_absence(&error) => return Ok(None),
+            entries => entries.map_err(failed)?,
+        };
+        let own = id.to_string();
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let another = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+            let Some(another) = another.filter(|it| *it != own && !it.starts_with('.')) else {
+                continue;
+            };
+            if read(&entry.path())?.is_some_and(|known| known.is_at(path)) {
+                return Ok(Some(another.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Changes what is remembered of a repository, which is encrypted or is not. It is durable when this returns.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read or written.
+    pub(super) fn update(
+        &self,
+        id: RepositoryId,
+        encrypted: bool,
+        change: impl Fn(&mut Known),
+    ) -> Result<()> {
+        let (Some(folder), Some(file)) = (&self.folder, self.file(id)) else {
+            return Err(Error::failed("the user has no home"));
+        };
+        let changed = || -> Result<Option<Known>> {
+            let before = read(&file)?;
+            let mut known = before.clone().unwrap_or_else(|| Known::new(encrypted));
+            change(&mut known);
+            Ok((before.as_ref() != Some(&known)).then_some(known))
+        };
+        // Without a lock first: mostly there is nothing new, and a memory that is read-only does then.
+        if changed()?.is_none() {
+            return Ok(());
+        }
+        let failed = |e: io::Error| Error::io(format_args!("cannot write {file:?}"), &e);
+        fs::create_dir_all(folder).map_err(failed)?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(folder.join("lock"));
+        let lock = lock.map_err(failed)?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+        match changed()? {
+            Some(known) => replace(&file, &known).map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    fn file(&self, id: RepositoryId) -> Option<PathBuf> {
+        let folder = self.folder.as_ref()?;
+        Some(folder.join(format!("{id}{SUFFIX}")))
+    }
+}
+
+/// The folder that systemd gives a service, that of the system for root, or the user's.
+fn usual_folder() -> Option<PathBuf> {
+    let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
+    let of = |name| env::var_os(name).map(PathBuf::from).and_then(absolute);
+    if let Some(folders) = env::var_os("STATE_DIRECTORY") {
+        // A service may have several.
+        let first = folders.as_bytes().split(|byte| *byte == b':').next();
+        let first = first.map(|first| PathBuf::from(OsStr::from_bytes(first)));
+        if let Some(first) = first.and_then(absolute) {
+            return Some(first);
+        }
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some("/var/lib/onefold".into());
+    }
+    let of_user = of("XDG_STATE_HOME").or_else(|| Some(of("HOME")?.join(".local/state")));
+    Some(of_user?.join("onefold"))
+}
+
+fn read(file: &Path) -> Result<Option<Known>> {
+    let bytes = match fs::read(file) {
+        Err(error) if is_absence(&error) => return Ok(None),
+        bytes => bytes.map_err(|e| unreadable(file, &e.to_string()))?,
+    };
+    let known: Known =
+        serde_json::from_slice(&bytes).map_err(|e| unreadable(file, &e.to_string()))?;
+    match known.defect() {
+        Some(defect) => Err(unreadable(file, &defect)),
+        None => Ok(Some(known)),
+    }
+}
+
+fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory)
+}
+
+fn unreadable(file: &Path, why: &str) -> Error {
+    let message = format!(
+        "what this host remembers of repositories cannot be read: {file:?}: {why}; mend it, or remove it if you are sure \
+         that the repository is the one it was"
+    );
+    Error::new(ErrorKind::Damaged, message)
+}
+
+/// The lock is held, so the name of the new file is nobody else's.
+fn replace(file: &Path, known: &Known) -> io::Result<()> {
+    let new = file.with_extension("new");
+    let mut written = File::create(&new)?;
+    serde_json::to_writer_pretty(&mut written, known)?;
+    written.write_all(b"\n")?;
+    written.sync_all()?;
+    fs::rename(&new, file)?;
+    let folder = file.parent().unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: RepositoryId = RepositoryId([7; 16]);
+    const OTHER: RepositoryId = RepositoryId([8; 16]);
+    const SOURCE: SourceId = SourceId(0x00ab_cdef);
+
+    fn reached(next: u64, next_pack: u64) -> Reached {
+        Reached { next, next_pack }
+    }
+
+    struct Scene {
+        folder: tempfile::TempDir,
+        memory: HostMemory,
+    }
+
+    fn scene() -> Scene {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = HostMemory::new(Some(folder.path()));
+        Scene { folder, memory }
+    }
+
+    impl Scene {
+        fn file(&self) -> PathBuf {
+            self.folder
+                .path()
+                .join(format!("repositories/{ID}{SUFFIX}"))
+        }
+
+        fn source(&self) -> Option<Reached> {
+            let known = self.memory.known(ID).unwrap()?;
+            known.sources().find(|it| it.0 == SOURCE).map(|it| it.1)
+        }
+    }
+
+    #[test]
+    fn what_was_seen_is_remembered_and_never_less_of_it() {
+        let Scene { memory, .. } = &scene();
+        assert_eq!(memory.known(ID).unwrap(), None);
+        let path = Path::new("/srv/backup");
+        let see = |next, next_pack| {
+            let change = |known: &mut Known| {
+                known.add_path(path);
+                known.saw(SOURCE, reached(next, next_pack));
+            };
+            memory.update(ID, true, change).unwrap();
+        };
+        see(5, 9);
+        see(4, 10);
+        let known = memory.known(ID).unwrap().unwrap();
+        assert!(known.encrypted && known.is_at(path));
+        let sources: Vec<_> = known.sources().collect();
+        assert_eq!(sources, [(SOURCE, reached(5, 10))]);
+        assert_eq!(memory.another_at(path, ID).unwrap(), None);
+        assert_eq!(
+            memory.another_at(path, OTHER).unwrap(),
+            Some(ID.to_string())
+        );
+        let elsewhere = Path::new("/srv/backup/below");
+        assert_eq!(memory.another_at(elsewhere, OTHER).unwrap(), None);
+        memory
+            .update(ID, true, |known| known.forget(SOURCE))
+            .unwrap();
+        let known = memory.known(ID).unwrap().unwrap();
+        assert_eq!(known.sources().count(), 0);
+    }
+
+    /// Each of many commands at once adds what it saw.
+    #[test]
+    fn commands_at_the_same_time_lose_nothing_of_each_other() {
+        let scene = scene();
+        let memory = &scene.memory;
+        std::thread::scope(|threads| {
+            for n in 1..=8 {
+                threads.spawn(move || {
+                    for round in 1..=10 {
+                        let change = |known: &mut Known| known.saw(SourceId(n), reached(round, 1));
+                        memory.update(ID, false, change).unwrap();
+                    }
+                });
+            }
+        });
+        let known = memory.known(ID).unwrap().unwrap();
+        let expected: Vec<_> = (1..=8).map(|n| (SourceId(n), reached(10, 1))).collect();
+        assert_eq!(known.sources().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_a_later_build_added_stays() {
+        let scene = scene();
+        let text = format!(
+            r#"{{"version": 1, "encrypted": true, "paths": [], "label": ["x"],
+                "sources": {{"{SOURCE}": {{"next_backup": 3, "next_pack": 2, "tag": 7}}}}}}"#
+        );
+        fs::create_dir(scene.folder.path().join("repositories")).unwrap();
+        fs::write(scene.file(), text).unwrap();
+        let change = |known: &mut Known| known.saw(SOURCE, reached(9, 9));
+        scene.memory.update(ID, true, change).unwrap();
+        let text = fs::read_to_string(scene.file()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["label"][0], "x");
+        let source = serde_json::json!({"next_backup": 9, "next_pack": 9, "tag": 7});
+        assert_eq!(value["sources"][SOURCE.to_string()], source);
+    }
+
+    #[test]
+    fn damage_is_refused_with_the_file_and_never_taken_for_nothing() {
+        let scene = scene();
+        let change = |known: &mut Known| known.saw(SOURCE, reached(5, 5));
+        scene.memory.update(ID, true, change).unwrap();
+        let good = fs::read_to_string(scene.file()).unwrap();
+        let bad = [
+            String::new(),
+            good[..good.len() / 2].to_owned(),
+            good.replace("\"version\": 1", "\"version\": 2"),
+            good.replace("\"version\": 1", "\"version\": 0"),
+            good.replace(": 5", ": 4611686018427387905"),
+            good.replace(&SOURCE.to_string(), "web"),
+            good.replace("\"encrypted\": true", "\"encrypted\": 1"),
+        ];
+        for bad in bad {
+            assert_ne!(bad, good);
+            fs::write(scene.file(), &bad).unwrap();
+            let known = scene.memory.known(ID).unwrap_err();
+            let another = scene.memory.another_at(Path::new("/"), OTHER).unwrap_err();
+            for error in [known, another] {
+                assert_eq!(error.kind, ErrorKind::Damaged, "{bad}");
+                assert!(error.message.contains(&ID.to_string()), "{error}");
+            }
+            assert!(scene.memory.update(ID, true, change).is_err());
+            assert_eq!(fs::read_to_string(scene.file()).unwrap(), bad);
+        }
+        fs::write(scene.file(), &good).unwrap();
+        assert_eq!(scene.source(), Some(reached(5, 5)));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_no_memory() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let memory = HostMemory::new(Some(file.path()));
+        assert_eq!(memory.known(ID).unwrap(), None);
+        assert_eq!(memory.another_at(Path::new("/"), ID).unwrap(), None);
+        assert!(memory.update(ID, true, |_| ()).is_err());
+    }
+}

@@ -1,0 +1,271 @@
+//! What a host remembers of a repository: nothing that the storage says chooses the protection, the repository, or how far
+//! its history goes.
+
+use crate::backup::backups;
+use crate::harness::{Outcome, PATIENCE, Scene, noise};
+use onefold_format::backup::{RepositoryObject, Sealing};
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+
+const RESTORE_LATEST: [&str; 4] = ["backup", "restore", "d@latest", "-"];
+
+/// Backs up a disk of this content, as `d`.
+fn back_up(scene: &Scene, seed: u64, options: &[&str]) -> Outcome {
+    let image = scene.file("disk", &noise(seed, 64 << 10));
+    let disk = format!("d={image}");
+    scene.run(&[&["backup", "create", &disk], options].concat())
+}
+
+#[track_caller]
+fn ok(outcome: &Outcome) {
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+}
+
+fn rename(scene: &Scene, from: &str, to: &str) {
+    fs::rename(scene.path(from), scene.path(to)).unwrap();
+}
+
+fn copy(scene: &Scene, from: &str, to: &str) {
+    let mut copy = Command::new("cp");
+    let copied = copy.args(["-a", &scene.path(from), &scene.path(to)]);
+    assert!(copied.status().unwrap().success());
+}
+
+#[test]
+fn the_storage_does_not_choose_the_protection_or_the_repository() {
+    let mut scene = Scene::new();
+    let key = scene.secret("key", &noise(1, 64));
+    let with_key = ["--key-file", key.as_str()];
+    let open = ["--no-encryption"];
+    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
+    scene.ok(&[&["backup", "init"], &with_key[..]].concat());
+    ok(&back_up(&scene, 1, &with_key));
+    let both = [&["backup", "list"], &with_key[..], &open].concat();
+    scene
+        .run(&both)
+        .is_refusal(2, &["--no-encryption", "excludes"]);
+    let refused = scene.run(&["backup", "list", "--no-encryption"]);
+    refused.is_refusal(2, &["is encrypted", "--key-file"]);
+
+    // It says that it is not encrypted.
+    let objects = ["repository/repository", "repository/keys/repository"];
+    let write = |bytes: &[u8]| {
+        let objects = objects.iter();
+        objects.for_each(|object| fs::write(scene.path(object), bytes).unwrap());
+    };
+    let encrypted = fs::read(scene.path(objects[0])).unwrap();
+    let plain = RepositoryObject {
+        sealing: Sealing::Authenticated,
+        ..RepositoryObject::decode(&encrypted).unwrap()
+    };
+    write(&plain.encode());
+    for options in [&with_key[..], &open] {
+        back_up(&scene, 1, options).is_refusal(1, &["is encrypted", "nothing was read or written"]);
+    }
+    // A host that has not used it before believes only its user.
+    let other = scene.path("state-of-another-host");
+    let elsewhere = ["--no-encryption", "--state", &other];
+    let refused = scene.run(&["backup", "list", "--state", &other]);
+    refused.is_refusal(
+        2,
+        &["ONEFOLD_NO_ENCRYPTION=1", "nothing was read or written"],
+    );
+    write(&encrypted);
+
+    // Another repository is in its place, with a source of the same name.
+    rename(&scene, "repository", "original");
+    let made = scene.json(&[&["backup", "init"], &elsewhere[..]].concat());
+    let trust = format!("--trust {}", made["id"].as_str().unwrap());
+    ok(&back_up(&scene, 2, &elsewhere));
+    let restored = scene.run(&[&RESTORE_LATEST[..], &open].concat());
+    for refused in [restored, back_up(&scene, 1, &open)] {
+        refused.is_refusal(2, &[&trust, "nothing was read or written"]);
+    }
+    // The environment names a secret as well as an option does.
+    rename(&scene, "repository", "replaced");
+    rename(&scene, "original", "repository");
+    scene.set("ONEFOLD_KEY_FILE", key);
+    let restored = scene.ok(&RESTORE_LATEST);
+    assert!(restored.stdout == noise(1, 64 << 10));
+}
+
+#[test]
+fn each_of_two_disks_at_one_place_is_trusted_once() {
+    let mut scene = Scene::new();
+    scene.use_open_repository("mnt");
+    scene.ok(&["backup", "init"]);
+    rename(&scene, "mnt", "first");
+    let made = scene.json(&["backup", "init", "--state", &scene.path("other")]);
+    let second = made["id"].as_str().unwrap().to_owned();
+    let list = ["backup", "list"];
+    scene.run(&list).is_refusal(2, &["--trust", &second]);
+    let wrong = "00112233445566778899aabbccddeeff";
+    let trust = |id| scene.run(&["backup", "list", "--trust", id]);
+    trust(wrong).is_refusal(2, &[wrong, &second]);
+    ok(&trust(&second));
+    for (leaves, comes) in [("second", "first"), ("first", "second")] {
+        rename(&scene, "mnt", leaves);
+        rename(&scene, comes, "mnt");
+        assert_eq!(scene.ok(&list).stderr, "");
+    }
+    // The first one at another place is the first one.
+    scene.set("ONEFOLD_REPOSITORY", scene.path("first"));
+    assert_eq!(scene.ok(&list).stderr, "");
+}
+
+#[test]
+fn a_repository_that_went_back_is_used_only_once_that_is_accepted() {
+    let mut scene = Scene::new();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
+    ok(&back_up(&scene, 1, &[]));
+    copy(&scene, "repository", "older");
+    ok(&back_up(&scene, 2, &[]));
+    ok(&back_up(&scene, 3, &[]));
+
+    // What another host forgets and prunes has not gone back.
+    copy(&scene, "repository", "newer");
+    let other = ["--yes", "--state", &scene.path("state-of-another-host")];
+    scene.ok(&[&["backup", "forget", "d@3"], &other[..]].concat());
+    scene.ok(&[&["backup", "prune"], &other[..]].concat());
+    assert_eq!(scene.ok(&["backup", "list"]).stderr, "");
+    fs::remove_dir_all(scene.path("repository")).unwrap();
+    rename(&scene, "older", "repository");
+
+    let listed = scene.run(&["backup", "list"]);
+    assert_eq!(listed.code, Some(3), "{listed:?}");
+    let said = "of 'd' this host has seen backup 3, and the newest is backup 1 now";
+    assert!(listed.stderr.contains(said), "{listed:?}");
+    assert!(listed.stderr.contains("--accept-rollback"), "{listed:?}");
+    let restored = scene.ok(&["backup", "restore", "d@1", "-"]);
+    assert!(restored.stdout == noise(1, 64 << 10));
+    assert!(restored.stderr.contains(said), "{restored:?}");
+    let latest = scene.run(&RESTORE_LATEST);
+    assert_eq!((latest.code, latest.stdout.len()), (Some(1), 0));
+    back_up(&scene, 4, &[]).is_refusal(1, &[said, "--accept-rollback"]);
+    for writing in [
+        &["forget", "d@1", "--yes"][..],
+        &["forget", "--keep-last", "1", "--yes"],
+        &["protect", "d@1"],
+        &["rename", "d", "e"],
+        &["prune", "--yes"],
+        &["repair", "--yes"],
+    ] {
+        let refused = scene.run(&[&["backup"], writing].concat());
+        refused.is_refusal(1, &[said, "--accept-rollback"]);
+    }
+
+    ok(&back_up(&scene, 4, &["--accept-rollback"]));
+    assert_eq!(backups(&scene), ["d@1", "d@4"]);
+    let latest = scene.ok(&RESTORE_LATEST);
+    assert!(latest.stdout == noise(4, 64 << 10));
+    assert_eq!(latest.stderr, "");
+    scene.ok(&["backup", "verify", "--data"]);
+    // So has one without it, for this host.
+    fs::remove_dir_all(scene.path("repository")).unwrap();
+    rename(&scene, "newer", "repository");
+    scene
+        .run(&["backup", "protect", "d@3"])
+        .is_refusal(1, &["backup 4", "backup 3 now"]);
+}
+
+/// A source of the same name that is born again is another one.
+#[test]
+fn a_source_that_is_gone_is_not_begun_anew_unnoticed() {
+    let mut scene = Scene::new();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
+    copy(&scene, "repository", "older");
+    ok(&back_up(&scene, 1, &[]));
+    fs::remove_dir_all(scene.path("repository")).unwrap();
+    rename(&scene, "older", "repository");
+    back_up(&scene, 1, &[]).is_refusal(1, &["is gone", "--accept-rollback"]);
+    // Made by a host that does not know, it is not the latest of this one.
+    ok(&back_up(
+        &scene,
+        2,
+        &["--state", &scene.path("state-of-another-host")],
+    ));
+    for _ in 0..2 {
+        let latest = scene.run(&RESTORE_LATEST);
+        assert_eq!((latest.code, latest.stdout.len()), (Some(1), 0));
+        assert!(latest.stderr.contains("is gone"), "{latest:?}");
+    }
+    ok(&back_up(&scene, 1, &["--accept-rollback"]));
+    assert_eq!(scene.ok(&RESTORE_LATEST).stderr, "");
+}
+
+#[test]
+fn without_memory_a_repository_is_trusted_and_with_a_damaged_one_it_is_not() {
+    let mut scene = Scene::new();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
+    let state = Path::new(&scene.path("state")).join("repositories");
+    let files = fs::read_dir(&state).unwrap().map(|it| it.unwrap().path());
+    let file = files.filter(|it| it.extension().is_some_and(|it| it == "json"));
+    let file = file.last().unwrap();
+    let good = fs::read(&file).unwrap();
+    fs::write(&file, &good[..good.len() / 2]).unwrap();
+    let name = file.to_str().unwrap();
+    back_up(&scene, 1, &[]).is_refusal(1, &[name, "mend it, or remove it"]);
+    // Where there is none, it says so once.
+    fs::remove_file(&file).unwrap();
+    let first = back_up(&scene, 1, &[]);
+    assert_eq!((first.code, first.stderr.lines().count()), (Some(0), 1));
+    assert!(
+        first.stderr.contains("has not used the repository"),
+        "{first:?}"
+    );
+    assert_eq!(back_up(&scene, 1, &[]).stderr, "");
+    // The folder of this one cannot be made.
+    scene.set(
+        "ONEFOLD_STATE",
+        format!("{}/state", scene.file("file", b"")),
+    );
+    let listed = scene.ok(&["backup", "list"]);
+    assert_eq!(listed.stderr.lines().count(), 1, "{listed:?}");
+    assert!(listed.stderr.contains("is not remembered"), "{listed:?}");
+}
+
+/// `script` gives it a terminal.
+#[test]
+fn a_terminal_is_asked_for_the_passphrase_and_does_not_show_it() {
+    let mut scene = Scene::new();
+    let passphrase = scene.secret("passphrase", b"correct horse\n");
+    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
+    scene.ok(&["backup", "init", "--passphrase-file", &passphrase]);
+    let refused = scene.run(&["backup", "stat"]);
+    refused.is_refusal(1, &["encrypted", "--passphrase-file"]);
+    let stat = scene.command(&["backup", "stat"]);
+    let command = format!("{} backup stat", stat.get_program().to_str().unwrap());
+    let mut script = Command::new("script");
+    let environment = stat
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    script.envs(environment);
+    script.args(["--echo", "always", "-qec", &command, "/dev/null"]);
+    script.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut script = script.spawn().expect("script is needed (Debian: bsdutils)");
+    let (mut keyboard, mut screen) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+    let (sender, shown) = channel();
+    let reader = thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = screen.read(&mut bytes) {
+            let _ = sender.send(String::from_utf8_lossy(&bytes[..count]).into_owned());
+        }
+    });
+    let mut all = String::new();
+    while !all.contains("passphrase of the repository in") {
+        all += &shown.recv_timeout(PATIENCE).unwrap();
+    }
+    keyboard.write_all(b"correct horse\n").unwrap();
+    let ended = script.wait().unwrap();
+    reader.join().unwrap();
+    all.extend(shown.iter());
+    assert!(ended.success(), "{all}");
+    assert!(all.contains("SOURCE") && !all.contains("horse"), "{all}");
+}
