@@ -3,16 +3,26 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{SourceId, Witness};
-use onefold_repository::{MovedRun, Pack, Repository, RepositoryErrorKind};
+use onefold_repository::{
+    MovedRun, Pack, Repository, RepositoryError, RepositoryErrorKind, Result,
+};
 use rustc_hash::FxHashMap;
 
-use crate::error::Result;
+use crate::error::BackupError;
 
 /// Packs whose tables are kept: 17 MiB at most.
 const PACKS_OPEN: usize = 32;
+
+/// A damaged pack is not tried again before: whoever reads past damage asks for it again and again, and each time all
+/// packs would be listed.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// The most damaged packs that are known.
+const DAMAGED_MAX: usize = 1024;
 
 /// The blocks of a repository.
 pub struct BlockReader {
@@ -20,6 +30,8 @@ pub struct BlockReader {
     /// Newest generations of a source's packs, by number.
     generations: Mutex<FxHashMap<SourceId, Arc<FxHashMap<u64, u32>>>>,
     packs: Mutex<Cache<(SourceId, u64), Pack>>,
+    /// Packs that cannot be opened, each with the reason and when it was tried.
+    damaged: Mutex<Cache<(SourceId, u64), (RepositoryError, Instant)>>,
     groups: Mutex<Cache<(SourceId, u64, usize), Vec<u8>>>,
 }
 
@@ -53,6 +65,20 @@ pub(crate) struct Found {
     in_pack: usize,
     /// How many that follow it have followed it always.
     most: usize,
+}
+
+/// Why a block cannot be read.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) error: RepositoryError,
+    /// How many numbers, from the block's on, cannot be read for the same reason; at least one.
+    pub(crate) blocks: u64,
+}
+
+impl From<Unreadable> for BackupError {
+    fn from(unreadable: Unreadable) -> Self {
+        unreadable.error.into()
+    }
 }
 
 /// The values that were used last.
@@ -103,6 +129,7 @@ impl BlockReader {
             repository,
             generations: Mutex::default(),
             packs: Mutex::new(Cache::new(PACKS_OPEN)),
+            damaged: Mutex::new(Cache::new(DAMAGED_MAX)),
             groups: Mutex::new(Cache::new(memory_bytes)),
         })
     }
@@ -120,26 +147,41 @@ impl BlockReader {
         mut block: StoredBlock,
         block_size: u32,
         reach: Reach,
-    ) -> Result<Option<Found>> {
+    ) -> std::result::Result<Option<Found>, Unreadable> {
         let mut most = BLOCKS_PER_GROUP;
+        // How many numbers may share the damage of this one's pack.
+        let mut in_pack_max = BLOCKS_PER_PACK as usize;
         loop {
             let number = block.number / BLOCKS_PER_PACK;
             let in_pack = (block.number % BLOCKS_PER_PACK) as usize;
+            let left = in_pack_max.min(BLOCKS_PER_PACK as usize - in_pack);
+            let of_pack = |error| Unreadable {
+                error,
+                blocks: left as u64,
+            };
             let known = lock(&self.packs).get(&(block.store, number));
             let pack = match (known, reach) {
                 (Some(pack), _) => pack,
                 (None, Reach::Memory) => return Ok(None),
-                (None, Reach::Repository) => self.pack(block.store, number)?,
+                (None, Reach::Repository) => self.pack(block.store, number).map_err(of_pack)?,
             };
-            pack.check_block_size(block_size)?;
+            pack.check_block_size(block_size).map_err(of_pack)?;
             if let Some(witness) = block.witness {
-                pack.check_witness(witness)?;
+                pack.check_witness(witness).map_err(of_pack)?;
             }
             let Some(moved) = pack.moved_from(in_pack, most) else {
-                return self.find_in(pack, block, most, reach);
+                let found = self.find_in(&pack, block, most, reach);
+                return found.map_err(|error| Unreadable {
+                    error,
+                    blocks: pack.alike_from(in_pack, left) as u64,
+                });
             };
-            check_moved(&pack, block.store == block.popular, in_pack, moved)?;
-            most = moved.blocks;
+            let checked = check_moved(&pack, block.store == block.popular, in_pack, moved);
+            checked.map_err(|error| Unreadable {
+                error,
+                blocks: moved.blocks as u64,
+            })?;
+            (most, in_pack_max) = (moved.blocks, moved.blocks);
             block = StoredBlock {
                 store: block.popular,
                 number: moved.number,
@@ -151,7 +193,7 @@ impl BlockReader {
 
     fn find_in(
         &self,
-        pack: Arc<Pack>,
+        pack: &Arc<Pack>,
         block: StoredBlock,
         most: usize,
         reach: Reach,
@@ -170,7 +212,7 @@ impl BlockReader {
             }
         };
         Ok(Some(Found {
-            pack,
+            pack: Arc::clone(pack),
             group,
             at,
             in_pack,
@@ -184,7 +226,19 @@ impl BlockReader {
         if let Some(pack) = known {
             return Ok(pack);
         }
-        let pack = Arc::new(self.open(source, number)?);
+        let known = lock(&self.damaged).get(&(source, number));
+        if let Some((error, tried)) = known.as_deref()
+            && tried.elapsed() < RETRY
+        {
+            return Err(error.clone());
+        }
+        let opened = self.open(source, number).inspect_err(|error| {
+            if error.kind() == RepositoryErrorKind::Damaged {
+                let known = Arc::new((error.clone(), Instant::now()));
+                lock(&self.damaged).put((source, number), &known, 1);
+            }
+        });
+        let pack = Arc::new(opened?);
         lock(&self.packs).put((source, number), &pack, 1);
         Ok(pack)
     }
@@ -197,7 +251,7 @@ impl BlockReader {
         if let Some(generation) = generation {
             match self.repository.pack(source, number, generation) {
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
-                opened => return Ok(opened?),
+                opened => return opened,
             }
         }
         // A backup that is new since then may need a pack that is not known, too.
@@ -207,9 +261,9 @@ impl BlockReader {
         lock(&self.generations).insert(source, Arc::new(listed));
         match self.repository.pack(source, number, generation) {
             Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
-                Err(self.repository.missing_pack(source, number).into())
+                Err(self.repository.missing_pack(source, number))
             }
-            opened => Ok(opened?),
+            opened => opened,
         }
     }
 }
@@ -223,7 +277,7 @@ pub(crate) fn check_moved(
 ) -> Result<()> {
     let number = pack.reference().number * BLOCKS_PER_PACK + in_pack as u64;
     match is_popular && moved.number >= number {
-        true => Err(pack.moved_in_circle(in_pack).into()),
+        true => Err(pack.moved_in_circle(in_pack)),
         false => Ok(()),
     }
 }

@@ -1,19 +1,25 @@
 //! A whole backup, in the order of packs: each group that is needed is read once, neighbours together, by several
 //! threads. By addresses a backup of many nights would read most groups again and again [Zhang14 §6.3].
 
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{SourceId, Target, Witness};
-use onefold_repository::Pack;
+use onefold_repository::{Pack, RepositoryError};
 
 use crate::blocks::check_moved;
 use crate::error::{BackupError, Result};
-use crate::restore::Restore;
+use crate::lost::LostBlocks;
+use crate::restore::{Restore, note};
 
 /// What one thread does at a time: groups that have so many bytes before compression, and one at least.
 const BATCH_BYTES: u64 = 4 << 20;
+
+/// Memory for runs where packs are only opened.
+const CHECK_BYTES: usize = 4 << 20;
 
 /// Groups between two that are needed, which are read with them: less than another read costs.
 const GAP_GROUPS: usize = 1;
@@ -39,20 +45,15 @@ impl StoredRun {
     }
 }
 
-/// Who reads, and for whom.
+/// Who reads, and what becomes of it.
 struct Reading<'a> {
     threads: usize,
-    receive: ReceiveAnywhere<'a>,
+    /// None if packs are only opened.
+    receive: Option<ReceiveAnywhere<'a>>,
+    lost: Option<&'a LostBlocks>,
     /// The most runs in memory.
     runs_max: usize,
-    counts: &'a mut ReadCounts,
-}
-
-fn damaged(error: BackupError, block: u64) -> BackupError {
-    match error {
-        BackupError::Repository(error) => BackupError::Damaged { block, error },
-        error => error,
-    }
+    counts: ReadCounts,
 }
 
 /// How a backup was read.
@@ -69,46 +70,122 @@ struct Batch<'a> {
     pack: &'a Pack,
     /// The number of the pack's first block.
     first: u64,
-    groups: std::ops::Range<usize>,
+    groups: Range<usize>,
     runs: &'a [StoredRun],
 }
 
+/// A group that was read with its neighbours.
+struct ReadGroup {
+    sealed: std::result::Result<Vec<u8>, RepositoryError>,
+    opened: Option<std::result::Result<Vec<u8>, RepositoryError>>,
+}
+
+impl StoredRun {
+    fn damaged(&self, error: RepositoryError) -> BackupError {
+        BackupError::Damaged {
+            block: self.block,
+            blocks: self.blocks,
+            error,
+        }
+    }
+}
+
+impl Batch<'_> {
+    /// If the groups cannot be read together, each is read by itself: not all of them need be concerned, or needed.
+    fn read(&self) -> Vec<ReadGroup> {
+        let sealed: Vec<_> = match self.pack.read_groups(self.groups.clone()) {
+            Ok(groups) => groups.into_iter().map(Ok).collect(),
+            Err(_) => {
+                let alone = |group| {
+                    let read = self.pack.read_groups(group..group + 1);
+                    read.map(|groups| groups.concat())
+                };
+                self.groups.clone().map(alone).collect()
+            }
+        };
+        let groups = sealed.into_iter();
+        groups
+            .map(|sealed| ReadGroup {
+                sealed,
+                opened: None,
+            })
+            .collect()
+    }
+}
+
+impl ReadGroup {
+    fn content(
+        &mut self,
+        pack: &Pack,
+        group: usize,
+    ) -> std::result::Result<&[u8], RepositoryError> {
+        let opened = self.opened.get_or_insert_with(|| {
+            let sealed = self.sealed.as_ref().map_err(Clone::clone)?;
+            pack.open_read_group(group, sealed)
+        });
+        opened.as_deref().map_err(Clone::clone)
+    }
+}
+
 impl Restore {
-    /// Passes all data on, in any order; what is left out is zeros.
+    /// Passes all data on, in any order; what is left out is zeros, or is noted in `lost`.
     ///
     /// # Errors
     ///
-    /// If the repository is damaged, with the first block concerned that was found; or the receiver's.
+    /// Without `lost`, if the repository is damaged, with the first block concerned that was found; or the receiver's.
     pub fn read_anywhere(
         &self,
         threads: usize,
         memory_bytes: usize,
+        lost: Option<&LostBlocks>,
         receive: ReceiveAnywhere<'_>,
     ) -> Result<ReadCounts> {
-        let mut counts = ReadCounts::default();
-        let mut runs = Vec::new();
-        let runs_max = (memory_bytes / 2 / size_of::<StoredRun>()).max(1);
-        let pages = self.manifest().recipe_pages.len() as u64;
-        for page in 0..pages {
-            self.add_runs(page, &mut runs)?;
-            // A page more than memory allows for is no harm.
-            if runs.len() >= runs_max || page + 1 == pages {
-                let mut reading = Reading {
-                    threads,
-                    receive,
-                    runs_max,
-                    counts: &mut counts,
-                };
-                self.read_runs(std::mem::take(&mut runs), &mut reading)?;
-            }
-        }
-        Ok(counts)
+        let mut reading = Reading {
+            threads,
+            receive: Some(receive),
+            lost,
+            runs_max: (memory_bytes / 2 / size_of::<StoredRun>()).max(1),
+            counts: ReadCounts::default(),
+        };
+        self.read_pages(&mut reading)?;
+        Ok(reading.counts)
     }
 
-    fn add_runs(&self, page: u64, runs: &mut Vec<StoredRun>) -> Result<()> {
-        let range = self.page_range(page);
+    /// Fails unless all objects are there and authentic that the backup needs: its recipe is read, and its packs are
+    /// opened, those included to which blocks were moved. What it does not find is damage within the packs.
+    ///
+    /// # Errors
+    ///
+    /// The first damage.
+    pub fn check_objects(&self) -> Result<()> {
+        self.read_pages(&mut Reading {
+            threads: 1,
+            receive: None,
+            lost: None,
+            runs_max: CHECK_BYTES / size_of::<StoredRun>(),
+            counts: ReadCounts::default(),
+        })
+    }
+
+    fn read_pages(&self, reading: &mut Reading<'_>) -> Result<()> {
+        let mut runs = Vec::new();
+        let pages = self.manifest().recipe_pages.len() as u64;
+        for page in 0..pages {
+            let range = self.page_range(page);
+            self.past_damage(range, reading.lost, &mut |rest| {
+                self.add_runs(rest, &mut runs)
+            })?;
+            // A page more than memory allows for is no harm.
+            if runs.len() >= reading.runs_max || page + 1 == pages {
+                self.read_runs(std::mem::take(&mut runs), reading)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_runs(&self, range: &Range<u64>, runs: &mut Vec<StoredRun>) -> Result<()> {
         let batch_blocks = self.batch_blocks();
-        self.each_run(&range, &mut |block, run| {
+        self.each_run(range, &mut |block, run| {
             let (store, number) = match run.target {
                 Target::Zeros => return Ok(()),
                 Target::Own(number) => (self.source, number),
@@ -118,12 +195,17 @@ impl Restore {
             while left > 0 {
                 let blocks = left.min(batch_blocks - number % batch_blocks);
                 let witness = self.witness(store, number);
+                let witness = witness.map_err(|unreadable| BackupError::Damaged {
+                    block,
+                    blocks: unreadable.blocks.min(left),
+                    error: unreadable.error,
+                })?;
                 runs.push(StoredRun {
                     store,
                     number,
                     block,
                     blocks,
-                    witness: witness.map_err(|error| damaged(error, block))?,
+                    witness,
                 });
                 (number, block, left) = (number + blocks, block + blocks, left - blocks);
             }
@@ -178,39 +260,38 @@ impl Restore {
         let Some(run) = runs.first() else {
             return Ok(());
         };
-        let (store, number) = (run.store, run.number / BLOCKS_PER_PACK);
-        let of_first = |error| damaged(error, run.block);
-        let pack = self.blocks.pack(store, number).map_err(of_first)?;
-        pack.check_block_size(self.manifest().block_size)?;
-        let first = number * BLOCKS_PER_PACK;
-        pack.check_witness(run.witness)
-            .map_err(|error| of_first(error.into()))?;
-        let runs = &self.without_moved(&pack, runs, moved)?;
-        if runs.is_empty() {
+        let lost = reading.lost;
+        let pack = match self.needed_pack(run) {
+            Ok(pack) => pack,
+            Err(error) => {
+                let mut errors = runs.iter().map(|run| run.damaged(error.clone()));
+                return errors.try_for_each(|error| note(error, lost).map(drop));
+            }
+        };
+        let first = run.number / BLOCKS_PER_PACK * BLOCKS_PER_PACK;
+        let runs = &self.without_moved(&pack, runs, moved, lost)?;
+        let (Some(receive), false) = (reading.receive, runs.is_empty()) else {
             return Ok(());
-        }
-        let Reading {
-            threads,
-            receive,
-            counts,
-            ..
-        } = reading;
-        let (threads, receive) = (*threads, *receive);
+        };
         let batches = batches(&pack, first, runs, self.batch_groups());
         // Trailer and table.
-        counts.pack_reads += 2 + batches.len() as u64;
-        let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
-        counts.bytes += blocks * u64::from(self.manifest().block_size);
+        reading.counts.pack_reads += 2 + batches.len() as u64;
+        let bytes = AtomicU64::new(0);
+        let receive: ReceiveAnywhere<'_> = &|at, content| {
+            receive(at, content)?;
+            bytes.fetch_add(content.len() as u64, Ordering::Relaxed);
+            Ok(())
+        };
         let next = Mutex::new(batches.iter());
         let read_some = || loop {
             let batch = next.lock().unwrap_or_else(PoisonError::into_inner).next();
             match batch {
                 None => return Ok(()),
-                Some(batch) => self.read_batch(batch, receive)?,
+                Some(batch) => self.read_batch(batch, lost, receive)?,
             }
         };
-        let threads = threads.clamp(1, batches.len().max(1));
-        thread::scope(|scope| {
+        let threads = reading.threads.clamp(1, batches.len().max(1));
+        let read = thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(read_some)).collect();
             let mut ended = read_some();
             for other in others {
@@ -221,7 +302,17 @@ impl Restore {
                 ended = ended.and(other);
             }
             ended
-        })
+        });
+        reading.counts.bytes += bytes.load(Ordering::Relaxed);
+        read
+    }
+
+    fn needed_pack(&self, run: &StoredRun) -> std::result::Result<Arc<Pack>, RepositoryError> {
+        let number = run.number / BLOCKS_PER_PACK;
+        let pack = self.blocks.pack(run.store, number)?;
+        pack.check_block_size(self.manifest().block_size)?;
+        pack.check_witness(run.witness)?;
+        Ok(pack)
     }
 
     /// Returns the runs of what the pack has itself.
@@ -230,6 +321,7 @@ impl Restore {
         pack: &Pack,
         runs: &[StoredRun],
         moved: &mut Vec<StoredRun>,
+        lost: Option<&LostBlocks>,
     ) -> Result<Vec<StoredRun>> {
         let mut stored = Vec::with_capacity(runs.len());
         let batch_blocks = self.batch_blocks();
@@ -247,17 +339,21 @@ impl Restore {
                         blocks
                     }
                     Some(to) => {
-                        check_moved(pack, run.store == self.popular, in_pack, to)
-                            .map_err(|error| damaged(error, rest.block))?;
                         let left = batch_blocks - to.number % batch_blocks;
                         let blocks = left.min(to.blocks as u64);
-                        moved.push(StoredRun {
-                            store: self.popular,
-                            number: to.number,
-                            block: rest.block,
-                            blocks,
-                            witness: to.witness,
-                        });
+                        let is_popular = run.store == self.popular;
+                        match check_moved(pack, is_popular, in_pack, to) {
+                            Ok(()) => moved.push(StoredRun {
+                                store: self.popular,
+                                number: to.number,
+                                block: rest.block,
+                                blocks,
+                                witness: to.witness,
+                            }),
+                            Err(error) => {
+                                note(StoredRun { blocks, ..rest }.damaged(error), lost)?;
+                            }
+                        }
                         blocks
                     }
                 };
@@ -269,51 +365,60 @@ impl Restore {
         Ok(stored)
     }
 
-    fn read_batch(&self, batch: &Batch<'_>, receive: ReceiveAnywhere<'_>) -> Result<()> {
-        let groups = batch.pack.read_groups(batch.groups.clone());
-        let groups = groups.map_err(|error| BackupError::Damaged {
-            block: batch.runs.first().map_or(0, |run| run.block),
-            error,
-        })?;
-        let mut opened: Vec<Option<Vec<u8>>> = groups.iter().map(|_| None).collect();
-        let block_size = u64::from(self.manifest().block_size);
-        let size = self.manifest().size_bytes;
+    fn read_batch(
+        &self,
+        batch: &Batch<'_>,
+        lost: Option<&LostBlocks>,
+        receive: ReceiveAnywhere<'_>,
+    ) -> Result<()> {
+        let mut groups = batch.read();
         for run in batch.runs {
-            let (mut number, mut block, mut left) = (run.number, run.block, run.blocks);
-            while left > 0 {
-                let damaged = |error| BackupError::Damaged { block, error };
-                let (group, at) = batch
-                    .pack
-                    .find((number - batch.first) as usize)
-                    .map_err(damaged)?;
-                let in_batch = group - batch.groups.start;
-                let content = match &mut opened[in_batch] {
-                    Some(content) => content,
-                    none => {
-                        let content = batch.pack.open_read_group(group, &groups[in_batch]);
-                        none.insert(content.map_err(damaged)?)
+            let mut rest = *run;
+            while rest.blocks > 0 {
+                let read = self.read_piece(batch, &mut groups, rest, receive);
+                let blocks = match read {
+                    Ok(blocks) => blocks,
+                    Err(error) => {
+                        let damaged = note(error, lost)?;
+                        damaged.end - damaged.start
                     }
                 };
-                let in_group = (number - batch.first) as usize % BLOCKS_PER_GROUP;
-                let most = (left as usize).min(BLOCKS_PER_GROUP - in_group);
-                let there = batch
-                    .pack
-                    .stored_from((number - batch.first) as usize, most);
-                let blocks = there as u64;
-                let bytes = content.get(at..at + (blocks * block_size) as usize);
-                let start = block * block_size;
-                // The last block of the disk may be cut.
-                let len = (blocks * block_size).min(size.saturating_sub(start));
-                receive(
-                    start,
-                    bytes
-                        .and_then(|it| it.get(..len as usize))
-                        .unwrap_or_default(),
-                )?;
-                (number, block, left) = (number + blocks, block + blocks, left - blocks);
+                rest.number += blocks;
+                rest.block += blocks;
+                rest.blocks -= blocks;
             }
         }
         Ok(())
+    }
+
+    /// Passes on the first blocks of a run, which are in one group. Returns how many.
+    fn read_piece(
+        &self,
+        batch: &Batch<'_>,
+        groups: &mut [ReadGroup],
+        run: StoredRun,
+        receive: ReceiveAnywhere<'_>,
+    ) -> Result<u64> {
+        let (pack, in_pack) = (batch.pack, (run.number - batch.first) as usize);
+        let in_group = BLOCKS_PER_GROUP - in_pack % BLOCKS_PER_GROUP;
+        let most = in_group.min(run.blocks as usize);
+        let damaged = |error| {
+            let blocks = pack.alike_from(in_pack, most) as u64;
+            StoredRun { blocks, ..run }.damaged(error)
+        };
+        let (group, at) = pack.find(in_pack).map_err(damaged)?;
+        let content = groups[group - batch.groups.start].content(pack, group);
+        let content = content.map_err(damaged)?;
+        let blocks = pack.stored_from(in_pack, most) as u64;
+        let block_size = u64::from(self.manifest().block_size);
+        let start = run.block * block_size;
+        let bytes = content.get(at..at + (blocks * block_size) as usize);
+        // The last block of the disk may be cut.
+        let size = self.manifest().size_bytes;
+        let len = (blocks * block_size).min(size.saturating_sub(start));
+        let bytes = bytes.and_then(|it| it.get(..len as usize));
+        receive(start, bytes.unwrap_or_default())?;
+        Ok(blocks)
     }
 }
 

@@ -26,11 +26,13 @@ pub enum BackupError {
         /// The block.
         block: u64,
     },
-    /// A block of the backup cannot be read.
-    #[error("block {block} of the backup cannot be restored: {error}")]
+    /// Blocks of the backup cannot be read.
+    #[error("{} of the backup cannot be restored: {error}", places(*block, *blocks))]
     Damaged {
-        /// Its address, in blocks.
+        /// The address of the first one, in blocks.
         block: u64,
+        /// How many there are from it on that cannot be read for the same reason.
+        blocks: u64,
         /// Why.
         error: RepositoryError,
     },
@@ -54,6 +56,13 @@ pub enum BackupError {
     /// The receiver of a restore stopped it.
     #[error("{0}")]
     Receiver(String),
+}
+
+fn places(block: u64, blocks: u64) -> String {
+    match blocks {
+        0 | 1 => format!("block {block}"),
+        _ => format!("blocks {block} to {}", block + blocks - 1),
+    }
 }
 
 /// A thread of the backup has ended before its time, by a panic.

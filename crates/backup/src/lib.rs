@@ -18,7 +18,7 @@
 //! `repair.rs` takes out what is damaged, so that it is stored again, and puts it back when it was.
 //! `by_pack.rs` reads a whole backup in the order of its packs, which is fast;
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
-//! blocks.
+//! blocks. `lost.rs` notes what a restore past damage does without.
 //!
 //! Memory is bounded (B7): what does not fit stands in temporary files. Only a bitmap of the new blocks grows
 //! with the disk.
@@ -30,6 +30,7 @@ mod create;
 mod detect;
 mod disk;
 mod error;
+mod lost;
 mod moves;
 mod numbers;
 mod partitions;
@@ -49,6 +50,7 @@ pub use by_pack::{ReadCounts, ReceiveAnywhere};
 pub use create::{Batch, Created, DiskToBackUp, Options, Report, check_parent, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
+pub use lost::LostBlocks;
 pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};

@@ -201,7 +201,7 @@ impl Patient {
             return Ok(true);
         };
         let pack = self.blocks.pack(self.popular, to.number / BLOCKS_PER_PACK);
-        let pack = match pack {
+        let pack = match pack.map_err(BackupError::from) {
             Ok(pack) => pack,
             Err(error) if error.is_damage() => return Ok(false),
             Err(error) => return Err(error),
@@ -264,7 +264,8 @@ impl Patient {
             witness: None,
             popular: self.popular,
         };
-        let found = match self.blocks.find(block, block_size, Reach::Repository) {
+        let found = self.blocks.find(block, block_size, Reach::Repository);
+        let found = match found.map_err(BackupError::from) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) if error.is_damage() => return Ok(None),

@@ -11,8 +11,9 @@ use onefold_format::backup::{
 };
 use onefold_repository::{KnownSource, Reading, Recipe};
 
-use crate::blocks::{BlockReader, Reach, StoredBlock};
+use crate::blocks::{BlockReader, Reach, StoredBlock, Unreadable};
 use crate::error::{BackupError, Result};
+use crate::lost::LostBlocks;
 
 /// Gets data, with its address in bytes.
 pub type Receive<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<()>;
@@ -83,14 +84,21 @@ impl Restore {
     }
 
     /// The witness of the pack of a store that has a number.
-    pub(crate) fn witness(&self, store: SourceId, number: u64) -> Result<Witness> {
+    pub(crate) fn witness(
+        &self,
+        store: SourceId,
+        number: u64,
+    ) -> std::result::Result<Witness, Unreadable> {
         let manifest = self.manifest();
         let packs = match store == self.source {
             true => &manifest.own_packs,
             false => &manifest.popular_packs,
         };
         let witness = witness_of(packs, number / BLOCKS_PER_PACK);
-        witness.ok_or_else(|| self.recipe.names_unneeded(number).into())
+        witness.ok_or_else(|| Unreadable {
+            error: self.recipe.names_unneeded(number),
+            blocks: BLOCKS_PER_PACK - number % BLOCKS_PER_PACK,
+        })
     }
 
     fn block_size(&self) -> u64 {
@@ -101,7 +109,12 @@ impl Restore {
         if let Some(runs) = self.known_page(page) {
             return Ok(runs);
         }
-        let runs = Arc::new(self.recipe.page(page)?);
+        let runs = self.recipe.page(page);
+        let runs = Arc::new(runs.map_err(|error| BackupError::Damaged {
+            block: page * BLOCKS_PER_RECIPE_PAGE,
+            blocks: self.manifest().blocks_of_page(page),
+            error,
+        })?);
         let mut known = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= PAGES_KEPT {
             known.remove(0);
@@ -119,14 +132,34 @@ impl Restore {
         Some(runs)
     }
 
-    /// Passes all data on, in ascending order; what is left out is zeros.
+    /// Passes all data on, in ascending order; what is left out is zeros, or is noted in `lost`.
     ///
     /// # Errors
     ///
-    /// If the repository is damaged, with the first block concerned; or the receiver's.
-    pub fn read_all(&self, receive: Receive<'_>) -> Result<()> {
+    /// Without `lost`, if the repository is damaged, with the first block concerned; or the receiver's.
+    pub fn read_all(&self, lost: Option<&LostBlocks>, receive: Receive<'_>) -> Result<()> {
         let all = 0..self.manifest().size_bytes;
-        self.read_range(&all, Reach::Repository, receive).map(drop)
+        self.past_damage(all, lost, &mut |rest| {
+            self.read_range(rest, Reach::Repository, receive).map(drop)
+        })
+    }
+
+    /// Reads a range in ascending order. With `lost`, what is damaged is noted there, and the rest after it is read.
+    pub(crate) fn past_damage(
+        &self,
+        mut range: Range<u64>,
+        lost: Option<&LostBlocks>,
+        read: &mut dyn FnMut(&Range<u64>) -> Result<()>,
+    ) -> Result<()> {
+        range.end = range.end.min(self.manifest().size_bytes);
+        while !range.is_empty() {
+            let Err(error) = read(&range) else {
+                return Ok(());
+            };
+            let damaged = note(error, lost)?;
+            range.start = range.start.max(damaged.end * self.block_size());
+        }
+        Ok(())
     }
 
     /// Fills all of `bytes` from byte `at` on; beyond the end with zeros.
@@ -136,6 +169,19 @@ impl Restore {
     /// If the repository is damaged, with the first block concerned.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         self.read_within(at, bytes, Reach::Repository).map(drop)
+    }
+
+    /// As [`Restore::read`], but what cannot be read is noted in `lost`; its bytes are of no meaning.
+    ///
+    /// # Errors
+    ///
+    /// Any failure that is no damage of an object.
+    pub fn read_past_damage(&self, at: u64, bytes: &mut [u8], lost: &LostBlocks) -> Result<()> {
+        let all = at..at.saturating_add(bytes.len() as u64);
+        self.past_damage(all, Some(lost), &mut |rest| {
+            let bytes = bytes.get_mut((rest.start - at) as usize..);
+            self.read(rest.start, bytes.unwrap_or_default())
+        })
     }
 
     /// As [`Restore::read`], if all of it is in memory. Returns whether it was.
@@ -209,6 +255,17 @@ impl Restore {
         Ok(())
     }
 
+    /// How many blocks of a run there are from this one on.
+    fn run_from(&self, block: u64) -> Option<u64> {
+        let page = self.page_range(block / BLOCKS_PER_RECIPE_PAGE);
+        let mut blocks = None;
+        let read = self.each_run(&(block * self.block_size()..page.end), &mut |_, run| {
+            blocks.get_or_insert(run.blocks);
+            Ok(())
+        });
+        read.ok().and(blocks)
+    }
+
     fn read_run(
         &self,
         mut block: u64,
@@ -230,9 +287,10 @@ impl Restore {
                 };
                 blocks.find(stored, block_bytes, reach)
             });
-            let found = found.map_err(|error| match error {
-                BackupError::Repository(error) => BackupError::Damaged { block, error },
-                other => other,
+            let found = found.map_err(|unreadable| BackupError::Damaged {
+                block,
+                blocks: unreadable.blocks.min(self.run_from(block).unwrap_or(left)),
+                error: unreadable.error,
             })?;
             let Some(found) = found else {
                 return Ok(false);
@@ -248,22 +306,27 @@ impl Restore {
         Ok(true)
     }
 
-    /// Whether each part of a range holds data, from its start: `most` runs at most, so perhaps not all of it.
+    /// Whether each part of a range holds data, from its start: `most` runs at most, so perhaps not all of it. Where the
+    /// recipe is damaged there may be data, and reading it fails.
     ///
     /// # Errors
     ///
-    /// If the recipe is damaged.
+    /// Any failure that is no damage.
     pub fn extents(&self, range: &Range<u64>, most: usize) -> Result<Vec<Run<bool>>> {
         let mut runs = Runs::new(range, most);
         let block_size = self.block_size();
         let pages = self.pages_of(range);
         for page in pages {
             let page = self.range_of(page, range);
-            self.each_run(&page, &mut |block, run| {
+            let read = self.each_run(&page, &mut |block, run| {
                 let end = (block + run.blocks) * block_size;
                 runs.add(end, run.target != Target::Zeros);
                 Ok(())
-            })?;
+            });
+            match read {
+                Err(BackupError::Damaged { .. }) => runs.add(page.end, true),
+                read => read?,
+            }
             if runs.is_full() {
                 break;
             }
@@ -353,6 +416,26 @@ impl Restore {
             return Ok(Vec::new());
         }
         Ok(expanded(&self.page(page)?))
+    }
+}
+
+/// Notes which blocks are lost by a failure, and returns them. Any other failure than damage of an object ends the
+/// restore, and without `lost` all do.
+pub(crate) fn note(error: BackupError, lost: Option<&LostBlocks>) -> Result<Range<u64>> {
+    match (error, lost) {
+        (
+            BackupError::Damaged {
+                block,
+                blocks,
+                error,
+            },
+            Some(lost),
+        ) if error.is_of_object() => {
+            let blocks = block..block + blocks.max(1);
+            lost.add(blocks.clone(), &error);
+            Ok(blocks)
+        }
+        (error, _) => Err(error),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::mem::discriminant;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -658,6 +659,25 @@ impl Pack {
     pub fn stored_from(&self, block: usize, most: usize) -> usize {
         let following = self.table.slots.iter().skip(block).take(most);
         following.take_while(|slot| slot.stored().is_some()).count()
+    }
+
+    /// How many blocks from this one on share its damage, `most` at most: of one that is stored, those that follow it in its
+    /// group; of one that is not, those that are absent like it.
+    #[must_use]
+    pub fn alike_from(&self, block: usize, most: usize) -> usize {
+        let left_in_group = BLOCKS_PER_GROUP - block % BLOCKS_PER_GROUP;
+        let stored = self.stored_from(block, most.min(left_in_group));
+        if stored > 0 {
+            return stored;
+        }
+        let following = self.table.slots.get(block..).unwrap_or_default();
+        let Some(first) = following.first().map(discriminant) else {
+            return most;
+        };
+        let alike = following.iter().take(most);
+        alike
+            .take_while(|slot| discriminant(*slot) == first)
+            .count()
     }
 
     /// # Errors

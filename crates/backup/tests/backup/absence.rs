@@ -27,7 +27,7 @@ impl Rig {
         (rig, disks)
     }
 
-    fn path(&self, name: ObjectName) -> PathBuf {
+    pub(crate) fn path(&self, name: ObjectName) -> PathBuf {
         self.folder.path().join("r").join(name.path())
     }
 

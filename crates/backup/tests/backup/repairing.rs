@@ -36,7 +36,7 @@ impl Rig {
     }
 }
 
-fn flip(file: &PathBuf, at: usize) {
+pub(crate) fn flip(file: &PathBuf, at: usize) {
     let mut bytes = std::fs::read(file).unwrap();
     bytes[at] ^= 1;
     std::fs::write(file, &bytes).unwrap();

@@ -50,7 +50,7 @@ impl Estate {
         })
     }
 
-    fn share(&self) -> Vec<Shared> {
+    pub(crate) fn share(&self) -> Vec<Shared> {
         let each = self.relatives().into_iter();
         let shared = each.map(|relatives| self.share_until(&relatives, u32::MAX));
         shared.collect::<Result<_>>().unwrap()
@@ -62,7 +62,7 @@ impl Estate {
         pruned.unwrap();
     }
 
-    fn prune_all(&self) {
+    pub(crate) fn prune_all(&self) {
         for source in 0..self.sources.len() {
             self.prune(source);
         }
@@ -101,7 +101,7 @@ impl Estate {
         files
     }
 
-    fn pack_file(&self, store: SourceId, n: usize) -> PathBuf {
+    pub(crate) fn pack_file(&self, store: SourceId, n: usize) -> PathBuf {
         let (number, generation) = self.rig.repository.packs(store).unwrap()[n];
         let name = ObjectName::Pack {
             source: store,
@@ -123,7 +123,7 @@ impl Estate {
 }
 
 /// Backs up these disks, in commands of so many each.
-fn backed_up(disks: &[MemoryDisk], order: &[&[usize]]) -> Estate {
+pub(crate) fn backed_up(disks: &[MemoryDisk], order: &[&[usize]]) -> Estate {
     let mut estate = Estate::new(disks.len());
     for command in order {
         let named: Vec<_> = command.iter().map(|n| (*n, &disks[*n])).collect();

@@ -124,6 +124,33 @@ impl ImageWriter {
     }
 }
 
+/// A text that is written beside an image, at once and whole.
+pub(crate) struct TextFile {
+    shown: String,
+    file: File,
+    guard: PartialFile,
+}
+
+impl TextFile {
+    /// Starts a file that is not there yet.
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        let (guard, file) = PartialFile::create(path, 0o666)?;
+        Ok(Self {
+            shown: format!("{path:?}"),
+            file,
+            guard,
+        })
+    }
+
+    /// Writes and completes it.
+    pub(crate) fn write(mut self, text: &str) -> Result<()> {
+        let written = self.file.write_all(text.as_bytes());
+        let written = written.and_then(|()| self.file.sync_all());
+        let kept = written.and_then(|()| self.guard.keep());
+        kept.map_err(|e| Error::io(format_args!("cannot write {}", self.shown), &e))
+    }
+}
+
 /// A raw image that is written in any order.
 pub(crate) struct Anywhere<'a> {
     file: &'a File,

@@ -230,7 +230,7 @@ fn damage_is_named_with_the_backups_that_need_it() {
         (&"web@1".into(), &0.into())
     );
     let restored = scene.run(&[&["backup", "restore", "web@1", "-"], &with_key[..]].concat());
-    restored.is_refusal(1, &["block 0 of the backup", "group 0"]);
+    restored.is_refusal(1, &["blocks 0 to 63 of the backup", "group 0", "--salvage"]);
 }
 
 #[test]

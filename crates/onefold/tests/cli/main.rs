@@ -14,6 +14,7 @@ mod backup_memory;
 mod backup_night;
 mod backup_pruning;
 mod backup_repair;
+mod backup_salvage;
 mod backup_share;
 mod bench;
 mod clones;

@@ -1,10 +1,11 @@
 //! Restoring into a volume that is there: only what differs is written.
 
 use crate::commands::backup::backup_error;
+use crate::commands::backup::restore::stopped_by;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, VolumeStat};
-use onefold_backup::Restore;
+use onefold_backup::{LostBlocks, Restore};
 use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
 use std::ops::Range;
@@ -23,12 +24,13 @@ enum Target {
     Nbd(Client),
 }
 
-/// Makes a volume what a backup is. Returns how many bytes differed. If it does not come to its end, a part of
+/// Makes a volume what a backup is, but for blocks that cannot be restored if they are to be noted in `lost`: these stay as
+/// they are. Returns how many bytes differed. If it does not come to its end, a part of
 /// the volume is as the backup has it, and another try makes the rest.
 pub(super) fn restore_into(
     session: &Session,
     volume: &str,
-    restore: &Restore,
+    (restore, lost): (&Restore, Option<&LostBlocks>),
     interrupted: &AtomicBool,
     progress: &Progress,
 ) -> Result<u64> {
@@ -44,8 +46,15 @@ pub(super) fn restore_into(
         }
         let len = (size_bytes - at).min(CHUNK_BYTES as u64) as usize;
         let (wanted, found) = (&mut wanted[..len], &mut found[..len]);
-        restore.read(at, wanted).map_err(backup_error)?;
         target.read(at, found)?;
+        match lost {
+            None => restore.read(at, wanted).map_err(stopped_by)?,
+            Some(lost) => {
+                let read = restore.read_past_damage(at, wanted, lost);
+                read.map_err(backup_error)?;
+                keep_lost(restore, lost, at, (wanted, found));
+            }
+        }
         for range in differing(wanted, found) {
             changed_bytes += range.len() as u64;
             target.write(at + range.start as u64, &wanted[range])?;
@@ -55,6 +64,18 @@ pub(super) fn restore_into(
     }
     target.flush()?;
     Ok(changed_bytes)
+}
+
+/// Of what was lost, the volume keeps what it has.
+fn keep_lost(restore: &Restore, lost: &LostBlocks, at: u64, (wanted, found): (&mut [u8], &[u8])) {
+    let block_size = u64::from(restore.manifest().block_size);
+    let end = at + wanted.len() as u64;
+    for blocks in lost.ranges(at / block_size..end.div_ceil(block_size)) {
+        let from = (blocks.start * block_size).max(at) - at;
+        let to = (blocks.end * block_size).min(end) - at;
+        let kept = from as usize..to as usize;
+        wanted[kept.clone()].copy_from_slice(&found[kept]);
+    }
 }
 
 /// Runs of blocks that differ.

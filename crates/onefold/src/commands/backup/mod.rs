@@ -12,6 +12,7 @@ mod into;
 mod key;
 mod link;
 mod list;
+mod losses;
 mod mount;
 mod opening;
 mod prune;

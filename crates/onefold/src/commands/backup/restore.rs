@@ -1,7 +1,11 @@
 //! `onefold backup restore`
 
 use super::into::restore_into;
-use super::{BackupName, Context, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, threads};
+use super::losses::{Losses, MapFile};
+use super::{
+    BackupName, Context, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error,
+    threads,
+};
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
@@ -9,8 +13,8 @@ use crate::image::writer::{Anywhere, ImageWriter, is_block_device};
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
-use onefold_api::{Error, NewVolumeOptions, Result, size};
-use onefold_backup::{BackupError, BlockReader, ReadCounts, Restore};
+use onefold_api::{Error, ErrorKind, NewVolumeOptions, Result, size};
+use onefold_backup::{BackupError, BlockReader, LostBlocks, ReadCounts, Restore};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -48,6 +52,15 @@ pub(in crate::commands) struct Args {
     #[arg(long)]
     yes: bool,
 
+    /// Restore what can be restored of a damaged backup: what cannot becomes a hole, or with --into stays as it is. Exit
+    /// code 3 if anything is lost.
+    #[arg(long)]
+    salvage: bool,
+
+    /// A new file for what was restored and what was lost, as a map of GNU ddrescue.
+    #[arg(long, value_name = "FILE", requires = "salvage")]
+    map: Option<PathBuf>,
+
     /// Threads that decompress and write a raw file. [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
@@ -69,23 +82,42 @@ struct Reply {
     written_bytes: u64,
     /// Reads of packs; only where they were read in their order, for a raw image.
     pack_reads: Option<u64>,
+    /// With `--salvage`, what could not be restored.
+    lost: Option<Losses>,
+    /// What is in the place of lost blocks.
+    #[serde(skip)]
+    instead: &'static str,
 }
+
+/// What is in the place of lost blocks in a new target.
+const HOLES: &str = "there are zeros instead";
+
+/// The same in a volume that was there.
+const KEPT: &str = "the volume still has there what it had before";
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let opened = args.repository.open(context)?;
     let blocks = BlockReader::new(Arc::clone(&opened.repository), args.memory as usize / 2);
     let from = RestoredFrom { opened, blocks };
     let interrupted = interruption()?;
+    let map = args.map.as_deref().map(MapFile::create).transpose()?;
     let restored = match (&args.file, &args.volume) {
         _ if args.into.is_some() => into_volume(context, &args, &from, &interrupted)?,
         (_, Some(volume)) => to_volume(context, &args, &from, volume, &interrupted)?,
         (Some(file), None) => to_file(context, &args, &from, file, &interrupted)?,
         (None, None) => return Err(Error::usage("restore to what? give a file, or --volume")),
     };
+    if let (Some(map), Some(losses)) = (map, &restored.lost) {
+        map.write(losses, &restored.name, restored.size_bytes)?;
+    }
     match args.file.as_deref() == Some(Path::new("-")) {
         // Standard output has the disk.
-        true => Ok(ExitCode::SUCCESS),
-        false => context.print(&restored),
+        true => restored.warn(context),
+        false => context.output.document(&restored)?,
+    }
+    match &restored.lost {
+        Some(lost) if lost.bytes > 0 => Ok(ExitCode::from(FOUND_DAMAGE)),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -95,11 +127,83 @@ struct RestoredFrom {
     blocks: Arc<BlockReader>,
 }
 
-fn open(args: &Args, from: &RestoredFrom) -> Result<(Restore, String)> {
-    let (source, number) = args.name.find(&from.opened)?;
-    let restore = Restore::open(&from.blocks, &source, number, "backup restore");
-    let name = format!("{}@{number}", source.source.name);
-    Ok((restore.map_err(backup_error)?, name))
+/// A backup that is restored.
+struct Backup {
+    restore: Restore,
+    name: String,
+    /// What cannot be restored is noted there; without it, damage ends the restore.
+    lost: Option<LostBlocks>,
+}
+
+impl Backup {
+    fn new(args: &Args, from: &RestoredFrom) -> Result<Self> {
+        let (source, number) = args.name.find(&from.opened)?;
+        let name = format!("{}@{number}", source.source.name);
+        let restore = Restore::open(&from.blocks, &source, number, "backup restore");
+        let restore = restore.map_err(backup_error).map_err(|mut error| {
+            if error.kind == ErrorKind::Damaged {
+                error.message += &format!(
+                    "; it says where the blocks of {name} are, so all of {name} is lost, and other backups of \
+                     '{}' are not concerned",
+                    source.source.name
+                );
+            }
+            error
+        })?;
+        let lost = args.salvage.then(LostBlocks::default);
+        Ok(Self {
+            restore,
+            name,
+            lost,
+        })
+    }
+
+    /// Fails if objects are missing or damaged that the backup needs, unless it is restored without them. It is asked before
+    /// anything is written.
+    fn check(&self) -> Result<()> {
+        match self.lost {
+            Some(_) => Ok(()),
+            None => {
+                let checked = self.restore.check_objects();
+                checked.map_err(|error| {
+                    salvageable(
+                        error,
+                        "nothing was written; --salvage restores what can be restored",
+                    )
+                })
+            }
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.restore.manifest().size_bytes
+    }
+
+    fn reply(self, written_bytes: u64, instead: &'static str) -> Reply {
+        let lost = self.lost.as_ref();
+        Reply {
+            size_bytes: self.size_bytes(),
+            written_bytes,
+            pack_reads: None,
+            lost: lost.map(|lost| Losses::of(&self.restore, lost)),
+            instead,
+            name: self.name,
+        }
+    }
+}
+
+/// Adds what the user can do about damage.
+fn salvageable(error: BackupError, hint: &str) -> Error {
+    let mut error = backup_error(error);
+    if error.kind == ErrorKind::Damaged {
+        error.message += &format!("; {hint}");
+    }
+    error
+}
+
+/// The same about damage that is found while the target is written.
+pub(super) fn stopped_by(error: BackupError) -> Error {
+    salvageable(error, "--salvage restores the rest")
 }
 
 fn to_file(
@@ -120,42 +224,44 @@ fn to_file(
             "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
         )));
     }
-    let (restore, name) = open(args, from)?;
-    let size_bytes = restore.manifest().size_bytes;
+    let backup = Backup::new(args, from)?;
+    backup.check()?;
+    let size_bytes = backup.size_bytes();
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
     let mut pack_reads = None;
     let written_bytes = match image.anywhere() {
         Some(anywhere) => {
-            let counts = read_anywhere(&restore, args, interrupted, &progress, &anywhere)?;
+            let counts = read_anywhere(&backup, args, interrupted, &progress, &anywhere)?;
             pack_reads = Some(counts.pack_reads);
             counts.bytes
         }
-        None => read_all(restore, interrupted, &progress, &mut |chunk| {
+        None => read_all(&backup, interrupted, &progress, &mut |chunk| {
             image.write(&chunk)
         })?,
     };
     image.finish(size_bytes)?;
+    let reply = backup.reply(written_bytes, HOLES);
     Ok(Reply {
-        name,
-        size_bytes,
-        written_bytes,
         pack_reads,
+        ..reply
     })
 }
 
 /// By several threads, in the order of packs.
 fn read_anywhere(
-    restore: &Restore,
+    backup: &Backup,
     args: &Args,
     interrupted: &AtomicBool,
     progress: &Progress,
     image: &Anywhere<'_>,
 ) -> Result<ReadCounts> {
+    let (restore, lost) = (&backup.restore, backup.lost.as_ref());
     let counts = restore.manifest().counts;
     let all = counts.logical_blocks * u64::from(restore.manifest().block_size);
     let (done, failure) = (AtomicU64::new(0), Mutex::new(None));
-    let read = restore.read_anywhere(threads(args.threads), args.memory as usize, &|at, bytes| {
+    let (threads, memory_bytes) = (threads(args.threads), args.memory as usize);
+    let read = restore.read_anywhere(threads, memory_bytes, lost, &|at, bytes| {
         let len = bytes.len() as u64;
         progress.set(done.fetch_add(len, Ordering::Relaxed) + len, all);
         let written = match interrupted.load(Ordering::Relaxed) {
@@ -172,7 +278,7 @@ fn read_anywhere(
     match (read, failure) {
         (Ok(counts), _) => Ok(counts),
         (Err(_), Some(failure)) => Err(failure),
-        (Err(error), None) => Err(backup_error(error)),
+        (Err(error), None) => Err(stopped_by(error)),
     }
 }
 
@@ -183,22 +289,21 @@ fn to_volume(
     volume: &str,
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
-    let (restore, name) = open(args, from)?;
-    let size_bytes = restore.manifest().size_bytes;
+    let backup = Backup::new(args, from)?;
+    let size_bytes = backup.size_bytes();
     let import = VolumeImport {
         name: volume.to_owned(),
         image_bytes: size_bytes,
         options: args.options.clone(),
     };
     import.check()?;
-    drop(restore);
+    backup.check()?;
     let progress = Progress::bytes(&context.output, "restoring");
-    context.with_session(|session| {
+    let written_bytes = context.with_session(|session| {
         let (sender, receiver) = transfer();
         thread::scope(|scope| {
             let reading = scope.spawn(|| {
-                let (restore, _) = open(args, from)?;
-                let sent = read_all(restore, interrupted, &progress, &mut |chunk| {
+                let sent = read_all(&backup, interrupted, &progress, &mut |chunk| {
                     let gone = || Error::failed("the import ended early");
                     sender
                         .blocking_send(Ok(Piece::Data(chunk)))
@@ -215,15 +320,10 @@ fn to_volume(
             let imported = session.import(&import, receiver);
             let sent = reading.join();
             imported?;
-            let written_bytes = sent.map_err(|_| Error::failed("the restore panicked"))??;
-            Ok(Reply {
-                name,
-                size_bytes,
-                written_bytes,
-                pack_reads: None,
-            })
+            sent.map_err(|_| Error::failed("the restore panicked"))?
         })
-    })
+    })?;
+    Ok(backup.reply(written_bytes, HOLES))
 }
 
 fn into_volume(
@@ -233,53 +333,54 @@ fn into_volume(
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
     let volume = args.into.as_deref().unwrap_or_default();
-    let (restore, name) = open(args, from)?;
+    let backup = Backup::new(args, from)?;
     if !args.yes {
+        let name = &backup.name;
         return Err(Error::usage(format!(
             "this makes volume '{volume}' what {name} is, and what it holds besides is lost unless a snapshot \
              has it; nothing was changed, --yes goes on"
         )));
     }
+    backup.check()?;
     let progress = Progress::bytes(&context.output, "restoring");
-    let written_bytes = context
-        .with_session(|session| restore_into(session, volume, &restore, interrupted, &progress))?;
-    Ok(Reply {
-        name,
-        size_bytes: restore.manifest().size_bytes,
-        written_bytes,
-        pack_reads: None,
-    })
+    let written_bytes = context.with_session(|session| {
+        let (restore, lost) = (&backup.restore, backup.lost.as_ref());
+        restore_into(session, volume, (restore, lost), interrupted, &progress)
+    })?;
+    Ok(backup.reply(written_bytes, KEPT))
 }
 
 /// Passes the data on in chunks. Returns how many bytes there were.
 fn read_all(
-    restore: Restore,
+    backup: &Backup,
     interrupted: &AtomicBool,
     progress: &Progress,
     write: &mut dyn FnMut(Chunk) -> Result<()>,
 ) -> Result<u64> {
-    let (pool, size_bytes) = (ChunkPool::default(), restore.manifest().size_bytes);
+    let (pool, size_bytes) = (ChunkPool::default(), backup.size_bytes());
     let (mut written_bytes, mut failure) = (0, None);
-    let read = restore.read_all(&mut |at, bytes| {
-        let mut chunk = pool.take(at);
-        chunk.set_len(bytes.len());
-        chunk.as_mut().copy_from_slice(bytes);
-        progress.set(at, size_bytes);
-        written_bytes += bytes.len() as u64;
-        let written = match interrupted.load(Ordering::Relaxed) {
-            true => Err(Error::failed("interrupted; the restore is not complete")),
-            false => write(chunk),
-        };
-        written.map_err(|error| {
-            let message = error.to_string();
-            failure = Some(error);
-            BackupError::Receiver(message)
-        })
-    });
+    let read = backup
+        .restore
+        .read_all(backup.lost.as_ref(), &mut |at, bytes| {
+            let mut chunk = pool.take(at);
+            chunk.set_len(bytes.len());
+            chunk.as_mut().copy_from_slice(bytes);
+            progress.set(at, size_bytes);
+            written_bytes += bytes.len() as u64;
+            let written = match interrupted.load(Ordering::Relaxed) {
+                true => Err(Error::failed("interrupted; the restore is not complete")),
+                false => write(chunk),
+            };
+            written.map_err(|error| {
+                let message = error.to_string();
+                failure = Some(error);
+                BackupError::Receiver(message)
+            })
+        });
     match (read, failure) {
         (Ok(()), _) => Ok(written_bytes),
         (Err(_), Some(failure)) => Err(failure),
-        (Err(error), None) => Err(backup_error(error)),
+        (Err(error), None) => Err(stopped_by(error)),
     }
 }
 
@@ -291,6 +392,23 @@ impl Render for Reply {
             self.name,
             size::display(self.size_bytes),
             size::display(self.written_bytes)
-        )
+        )?;
+        let mut lost = self.lost.iter();
+        lost.try_for_each(|lost| lost.text(out, self.instead))
+    }
+}
+
+impl Reply {
+    /// Says what is lost where the report cannot be on standard output.
+    fn warn(&self, context: &Context) {
+        let mut text = Vec::new();
+        let Some(lost) = self.lost.as_ref().filter(|lost| lost.bytes > 0) else {
+            return;
+        };
+        // Memory takes it all.
+        let _ = lost.text(&mut text, self.instead);
+        for line in String::from_utf8_lossy(&text).lines() {
+            context.output.warn(line);
+        }
     }
 }
