@@ -28,7 +28,7 @@ type Result<T> = std::result::Result<T, ImageError>;
 /// Most images in a chain of backing files; ends a chain that contains itself.
 const BACKING_DEPTH_MAX: usize = 64;
 
-/// The granularity of compressed data, whose last sector need not be complete in the file.
+/// The unit of an image's size and of compressed data, whose last sector need not be complete in the file.
 const SECTOR_BYTES: u64 = 512;
 
 /// The treatment of the images beneath an image.
@@ -281,7 +281,8 @@ pub struct Qcow2Writer {
 }
 
 impl Qcow2Writer {
-    /// Formats the empty `file` as an image of a disk of `size_bytes`.
+    /// Formats the empty `file` as an image of a disk of `size_bytes`, rounded up to whole sectors of 512 bytes: QEMU
+    /// leaves out a part of a sector.
     ///
     /// # Errors
     ///
@@ -289,7 +290,7 @@ impl Qcow2Writer {
     pub fn create(file: File, size_bytes: u64) -> io::Result<Self> {
         let builder: Qcow2CreateBuilder<ImageFile> = Qcow2CreateBuilder::new(ImageFile::new(file));
         let image = builder
-            .size(size_bytes)
+            .size(size_bytes.next_multiple_of(SECTOR_BYTES))
             .create_open(DenyImplicitOpenGate::default(), |file| {
                 Ok(Qcow2OpenBuilder::new(file).write(true))
             })?;

@@ -165,3 +165,27 @@ fn a_volume_keeps_what_cannot_be_restored_and_all_of_it_without_salvage() {
         .run(&salvaged)
         .is_refusal(1, &["backups/1", "all of vm@1 is lost"]);
 }
+
+#[test]
+fn a_disk_that_ends_within_a_sector_is_restored_whole() {
+    let scene = scene();
+    let disk = noise(7, 5000);
+    let image = scene.file("disk", &disk);
+    scene.ok(&["backup", "create", &format!("web={image}")]);
+    let (raw, qcow2, copied) = (scene.path("raw"), scene.path("qcow2"), scene.path("copied"));
+    scene.ok(&["backup", "restore", "web@1", &raw]);
+    assert!(fs::read(&raw).unwrap() == disk);
+    assert!(scene.ok(&["backup", "restore", "web@1", "-"]).stdout == disk);
+    scene.ok(&[
+        "backup",
+        "restore",
+        "web@1",
+        "--image-format",
+        "qcow2",
+        &qcow2,
+    ]);
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &qcow2, &copied]);
+    let copied = fs::read(&copied).unwrap();
+    assert_eq!(copied.len(), 5120);
+    assert!(copied[..5000] == disk && copied[5000..] == [0; 120]);
+}
