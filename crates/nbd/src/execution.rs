@@ -136,7 +136,7 @@ impl ConnectionState {
 
 fn errno_of(failure: Failure) -> Errno {
     match failure {
-        Failure::Io => Errno::Io,
+        Failure::Io | Failure::LoggedIo => Errno::Io,
         Failure::NoSpace => Errno::NoSpace,
         Failure::ReadOnly => Errno::Perm,
         Failure::Invalid => Errno::Inval,

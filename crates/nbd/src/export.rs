@@ -187,6 +187,8 @@ impl ExportError {
 pub enum Failure {
     /// The device or its metadata failed.
     Io,
+    /// The same, where the export has logged it.
+    LoggedIo,
     /// No space is left.
     NoSpace,
     /// The device takes no writes.

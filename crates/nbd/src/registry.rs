@@ -41,6 +41,8 @@ pub struct Client {
 #[derive(Debug)]
 pub(crate) struct Registry {
     connections_max: usize,
+    /// There would be more with more memory.
+    is_memory_short: bool,
     state: Mutex<RegistryState>,
     gone: Condvar,
 }
@@ -109,9 +111,10 @@ impl RegistryState {
 }
 
 impl Registry {
-    pub(crate) fn new(connections_max: usize) -> Arc<Self> {
+    pub(crate) fn new(connections_max: usize, is_memory_short: bool) -> Arc<Self> {
         Arc::new(Self {
             connections_max,
+            is_memory_short,
             state: Mutex::new(RegistryState::default()),
             gone: Condvar::new(),
         })
@@ -288,9 +291,12 @@ impl Registration {
             let leaving = state.attached().any(|entry| entry.dropped);
             let leaves = leaving || state.drop_silent(true, SILENCE_TIME_MIN) != Err(None);
             if !leaves || Instant::now() >= deadline {
+                let limit_is = match registry.is_memory_short {
+                    true => "the memory for clients has room for no more than that",
+                    false => "that is the limit",
+                };
                 return Err(AttachError::Refused(format!(
-                    "there are {} clients, and {limit} is the limit; places are kept for volumes \
-                     without a client",
+                    "there are {} of {limit} clients, and {limit_is}; places are kept for volumes without a client",
                     state.attached().count()
                 )));
             }
@@ -426,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_place_is_kept_for_every_devices_first_client() {
-        let registry = Registry::new(4);
+        let registry = Registry::new(4, false);
         let mut of_a: Vec<_> = (0..5).filter_map(|_| client(&registry, "a")).collect();
         assert_eq!(of_a.len(), 2, "two places are kept for two other devices");
         let (b, c) = (client(&registry, "b"), client(&registry, "c"));
@@ -442,7 +448,7 @@ mod tests {
 
     #[test]
     fn the_oldest_that_is_silent_goes_and_none_that_asks() {
-        let registry = Registry::new(2);
+        let registry = Registry::new(2, false);
         let silent = connection(&registry);
         silent.enter_export("a", &Devices(0)).unwrap();
         let asks = client_of(&registry, "a", 0).unwrap();
@@ -457,8 +463,19 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_is_refused_for_want_of_memory_learns_that() {
+        for (is_memory_short, words) in [(true, "memory for clients"), (false, "is the limit")] {
+            let registry = Registry::new(1, is_memory_short);
+            let _first = client_of(&registry, "a", 0).unwrap();
+            let second = connection(&registry).enter_export("a", &Devices(0));
+            let refused = second.unwrap_err().to_string();
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+
+    #[test]
     fn connections_without_an_export_have_places_of_their_own() {
-        let registry = Registry::new(1);
+        let registry = Registry::new(1, false);
         let _client = client(&registry, "a").unwrap();
         let mut waiting = Vec::new();
         while registry.make_room() {

@@ -49,6 +49,15 @@ impl Default for ServerLimits {
     }
 }
 
+impl ServerLimits {
+    /// How many clients may be attached at a time, by number and by memory.
+    #[must_use]
+    pub fn clients_max(&self) -> usize {
+        let affordable = (self.memory_bytes / 2 / CONNECTION_BYTES).max(1);
+        self.connections.min(affordable)
+    }
+}
+
 /// An NBD server at work.
 pub struct Server {
     registry: Arc<Registry>,
@@ -79,12 +88,11 @@ impl Server {
         exports: Arc<dyn Exports>,
         limits: &ServerLimits,
     ) -> io::Result<Self> {
-        let affordable = (limits.memory_bytes / 2 / CONNECTION_BYTES).max(1);
-        let connections = limits.connections.min(affordable);
+        let connections = limits.clients_max();
         let pool_bytes = limits
             .memory_bytes
             .saturating_sub(connections * CONNECTION_BYTES);
-        let registry = Registry::new(connections);
+        let registry = Registry::new(connections, connections < limits.connections);
         let resources = Arc::new(Resources {
             pool: BufferPool::new(pool_bytes),
             workers: WorkerPool::new(limits.worker_threads),

@@ -319,6 +319,7 @@ fn a_read_only_export_is_not_changed() {
 fn failures_of_the_export_are_told_as_they_are() {
     let failures = [
         (Failure::Io, Errno::Io),
+        (Failure::LoggedIo, Errno::Io),
         (Failure::NoSpace, Errno::NoSpace),
         (Failure::ReadOnly, Errno::Perm),
         (Failure::Invalid, Errno::Inval),

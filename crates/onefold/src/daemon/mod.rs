@@ -250,7 +250,7 @@ fn serve_store(
 }
 
 /// A line for each event, with its time; `RUST_LOG` asks for more or less.
-fn log_to_stderr() {
+pub(crate) fn log_to_stderr() {
     let asked = std::env::var("RUST_LOG").ok().filter(|it| !it.is_empty());
     let asked = asked.map(|text| text.parse::<Targets>().map_err(|_| text));
     let (filter, unreadable) = match asked {

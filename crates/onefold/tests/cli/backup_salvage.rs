@@ -1,9 +1,10 @@
 //! Damaged backups: what is whole is restored, what is lost is named, and nothing is overwritten for nothing.
 
-use crate::harness::{Scene, noise, overwrite, qemu_img};
+use crate::harness::{Daemon, Scene, noise, overwrite, qemu_img};
 use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 const BLOCK: usize = 4096;
 
@@ -188,4 +189,54 @@ fn a_disk_that_ends_within_a_sector_is_restored_whole() {
     let copied = fs::read(&copied).unwrap();
     assert_eq!(copied.len(), 5120);
     assert!(copied[..5000] == disk && copied[5000..] == [0; 120]);
+}
+
+#[test]
+fn a_mount_serves_what_is_whole_and_names_what_is_lost_once() {
+    let scene = scene();
+    let mut disk = noise(7, 256 * BLOCK);
+    let image = scene.file("disk", &disk);
+    scene.ok(&["backup", "create", &format!("web={image}")]);
+    flip(&object(&scene, "packs/00/0.0"), 70 * BLOCK);
+    let socket = scene.path("backup.sock");
+    let address = format!("unix:{socket}");
+    let mount = ["backup", "mount", "--nbd", &address, "--memory"];
+    let little = scene.run(&[&mount[..], &["7M"]].concat());
+    little.is_refusal(2, &["--memory 7 MiB", "8 MiB", "14 clients"]);
+    let mut mounted = Daemon::start(&mut scene.command(&[&mount[..], &["8M"]].concat()));
+    mounted.wait_for_line("served on");
+    let uri = format!("nbd+unix:///web@1?socket={socket}");
+    let copied = scene.path("copied");
+    for _ in 0..2 {
+        qemu_img(&[
+            "convert",
+            "--salvage",
+            "-f",
+            "raw",
+            "-O",
+            "raw",
+            &uri,
+            &copied,
+        ]);
+        disk[64 * BLOCK..128 * BLOCK].fill(0);
+        assert!(fs::read(&copied).unwrap() == disk);
+    }
+    let read = Command::new("qemu-io")
+        .args([
+            "-f",
+            "raw",
+            "-r",
+            "-c",
+            &format!("read {} 4096", 80 * BLOCK),
+            &uri,
+        ])
+        .output();
+    let said = format!("{read:?}");
+    assert!(said.contains("Input/output error"), "{said}");
+
+    let lines = mounted.end_and_lines();
+    let lost = lines
+        .iter()
+        .filter(|line| line.contains("blocks 64 to 127 of the backup"));
+    assert_eq!(lost.count(), 1, "{lines:?}");
 }

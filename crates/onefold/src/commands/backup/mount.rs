@@ -5,22 +5,26 @@ use super::{
 };
 use crate::commands::foreground::stop_when_interrupted;
 use crate::commands::parse_size;
+use crate::daemon::log_to_stderr;
 use onefold_api::{Error, Result, size};
-use onefold_backup::{BackupError, BlockReader, Difference, Restore};
-use onefold_format::backup::BackupNumber;
+use onefold_backup::{BackupError, BlockReader, Difference, LostBlocks, Restore};
+use onefold_format::backup::{BackupNumber, SourceId};
 use onefold_nbd::{
     AttachError, Attached, Blocking, Change, ChangedExtent, Changes, Export, ExportError,
     ExportSummary, Exports, Extent, Failure, ListenAddress, ListenOptions, Listener, Peer, Server,
     ServerLimits,
 };
 use onefold_repository::KnownSource;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// The least memory: half of it is for clients, each of which takes some 290 KiB, and one program that copies a disk is four.
+const MEMORY_MIN: u64 = 8 << 20;
 
 /// How long requests may take that were begun before the end.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
@@ -42,12 +46,26 @@ pub(in crate::commands) struct Args {
     #[arg(long)]
     insecure_listen: bool,
 
-    /// Memory for blocks that are needed again; requests in progress take as much.
+    /// Memory for blocks that are needed again, 8 MiB at least; clients and their requests take as much, so 64 MiB are
+    /// enough for 110 clients.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
     memory: u64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let limits = |memory_bytes: u64| ServerLimits {
+        memory_bytes: memory_bytes as usize,
+        ..ServerLimits::default()
+    };
+    if args.memory < MEMORY_MIN {
+        return Err(Error::usage(format!(
+            "--memory {} is too little: {} are needed, and serve {} clients",
+            size::display(args.memory),
+            size::display(MEMORY_MIN),
+            limits(MEMORY_MIN).clients_max()
+        )));
+    }
+    log_to_stderr();
     let opened = args.repository.open(context)?;
     let named = args.names.iter().map(|name| {
         let (source, number) = name.find(&opened)?;
@@ -59,6 +77,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         blocks: BlockReader::new(Arc::clone(&opened.repository), args.memory as usize),
         opened,
         named: (!named.is_empty()).then_some(named),
+        lost: Mutex::default(),
     };
     let options = ListenOptions {
         insecure_listen: args.insecure_listen,
@@ -75,11 +94,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         let _ = stop.send(());
         is_stopping.swap(true, Ordering::Relaxed)
     })?;
-    let limits = ServerLimits {
-        memory_bytes: args.memory as usize,
-        ..ServerLimits::default()
-    };
-    let server = Server::start(listeners, Arc::new(mounted), &limits);
+    let server = Server::start(listeners, Arc::new(mounted), &limits(args.memory));
     let server = server.map_err(|e| Error::io("cannot serve the backups", &e))?;
     let addresses = args.addresses.iter().map(ToString::to_string);
     let addresses = addresses.collect::<Vec<_>>().join(", ");
@@ -110,10 +125,16 @@ struct Mounted {
     blocks: Arc<BlockReader>,
     /// Only these; none if all.
     named: Option<BTreeSet<String>>,
+    lost: Mutex<BTreeMap<(SourceId, BackupNumber), Arc<LostBlocks>>>,
 }
 
 /// A backup as clients see it.
-struct BackupExport(Restore);
+struct BackupExport {
+    name: String,
+    restore: Restore,
+    /// Blocks of which the log says that they cannot be read.
+    lost: Arc<LostBlocks>,
+}
 
 /// What a backup has that another one does not.
 struct BackupChanges {
@@ -209,7 +230,13 @@ impl Exports for Mounted {
         _peer: &Peer,
     ) -> std::result::Result<Attached, AttachError> {
         let (source, number) = self.find(name)?;
-        let backup = Arc::new(BackupExport(self.open(&source, number)?));
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = Arc::clone(lost.entry((source.id, number)).or_default());
+        let backup = Arc::new(BackupExport {
+            name: format!("{}@{number}", source.source.name),
+            restore: self.open(&source, number)?,
+            lost,
+        });
         let changes = since.iter().map(|since| {
             let since = since.parse().map_err(|_| AttachError::Unknown)?;
             let changes: Arc<dyn Changes> = Arc::new(BackupChanges {
@@ -233,6 +260,23 @@ fn may_wait(blocking: Blocking) -> std::result::Result<(), ExportError> {
     }
 }
 
+impl BackupExport {
+    /// Whatever cannot be read is named once.
+    fn failed(&self, error: BackupError) -> ExportError {
+        let BackupError::Damaged { block, blocks, .. } = error else {
+            return failed(error);
+        };
+        let blocks = block..block + blocks.max(1);
+        if self.lost.add(blocks, &error) {
+            tracing::error!("{}: {error}", self.name);
+        }
+        ExportError::Failed {
+            failure: Failure::LoggedIo,
+            source: Box::new(error),
+        }
+    }
+}
+
 fn failed(error: BackupError) -> ExportError {
     ExportError::Failed {
         failure: Failure::Io,
@@ -242,11 +286,11 @@ fn failed(error: BackupError) -> ExportError {
 
 impl Export for BackupExport {
     fn size_bytes(&self) -> u64 {
-        self.0.manifest().size_bytes
+        self.restore.manifest().size_bytes
     }
 
     fn preferred_block_bytes(&self) -> u32 {
-        self.0.manifest().block_size
+        self.restore.manifest().block_size
     }
 
     fn read_only(&self) -> bool {
@@ -260,9 +304,13 @@ impl Export for BackupExport {
         blocking: Blocking,
     ) -> std::result::Result<(), ExportError> {
         if blocking == Blocking::Yes {
-            return self.0.read(offset, buf).map_err(failed);
+            return self.restore.read(offset, buf).map_err(|e| self.failed(e));
         }
-        match self.0.read_from_memory(offset, buf).map_err(failed)? {
+        match self
+            .restore
+            .read_from_memory(offset, buf)
+            .map_err(|e| self.failed(e))?
+        {
             true => Ok(()),
             false => Err(ExportError::WouldBlock),
         }
@@ -275,7 +323,10 @@ impl Export for BackupExport {
         blocking: Blocking,
     ) -> std::result::Result<Vec<Extent>, ExportError> {
         may_wait(blocking)?;
-        let runs = self.0.extents(&range, extents_max).map_err(failed)?;
+        let runs = self
+            .restore
+            .extents(&range, extents_max)
+            .map_err(|e| self.failed(e))?;
         let extent = |run: onefold_backup::Run<bool>| Extent {
             len: run.bytes,
             data: run.what,
@@ -292,7 +343,9 @@ impl Export for BackupExport {
         let mut at = range.start;
         while at < range.end && !scratch.is_empty() {
             let piece = (scratch.len() as u64).min(range.end - at) as usize;
-            self.0.read(at, &mut scratch[..piece]).map_err(failed)?;
+            self.restore
+                .read(at, &mut scratch[..piece])
+                .map_err(|e| self.failed(e))?;
             at += piece as u64;
         }
         Ok(())
@@ -307,7 +360,10 @@ impl Changes for BackupChanges {
         blocking: Blocking,
     ) -> std::result::Result<Vec<ChangedExtent>, ExportError> {
         may_wait(blocking)?;
-        let differences = self.backup.0.differences(&self.since, &range, extents_max);
+        let differences = self
+            .backup
+            .restore
+            .differences(&self.since, &range, extents_max);
         let extent = |run: onefold_backup::Run<Difference>| ChangedExtent {
             len: run.bytes,
             change: match run.what {
