@@ -62,8 +62,8 @@ pub use requests::{Visitor, visit_requests};
 pub use scrub::{AffectedPlace, BadBlock, BlockFault, PoolBadBlocks, PoolScrub, PoolScrubReply};
 pub use service::{Abandonment, Clients, DataReply, Hold, LocalityReply, Service, check_name};
 pub use snapshot::{
-    DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotListReply, SnapshotName,
-    SnapshotReply, SnapshotRollback,
+    BACKUP_SNAPSHOT, DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList,
+    SnapshotListReply, SnapshotName, SnapshotReply, SnapshotRollback,
 };
 pub use unshare::{UnshareReply, VolumeDefrag, VolumeUnshare};
 pub use volume::{

@@ -13,6 +13,9 @@ use crate::service::{DataReply, Service, check_plain};
 use crate::size;
 use crate::volume::{PlanReply, UsageReply};
 
+/// How the names of snapshots begin that `backup create` takes: they belong to it, and no user relies on them.
+pub const BACKUP_SNAPSHOT: &str = "onefold-backup-";
+
 /// `VOLUME@SNAPSHOT`. In JSON it is a string of this form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

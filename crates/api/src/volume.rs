@@ -14,6 +14,7 @@ use crate::options::{
 use crate::request::{Report, Request};
 use crate::service::{DataReply, LocalityReply, Service, check_name, whole_blocks};
 use crate::size;
+use crate::snapshot::BACKUP_SNAPSHOT;
 
 /// Creates an empty volume.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
@@ -603,7 +604,7 @@ pub struct VolumeDelete {
     #[arg(long)]
     #[serde(default)]
     pub force: bool,
-    /// Delete its snapshots as well, which is refused otherwise.
+    /// Delete its snapshots as well, which is refused otherwise. Those that 'backup create' took go in any case.
     #[arg(long)]
     #[serde(default)]
     pub snapshots: bool,
@@ -622,11 +623,12 @@ impl Request for VolumeDelete {
             service.data_in_words(&self.name)
         )];
         let prefix = format!("{}@", self.name);
-        let mut snapshots = match self.snapshots {
-            true => service.store.snapshot_names_after(&prefix, usize::MAX),
-            false => Vec::new(),
+        let goes_along = |snapshot: &str| {
+            let name = snapshot.strip_prefix(&prefix);
+            name.is_some_and(|name| self.snapshots || name.starts_with(BACKUP_SNAPSHOT))
         };
-        snapshots.retain(|it| it.starts_with(&prefix));
+        let mut snapshots = service.store.snapshot_names_after(&prefix, usize::MAX);
+        snapshots.retain(|it| goes_along(it));
         let deleted = |it: &String| {
             let data = service.data_in_words(it);
             format!("delete snapshot '{it}' with {data}")
@@ -640,10 +642,7 @@ impl Request for VolumeDelete {
             .map(|name| service.detach(name, self.force, "delete"))
             .collect();
         let _holds = holds?;
-        match self.snapshots {
-            true => service.store.delete_volume_and_snapshots(&self.name)?,
-            false => service.store.delete_volume(&self.name)?,
-        }
+        service.store.delete_volume_and(&self.name, goes_along)?;
         service.finish_deletions(report)?;
         Ok(PlanReply::of(service, &self.name, plan, true))
     }

@@ -136,9 +136,25 @@ fn volumes_and_snapshots_are_backed_up_with_a_daemon_and_without() {
     );
     create(&["vm"]);
     // The user's own snapshot is left, and one of each volume.
-    let snapshots = snapshots(&scene);
-    assert_eq!(snapshots.len(), 3, "{snapshots:?}");
-    drop(daemon);
+    let left = snapshots(&scene);
+    assert_eq!(left.len(), 3, "{left:?}");
+    // A volume takes along what was taken for its backups, and nothing of the user's.
+    scene
+        .run(&["volume", "delete", "vm", "--yes"])
+        .is_refusal(1, &["has snapshots", "vm@mine"]);
+    assert_eq!(snapshots(&scene), left);
+    for (volume, daemon) in [("other", Some(daemon)), ("vm", None)] {
+        if daemon.is_none() {
+            scene.ok(&["snapshot", "delete", "vm@mine", "--yes"]);
+        }
+        let planned = scene.run(&["volume", "delete", volume]);
+        assert_eq!(planned.code, Some(2), "{planned:?}");
+        let planned = String::from_utf8_lossy(&planned.stdout).into_owned();
+        let base = format!("delete snapshot '{volume}@onefold-backup-");
+        assert!(planned.contains(&base), "{planned}");
+        scene.ok(&["volume", "delete", volume, "--yes"]);
+    }
+    assert!(snapshots(&scene).is_empty());
     for backup in ["vm@1", "vm@2", "vm@3", "other@1"] {
         let restored = scene.ok(&[&["backup", "restore", backup, "-"], &with_key[..]].concat());
         assert!(restored.stdout == disk, "{backup}");

@@ -49,29 +49,29 @@ impl Store {
     ///
     /// `NotFound`; `Exists` while it has snapshots; those of the disk.
     pub fn delete_volume(&self, name: &str) -> Result<()> {
+        self.delete_volume_and(name, |_| false)
+    }
+
+    /// Deletes a volume after all of its snapshots, one by one, if `goes_along` is true for the name of each of them,
+    /// `VOLUME@SNAPSHOT`.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Exists` if it has other snapshots; those of the disk.
+    pub fn delete_volume_and(&self, name: &str, goes_along: impl Fn(&str) -> bool) -> Result<()> {
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let snapshots = self.snapshots_of(&volume);
-        if !snapshots.is_empty() {
-            let names: Vec<String> = snapshots.iter().map(|it| it.name()).collect();
+        let stay = snapshots.iter().map(|it| it.name());
+        let names: Vec<String> = stay.filter(|it| !goes_along(it)).collect();
+        if !names.is_empty() {
             let message = format!(
                 "volume '{name}' has snapshots, which have to be deleted first, or with it: {}",
                 names.join(", ")
             );
             return Err(StoreError::new(StoreErrorKind::Exists, message));
         }
-        self.begin_deletion(&volume)
-    }
-
-    /// Deletes a volume after all of its snapshots, one by one.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; those of the disk.
-    pub fn delete_volume_and_snapshots(&self, name: &str) -> Result<()> {
-        let _changing = self.changing();
-        let volume = self.volume_proper(name)?;
-        for snapshot in self.snapshots_of(&volume) {
+        for snapshot in snapshots {
             self.begin_deletion(&snapshot)?;
         }
         self.begin_deletion(&volume)

@@ -8,8 +8,8 @@ use crate::commands::foreground::random_seed;
 use crate::output::Output;
 use crate::session::Session;
 use onefold_api::{
-    Error, ErrorKind, JobList, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList,
-    SnapshotName, SnapshotReply, VolumeList, VolumeStat,
+    BACKUP_SNAPSHOT, Error, ErrorKind, JobList, PoolStat, Result, SnapshotCreate, SnapshotDelete,
+    SnapshotList, SnapshotName, SnapshotReply, VolumeList, VolumeStat,
 };
 use onefold_format::backup::{BackupNumber, Origin, PoolSnapshot, RepositoryId};
 use onefold_format::{PoolId, VolumeId};
@@ -18,9 +18,6 @@ use onefold_repository::{KnownSource, Repository};
 
 /// The newest backups among which one with a base is looked for.
 const BACKUPS_LOOKED_AT: usize = 16;
-
-/// How the names of snapshots begin that are taken for backups.
-const BACKUP_SNAPSHOT: &str = "onefold-backup-";
 
 /// A pool whose snapshots are backed up.
 pub(super) struct Pool<'a> {
