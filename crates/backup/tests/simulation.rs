@@ -481,3 +481,72 @@ fn any_change_may_fail() {
         world.go_on(&mut random, &format!("seed {seed}"));
     }
 }
+
+/// What is there of a source, whoever it was.
+fn find(repository: &Repository, name: &str) -> Option<KnownSource> {
+    let known = repository.source(name).unwrap();
+    known.or_else(|| repository.half_removed(name).unwrap())
+}
+
+#[test]
+fn a_source_is_removed_whenever_the_host_dies() {
+    let folder = folder();
+    let root = folder.path().join("r");
+    std::fs::create_dir(&root).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    simulation::restart_host();
+    simulation::begin(None);
+    Repository::init(&root, &Access::Open, 1).unwrap();
+    let mut world = World::open(&root, Facts::default()).unwrap();
+    // Both share popular blocks, and the first has closed numbers of every kind.
+    let disk = |first: u16| MemoryDisk((first..first + 90).collect());
+    world.create(&[(0, disk(1)), (1, disk(30))]).unwrap();
+    world.create(&[(0, disk(20)), (1, disk(50))]).unwrap();
+    world.forget((0, 1)).unwrap();
+    world.prune().unwrap();
+    world.create(&[(0, disk(40))]).unwrap();
+    world.forget((0, 2)).unwrap();
+    let removed = world.sources[0].clone();
+    let mut kept = world.facts.clone();
+    kept.backups.retain(|name, _| name.0 == 1);
+    kept.seen[0] = 0;
+    let first = simulation::changes();
+    world.repository.remove_source(removed.id).unwrap();
+    let noted = simulation::end();
+    let all = noted.count();
+    assert!(all - first > 30, "{first} to {all}");
+    for death in first..=all {
+        let what = format!("death after {death} of {all} changes");
+        let target = folder.path().join("after");
+        std::fs::create_dir(&target).unwrap();
+        noted
+            .after_death(death, &root, &target, &mut |end| random.usize(..end))
+            .unwrap();
+        simulation::restart_host();
+        let repository = Arc::new(Repository::open(&target, &Access::Open).unwrap());
+        let clean = |what: &str| {
+            let verified = verify(&repository, None, true, &mut |_, _| Ok(())).unwrap();
+            assert!(
+                verified.findings.is_empty(),
+                "{what}: {:?}",
+                verified.findings
+            );
+        };
+        clean(&what);
+        if let Some(found) = find(&repository, "vm-0") {
+            assert_eq!(found.id, removed.id, "{what}");
+            repository.remove_source(found.id).unwrap();
+        }
+        assert!(find(&repository, "vm-0").is_none(), "{what}");
+        let left = repository.stored_bytes(removed.id).unwrap();
+        assert_eq!(left, 0, "{what}");
+        clean(&format!("{what}, and again"));
+        // Whoever comes under the same name is another one, and the other source notices nothing.
+        let mut world = World::open(&target, kept.clone()).unwrap();
+        assert_ne!(world.sources[0].id, removed.id, "{what}");
+        world.check(&what);
+        world.go_on(&mut random, &what);
+        drop(world);
+        std::fs::remove_dir_all(&target).unwrap();
+    }
+}

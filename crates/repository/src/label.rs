@@ -40,7 +40,7 @@ impl Repository {
     }
 
     /// The generations of a source's labels, in order.
-    fn labels(&self, source: SourceId) -> Result<Vec<u32>> {
+    pub(crate) fn labels(&self, source: SourceId) -> Result<Vec<u32>> {
         self.generations(&ObjectName::labels(source))
     }
 

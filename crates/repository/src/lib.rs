@@ -23,6 +23,7 @@
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
 //! | `waiting.rs` | waiting for signs of life of other processes |
+//! | `removal.rs` | a source goes with all that it has |
 //! | `host.rs` | the name and the id of this machine |
 //! | `simulation.rs` | what the death of the host may leave, for tests |
 //! | `leftovers.rs` | what commands left that were killed |
@@ -41,6 +42,7 @@ mod leftovers;
 mod marks;
 mod pack;
 mod reader;
+mod removal;
 mod repository;
 mod seal;
 #[cfg(feature = "simulation")]

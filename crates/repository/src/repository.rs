@@ -405,6 +405,7 @@ impl Repository {
         for id in self.source_ids()? {
             match self.known(id) {
                 Ok(Some(known)) if known.source.is_popular() => sources.popular.push(known),
+                Ok(Some(known)) if self.is_half_removed(&known)? => {}
                 Ok(Some(known)) => sources.disks.push(known),
                 // It was made by a command that did not complete it.
                 Ok(None) if self.packs(id)?.is_empty() => {}

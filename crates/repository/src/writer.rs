@@ -109,6 +109,20 @@ impl Repository {
     ///
     /// `InUse`, if another process has it; `Interrupted`; any failure of reading or writing.
     pub fn writer(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
+        let writer = self.lease_of(source, doing)?;
+        if self.is_half_removed(writer.source())? {
+            let message = format!(
+                "{} is being removed; 'onefold backup remove' completes that",
+                writer.source()
+            );
+            return Err(RepositoryError::new(RepositoryErrorKind::NotFound, message));
+        }
+        writer.complete_birth()?;
+        Ok(writer)
+    }
+
+    /// Takes the lease of a source, whatever is left of the source.
+    pub(crate) fn lease_of(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
         let token = random_number().map_err(|e| not_taken(&e))?;
         let coming = self.beside(source, COMING, token);
         let taken = self.prepare_lease(source, token, doing, &coming);
@@ -130,7 +144,6 @@ impl Repository {
             lease,
         };
         writer.sweep()?;
-        writer.complete_birth()?;
         Ok(writer)
     }
 

@@ -13,6 +13,7 @@ mod backup_identity;
 mod backup_memory;
 mod backup_night;
 mod backup_pruning;
+mod backup_removal;
 mod backup_repair;
 mod backup_salvage;
 mod backup_share;

@@ -16,10 +16,10 @@ use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
 use onefold_backup::{Batch, Created, DiskToBackUp, ImageDisk, Options, check_parent, create};
-use onefold_format::backup::ChangedBy;
+use onefold_format::backup::{ChangedBy, SourceId};
 use onefold_repository::{KnownSource, Reached, Repository, Writer, host_name};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -287,7 +287,10 @@ impl Job<'_> {
         mut pool: Option<&mut Pool<'_>>,
     ) -> Result<(Reply, Vec<Error>)> {
         let began = Instant::now();
-        let (mut writers, mut failures) = self.writers(disks, pool.as_deref())?;
+        let mut new = BTreeSet::new();
+        let taken = self.writers(disks, pool.as_deref(), &mut new);
+        let (mut writers, mut failures) =
+            taken.inspect_err(|_| self.remove_unused(&new, Vec::new()))?;
         if let Some(pool) = pool.as_deref_mut() {
             // Only now: whoever had the sources may have been about to delete snapshots that it did not know.
             let wanted = writers.iter().map(|(wanted, _)| *wanted);
@@ -348,8 +351,24 @@ impl Job<'_> {
             }
             self.opened.saw(&seen);
         }
+        self.remove_unused(&new, writers);
         reply.seconds = began.elapsed().as_secs_f64();
         Ok((reply, failures))
+    }
+
+    /// Removes those of the sources that were made just now that have no backup, once nobody changes them any more.
+    fn remove_unused(&self, new: &BTreeSet<SourceId>, writers: Vec<Taken<'_, '_>>) {
+        drop(writers);
+        for source in new {
+            match self.opened.repository.remove_unused_source(*source) {
+                Ok(false) => {}
+                Ok(true) => self.opened.forget(*source),
+                Err(error) => {
+                    let output = &self.context.output;
+                    output.warn(format_args!("a source without a backup is left: {error}"));
+                }
+            }
+        }
     }
 
     /// A backup is durable: what was its snapshot is a base, or goes.
@@ -362,16 +381,21 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The right to change the source of each disk, and new sources where there are none; and why disks are left out.
+    /// The right to change the source of each disk, and new sources where there are none, which are added to `new`; and why
+    /// disks are left out.
     fn writers<'d>(
         &self,
         disks: &'d [Wanted],
         pool: Option<&Pool<'_>>,
+        new: &mut BTreeSet<SourceId>,
     ) -> Result<(Vec<Taken<'d, '_>>, Vec<Error>)> {
         let (mut sources, mut failures) = (Vec::<(&Wanted, Identified)>::new(), Vec::new());
         for wanted in disks {
             let identified = self.source_of(wanted, pool).and_then(|identified| {
                 let id = identified.source.id;
+                if identified.is_new {
+                    new.insert(id);
+                }
                 match sources.iter().find(|(_, before)| before.source.id == id) {
                     Some((before, _)) => Err(Error::usage(format!(
                         "'{}' and '{}' are the same disk, source {} of the repository",
@@ -411,7 +435,7 @@ impl Job<'_> {
     fn labelled<'r>(
         &self,
         wanted: &Wanted,
-        Identified { source, label }: Identified,
+        Identified { source, label, .. }: Identified,
         mut writer: Writer<'r>,
     ) -> onefold_repository::Result<Writer<'r>> {
         if let Some(label) = label {

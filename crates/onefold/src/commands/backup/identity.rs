@@ -33,6 +33,8 @@ pub(super) struct Identified {
     pub(super) source: KnownSource,
     /// The label that the source gets, if the disk comes from elsewhere than before.
     pub(super) label: Option<Label>,
+    /// It was made for the disk just now.
+    pub(super) is_new: bool,
 }
 
 impl Choice {
@@ -66,6 +68,7 @@ impl Choice {
                         name: named.source.name.clone(),
                         origin: Some(disk.origin),
                     }),
+                    is_new: false,
                 });
             }
             (Some(named), _) => return Err(disk.is_another(named, &of_origin)),
@@ -85,15 +88,18 @@ impl Choice {
                 };
                 opened.check_new()?;
                 let source = opened.repository.add_source(source);
-                let source = source.map_err(repository_error)?;
-                let label = None;
-                return Ok(Identified { source, label });
+                return Ok(Identified {
+                    source: source.map_err(repository_error)?,
+                    label: None,
+                    is_new: true,
+                });
             }
         };
         disk.check_like(known)?;
         Ok(Identified {
             source: known.clone(),
             label: None,
+            is_new: false,
         })
     }
 }

@@ -16,6 +16,7 @@ mod losses;
 mod mount;
 mod opening;
 mod prune;
+mod remove;
 mod rename;
 mod repair;
 mod restore;
@@ -101,6 +102,8 @@ pub(super) enum BackupVerb {
     Prune(prune::Args),
     /// Make popular what several sources of a domain have stored, each for itself. `prune` then gives their copies back.
     Share(share::Args),
+    /// Remove a source with all its backups.
+    Remove(remove::Args),
     /// Take out what is damaged, so that it is stored again; put back what is stored elsewhere; and remove what
     /// commands left that were killed. Exit code 3 if something is still damaged.
     Repair(repair::Args),
@@ -128,6 +131,7 @@ impl BackupVerb {
             Self::Unprotect(args) => forget::protect(context, &args, false),
             Self::Prune(args) => prune::run(context, &args),
             Self::Share(args) => share::run(context, &args),
+            Self::Remove(args) => remove::run(context, &args),
             Self::Repair(args) => repair::run(context, &args),
             Self::Stat(args) => stat::run(context, &args),
             Self::Key(verb) => key::run(context, verb),

@@ -410,13 +410,21 @@ impl Opened {
             .error(&sources.collect::<Vec<_>>(), &self.back.gone))
     }
 
+    /// A source is removed: this host does not look for it any more.
+    pub(super) fn forget(&self, source: SourceId) {
+        self.remember(|known| known.forget(source));
+    }
+
     /// Sources have come so far.
     pub(super) fn saw(&self, sources: &[(SourceId, Reached)]) {
-        let change = |known: &mut Known| {
+        self.remember(|known| {
             for (source, reached) in sources {
                 known.saw(*source, *reached);
             }
-        };
+        });
+    }
+
+    fn remember(&self, change: impl Fn(&mut Known)) {
         let (id, encrypted) = (self.repository.id(), self.repository.is_encrypted());
         if let Err(error) = self.memory.update(id, encrypted, change) {
             warn_not_remembered(&self.output, &error);
