@@ -246,7 +246,7 @@ fn commands_that_are_killed_harm_no_backup() {
         .map(|seed| [&common[..], &noise(seed, 2 * MIB)].concat())
         .collect();
     let mut known: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    for point in 0..40_u64 {
+    for point in 0..48_u64 {
         for disk in &mut disks {
             let at = draw(disk.len() - 65_536);
             disk[at..at + 65_536].copy_from_slice(&noise(100 + point, 65_536));
@@ -256,11 +256,15 @@ fn commands_that_are_killed_harm_no_backup() {
             .enumerate()
             .map(|(n, disk)| format!("vm-{n}={}", scene.file(&format!("disk-{n}"), disk)))
             .collect();
-        let create = ["backup", "create", wanted[0].as_str(), wanted[1].as_str()];
-        let command: &[&str] = match point % 5 {
-            0 | 1 => &create,
+        // One by one, so that each stores what both have, and `share` has something to do.
+        let create = |n: usize| ["backup", "create", wanted[n].as_str()];
+        let (first, second) = (create(0), create(1));
+        let command: &[&str] = match point % 6 {
+            0 => &first,
+            1 => &second,
             2 => &["backup", "forget", "--keep-last", "2", "--yes"],
-            3 => &["backup", "prune", "--wasted", "0%", "--yes"],
+            3 => &["backup", "share", "--yes"],
+            4 => &["backup", "prune", "--wasted", "0%", "--yes"],
             _ => &["backup", "key", "add", "--new-passphrase-file", &passphrase],
         };
         let mut child = scene
@@ -282,7 +286,7 @@ fn commands_that_are_killed_harm_no_backup() {
         }
         // A backup goes only by being forgotten.
         assert!(
-            point % 5 == 2 || known.is_empty(),
+            point % 6 == 2 || known.is_empty(),
             "lost {:?}",
             known.keys()
         );

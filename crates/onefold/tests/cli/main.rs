@@ -17,6 +17,7 @@ mod backup_removal;
 mod backup_repair;
 mod backup_salvage;
 mod backup_share;
+mod backup_together;
 mod bench;
 mod clones;
 mod contract;
