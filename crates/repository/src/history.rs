@@ -9,9 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use onefold_format::backup::{
-    BackupNumber, Closed, Manifest, ObjectName, PackReference, Place, SourceId,
-};
+use onefold_format::backup::{BackupNumber, Closed, Manifest, ObjectName, Place, SourceId};
 
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
@@ -483,25 +481,6 @@ impl Writer<'_> {
         let closed = Closed::decode(&content).map_err(|e| RepositoryError::format(&path, e))?;
         let mut numbers = closed.backups.iter().map(|range| BackupNumber(range.start));
         numbers.try_for_each(|backup| self.close(backup))
-    }
-
-    /// To be called before anything of the source refers to these popular packs: they are durable then, and the popular
-    /// blocks know the source as a user. Popular blocks themselves are no user.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn begin_to_use(&self, packs: &[PackReference]) -> Result<()> {
-        if packs.is_empty() {
-            return Ok(());
-        }
-        let (repository, source) = (self.repository(), self.source());
-        let popular = repository.popular_id(&source.source);
-        repository.sync_packs(popular, packs)?;
-        match source.id == popular {
-            true => Ok(()),
-            false => repository.add_user(popular, source.id),
-        }
     }
 
     /// Folds all tombstones into one object, and remembers which packs may have been written. Each number stays closed by

@@ -16,6 +16,7 @@
 //! | `identity.rs` | the object that says what a repository is, and its copy |
 //! | `repository.rs` | a repository and its sources |
 //! | `pack.rs` | writing and reading packs |
+//! | `moved.rs` | blocks that popular blocks have in the place of a pack |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
 //! | `label.rs` | the names and origins of sources |
@@ -40,6 +41,7 @@ mod label;
 mod layout;
 mod leftovers;
 mod marks;
+mod moved;
 mod pack;
 mod reader;
 mod removal;
@@ -57,7 +59,8 @@ pub use history::{Course, History, Reached};
 pub use host::{host_name, machine_id};
 pub use layout::Foreign;
 pub use leftovers::Leftovers;
-pub use pack::{GroupSealer, MovedRun, NewPack, OpenedGroup, Pack, SealedGroup};
+pub use moved::MovedRun;
+pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;
 pub use repository::{KnownSource, Repository, Sources, Unopened};
 pub use waiting::Waiting;

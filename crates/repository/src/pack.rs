@@ -1,6 +1,5 @@
 //! Writing and reading packs.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::mem::discriminant;
@@ -13,7 +12,7 @@ use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BY
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{
     ObjectName, PackReference, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
-    Witness, witness_of,
+    Witness,
 };
 use rustix::fs::FileType;
 
@@ -201,17 +200,6 @@ pub struct Pack {
     stored_bytes: u64,
 }
 
-/// Consecutive blocks of a pack that are popular blocks with consecutive numbers now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovedRun {
-    /// The number of the first among the popular blocks.
-    pub number: u64,
-    /// How many they are, all in one popular pack.
-    pub blocks: usize,
-    /// The witness of that pack.
-    pub witness: Witness,
-}
-
 impl Writer<'_> {
     /// Starts pack `number` of the source, or of popular blocks.
     ///
@@ -365,32 +353,6 @@ impl Repository {
         opened.transpose()
     }
 
-    /// Makes the names of packs durable. A pack is seen when it gets its name, and its writer may have died before the
-    /// name was durable: this comes before anything that outlives a crash refers to it.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing.
-    pub fn sync_packs(&self, source: SourceId, packs: &[PackReference]) -> Result<()> {
-        let paths = packs.iter().map(|pack| {
-            let (number, generation) = (pack.number, 0);
-            let path = ObjectName::Pack {
-                source,
-                number,
-                generation,
-            };
-            path.path()
-        });
-        let folders = paths.filter_map(|path| Some(path.rsplit_once('/')?.0.to_owned()));
-        let mut folders: BTreeSet<_> = folders.collect();
-        folders.insert(ObjectName::packs(source));
-        let mut folders = folders.into_iter();
-        folders.try_for_each(|folder| {
-            let synced = self.folder.sync(&folder);
-            synced.map_err(|e| RepositoryError::io(format_args!("cannot sync {folder}"), &e))
-        })
-    }
-
     /// The error for a pack that a backup needs and that is not there.
     #[must_use]
     pub fn missing_pack(&self, source: SourceId, number: u64) -> RepositoryError {
@@ -521,23 +483,6 @@ impl Pack {
     #[must_use]
     pub fn popular_packs(&self) -> &[PackReference] {
         &self.table.popular_packs
-    }
-
-    /// Where a moved block is among the popular ones, and how many blocks from this one on have consecutive numbers
-    /// there, `most` at most. None if the block is not moved.
-    #[must_use]
-    pub fn moved_from(&self, block: usize, most: usize) -> Option<MovedRun> {
-        let mut following = self.table.slots.iter().skip(block).take(most);
-        let number = following.next()?.moved()?;
-        let alike = following.zip(number + 1..);
-        let alike = alike.take_while(|(slot, next)| {
-            slot.moved() == Some(*next) && next / BLOCKS_PER_PACK == number / BLOCKS_PER_PACK
-        });
-        Some(MovedRun {
-            number,
-            blocks: 1 + alike.count(),
-            witness: witness_of(self.popular_packs(), number / BLOCKS_PER_PACK)?,
-        })
     }
 
     /// How many groups it has.

@@ -1,0 +1,90 @@
+//! Blocks that packs do not have any more because popular blocks have them, too.
+
+use std::collections::BTreeSet;
+
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
+use onefold_format::backup::{ObjectName, PackReference, SourceId, Witness, witness_of};
+
+use crate::error::{RepositoryError, Result};
+use crate::pack::Pack;
+use crate::repository::Repository;
+use crate::writer::Writer;
+
+/// Consecutive blocks of a pack that are popular blocks with consecutive numbers now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovedRun {
+    /// The number of the first among the popular blocks.
+    pub number: u64,
+    /// How many they are, all in one popular pack.
+    pub blocks: usize,
+    /// The witness of that pack.
+    pub witness: Witness,
+}
+
+impl Pack {
+    /// Where a moved block is among the popular ones, and how many blocks from this one on have consecutive numbers
+    /// there, `most` at most. None if the block is not moved.
+    #[must_use]
+    pub fn moved_from(&self, block: usize, most: usize) -> Option<MovedRun> {
+        let mut following = self.slots().iter().skip(block).take(most);
+        let number = following.next()?.moved()?;
+        let alike = following.zip(number + 1..);
+        let alike = alike.take_while(|(slot, next)| {
+            slot.moved() == Some(*next) && next / BLOCKS_PER_PACK == number / BLOCKS_PER_PACK
+        });
+        Some(MovedRun {
+            number,
+            blocks: 1 + alike.count(),
+            witness: witness_of(self.popular_packs(), number / BLOCKS_PER_PACK)?,
+        })
+    }
+}
+
+impl Writer<'_> {
+    /// To be called before anything of the source refers to these popular packs: they are durable then, and the popular
+    /// blocks know the source as a user. Popular blocks themselves are no user.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading or writing.
+    pub fn begin_to_use(&self, packs: &[PackReference]) -> Result<()> {
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let (repository, source) = (self.repository(), self.source());
+        let popular = repository.popular_id(&source.source);
+        repository.sync_packs(popular, packs)?;
+        match source.id == popular {
+            true => Ok(()),
+            false => repository.add_user(popular, source.id),
+        }
+    }
+}
+
+impl Repository {
+    /// Makes the names of packs durable. A pack is seen when it gets its name, and its writer may have died before the
+    /// name was durable: this comes before anything that outlives a crash refers to it.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn sync_packs(&self, source: SourceId, packs: &[PackReference]) -> Result<()> {
+        let paths = packs.iter().map(|pack| {
+            let (number, generation) = (pack.number, 0);
+            let path = ObjectName::Pack {
+                source,
+                number,
+                generation,
+            };
+            path.path()
+        });
+        let folders = paths.filter_map(|path| Some(path.rsplit_once('/')?.0.to_owned()));
+        let mut folders: BTreeSet<_> = folders.collect();
+        folders.insert(ObjectName::packs(source));
+        let mut folders = folders.into_iter();
+        folders.try_for_each(|folder| {
+            let synced = self.folder.sync(&folder);
+            synced.map_err(|e| RepositoryError::io(format_args!("cannot sync {folder}"), &e))
+        })
+    }
+}
