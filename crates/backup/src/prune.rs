@@ -255,13 +255,13 @@ impl PrunePlan {
         report: Report<'_>,
     ) -> Result<Pruned> {
         let id = writer.source().id;
-        let written_bytes = rewrite_all(writer, &mut self, level, report)?;
+        // What only has to go makes room for what is written.
         let mut freed_bytes = 0;
-        for (number, generation) in self.dead.iter().chain(&self.replaced) {
-            report(self.rewritten_bytes, self.rewritten_bytes)?;
-            let pack = writer.repository().pack(id, *number, *generation);
-            freed_bytes += pack.map_or(0, |pack| pack.stored_bytes());
-            writer.remove(pack_name(id, (*number, *generation)))?;
+        for pack in self.dead.iter().chain(&self.replaced) {
+            report(0, self.rewritten_bytes)?;
+            let opened = writer.repository().pack(id, pack.0, pack.1);
+            freed_bytes += opened.map_or(0, |pack| pack.stored_bytes());
+            writer.remove(pack_name(id, *pack))?;
         }
         for backup in &self.recipes {
             writer.remove(ObjectName::Recipe(id, *backup))?;
@@ -269,9 +269,10 @@ impl PrunePlan {
         for backup in &self.returned {
             writer.remove(ObjectName::Manifest(id, *backup))?;
         }
+        let rewritten = rewrite_all(writer, &mut self, level, report)?;
         Ok(Pruned {
             plan: self,
-            freed_bytes: freed_bytes.saturating_sub(written_bytes),
+            freed_bytes: freed_bytes + rewritten,
         })
     }
 }
@@ -328,7 +329,7 @@ pub fn prune(writer: &Writer<'_>, options: &PruneOptions, report: Report<'_>) ->
     plan.carry_out(writer, options.level, report)
 }
 
-/// Writes packs again; those before them are replaced then. Returns the bytes that were written.
+/// Writes packs again, and removes those before them, one after the other. Returns by how many bytes they became smaller.
 fn rewrite_all(
     writer: &Writer<'_>,
     plan: &mut PrunePlan,
@@ -336,7 +337,7 @@ fn rewrite_all(
     report: Report<'_>,
 ) -> Result<u64> {
     let id = writer.source().id;
-    let (mut done, mut written_bytes) = (0, 0);
+    let (mut done, mut freed_bytes) = (0, 0);
     if !plan.rewritten.is_empty() && plan.movable_blocks > 0 {
         writer.begin_to_use(&plan.moves.packs)?;
     }
@@ -348,8 +349,9 @@ fn rewrite_all(
         let new = writer.new_generation(writer.source(), &pack, generation + 1)?;
         match rewrite(new, &pack, &slots, &plan.moves, level) {
             Ok(bytes) => {
-                written_bytes += bytes;
-                plan.replaced.push((*number, *generation));
+                report(done, plan.rewritten_bytes)?;
+                freed_bytes += pack.stored_bytes().saturating_sub(bytes);
+                writer.remove(pack_name(id, (*number, *generation)))?;
             }
             Err(error) if error.is_damage() => {
                 plan.freed_blocks -= stored(pack.slots().iter().copied()) - stored(slots);
@@ -358,7 +360,7 @@ fn rewrite_all(
             Err(error) => return Err(error),
         }
     }
-    Ok(written_bytes)
+    Ok(freed_bytes)
 }
 
 /// Writes a pack again, with what is needed of it and was not moved. Returns its bytes.

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onefold_backup::{
-    BlockReader, Change, Disk, DiskToBackUp, Options, PruneOptions, RepairPlan, Restore, Result,
-    ShareOptions, create, prune, prune_popular, relatives, repair, share, verify,
+    BackupError, BlockReader, Change, Disk, DiskToBackUp, Options, PruneOptions, RepairPlan,
+    Restore, Result, ShareOptions, create, prune, prune_popular, relatives, repair, share, verify,
 };
 use onefold_format::backup::{BackupNumber, Source};
-use onefold_repository::{Access, KnownSource, Repository, simulation};
+use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind, simulation};
 
 const BLOCK: usize = 4096;
 const SOURCES: usize = 2;
@@ -457,6 +457,50 @@ fn a_full_repository_is_restored_from() {
         fails_at += 1;
     }
     assert!(fails_at > 3, "{fails_at}");
+}
+
+fn is_full(error: &BackupError) -> bool {
+    matches!(error, BackupError::Repository(error) if error.kind() == RepositoryErrorKind::NoSpace)
+}
+
+/// With the room that is set aside. What has to go goes before anything is written again, which takes more.
+#[test]
+fn a_full_repository_is_pruned() {
+    const ASIDE_BYTES: u64 = 8 << 10;
+    let folder = folder();
+    let root = folder.path().join("r");
+    simulation::restart_host();
+    Repository::init(&root, &Access::Open, 1).unwrap();
+    let mut world = World::open(&root, Facts::default()).unwrap();
+    for contents in [1..2000, 1000..2000, 3000..5000] {
+        world
+            .create(&[(0, MemoryDisk(contents.collect()))])
+            .unwrap();
+    }
+    let repository = Arc::clone(&world.repository);
+    assert!(repository.set_room_aside(ASIDE_BYTES).unwrap());
+    simulation::set_room(Some(0));
+    assert!(is_full(&world.forget((0, 1)).unwrap_err()));
+    assert!(is_full(&world.prune().unwrap_err()));
+    let room = repository.make_room(ASIDE_BYTES).unwrap();
+    for backup in [1, 3] {
+        room.with(is_full, || world.forget((0, backup))).unwrap();
+    }
+    room.with(is_full, || world.prune()).unwrap();
+    let left = simulation::room().unwrap();
+    assert!(left > 30 << 10, "{left}");
+    drop(room);
+    // Once is enough.
+    assert!(repository.set_room_aside(ASIDE_BYTES).unwrap());
+    assert_eq!(simulation::room().unwrap(), left - ASIDE_BYTES - 512);
+    assert!(repository.give_up_room().unwrap());
+    assert!(!repository.give_up_room().unwrap());
+    simulation::set_room(Some(100));
+    assert!(!repository.set_room_aside(ASIDE_BYTES).unwrap());
+    simulation::set_room(None);
+    assert!(repository.foreign(None).unwrap().names.is_empty());
+    world.check("a full repository");
+    world.go_on(&mut fastrand::Rng::with_seed(1), "a full repository");
 }
 
 #[test]

@@ -4,15 +4,16 @@
 //! In simulations the calls by which the repository changes, but for signs of life, are noted, and may fail.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, linkat, mkdirat,
-    openat, openat2, renameat, renameat_with, statat, unlinkat,
+    AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat,
+    fallocate, fstatvfs, linkat, mkdirat, openat, openat2, renameat, renameat_with, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 
@@ -155,6 +156,27 @@ impl Root {
         noted!(Op::Append(self.path.join(path), bytes.to_vec()));
         file.write_all(bytes)?;
         Ok(bytes.len())
+    }
+
+    /// Makes a file that is being written longer by bytes that have blocks of their own, whatever they hold.
+    pub(crate) fn allocate(&self, file: &mut File, path: &str, bytes: u64) -> io::Result<()> {
+        noted!(Op::Append(self.path.join(path), vec![0; bytes as usize]));
+        let end = file.metadata()?.len();
+        match fallocate(&*file, FallocateFlags::empty(), end, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            allocated => return Ok(allocated?),
+        }
+        // Zeros may be compressed to nothing.
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(path.as_bytes());
+        let mut random = hasher.finalize_xof().take(bytes);
+        io::copy(&mut random, file).map(drop)
+    }
+
+    /// Bytes that this process may still write to the file system.
+    pub(crate) fn free_bytes(&self) -> io::Result<u64> {
+        let room = fstatvfs(&self.folder)?;
+        Ok(room.f_bavail.saturating_mul(room.f_frsize))
     }
 
     #[cfg_attr(

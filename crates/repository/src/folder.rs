@@ -126,7 +126,18 @@ impl Folder {
         object.commit()
     }
 
-    /// The same, in the place of an object that is there.
+    /// Writes an object with room behind it, for which the file system has blocks.
+    pub(crate) fn put_with_room(&self, path: &str, bytes: &[u8], more: u64) -> io::Result<()> {
+        let mut object = self.create(path)?;
+        object.write_all(bytes)?;
+        let NewObject {
+            file, incomplete, ..
+        } = &mut object;
+        self.root.allocate(file, incomplete, more)?;
+        object.commit()
+    }
+
+    /// As [`Folder::put`], in the place of an object that is there.
     pub(crate) fn put_over(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let mut object = self.create(path)?;
         object.write_all(bytes)?;

@@ -15,8 +15,9 @@ const FOREIGN_MAX: usize = 100;
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Objects, by their paths. ID is a number of sixteen hexadecimal digits, N a decimal one, and NN has two hexadecimal digits.
-const OBJECTS: [&str; 23] = [
+const OBJECTS: [&str; 24] = [
     "repository",
+    "reserve",
     "keys/repository",
     "keys/ID",
     "sources/ID/source",
@@ -163,6 +164,7 @@ mod tests {
         };
         let names = [
             ObjectName::Repository,
+            ObjectName::Reserve,
             ObjectName::RepositoryCopy,
             ObjectName::Key(7),
             ObjectName::Source(id),

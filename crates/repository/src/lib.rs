@@ -26,6 +26,7 @@
 //! | `waiting.rs` | waiting for signs of life of other processes |
 //! | `removal.rs` | a source goes with all that it has |
 //! | `host.rs` | the name and the id of this machine |
+//! | `reserve.rs` | room that is set aside, for a repository that is full |
 //! | `simulation.rs` | what the death of the host may leave, for tests |
 //! | `leftovers.rs` | what commands left that were killed |
 
@@ -46,6 +47,7 @@ mod pack;
 mod reader;
 mod removal;
 mod repository;
+mod reserve;
 mod seal;
 #[cfg(feature = "simulation")]
 pub mod simulation;
@@ -63,5 +65,6 @@ pub use moved::MovedRun;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;
 pub use repository::{KnownSource, Repository, Sources, Unopened};
+pub use reserve::MakingRoom;
 pub use waiting::Waiting;
 pub use writer::Writer;

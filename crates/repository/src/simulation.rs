@@ -26,18 +26,33 @@ pub(crate) enum Op {
 thread_local! {
     static NOTED: RefCell<Option<Vec<Op>>> = const { RefCell::new(None) };
     static FAILS_AT: Cell<Option<usize>> = const { Cell::new(None) };
+    static ROOM: Cell<Option<u64>> = const { Cell::new(None) };
     static BOOT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Notes a change of this thread; fails if it is the one that is to.
+/// Bytes that a name takes in a file system with little room.
+const NAME_BYTES: u64 = 512;
+
+/// Notes a change of this thread; fails if it is the one that is to, or if there is no room for it.
 pub(crate) fn note(op: impl FnOnce() -> Op) -> io::Result<()> {
+    let op = || -> io::Result<Op> {
+        let op = op();
+        if let Some(room) = ROOM.get() {
+            let left = op.room_after(room).ok_or(io::ErrorKind::StorageFull)?;
+            ROOM.set(Some(left));
+        }
+        Ok(op)
+    };
+    if ROOM.get().is_some() && NOTED.with_borrow(Option::is_none) {
+        return op().map(drop);
+    }
     NOTED.with_borrow_mut(|noted| {
         let Some(noted) = noted else { return Ok(()) };
         if FAILS_AT.get() == Some(noted.len()) {
             FAILS_AT.set(None);
             return Err(io::ErrorKind::StorageFull.into());
         }
-        noted.push(op());
+        noted.push(op()?);
         Ok(())
     })
 }
@@ -51,6 +66,33 @@ pub fn begin(fails_at: Option<usize>) {
 /// The change of this number fails.
 pub fn fail_at(change: usize) {
     FAILS_AT.set(Some(change));
+}
+
+/// From now on the file system of this thread has room for so many bytes; for any number of them, if none is given.
+pub fn set_room(bytes: Option<u64>) {
+    ROOM.set(bytes);
+}
+
+/// For how many bytes it has room now.
+#[must_use]
+pub fn room() -> Option<u64> {
+    ROOM.get()
+}
+
+impl Op {
+    /// What is left of the room.
+    fn room_after(&self, room: u64) -> Option<u64> {
+        match self {
+            Self::Create(_) | Self::CreateFolder(_) => room.checked_sub(NAME_BYTES),
+            Self::Append(_, bytes) => room.checked_sub(bytes.len() as u64),
+            Self::Remove(path) => {
+                let bytes = std::fs::symlink_metadata(path).map_or(0, |it| it.len());
+                Some(room + NAME_BYTES + bytes)
+            }
+            Self::RemoveEmpty(path) => Some(room + if path.is_dir() { NAME_BYTES } else { 0 }),
+            Self::Sync(_) | Self::SyncFolder(_) | Self::Rename(..) => Some(room),
+        }
+    }
 }
 
 /// How many changes there were.

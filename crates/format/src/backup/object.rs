@@ -119,6 +119,8 @@ pub enum ObjectName {
     },
     /// The name and the origin of a source; with each change, the next generation.
     Label(SourceId, u32),
+    /// Room that is set aside.
+    Reserve,
 }
 
 /// A folder of a source that is there from the source's birth.
@@ -201,6 +203,7 @@ impl ObjectName {
             Self::UnderWay(source, holder) => (14, source.0, holder, 0),
             Self::User { popular, source } => (15, popular.0, source.0, 0),
             Self::Label(source, generation) => (16, source.0, 0, generation),
+            Self::Reserve => (17, 0, 0, 0),
         }
     }
 
@@ -209,6 +212,7 @@ impl ObjectName {
     pub fn path(self) -> String {
         match self {
             Self::Repository => "repository".to_owned(),
+            Self::Reserve => "reserve".to_owned(),
             Self::RepositoryCopy => "keys/repository".to_owned(),
             Self::Key(number) => format!("keys/{number:016x}"),
             Self::Source(source) => format!("sources/{source}/source"),

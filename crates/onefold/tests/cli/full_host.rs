@@ -34,6 +34,12 @@ impl Mount {
         Self::with(image, &["-t", "tmpfs", "-o", options, "onefold-test"])
     }
 
+    /// One in memory with little room.
+    fn small() -> Option<Self> {
+        let image = TempDir::with_prefix("onefold-test-").unwrap();
+        Self::with(image, &["-t", "tmpfs", "-o", "size=20m", "onefold-test"])
+    }
+
     fn with(image: TempDir, arguments: &[&str]) -> Option<Self> {
         let directory = TempDir::with_prefix("onefold-test-").unwrap();
         succeeds(Command::new("mount").args(arguments).arg(directory.path()))?;
@@ -158,4 +164,38 @@ fn a_daemon_starts_where_no_file_can_be_made() {
     assert_served(&scene);
     assert!(daemon.terminate().success());
     assert_eq!(scene.volumes(), ["vm"]);
+}
+
+#[test]
+fn a_repository_is_pruned_where_not_a_byte_is_free() {
+    let Some(mount) = Mount::small() else { return };
+    let mut scene = Scene::new();
+    let repository = mount.path().join("repository");
+    scene.set(
+        "ONEFOLD_REPOSITORY",
+        repository.to_str().unwrap().to_owned(),
+    );
+    let made = scene.json(&["backup", "init", "--no-encryption"]);
+    assert_eq!(made["aside_bytes"], 8 << 20);
+    let reserve = repository.join("reserve");
+    assert!(reserve.exists());
+    let images = [1, 2].map(|seed| noise(seed, 5 << 20));
+    for image in &images {
+        scene.file("image", image);
+        let disk = format!("vm={}", scene.path("image"));
+        scene.ok(&["backup", "create", &disk]);
+    }
+    mount.fill_bytes();
+    // Neither the tombstone nor the lease would have room.
+    scene.ok(&["backup", "forget", "vm@1", "--yes"]);
+    scene.ok(&["backup", "prune", "--yes"]);
+    let restored = scene.path("restored");
+    scene.ok(&["backup", "restore", "vm@2", &restored]);
+    assert!(fs::read(restored).unwrap() == images[1]);
+    // There is room now, and it is set aside again.
+    assert_eq!(fs::metadata(&reserve).unwrap().len(), 8 << 20);
+    assert_eq!(
+        scene.json(&["backup", "verify"])["foreign"],
+        serde_json::json!([])
+    );
 }

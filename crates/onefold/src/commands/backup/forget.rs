@@ -2,13 +2,14 @@
 
 use super::retention::{Candidate, Rules};
 use super::{
-    BackupName, Context, Opened, RepositoryArgs, find_source, name_damaged, repository_error,
+    ASIDE_BYTES, BackupName, Context, Opened, RepositoryArgs, find_source, name_damaged,
+    repository_error,
 };
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Error, Result, size};
 use onefold_format::backup::BackupNumber;
-use onefold_repository::{KnownSource, RepositoryError};
+use onefold_repository::{KnownSource, RepositoryError, RepositoryErrorKind};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -75,8 +76,18 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         let ids = forgotten
             .iter()
             .map(|(source, backup)| (source.id, *backup));
+        let room = repository
+            .make_room(ASIDE_BYTES)
+            .map_err(repository_error)?;
         let done = repository.forget_all(&ids.collect::<Vec<_>>());
         for ((source, backup), done) in forgotten.iter().zip(done.map_err(repository_error)?) {
+            let is_full = |error: &RepositoryError| error.kind() == RepositoryErrorKind::NoSpace;
+            let done = match done {
+                Err(error) if is_full(&error) => {
+                    room.with(is_full, || repository.forget(source.id, *backup))
+                }
+                done => done,
+            };
             if let Err(error) = done {
                 failed.push(of_source(source, error));
                 let name = format!("{}@{backup}", source.source.name);

@@ -1,8 +1,8 @@
 //! `onefold backup init`
 
-use super::{Context, RepositoryArgs, now_unix_seconds, repository_error};
+use super::{ASIDE_BYTES, Context, RepositoryArgs, now_unix_seconds, repository_error};
 use crate::output::Render;
-use onefold_api::{Error, Result};
+use onefold_api::{Error, Result, size};
 use onefold_repository::Repository;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -22,6 +22,8 @@ struct Reply {
     encrypted: bool,
     /// Opens the repository if all else is lost.
     recovery_key: Option<String>,
+    /// Set aside, so that the repository can be pruned when it is full.
+    aside_bytes: u64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -32,10 +34,15 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (repository, recovery_key) = made.map_err(repository_error)?;
     args.repository
         .remember_new(root, &repository, &context.output);
+    let is_aside = repository.set_room_aside(ASIDE_BYTES);
     context.print(&Reply {
         id: repository.id().to_string(),
         encrypted: repository.is_encrypted(),
         recovery_key: recovery_key.map(|key| key.to_string()),
+        aside_bytes: match is_aside.map_err(repository_error)? {
+            true => ASIDE_BYTES,
+            false => 0,
+        },
     })
 }
 
@@ -60,6 +67,17 @@ impl Render for Reply {
             false => "not encrypted",
         };
         writeln!(out, "repository {} created, {how}", self.id)?;
+        match self.aside_bytes {
+            0 => writeln!(
+                out,
+                "there is no room to set aside: once it is full, it cannot be pruned"
+            )?,
+            bytes => writeln!(
+                out,
+                "{} are set aside, so that it can be pruned when it is full",
+                size::display(bytes)
+            )?,
+        }
         match &self.recovery_key {
             None => Ok(()),
             Some(key) => writeln!(

@@ -42,6 +42,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use onefold_format::backup::BackupNumber;
 use opening::{Opened, RepositoryArgs};
 
+/// Room that is set aside in a repository, so that it can be pruned when it is full: leases, tombstones and signs of life
+/// of a command take some KiB for each source.
+const ASIDE_BYTES: u64 = 8 << 20;
+
 /// Memory for each stage of a backup.
 const MEMORY_DEFAULT: &str = "64M";
 
@@ -137,6 +141,10 @@ impl BackupVerb {
             Self::Key(verb) => key::run(context, verb),
         }
     }
+}
+
+fn is_full(error: &Error) -> bool {
+    error.kind == ErrorKind::NoSpace
 }
 
 fn repository_error(error: RepositoryError) -> Error {

@@ -1,8 +1,8 @@
 //! `onefold backup prune`
 
 use super::{
-    Context, LEVEL_DEFAULT, Opened, RepositoryArgs, backup_error, find_source, now_unix_seconds,
-    reporting, repository_error,
+    ASIDE_BYTES, Context, LEVEL_DEFAULT, Opened, RepositoryArgs, backup_error, find_source,
+    is_full, now_unix_seconds, reporting, repository_error,
 };
 use crate::commands::parse_size;
 use crate::output::Render;
@@ -11,7 +11,7 @@ use onefold_api::{Error, Result, size};
 use onefold_backup::{
     PruneOptions, PrunePlan, PrunedPopular, Report, plan_popular, prune, prune_popular,
 };
-use onefold_repository::{KnownSource, Repository, Sources, Writer};
+use onefold_repository::{KnownSource, MakingRoom, Repository, Sources, Writer};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -128,21 +128,13 @@ struct PopularReply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, interrupted) = args.repository.open_to_change(context)?;
     let repository = &opened.repository;
-    let sources = match &args.sources[..] {
-        [] => repository.sources().map_err(repository_error)?,
-        names => {
-            let sources = names.iter().map(|name| find_source(repository, name));
-            Sources {
-                disks: sources.collect::<Result<_>>()?,
-                ..Sources::default()
-            }
-        }
-    };
+    let sources = find_sources(repository, &args.sources)?;
     let options = PruneOptions {
         wasted_percent: args.wasted,
         rewrite_bytes_max: args.rewrite_max.unwrap_or(u64::MAX),
         level: LEVEL_DEFAULT,
     };
+    let room = args.yes.then(|| repository.make_room(ASIDE_BYTES));
     let job = Job {
         context,
         args,
@@ -150,14 +142,19 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         repository,
         options,
         interrupted: &interrupted,
+        room: room.transpose().map_err(repository_error)?,
     };
     let damaged = sources.damaged.into_iter().map(repository_error);
     let mut left: Vec<Error> = damaged.collect();
     let disks = sources.disks.into_iter();
     let all = job.free(disks.chain(sources.popular).collect(), &mut left)?;
     let (popular, disks): (Vec<_>, Vec<_>) = all.into_iter().partition(|it| it.source.is_popular());
-    let sources = each(&disks, &mut left, |source| job.source(source));
-    let popular = each(&popular, &mut left, |popular| job.popular(popular));
+    let sources = each(&disks, &mut left, |source| {
+        job.with_room(|| job.source(source))
+    });
+    let popular = each(&popular, &mut left, |popular| {
+        job.with_room(|| job.popular(popular))
+    });
     let is_damaged = sources.iter().any(|source| !source.damaged.is_empty())
         || popular.iter().any(|popular| !popular.damaged.is_empty());
     if sources.is_empty()
@@ -190,6 +187,18 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
+/// The sources of these names; without names, all, and what is popular.
+fn find_sources(repository: &Repository, names: &[String]) -> Result<Sources> {
+    if names.is_empty() {
+        return repository.sources().map_err(repository_error);
+    }
+    let disks = names.iter().map(|name| find_source(repository, name));
+    Ok(Sources {
+        disks: disks.collect::<Result<_>>()?,
+        ..Sources::default()
+    })
+}
+
 /// Prunes each of them. One that is in use, or damaged, is left as it is.
 fn each<T>(
     sources: &[KnownSource],
@@ -213,6 +222,8 @@ struct Job<'a> {
     repository: &'a Repository,
     options: PruneOptions,
     interrupted: &'a AtomicBool,
+    /// If anything is changed.
+    room: Option<MakingRoom<'a>>,
 }
 
 impl Job<'_> {
@@ -235,6 +246,13 @@ impl Job<'_> {
             });
         }
         Ok(sources)
+    }
+
+    fn with_room<T>(&self, work: impl Fn() -> Result<T>) -> Result<T> {
+        match &self.room {
+            Some(room) => room.with(is_full, work),
+            None => work(),
+        }
     }
 
     fn source(&self, source: &KnownSource) -> Result<SourceReply> {

@@ -1,7 +1,10 @@
 //! `onefold backup repair`
 
 use super::verify::FindingReply;
-use super::{Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, reporting, repository_error};
+use super::{
+    ASIDE_BYTES, Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, is_full, reporting,
+    repository_error,
+};
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
@@ -71,6 +74,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         leftovers: 0,
         leftover_bytes: 0,
     };
+    let room = args.yes.then(|| repository.make_room(ASIDE_BYTES));
+    let room = room.transpose().map_err(repository_error)?;
     if args.yes {
         // Of all at the same time. Whoever has one is named when its turn comes.
         let sick = plan.sick.iter().map(|sick| sick.of.id);
@@ -78,15 +83,17 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         waited.map_err(repository_error)?;
     }
     for sick in &plan.sick {
-        let repaired = match args.yes {
-            false => sick.expected,
-            true => do_repair(context, &repository, sick, &interrupted)?,
+        let repaired = match &room {
+            None => sick.expected,
+            Some(room) => room.with(is_full, || {
+                do_repair(context, &repository, sick, &interrupted)
+            })?,
         };
         reply.sources.push(SourceReply::of(&sick.of, repaired));
     }
-    let mended_copies = match args.yes {
-        true => mend_copies(&repository)?,
-        false => 0,
+    let mended_copies = match &room {
+        Some(room) => room.with(is_full, || mend_copies(&repository))?,
+        None => 0,
     };
     let verified = match args.yes && (!plan.sick.is_empty() || mended_copies > 0) {
         false => plan.verified,
