@@ -20,7 +20,10 @@ struct Draws(u64);
 
 impl Draws {
     fn draw(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (self.0 >> 33) % end
     }
 }
@@ -47,13 +50,23 @@ fn hosts_share_and_prune_at_once() {
     let made: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::default();
     let (scene, made, is_over) = (&scene, &made, AtomicBool::new(false));
     thread::scope(|scope| {
-        let hosts: Vec<_> = (0..HOSTS).map(|n| scope.spawn(move || host(scene, n, rounds, made))).collect();
+        let hosts: Vec<_> = (0..HOSTS)
+            .map(|n| scope.spawn(move || host(scene, n, rounds, made)))
+            .collect();
         let cleaner = scope.spawn(|| {
             let mut draws = Draws(99);
             while !is_over.load(Ordering::Relaxed) {
                 run_or_kill(scene, &["backup", "share", "--yes"], &mut draws);
-                run_or_kill(scene, &["backup", "forget", "--keep-last", "3", "--yes"], &mut draws);
-                run_or_kill(scene, &["backup", "prune", "--wasted", "0%", "--grace", "0", "--yes"], &mut draws);
+                run_or_kill(
+                    scene,
+                    &["backup", "forget", "--keep-last", "3", "--yes"],
+                    &mut draws,
+                );
+                run_or_kill(
+                    scene,
+                    &["backup", "prune", "--wasted", "0%", "--grace", "0", "--yes"],
+                    &mut draws,
+                );
             }
         });
         hosts.into_iter().for_each(|host| host.join().unwrap());
@@ -71,12 +84,21 @@ fn hosts_share_and_prune_at_once() {
             assert!(restored == *content, "{name}");
         }
     }
-    assert!(listed.iter().any(|name| made.contains_key(name)), "{listed:?}");
+    assert!(
+        listed.iter().any(|name| made.contains_key(name)),
+        "{listed:?}"
+    );
     // Nothing is in the way of anything.
-    for command in [&["share", "--yes"][..], &["prune", "--wasted", "0%", "--yes"]] {
+    for command in [
+        &["share", "--yes"][..],
+        &["prune", "--wasted", "0%", "--yes"],
+    ] {
         scene.ok(&[&["backup"], command].concat());
     }
-    assert_eq!(scene.json(&["backup", "verify", "--data"])["findings"], json!([]));
+    assert_eq!(
+        scene.json(&["backup", "verify", "--data"])["findings"],
+        json!([])
+    );
 }
 
 fn host(scene: &Scene, n: usize, rounds: u64, made: &Mutex<BTreeMap<String, Vec<u8>>>) {
@@ -93,7 +115,10 @@ fn host(scene: &Scene, n: usize, rounds: u64, made: &Mutex<BTreeMap<String, Vec<
         let before = backups_of(scene, n);
         run_or_kill(scene, &["backup", "create", "--hurry", &wanted], &mut draws);
         let mut made = made.lock().unwrap();
-        for name in backups_of(scene, n).into_iter().filter(|name| !before.contains(name)) {
+        for name in backups_of(scene, n)
+            .into_iter()
+            .filter(|name| !before.contains(name))
+        {
             made.insert(name, disk.clone());
         }
     }
