@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use onefold_image::Backing;
+use onefold_sorter::Sorter;
 
 use crate::AnalyzeError;
 use crate::chunking::Chunking;
@@ -14,7 +15,6 @@ use crate::runs::{RunLengths, run_lengths};
 use crate::scan::{
     Category as Numbered, Cutting, Progress, Scanned, Sink, Totals, scan, window_bytes,
 };
-use crate::sorter::Sorter;
 use crate::trace::{TraceOptions, TraceWriter, replay, trace_ways};
 use crate::walk::{Problem, Survey, survey};
 

@@ -1,7 +1,7 @@
 //! The savings of deduplication: data sets read, cut into chunks, and counted.
 //!
-//! May use: `onefold-image`, `onefold-format` for traces, and the fingerprints of `onefold-index`. May
-//! not use the store: an analysis needs no pool.
+//! May use: `onefold-image`, `onefold-format` for traces, `onefold-sorter`, and the fingerprints of `onefold-index`.
+//! May not use the store: an analysis needs no pool.
 //!
 //! An analysis reads every input once and cuts it in several ways at the same time. For each chunk
 //! it keeps a record of 32 bytes: its fingerprint, its place, its length, and its input and file.
@@ -16,7 +16,6 @@
 //! | `scan.rs` | has all of them cut, on all processors |
 //! | `worker.rs` | reads, cuts, fingerprints |
 //! | `compression.rs` | compresses a sample of distinct chunks |
-//! | `sorter.rs` | sorts more records than there is memory for |
 //! | `redundancy.rs` | counts equal chunks |
 //! | `runs.rs` | how long runs of unique and of redundant data are |
 //! | `analysis.rs` | all of it, one after another |
@@ -33,7 +32,6 @@ mod record;
 mod redundancy;
 mod runs;
 mod scan;
-mod sorter;
 mod trace;
 mod walk;
 mod worker;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use onefold_sorter::Sorter;
 use serde::Serialize;
 
 use crate::record::{Chunk, Place};
-use crate::sorter::Sorter;
 
 /// Chunks that occur as often as each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]

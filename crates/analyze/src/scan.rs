@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use onefold_image::Backing;
+use onefold_sorter::Sorter;
 use serde::Serialize;
 
 use crate::AnalyzeError;
@@ -20,7 +21,6 @@ use crate::chunking::Chunking;
 use crate::compression::Sampler;
 use crate::harnik::Sample;
 use crate::record::{Chunk, POSITION_END};
-use crate::sorter::Sorter;
 use crate::trace::TraceWriter;
 use crate::walk::{Met, Problem, Survey, walk};
 use crate::worker::{Opened, Unit, Worker};

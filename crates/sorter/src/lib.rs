@@ -2,7 +2,9 @@
 //!
 //! Memory stays within the given bound: half for incoming records, half for those that are sorted
 //! and written meanwhile; later, all of it for reading the runs back. If there are more runs than
-//! can be read at once, some are merged into longer ones first.
+//! can be read at once, they are merged into longer ones first, which takes the temporary space twice.
+//!
+//! May use: no other crate of onefold. Must not: know what is sorted.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,7 +12,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a run that are read at a time, at least: less would make a spinning disk seek all the time.
 const READ_BYTES_MIN: usize = 64 << 10;
@@ -19,12 +21,14 @@ const READ_BYTES_MIN: usize = 64 << 10;
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// Something of fixed size that can be sorted.
-pub(crate) trait Record: Copy + Ord + Send {
+pub trait Record: Copy + Ord + Send {
+    /// Bytes of a record in a temporary file.
     const BYTES: usize;
 
+    /// Appends those bytes.
     fn put(&self, into: &mut Vec<u8>);
 
-    /// From as many bytes as it has.
+    /// Reads a record back from as many bytes as it has.
     fn get(bytes: &[u8]) -> Self;
 }
 
@@ -56,8 +60,8 @@ impl Record for (u128, u128) {
     }
 }
 
-/// Takes records from any number of threads.
-pub(crate) struct Sorter<R> {
+/// Takes records from any number of threads, and gives them back in their order.
+pub struct Sorter<R> {
     /// Records that may be in memory, in two halves.
     half: usize,
     directory: PathBuf,
@@ -73,15 +77,17 @@ struct Spilled<R> {
 
 /// Sorted runs, one after another.
 struct RunFile {
-    file: File,
+    file: Arc<File>,
     end: u64,
     /// Where each begins, and how many records it has.
     runs: VecDeque<(u64, u64)>,
 }
 
 impl<R: Record> Sorter<R> {
-    /// Keeps to this many bytes of memory. Temporary files, without names, go to `directory`.
-    pub(crate) fn new(memory_bytes: usize, directory: &Path) -> Self {
+    /// Keeps to this many bytes of memory, or 2,048 records if that is more. Temporary files, without names, go to
+    /// `directory`.
+    #[must_use]
+    pub fn new(memory_bytes: usize, directory: &Path) -> Self {
         Self {
             half: (memory_bytes / size_of::<R>() / 2).max(1024),
             directory: directory.to_owned(),
@@ -93,8 +99,29 @@ impl<R: Record> Sorter<R> {
         }
     }
 
+    /// Takes one record, where only one thread has any.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sorter::add`].
+    pub fn push(&mut self, record: R) -> io::Result<()> {
+        let incoming = self
+            .incoming
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if incoming.len() + 1 < self.half && incoming.len() < incoming.capacity() {
+            incoming.push(record);
+            return Ok(());
+        }
+        self.add(&mut vec![record])
+    }
+
     /// Takes all of `records`, and leaves their memory.
-    pub(crate) fn add(&self, records: &mut Vec<R>) -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// If the temporary file cannot be made or written.
+    pub fn add(&self, records: &mut Vec<R>) -> io::Result<()> {
         let mut rest = records.as_slice();
         while !rest.is_empty() {
             let mut incoming = lock(&self.incoming);
@@ -126,7 +153,11 @@ impl<R: Record> Sorter<R> {
     }
 
     /// All records in their order.
-    pub(crate) fn finish(self) -> io::Result<Sorted<R>> {
+    ///
+    /// # Errors
+    ///
+    /// If the temporary file cannot be written or read.
+    pub fn finish(self) -> io::Result<Sorted<R>> {
         let into_inner = PoisonError::into_inner;
         let mut rest = self.incoming.into_inner().unwrap_or_else(into_inner);
         let into_inner = PoisonError::into_inner;
@@ -167,7 +198,7 @@ impl<R: Record> Spilled<R> {
 impl RunFile {
     fn new(directory: &Path) -> io::Result<Self> {
         Ok(Self {
-            file: tempfile::tempfile_in(directory)?,
+            file: Arc::new(tempfile::tempfile_in(directory)?),
             end: 0,
             runs: VecDeque::new(),
         })
@@ -178,7 +209,7 @@ impl RunFile {
         records: impl Iterator<Item = io::Result<R>>,
     ) -> io::Result<()> {
         let (start, mut count) = (self.end, 0);
-        let mut out = BufWriter::with_capacity(READ_BYTES_MAX, &self.file);
+        let mut out = BufWriter::with_capacity(READ_BYTES_MAX, &*self.file);
         let mut bytes = Vec::with_capacity(R::BYTES);
         for record in records {
             bytes.clear();
@@ -213,8 +244,8 @@ fn merge_all<R: Record>(
     Runs::new(&file.file, &runs, memory_bytes)
 }
 
-/// Records in their order.
-pub(crate) struct Sorted<R>(Source<R>);
+/// Records in their order. Each may be an error instead: that the temporary file cannot be read.
+pub struct Sorted<R>(Source<R>);
 
 enum Source<R> {
     Memory(std::vec::IntoIter<R>),
@@ -240,7 +271,7 @@ struct Runs<R> {
 }
 
 struct RunReader {
-    file: File,
+    file: Arc<File>,
     at: u64,
     end: u64,
     bytes: Vec<u8>,
@@ -249,7 +280,7 @@ struct RunReader {
 }
 
 impl<R: Record> Runs<R> {
-    fn new(file: &File, runs: &[(u64, u64)], memory_bytes: usize) -> io::Result<Self> {
+    fn new(file: &Arc<File>, runs: &[(u64, u64)], memory_bytes: usize) -> io::Result<Self> {
         let each = (memory_bytes / runs.len().max(1)).clamp(READ_BYTES_MIN, READ_BYTES_MAX);
         let read_bytes = each / R::BYTES * R::BYTES;
         let mut merged = Self {
@@ -258,7 +289,7 @@ impl<R: Record> Runs<R> {
         };
         for (n, (start, count)) in runs.iter().enumerate() {
             merged.readers.push(RunReader {
-                file: file.try_clone()?,
+                file: Arc::clone(file),
                 at: *start,
                 end: start + count * R::BYTES as u64,
                 bytes: Vec::new(),
