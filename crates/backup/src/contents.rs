@@ -7,8 +7,8 @@ use onefold_repository::{Repository, RepositoryErrorKind};
 
 use crate::error::{BackupError, Result};
 use crate::numbers::are_in;
-use crate::partitions::Partitions;
-use crate::scan::{Place, ROW_BYTES, of_row, row};
+use crate::partitions::{Partitions, ROW_BYTES, of_row, row};
+use crate::records::Place;
 
 /// The least bytes of a partition's buffer and of what is remembered of it.
 const PARTITION_BYTES_MIN: usize = 4096;

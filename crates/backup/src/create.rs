@@ -1,6 +1,7 @@
 //! Makes backups of disks, stage by stage.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
@@ -10,12 +11,15 @@ use onefold_format::backup::{
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Repository, Writer};
 
-use crate::detect::{Decision, Detected, Scanned, detect};
+use crate::detect::{Detected, Scanned, detect};
 use crate::disk::{ChangedBlocks, Disk};
 use crate::error::{BackupError, Result};
 use crate::publish::{Numbering, RecipeWriter, Totals};
-use crate::scan::{Place, new_rows, scan};
-use crate::store::{NewRows, StoredPacks, Target, store};
+use crate::ranks::Ranks;
+use crate::records::Place;
+use crate::scan::{Filter, Rows, scan};
+use crate::store::{NewBlocks, StoredPacks, Target, store};
+use crate::temporary::Temporary;
 
 /// Hears of `done` of `all` bytes of a stage, and may stop the backup.
 pub type Report<'a> = &'a mut dyn FnMut(u64, u64) -> Result<()>;
@@ -50,6 +54,9 @@ pub struct Options {
     pub threads: usize,
     /// Memory for each stage, in bytes.
     pub memory_bytes: usize,
+    /// The folder of temporary files: 48 bytes for each block that is read, and at most as much for each stored block of
+    /// the sources.
+    pub temporary: PathBuf,
 }
 
 /// A backup that was made.
@@ -81,7 +88,7 @@ pub struct Batch {
 ///
 /// # Errors
 ///
-/// If the repository cannot be written before there is any backup; if a disk fails or changes while what others have,
+/// `NoRoom` if the temporary files might not fit, before anything is read; if the repository cannot be written before there is any backup; if a disk fails or changes while what others have,
 /// too, is read from it.
 pub fn create(
     repository: &Repository,
@@ -105,21 +112,25 @@ pub fn create(
         repository,
         key,
         options,
+        temporary: Temporary {
+            folder: options.temporary.clone(),
+            memory_bytes: options.memory_bytes,
+        },
         failed: disks.iter().map(|_| None).collect(),
     };
     let (rows, scanned, read_blocks) = backup.scan(disks, report)?;
-    let mut detected = detect(repository, popular, rows, &scanned, options.memory_bytes)?;
+    let mut detected = detect(repository, popular, rows, &scanned, &backup.temporary)?;
     let mut batch = Batch {
         damaged: std::mem::take(&mut detected.damaged),
         ..Batch::default()
     };
-    let first_popular = backup.store_popular(disks, &mut detected, &mut batch, report)?;
+    let mut popular = backup.store_popular(disks, &mut detected, &mut batch, report)?;
     for (n, read_blocks) in read_blocks.into_iter().enumerate() {
         let made = match backup.failed[n].take() {
             Some(failed) => Err(failed),
             None => {
                 let first_pack = repository.next_pack(disks[n].writer.source(), &scanned[n].needed);
-                let numbers = (first_pack?, first_popular.as_slice());
+                let numbers = (first_pack?, (popular.0, &mut popular.1));
                 backup.finish(n, disks, &mut detected, numbers, read_blocks, report)
             }
         };
@@ -136,29 +147,25 @@ struct Backup<'a> {
     repository: &'a Repository,
     key: Key,
     options: &'a Options,
+    temporary: Temporary,
     /// Why a disk cannot be backed up.
     failed: Vec<Option<BackupError>>,
 }
 
 /// What was read: the rows, and for each disk what its rows are of, and how many blocks were read.
-type Read = (crate::scan::Rows, Vec<Scanned>, Vec<u64>);
+type Read = (Rows, Vec<Scanned>, Vec<u64>);
 
 impl Backup<'_> {
     fn scan(&mut self, disks: &mut [DiskToBackUp<'_>], report: Report<'_>) -> Result<Read> {
-        let mut rows = new_rows(self.options.memory_bytes / 4)?;
-        let (mut scanned, mut read_blocks) = (Vec::new(), Vec::new());
+        let mut scanned = self.disks_to_scan(disks)?;
+        self.check_room(disks, &scanned)?;
+        let (mut rows, mut read_blocks) = (Rows::new(&self.temporary), Vec::new());
         let all: u64 = disks.iter().map(|it| it.disk.size_bytes()).sum();
         let mut before = 0;
-        for (n, disk) in disks.iter_mut().enumerate() {
+        for (n, (disk, of_disk)) in disks.iter_mut().zip(&mut scanned).enumerate() {
             let source = disk.writer.source();
             let block_size = source.source.block_size;
             let size_bytes = disk.disk.size_bytes();
-            let mut of_disk = Scanned {
-                source: source.id,
-                blocks: size_bytes.div_ceil(block_size.into()),
-                needed: self.repository.needed_packs(source.id)?,
-                has_failed: false,
-            };
             let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
             let report = &mut |done, _| report(before + done, all);
             let read = match of_disk.blocks <= Place::BLOCKS_MAX {
@@ -174,46 +181,86 @@ impl Backup<'_> {
                 }
                 Err(error) => return Err(error),
             }
-            scanned.push(of_disk);
             before += size_bytes;
         }
         Ok((rows, scanned, read_blocks))
     }
 
-    /// Returns for each disk the number of the first popular block that was read from it.
+    fn disks_to_scan(&self, disks: &[DiskToBackUp<'_>]) -> Result<Vec<Scanned>> {
+        let each = disks.iter().map(|disk| {
+            let source = disk.writer.source();
+            let block_size = source.source.block_size;
+            Ok(Scanned {
+                source: source.id,
+                blocks: disk.disk.size_bytes().div_ceil(block_size.into()),
+                needed: self.repository.needed_packs(source.id)?,
+                has_failed: false,
+            })
+        });
+        each.collect()
+    }
+
+    /// Checks that temporary files have room. What changed is counted only if there is none for whole disks.
+    fn check_room(&self, disks: &mut [DiskToBackUp<'_>], scanned: &[Scanned]) -> Result<()> {
+        let packs = scanned.iter().map(|it| it.needed.own.len()).sum::<usize>()
+            + scanned
+                .iter()
+                .map(|it| it.needed.popular.len())
+                .max()
+                .unwrap_or(0);
+        let stored = packs as u64 * BLOCKS_PER_PACK;
+        let check = |read: u64| {
+            let compared = Filter::passing(self.options.memory_bytes, stored, read);
+            self.temporary.check_room(read.saturating_add(compared))
+        };
+        if check(scanned.iter().map(|it| it.blocks).sum()).is_ok() {
+            return Ok(());
+        }
+        let mut read = 0;
+        for disk in disks {
+            let block_size = disk.writer.source().source.block_size;
+            let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
+            // A disk that cannot be read fails when it is.
+            while let Ok(Some(run)) = changes.next() {
+                read += match run.has_data {
+                    true => run.blocks.end - run.blocks.start,
+                    false => 0,
+                };
+            }
+        }
+        check(read)
+    }
+
+    /// Returns the number of the first popular block that was stored, and all of them.
     fn store_popular(
         &self,
         disks: &mut [DiskToBackUp<'_>],
         detected: &mut Detected,
         batch: &mut Batch,
         report: Report<'_>,
-    ) -> Result<Vec<u64>> {
-        let blocks = detected.disks.iter().map(|disk| disk.popular_blocks);
-        let blocks: u64 = blocks.sum();
+    ) -> Result<(u64, Ranks)> {
+        let blocks = detected.new_popular_blocks;
         let first_pack = Repository::draw_popular_pack()?;
-        let mut next = first_pack * BLOCKS_PER_PACK;
-        let first_popular = detected.disks.iter().map(|disk| {
-            let first = next;
-            next += disk.popular_blocks;
-            first
-        });
-        let first_popular = first_popular.collect();
+        let mut ranks = self.ranks();
         if blocks > 0 {
             let of_first = disks[0].writer.source().source.clone();
             let popular = self.repository.popular(&of_first)?;
-            let parts = 0..detected.popular_rows.count();
-            let rows = &mut detected.popular_rows;
-            let new = NewRows {
-                rows,
-                parts,
+            let new = NewBlocks {
+                rows: &mut detected.new_popular,
+                places: Place::new(0, 0)..Place::new(disks.len(), 0),
                 blocks,
+                ranks: &mut ranks,
             };
             let stored = self.store(disks, 0, &popular, first_pack, new, report)?;
             detected.note(popular.id, &stored.packs);
             batch.popular_bytes = stored.bytes;
             batch.new_popular_blocks = blocks;
         }
-        Ok(first_popular)
+        Ok((first_pack * BLOCKS_PER_PACK, ranks))
+    }
+
+    fn ranks(&self) -> Ranks {
+        Ranks::new(&self.temporary, 16)
     }
 
     /// Stores blocks with the lease of disk `n`'s source.
@@ -223,7 +270,7 @@ impl Backup<'_> {
         n: usize,
         of: &KnownSource,
         first_pack: u64,
-        new: NewRows<'_>,
+        new: NewBlocks<'_>,
         report: Report<'_>,
     ) -> Result<StoredPacks> {
         let target = Target {
@@ -237,20 +284,26 @@ impl Backup<'_> {
     }
 
     /// Stores what is new of disk `n` alone, and publishes its backup. `first_pack` is the number of its source's next
-    /// pack, and `first_popular` the number of each disk's first new popular block.
+    /// pack, and `popular` has the first of the new popular blocks, and all of them.
     fn finish(
         &self,
         n: usize,
         disks: &mut [DiskToBackUp<'_>],
         detected: &mut Detected,
-        (first_pack, first_popular): (u64, &[u64]),
+        (first_pack, popular): (u64, (u64, &mut Ranks)),
         read_blocks: u64,
         report: Report<'_>,
     ) -> Result<Created> {
         let (writer, repository) = (disks[n].writer, self.repository);
         let source = writer.source();
-        let (new_blocks, parts) = (detected.disks[n].own_blocks, detected.parts_of(n));
-        let new = detected.new_rows_of(n);
+        let new_blocks = detected.own_blocks[n];
+        let mut own = self.ranks();
+        let new = NewBlocks {
+            rows: &mut detected.own,
+            places: Place::all_of(n),
+            blocks: new_blocks,
+            ranks: &mut own,
+        };
         let stored = self.store(disks, n, source, first_pack, new, report)?;
         detected.note(source.id, &stored.packs);
 
@@ -260,20 +313,15 @@ impl Backup<'_> {
         let parent = parent.transpose()?;
         let of_parent = parent.as_ref().map(|it| packs_needed(it.manifest()));
         let backup = writer.begin_backup()?;
-        let decisions = &mut detected.decisions;
         let recipe = RecipeWriter {
             recipe: writer.new_recipe(backup)?,
             parent,
             disk: n,
             numbering: Numbering {
-                disks: &detected.disks,
-                first_own: first_pack * BLOCKS_PER_PACK,
-                first_popular,
+                own: (first_pack * BLOCKS_PER_PACK, own),
+                popular,
             },
-            decisions: &mut |part| {
-                let taken = decisions.take(parts.start + part)?;
-                Ok(taken.iter().map(Decision::decode).collect())
-            },
+            decided: &mut detected.decided,
             changes: ChangedBlocks::new(disk.disk.as_mut(), block_size),
             disk_blocks: size_bytes.div_ceil(block_size.into()),
         };
@@ -328,16 +376,6 @@ fn packs_needed(manifest: &Manifest) -> PacksNeeded {
 }
 
 impl Detected {
-    /// What is new of disk `n` alone.
-    fn new_rows_of(&mut self, n: usize) -> NewRows<'_> {
-        let (parts, blocks) = (self.parts_of(n), self.disks[n].own_blocks);
-        NewRows {
-            rows: &mut self.own_rows,
-            parts,
-            blocks,
-        }
-    }
-
     /// Remembers packs that were written.
     fn note(&mut self, store: SourceId, packs: &[PackReference]) {
         let known = packs.iter().map(|it| ((store, it.number), it.witness));

@@ -1,114 +1,42 @@
 //! Stage 2: which contents the sources have already, and which are new.
 //!
-//! As many partitions as memory can hold are compared at a time with the tables of all packs of the sources,
-//! and of the popular ones, which are read from front to back. So there is no index: the packs are one.
+//! The tables of all packs of the sources, and of the popular ones, are read from front to back. What may be among the blocks that
+//! were read is sorted with them, and then everything of one content comes one after the other. So there is no index: the packs
+//! are one. Memory holds one content at a time, and nothing of it grows with the blocks that have it.
 //!
 //! What two or more of the disks have, and not all of their sources, is *popular* and stored once [Zhang14
 //! §4.2, §5].
 
-use std::ops::Range;
-
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{NumberRun, PackReference, Slot, SourceId, Witness, witness_of};
+use onefold_format::backup::{NumberRun, Slot, SourceId, Witness, witness_of};
 use onefold_repository::{NeededPacks, Pack, Repository, RepositoryErrorKind};
+use onefold_sorter::Sorter;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::numbers::are_in;
-use crate::partitions::Partitions;
 use crate::ranks::Ranks;
-use crate::scan::{Place, ROW_BYTES, Rows, of_row, partition, row};
-
-/// The address of a block, and what it refers to.
-pub(crate) const DECISION_BYTES: usize = 16;
-
-/// What a block with data refers to, unless it is new and the first of its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Decision {
-    /// The source's stored block of this number.
-    Own(u64),
-    /// The popular block of this number.
-    Popular(u64),
-    /// What the new block at this place of the same disk will be.
-    SameAs(Place),
-    /// What the new popular block from this place will be.
-    SameAsPopular(Place),
-}
-
-impl Decision {
-    fn encode(self, block: u64) -> [u8; DECISION_BYTES] {
-        let (kind, word) = match self {
-            Self::Own(number) => (0, number),
-            Self::Popular(number) => (1, number),
-            Self::SameAs(place) => (2, place.0),
-            Self::SameAsPopular(place) => (3, place.0),
-        };
-        let mut bytes = [0; DECISION_BYTES];
-        bytes[..8].copy_from_slice(&block.to_le_bytes());
-        bytes[8..].copy_from_slice(&(word | kind << Place::BITS).to_le_bytes());
-        bytes
-    }
-
-    pub(crate) fn decode(bytes: &[u8; DECISION_BYTES]) -> (u64, Self) {
-        let (mut block, mut word) = ([0; 8], [0; 8]);
-        block.copy_from_slice(&bytes[..8]);
-        word.copy_from_slice(&bytes[8..]);
-        let word = u64::from_le_bytes(word);
-        let payload = word & ((1 << Place::BITS) - 1);
-        let decision = match word >> Place::BITS {
-            0 => Self::Own(payload),
-            1 => Self::Popular(payload),
-            2 => Self::SameAs(Place(payload)),
-            _ => Self::SameAsPopular(Place(payload)),
-        };
-        (u64::from_le_bytes(block), decision)
-    }
-}
+use crate::records::{ByPlace, Decided, Decision, Fingerprint, Found, NewBlock, Place, Row};
+use crate::scan::Rows;
+use crate::temporary::Temporary;
 
 /// What the sources have, and what they will have.
 pub(crate) struct Detected {
-    pub(crate) disks: Vec<DetectedDisk>,
-    /// New blocks with their fingerprints, of each content the first, by parts of the disks.
-    pub(crate) own_rows: Partitions<ROW_BYTES>,
-    /// New popular blocks, in the same way.
-    pub(crate) popular_rows: Partitions<ROW_BYTES>,
-    /// All others with data, by parts of the disks.
-    pub(crate) decisions: Partitions<DECISION_BYTES>,
+    /// New blocks, of each content the first.
+    pub(crate) own: ByPlace<NewBlock>,
+    /// How many there are of each disk.
+    pub(crate) own_blocks: Vec<u64>,
+    /// New popular blocks, likewise.
+    pub(crate) new_popular: ByPlace<NewBlock>,
+    pub(crate) new_popular_blocks: u64,
+    /// All others with data.
+    pub(crate) decided: ByPlace<Decided>,
     /// The store of popular blocks.
     pub(crate) popular: SourceId,
     /// The witnesses of all packs that were read or written.
-    pub(crate) witnesses: FxHashMap<(SourceId, u64), Witness>,
+    pub(crate) witnesses: Witnesses,
     /// Packs that cannot be read: what is in them is stored again.
     pub(crate) damaged: Vec<String>,
-}
-
-/// What is new of a disk.
-#[derive(Default)]
-pub(crate) struct DetectedDisk {
-    pub(crate) own: Ranks,
-    pub(crate) own_blocks: u64,
-    /// Those that are read from this disk.
-    pub(crate) popular: Ranks,
-    pub(crate) popular_blocks: u64,
-    first_part: usize,
-    parts: usize,
-}
-
-/// Blocks of a part of a disk: their decisions fit into memory.
-pub(crate) const PART_BLOCKS: u64 = 1 << 20;
-
-/// A content of the partitions in memory that a disk has.
-struct Holder {
-    fingerprint: [u8; 16],
-    disk: usize,
-    /// Where its rows begin.
-    first_row: usize,
-    /// What the disk's source has stored it as.
-    own: Option<u64>,
-    /// What it had stored it as, and the popular block to which that was moved; it counts once that block is found.
-    moved: Option<(u64, u64)>,
-    /// What it is stored as for all; known of the first holder.
-    popular: Option<u64>,
 }
 
 /// A disk of which the rows are.
@@ -126,40 +54,38 @@ pub(crate) fn detect(
     popular: SourceId,
     mut rows: Rows,
     scanned: &[Scanned],
-    memory_bytes: usize,
+    temporary: &Temporary,
 ) -> Result<Detected> {
-    let mut detected = Detected::new(popular, scanned, memory_bytes)?;
-    let stores = Stores::list(repository, popular, scanned, &mut detected.damaged)?;
-    // A row and its content.
-    let rows_max = (memory_bytes / (2 * ROW_BYTES + size_of::<Holder>())) as u64;
-    let mut next = 0;
-    while next < rows.count() {
-        let first = next;
-        let mut taken = Vec::new();
-        while next < rows.count()
-            && (next == first || taken.len() as u64 + rows.records(next) <= rows_max)
-        {
-            taken.extend(rows.take(next)?);
-            next += 1;
-        }
-        taken.retain(|row| !scanned[of_row(row).1.disk()].has_failed);
-        if taken.is_empty() {
-            continue;
-        }
-        // By fingerprint, and then by place: little-endian places do not sort as bytes.
-        taken.sort_unstable_by_key(of_row);
-        let mut holders = holders(&taken);
-        let is_taken = |fingerprint: &[u8; 16]| (first..next).contains(&partition(fingerprint));
-        stores.look_up(&mut holders, is_taken, &mut detected)?;
-        detected.decide(&taken, &holders)?;
+    let mut tables = Tables::default();
+    let stores = Stores::list(repository, popular, scanned, &mut tables.damaged)?;
+    if rows.read > 0 {
+        stores.add_to(&mut rows, &mut tables, temporary)?;
     }
-    for disk in &mut detected.disks {
-        disk.own_blocks = disk.own.count();
-        disk.popular_blocks = disk.popular.count();
-    }
-    detected.damaged.sort();
-    detected.damaged.dedup();
-    Ok(detected)
+    let Rows { sorter, filter, .. } = rows;
+    // Its memory is needed for what is decided.
+    drop(filter);
+    let decisions = stores.compare(sorter, temporary)?;
+    tables.damaged.sort();
+    tables.damaged.dedup();
+    Ok(Detected {
+        own: ByPlace::new(decisions.own.finish()?),
+        own_blocks: decisions.own_blocks,
+        new_popular: ByPlace::new(decisions.popular.finish()?),
+        new_popular_blocks: decisions.popular_blocks,
+        decided: ByPlace::new(decisions.decided.finish()?),
+        popular,
+        witnesses: tables.witnesses,
+        damaged: tables.damaged,
+    })
+}
+
+pub(crate) type Witnesses = FxHashMap<(SourceId, u64), Witness>;
+
+/// What the tables of packs say besides fingerprints.
+#[derive(Default)]
+struct Tables {
+    witnesses: Witnesses,
+    damaged: Vec<String>,
 }
 
 /// Packs, by their numbers and generations.
@@ -208,66 +134,103 @@ impl<'a> Stores<'a> {
         })
     }
 
-    fn look_up(
-        &self,
-        holders: &mut [Holder],
-        is_taken: impl Fn(&[u8; 16]) -> bool,
-        detected: &mut Detected,
-    ) -> Result<()> {
-        let mut moved_to = FxHashMap::default();
+    /// Adds the stored blocks that may have been read.
+    fn add_to(&self, rows: &mut Rows, tables: &mut Tables, temporary: &Temporary) -> Result<()> {
+        let Rows { filter, sorter, .. } = rows;
+        // Those that others may refer to.
+        let mut usable = Ranks::new(temporary, 16);
+        let (popular, packs) = &self.popular;
+        self.each_block(*popular, packs, tables, |block, _| {
+            let Some(fingerprint) = block.slot.content() else {
+                return Ok(());
+            };
+            let is_condemned = || are_in(&self.condemned, block.number).next() == Some(true);
+            if !self.condemned.is_empty() && is_condemned() {
+                return Ok(());
+            }
+            let listed = block.listed;
+            usable.push(Place(listed))?;
+            let fingerprint = Fingerprint::new(fingerprint);
+            match block.slot.stored().is_some() && filter.may_have(fingerprint) {
+                true => sorter.push(Row::new(fingerprint, Found::Popular { listed })),
+                false => Ok(()),
+            }
+        })?;
         for (disk, (source, packs)) in self.own.iter().enumerate() {
-            self.each_block(*source, packs, detected, |pack, number, slot| {
-                let Some(fingerprint) = slot.content() else {
-                    return;
+            self.each_block(*source, packs, tables, |block, witnesses| {
+                let Some(fingerprint) = block.slot.content() else {
+                    return Ok(());
                 };
-                let found = is_taken(&fingerprint).then(|| {
-                    holders.binary_search_by(|it| {
-                        (&it.fingerprint, it.disk).cmp(&(&fingerprint, disk))
-                    })
-                });
-                let Some(Ok(found)) = found else { return };
-                match slot.moved() {
-                    // Of several, the first: every backup finds the same.
-                    None => holders[found].own = holders[found].own.or(Some(number)),
-                    Some(to) => {
-                        let witness = witness_of(pack.popular_packs(), to / BLOCKS_PER_PACK);
-                        moved_to.insert(to / BLOCKS_PER_PACK, witness);
-                        holders[found].moved.get_or_insert((number, to));
+                let fingerprint = Fingerprint::new(fingerprint);
+                if !filter.may_have(fingerprint) {
+                    return Ok(());
+                }
+                // One that was moved counts only if the block is there to which it was.
+                if let Some(to) = block.slot.moved() {
+                    let (pack, in_pack) = (to / BLOCKS_PER_PACK, to % BLOCKS_PER_PACK);
+                    let named = witness_of(block.pack.popular_packs(), pack);
+                    let Ok(listed) = self.popular.1.binary_search_by_key(&pack, |it| it.0) else {
+                        return Ok(());
+                    };
+                    let place = Place(listed as u64 * BLOCKS_PER_PACK + in_pack);
+                    let is_there = named.is_some()
+                        && witnesses.get(&(*popular, pack)) == named.as_ref()
+                        && usable.rank(place)?.is_some();
+                    if !is_there {
+                        return Ok(());
                     }
                 }
+                let listed = block.listed;
+                sorter.push(Row::new(fingerprint, Found::Own { disk, listed }))
             })?;
         }
-        let (popular, packs) = &self.popular;
-        self.each_block(*popular, packs, detected, |pack, number, slot| {
-            let Some(fingerprint) = slot.content() else {
-                return;
+        Ok(())
+    }
+
+    /// Decides about all blocks, a content at a time.
+    fn compare(&self, rows: Sorter<Row>, temporary: &Temporary) -> Result<Decisions> {
+        let mut decisions = Decisions {
+            own: temporary.sorter(8),
+            own_blocks: vec![0; self.scanned.len()],
+            popular: temporary.sorter(16),
+            popular_blocks: 0,
+            decided: temporary.sorter(8),
+        };
+        let mut content: Option<Content> = None;
+        for row in rows.finish()? {
+            let row = row?;
+            let content = match &mut content {
+                Some(same) if same.fingerprint == row.fingerprint => same,
+                other => {
+                    if let Some(before) = other.take() {
+                        decisions.end(&before)?;
+                    }
+                    other.insert(Content::new(row.fingerprint))
+                }
             };
-            let is_condemned = || are_in(&self.condemned, number).next() == Some(true);
-            if !is_taken(&fingerprint) || is_condemned() {
-                return;
-            }
-            let PackReference {
-                number: of,
-                witness,
-            } = pack.reference();
-            let is_referred_to = moved_to.get(&of).is_some_and(|it| *it == Some(witness));
-            let first = holders.partition_point(|it| it.fingerprint < fingerprint);
-            let same = holders[first..].iter_mut();
-            for (n, holder) in same
-                .take_while(|it| it.fingerprint == fingerprint)
-                .enumerate()
-            {
-                if n == 0 && slot.stored().is_some() {
-                    holder.popular.get_or_insert(number);
+            match row.found() {
+                Found::Popular { listed } => {
+                    let number = number(&self.popular.1, listed);
+                    content.popular.get_or_insert(number);
                 }
-                if let Some((own, to)) = holder.moved
-                    && to == number
-                    && is_referred_to
-                {
-                    holder.own = Some(holder.own.map_or(own, |it| it.min(own)));
+                Found::Own { disk, listed } => {
+                    // Of several, the first: every backup finds the same.
+                    if content.own.is_none_or(|(of_disk, _)| of_disk != disk) {
+                        content.own = Some((disk, number(&self.own[disk].1, listed)));
+                    }
+                }
+                Found::Read(place) if self.scanned[place.disk()].has_failed => {}
+                Found::Read(place) => {
+                    if let Some(decision) = content.decide(place) {
+                        decisions.decided.push(Decided::new(place, decision))?;
+                    }
                 }
             }
-        })
+        }
+        if let Some(last) = content {
+            decisions.end(&last)?;
+        }
+        Ok(decisions)
     }
 
     /// The witness of a pack according to the backups that need it.
@@ -281,16 +244,16 @@ impl<'a> Stores<'a> {
         named.next().copied()
     }
 
-    /// Calls `each` for all numbers of some packs, in order. A pack that cannot be read is left out, and so is one with
+    /// Calls `each` for all numbers of some packs, in order, with the witnesses of the packs that were read. A pack that cannot be read is left out, and so is one with
     /// another witness than the backups name.
     fn each_block(
         &self,
         source: SourceId,
         packs: &Packs,
-        detected: &mut Detected,
-        mut each: impl FnMut(&Pack, u64, Slot),
+        tables: &mut Tables,
+        mut each: impl FnMut(Block<'_>, &Witnesses) -> std::io::Result<()>,
     ) -> Result<()> {
-        for (number, generation) in packs {
+        for (listed, (number, generation)) in (0..).zip(packs) {
             let opened = self.repository.pack_or_newer(source, *number, *generation);
             let opened = opened.and_then(|pack| match (&pack, self.needed(source, *number)) {
                 (Some(found), Some(witness)) => found.check_witness(witness).map(|()| pack),
@@ -300,129 +263,313 @@ impl<'a> Stores<'a> {
                 Ok(Some(pack)) => pack,
                 Ok(None) => continue,
                 Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
-                    detected.damaged.push(error.to_string());
+                    tables.damaged.push(error.to_string());
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
             let witness = pack.reference().witness;
-            detected.witnesses.insert((source, *number), witness);
-            for (slot, number) in pack.slots().iter().zip(number * BLOCKS_PER_PACK..) {
-                each(&pack, number, *slot);
+            tables.witnesses.insert((source, *number), witness);
+            let slots = pack.slots().iter().zip(number * BLOCKS_PER_PACK..);
+            for ((slot, number), listed) in slots.zip(listed * BLOCKS_PER_PACK..) {
+                let block = Block {
+                    pack: &pack,
+                    number,
+                    listed,
+                    slot: *slot,
+                };
+                each(block, &tables.witnesses)?;
             }
         }
         Ok(())
     }
 }
 
-fn holders(rows: &[[u8; ROW_BYTES]]) -> Vec<Holder> {
-    let mut holders: Vec<Holder> = Vec::new();
-    for (first_row, row) in rows.iter().enumerate() {
-        let (fingerprint, place) = of_row(row);
-        let continues = holders
-            .last()
-            .is_some_and(|last| last.fingerprint == fingerprint && last.disk == place.disk());
-        if !continues {
-            holders.push(Holder {
-                fingerprint,
-                disk: place.disk(),
-                first_row,
-                own: None,
-                moved: None,
-                popular: None,
-            });
-        }
-    }
-    holders
+/// A number of a pack that was read.
+struct Block<'a> {
+    pack: &'a Pack,
+    number: u64,
+    /// Its place among all numbers of the packs that are listed of its store.
+    listed: u64,
+    slot: Slot,
 }
 
-impl Detected {
-    fn new(popular: SourceId, scanned: &[Scanned], memory_bytes: usize) -> Result<Self> {
-        let mut parts = 0;
-        let disks = scanned.iter().map(|disk| {
-            let of_disk = disk.blocks.div_ceil(PART_BLOCKS) as usize;
-            let first_part = parts;
-            parts += of_disk;
-            DetectedDisk {
-                first_part,
-                parts: of_disk,
-                ..DetectedDisk::default()
+/// The number of a stored block, by its place among all that are listed.
+fn number(packs: &Packs, listed: u64) -> u64 {
+    let (pack, _) = packs[(listed / BLOCKS_PER_PACK) as usize];
+    pack * BLOCKS_PER_PACK + listed % BLOCKS_PER_PACK
+}
+
+/// What is known of a content while its rows come.
+struct Content {
+    fingerprint: Fingerprint,
+    /// The popular block that holds it.
+    popular: Option<u64>,
+    /// The stored block that holds it of the last disk that had one.
+    own: Option<(usize, u64)>,
+    /// Where it was read first.
+    first_read: Option<Place>,
+    /// Several disks have it.
+    is_shared: bool,
+    /// The block from which it is stored anew.
+    new: Option<Place>,
+}
+
+impl Content {
+    fn new(fingerprint: Fingerprint) -> Self {
+        Self {
+            fingerprint,
+            popular: None,
+            own: None,
+            first_read: None,
+            is_shared: false,
+            new: None,
+        }
+    }
+
+    /// What a block refers to that has this content; nothing if it is stored anew from there.
+    fn decide(&mut self, place: Place) -> Option<Decision> {
+        let first_read = *self.first_read.get_or_insert(place);
+        self.is_shared |= first_read.disk() != place.disk();
+        match (self.own, self.popular, self.new) {
+            (Some((disk, number)), ..) if disk == place.disk() => Some(Decision::Own(number)),
+            (_, Some(number), _) => Some(Decision::Popular(number)),
+            (.., Some(first)) => Some(Decision::SameAs(first)),
+            (.., None) => {
+                self.new = Some(place);
+                None
             }
-        });
-        Ok(Self {
-            disks: disks.collect(),
-            own_rows: Partitions::new(parts, memory_bytes / 16)?,
-            popular_rows: Partitions::new(parts, memory_bytes / 16)?,
-            decisions: Partitions::new(parts, memory_bytes / 8)?,
-            popular,
-            witnesses: FxHashMap::default(),
-            damaged: Vec::new(),
-        })
+        }
     }
+}
 
-    /// The parts of a disk.
-    pub(crate) fn parts_of(&self, disk: usize) -> Range<usize> {
-        let DetectedDisk {
-            first_part, parts, ..
-        } = self.disks[disk];
-        first_part..first_part + parts
-    }
+/// What was decided, to be sorted by places.
+struct Decisions {
+    own: Sorter<NewBlock>,
+    own_blocks: Vec<u64>,
+    popular: Sorter<NewBlock>,
+    popular_blocks: u64,
+    decided: Sorter<Decided>,
+}
 
-    /// The part of a block.
-    fn part(&self, place: Place) -> usize {
-        let first = self.disks[place.disk()].first_part;
-        first + (place.block() / PART_BLOCKS) as usize
-    }
-
-    fn decide(&mut self, rows: &[[u8; ROW_BYTES]], holders: &[Holder]) -> Result<()> {
-        let mut holders = holders;
-        while let Some(first) = holders.first() {
-            let same = holders
-                .iter()
-                .take_while(|it| it.fingerprint == first.fingerprint);
-            let (of_content, rest) = holders.split_at(same.count());
-            let end = rest.first().map_or(rows.len(), |next| next.first_row);
-            self.decide_content(&rows[..end], of_content)?;
-            holders = rest;
+impl Decisions {
+    /// Ends a content: now it is known which disks have it.
+    fn end(&mut self, content: &Content) -> Result<()> {
+        let Some(place) = content.new else {
+            return Ok(());
+        };
+        let new = NewBlock {
+            place,
+            fingerprint: content.fingerprint,
+        };
+        match content.is_shared {
+            true => {
+                self.popular_blocks += 1;
+                self.popular.push(new)?;
+            }
+            false => {
+                self.own_blocks[place.disk()] += 1;
+                self.own.push(new)?;
+            }
         }
         Ok(())
     }
+}
 
-    /// `rows` ends with those of the last holder.
-    fn decide_content(&mut self, rows: &[[u8; ROW_BYTES]], holders: &[Holder]) -> Result<()> {
-        let popular = holders.first().and_then(|first| first.popular);
-        let is_shared = holders.len() > 1;
-        let mut new_popular = None;
-        for (n, holder) in holders.iter().enumerate() {
-            let end = holders.get(n + 1).map_or(rows.len(), |next| next.first_row);
-            let mut places = rows[holder.first_row..end].iter().map(|row| of_row(row).1);
-            let decision = match (holder.own, popular) {
-                (Some(number), _) => Decision::Own(number),
-                (None, Some(number)) => Decision::Popular(number),
-                (None, None) => {
-                    if let Some(first) = new_popular {
-                        Decision::SameAsPopular(first)
-                    } else {
-                        let Some(first) = places.next() else { continue };
-                        let (part, row) = (self.part(first), row(holder.fingerprint, first));
-                        if is_shared {
-                            self.disks[holder.disk].popular.insert(first.block());
-                            self.popular_rows.push(part, row)?;
-                            new_popular = Some(first);
-                            Decision::SameAsPopular(first)
-                        } else {
-                            self.disks[holder.disk].own.insert(first.block());
-                            self.own_rows.push(part, row)?;
-                            Decision::SameAs(first)
-                        }
-                    }
-                }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_repository::Access;
+    use onefold_sorter::{Record, Sorted};
+    use std::collections::BTreeMap;
+
+    fn fingerprint(content: u64) -> Fingerprint {
+        const ODD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        Fingerprint::new(u128::from(content).wrapping_mul(ODD).to_le_bytes())
+    }
+
+    fn scanned(source: u64, has_failed: bool) -> Scanned {
+        Scanned {
+            source: SourceId(source),
+            blocks: 0,
+            needed: NeededPacks::default(),
+            has_failed,
+        }
+    }
+
+    fn temporary(memory_bytes: usize) -> Temporary {
+        Temporary {
+            folder: std::env::temp_dir(),
+            memory_bytes,
+        }
+    }
+
+    fn all<R: Record>(sorted: Sorted<R>) -> Vec<R> {
+        sorted.map(std::io::Result::unwrap).collect()
+    }
+
+    #[test]
+    fn each_block_is_decided_as_its_content_says_however_few_contents_there_are() {
+        const DISKS: usize = 4;
+        const FAILED: usize = 3;
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("r");
+        let (repository, _) = Repository::init(&root, &Access::Open, 1).unwrap();
+        for (seed, contents, blocks) in [
+            (1, 1, 20_000),
+            (2, 3, 20_000),
+            (3, 9_000, 5_000),
+            (4, 20, 8),
+        ] {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let disks: Vec<_> = (0..DISKS).map(|n| scanned(n as u64, n == FAILED)).collect();
+            let packs = |first| vec![(first, 0), (first + 2, 0)];
+            let stores = Stores {
+                repository: &repository,
+                own: (0..DISKS as u64).map(|n| (SourceId(n), packs(n))).collect(),
+                popular: (SourceId(9), packs(1 << 40)),
+                scanned: &disks,
+                condemned: Vec::new(),
             };
-            for place in places {
-                let part = self.part(place);
-                self.decisions.push(part, decision.encode(place.block()))?;
+            // The least number of each content, of each source and of all.
+            let mut own: BTreeMap<(u64, usize), u64> = BTreeMap::new();
+            let mut popular: BTreeMap<u64, u64> = BTreeMap::new();
+            let mut rows = Vec::new();
+            for _ in 0..contents {
+                let content = random.u64(..2 * contents);
+                let listed = random.u64(..2 * BLOCKS_PER_PACK);
+                let disk = random.usize(..DISKS);
+                let (found, least) = match random.bool() {
+                    true => (
+                        Found::Own { disk, listed },
+                        own.entry((content, disk)).or_insert(u64::MAX),
+                    ),
+                    false => (
+                        Found::Popular { listed },
+                        popular.entry(content).or_insert(u64::MAX),
+                    ),
+                };
+                let packs = match found {
+                    Found::Own { .. } => &stores.own[disk].1,
+                    _ => &stores.popular.1,
+                };
+                *least = number(packs, listed).min(*least);
+                rows.push(Row::new(fingerprint(content), found));
+            }
+            let mut read: BTreeMap<Place, u64> = BTreeMap::new();
+            for disk in 0..DISKS {
+                for block in 0..blocks {
+                    let content = random.u64(..2 * contents);
+                    let place = Place::new(disk, block);
+                    rows.push(Row::new(fingerprint(content), Found::Read(place)));
+                    read.insert(place, content);
+                }
+            }
+            read.retain(|place, _| place.disk() != FAILED);
+            let temporary = temporary(0);
+            random.shuffle(&mut rows);
+            let sorter = temporary.sorter(1);
+            sorter.add(&mut rows).unwrap();
+            let decisions = stores.compare(sorter, &temporary).unwrap();
+
+            let mut disks_of: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+            for (place, content) in &read {
+                disks_of.entry(*content).or_default().push(place.disk());
+            }
+            let mut first: BTreeMap<u64, Place> = BTreeMap::new();
+            let (mut new_own, mut new_popular, mut decided) = (Vec::new(), Vec::new(), Vec::new());
+            for (place, content) in read {
+                let stored = own.get(&(content, place.disk()));
+                let decision = match (stored, popular.get(&content), first.get(&content)) {
+                    (Some(number), ..) => Decision::Own(*number),
+                    (_, Some(number), _) => Decision::Popular(*number),
+                    (.., Some(first)) => Decision::SameAs(*first),
+                    _ => {
+                        first.insert(content, place);
+                        let (disks, fingerprint) = (&disks_of[&content], fingerprint(content));
+                        match disks.iter().any(|disk| *disk != disks[0]) {
+                            true => new_popular.push(NewBlock { place, fingerprint }),
+                            false => new_own.push(NewBlock { place, fingerprint }),
+                        }
+                        continue;
+                    }
+                };
+                decided.push(Decided::new(place, decision));
+            }
+            let of_disk = |disk| new_own.iter().filter(|it| it.place.disk() == disk).count() as u64;
+            let own_blocks: Vec<_> = (0..DISKS).map(of_disk).collect();
+            assert_eq!(decisions.own_blocks, own_blocks);
+            assert_eq!(decisions.popular_blocks, new_popular.len() as u64);
+            assert!(all(decisions.own.finish().unwrap()) == new_own);
+            assert!(all(decisions.popular.finish().unwrap()) == new_popular);
+            assert!(all(decisions.decided.finish().unwrap()) == decided);
+        }
+    }
+
+    /// By hand: `cargo test --release -p onefold-backup -- --ignored --nocapture hundreds_of_gigabytes`.
+    #[test]
+    #[ignore = "takes minutes and 8 GB of temporary files"]
+    fn hundreds_of_gigabytes_of_distinct_blocks_take_the_memory_that_is_given() {
+        const MEMORY_BYTES: usize = 64 << 20;
+        const SLACK_MIB: u64 = 32;
+        const BLOCKS: u64 = (300 << 30) / 4096;
+        const STORED: u64 = BLOCKS / 2;
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("r");
+        let (repository, _) = Repository::init(&root, &Access::Open, 1).unwrap();
+        let disks = [scanned(1, false)];
+        let packs = (0..BLOCKS / BLOCKS_PER_PACK + 1).map(|number| (number, 0));
+        let stores = Stores {
+            repository: &repository,
+            own: vec![(SourceId(1), packs.collect())],
+            popular: (SourceId(9), Vec::new()),
+            scanned: &disks,
+            condemned: Vec::new(),
+        };
+        let temporary = temporary(MEMORY_BYTES);
+        let mut rows = Rows::new(&temporary);
+        let Rows { sorter, filter, .. } = &mut rows;
+        for block in 0..BLOCKS {
+            // Each eighth block is as the one before it.
+            let fingerprint = fingerprint(block - u64::from(block % 8 == 7));
+            filter.insert(fingerprint);
+            sorter
+                .push(Row::new(fingerprint, Found::Read(Place::new(0, block))))
+                .unwrap();
+        }
+        for listed in 0..STORED {
+            let found = Found::Own { disk: 0, listed };
+            sorter
+                .push(Row::new(fingerprint(2 * listed), found))
+                .unwrap();
+        }
+        let Rows { sorter, filter, .. } = rows;
+        drop(filter);
+        let decisions = stores.compare(sorter, &temporary).unwrap();
+        let (new, decided) = (decisions.own_blocks[0], decisions.decided.finish().unwrap());
+        let mut own = ByPlace::new(decisions.own.finish().unwrap());
+        let mut ranks = Ranks::new(&temporary, 16);
+        while let Some(block) = own.next_in(&Place::all_of(0)).unwrap() {
+            ranks.push(block.place).unwrap();
+        }
+        let mut others = 0;
+        for decided in decided {
+            others += 1;
+            if let Decision::SameAs(first) = decided.unwrap().decision() {
+                assert!(ranks.rank(first).unwrap().is_some());
             }
         }
-        Ok(())
+        assert_eq!(new + others, BLOCKS);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let peak = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .unwrap();
+        let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+        println!(
+            "{} MiB at most; {new} blocks are new, {others} are not",
+            peak >> 10
+        );
+        assert!(peak >> 10 <= (MEMORY_BYTES as u64 >> 20) + SLACK_MIB);
     }
 }

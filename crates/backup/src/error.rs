@@ -1,6 +1,7 @@
 //! Failures of a backup.
 
 use std::io;
+use std::path::PathBuf;
 
 use onefold_repository::{RepositoryError, RepositoryErrorKind};
 
@@ -42,8 +43,21 @@ pub enum BackupError {
          'onefold backup verify' names and prune their source"
     )]
     UnknownMoves(String),
+    /// The temporary files may not fit.
+    #[error(
+        "its temporary files may take {} MiB, and {folder:?} has {} MiB free: give another folder with --temp, or back up \
+         fewer disks at once", .needed_bytes.div_ceil(1 << 20), .free_bytes >> 20
+    )]
+    NoRoom {
+        /// The folder for them.
+        folder: PathBuf,
+        /// What they may take.
+        needed_bytes: u64,
+        /// What is free there.
+        free_bytes: u64,
+    },
     /// A temporary file.
-    #[error("cannot use a temporary file: {0}")]
+    #[error("cannot use a temporary file: {0}{remedy}", remedy = remedy(.0))]
     Temporary(#[from] io::Error),
     /// One of several disks cannot be backed up.
     #[error("'{name}': {error}")]
@@ -62,6 +76,15 @@ fn places(block: u64, blocks: u64) -> String {
     match blocks {
         0 | 1 => format!("block {block}"),
         _ => format!("blocks {block} to {}", block + blocks - 1),
+    }
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::NotFound => {
+            "; --temp names the folder for them"
+        }
+        _ => "",
     }
 }
 

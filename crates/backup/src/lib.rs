@@ -1,14 +1,14 @@
 //! Backing disks up into a repository, and restoring them.
 //!
-//! May use: the repository, disk images, fingerprints. Must not: know pools; whoever does gives a
+//! May use: the repository, disk images, fingerprints, and the sorter. Must not: know pools; whoever does gives a
 //! [`Disk`].
 //!
 //! Backups are made in the stages of [Zhang14 §4.2], of all sources of a command together:
 //!
 //! | file | stage |
 //! | --- | --- |
-//! | `scan.rs` | reads what changed, and sorts the fingerprints of its blocks into partitions on disk |
-//! | `detect.rs` | a partition at a time: which contents the sources have already, and which are new, or popular |
+//! | `scan.rs` | reads what changed, and sorts the fingerprints of its blocks |
+//! | `detect.rs` | a content at a time: which ones the sources have already, and which are new, or popular |
 //! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
@@ -20,8 +20,8 @@
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
 //! blocks. `lost.rs` notes what a restore past damage does without.
 //!
-//! Memory is bounded (B7): what does not fit stands in temporary files. Only a bitmap of the new blocks grows
-//! with the disk.
+//! Memory is bounded (B7): what does not fit is sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only what is
+//! known of packs grows with the disks, by some 100 bytes for each 64 MiB.
 
 mod blocks;
 mod by_pack;
@@ -38,11 +38,13 @@ mod popular;
 mod prune;
 mod publish;
 mod ranks;
+mod records;
 mod repair;
 mod restore;
 mod scan;
 mod share;
 mod store;
+mod temporary;
 mod verify;
 
 pub use blocks::BlockReader;

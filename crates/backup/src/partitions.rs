@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
+use crate::records::Place;
+
 /// The least bytes of a buffer.
 const BUFFER_BYTES_MIN: usize = 1024;
 
@@ -80,6 +82,23 @@ impl<const N: usize> Partitions<N> {
         in_buffer.copy_from_slice(&buffer);
         Ok(records)
     }
+}
+
+/// A fingerprint, and the place of its block.
+pub(crate) const ROW_BYTES: usize = 24;
+
+pub(crate) fn row(fingerprint: [u8; 16], place: Place) -> [u8; ROW_BYTES] {
+    let mut row = [0; ROW_BYTES];
+    row[..16].copy_from_slice(&fingerprint);
+    row[16..].copy_from_slice(&place.0.to_le_bytes());
+    row
+}
+
+pub(crate) fn of_row(row: &[u8; ROW_BYTES]) -> ([u8; 16], Place) {
+    let (mut fingerprint, mut place) = ([0; 16], [0; 8]);
+    fingerprint.copy_from_slice(&row[..16]);
+    place.copy_from_slice(&row[16..]);
+    (fingerprint, Place(u64::from_le_bytes(place)))
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 use onefold_format::backup::{NumberRun, RecipeRun, Target};
 use onefold_repository::{NewRecipe, Recipe};
 
-use crate::detect::{Decision, DetectedDisk, PART_BLOCKS};
 use crate::disk::{ChangedBlocks, ChangedRun};
 use crate::error::{BackupError, Result};
 use crate::numbers::merged;
+use crate::ranks::Ranks;
+use crate::records::{ByPlace, Decided, Decision, Place};
 use crate::restore::expanded;
-use crate::scan::Place;
 
 /// Figures that only the whole recipe shows.
 #[derive(Default)]
@@ -18,35 +18,37 @@ pub(crate) struct Totals {
     pub(crate) popular_blocks: u64,
     pub(crate) own: Vec<NumberRun>,
     pub(crate) popular: Vec<NumberRun>,
+    /// How many runs of numbers may be gathered of either kind before they are merged.
+    unmerged_max: [usize; 2],
 }
 
-/// Which numbers the new blocks of all disks have.
+/// Which numbers the new blocks have to which a disk may refer.
 pub(crate) struct Numbering<'a> {
-    pub(crate) disks: &'a [DetectedDisk],
-    /// Of the disk that is published: that of its first new block.
-    pub(crate) first_own: u64,
-    /// Of each disk: that of the first popular block that is read from it.
-    pub(crate) first_popular: &'a [u64],
+    /// The number of the first new block of the disk that is published, and all of them.
+    pub(crate) own: (u64, Ranks),
+    /// The number of the first new popular block, and all of them, of all disks.
+    pub(crate) popular: (u64, &'a mut Ranks),
 }
 
 impl Numbering<'_> {
     /// What a block that changed holds, unless something else was decided.
-    fn of_new(&self, place: Place) -> Target {
-        let disk = &self.disks[place.disk()];
-        if let Some(rank) = disk.own.rank(place.block()) {
-            return Target::Own(self.first_own + rank);
+    fn of_new(&mut self, place: Place) -> Result<Target> {
+        let (first, own) = &mut self.own;
+        if let Some(rank) = own.rank(place)? {
+            return Ok(Target::Own(*first + rank));
         }
-        match disk.popular.rank(place.block()) {
-            Some(rank) => Target::Popular(self.first_popular[place.disk()] + rank),
+        let (first, popular) = &mut self.popular;
+        Ok(match popular.rank(place)? {
+            Some(rank) => Target::Popular(*first + rank),
             None => Target::Zeros,
-        }
+        })
     }
 
-    fn of(&self, decision: Decision) -> Result<Target> {
+    fn of(&mut self, decision: Decision) -> Result<Target> {
         match decision {
             Decision::Own(number) => Ok(Target::Own(number)),
             Decision::Popular(number) => Ok(Target::Popular(number)),
-            Decision::SameAs(first) | Decision::SameAsPopular(first) => match self.of_new(first) {
+            Decision::SameAs(first) => match self.of_new(first)? {
                 Target::Zeros => Err(BackupError::Changed {
                     block: first.block(),
                 }),
@@ -64,8 +66,8 @@ pub(crate) struct RecipeWriter<'a> {
     /// The disk, among those that are backed up.
     pub(crate) disk: usize,
     pub(crate) numbering: Numbering<'a>,
-    /// The decisions about the disk's blocks, a part at a time.
-    pub(crate) decisions: &'a mut dyn FnMut(usize) -> Result<Vec<(u64, Decision)>>,
+    /// What was decided about the blocks of all disks.
+    pub(crate) decided: &'a mut ByPlace<Decided>,
     pub(crate) changes: ChangedBlocks<'a>,
     pub(crate) disk_blocks: u64,
 }
@@ -75,8 +77,6 @@ impl RecipeWriter<'_> {
     pub(crate) fn write(mut self) -> Result<(Vec<u32>, Totals)> {
         let mut totals = Totals::default();
         let mut change = self.changes.next()?;
-        let mut decisions = Vec::new().into_iter().peekable();
-        let mut part = 0;
         for page in 0..self.disk_blocks.div_ceil(BLOCKS_PER_RECIPE_PAGE) {
             let first = page * BLOCKS_PER_RECIPE_PAGE;
             let end = (first + BLOCKS_PER_RECIPE_PAGE).min(self.disk_blocks);
@@ -87,22 +87,17 @@ impl RecipeWriter<'_> {
                 let from = blocks.start.max(first);
                 for block in from..blocks.end.min(end) {
                     let place = Place::new(self.disk, block);
-                    targets[(block - first) as usize] = self.numbering.of_new(place);
+                    targets[(block - first) as usize] = self.numbering.of_new(place)?;
                 }
                 if blocks.end > end {
                     break;
                 }
                 change = self.changes.next()?;
             }
-            // A part has whole pages.
-            if first == part * PART_BLOCKS {
-                let mut sorted = (self.decisions)(part as usize)?;
-                sorted.sort_unstable_by_key(|(block, _)| *block);
-                decisions = sorted.into_iter().peekable();
-                part += 1;
-            }
-            while let Some((block, decision)) = decisions.next_if(|(block, _)| *block < end) {
-                targets[(block - first) as usize] = self.numbering.of(decision)?;
+            let places = Place::new(self.disk, first)..Place::new(self.disk, end);
+            while let Some(decided) = self.decided.next_in(&places)? {
+                let at = decided.place.block() - first;
+                targets[at as usize] = self.numbering.of(decided.decision())?;
             }
             let runs = runs(&targets);
             totals.add(&runs);
@@ -126,18 +121,19 @@ impl RecipeWriter<'_> {
     }
 }
 
-/// How many runs of numbers are gathered before they are merged.
-const NUMBERS_MAX: usize = 1 << 20;
+/// How many runs of numbers are gathered at least before they are merged.
+const NUMBERS_MIN: usize = 1 << 16;
 
 impl Totals {
     fn add(&mut self, runs: &[RecipeRun]) {
         for RecipeRun { blocks, target } in runs {
-            let (first, numbers) = match *target {
+            let [own_max, popular_max] = &mut self.unmerged_max;
+            let (first, numbers, max) = match *target {
                 Target::Zeros => continue,
-                Target::Own(first) => (first, &mut self.own),
+                Target::Own(first) => (first, &mut self.own, own_max),
                 Target::Popular(first) => {
                     self.popular_blocks += blocks;
-                    (first, &mut self.popular)
+                    (first, &mut self.popular, popular_max)
                 }
             };
             self.logical_blocks += blocks;
@@ -145,8 +141,10 @@ impl Totals {
                 first,
                 blocks: *blocks,
             });
-            if numbers.len() > NUMBERS_MAX {
+            if numbers.len() > (*max).max(NUMBERS_MIN) {
                 *numbers = merged(std::mem::take(numbers));
+                // If merging helps little, it must not come too often.
+                *max = 2 * numbers.len();
             }
         }
     }

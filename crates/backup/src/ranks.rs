@@ -1,88 +1,172 @@
-//! Which blocks of a disk are stored anew, and which number each of them gets: numbers follow the order
-//! of addresses, so a block's is the first number and how many are before it.
+//! Sets of places, and how many are before each. Numbers follow the order of places, so the number of a new block is the first one
+//! and how many new blocks are before it.
+//!
+//! The places are bits in a temporary file, which takes 24 bytes for each 64 consecutive ones of which the set has any. Pages of it
+//! that were used last are in memory, and 8 bytes for each page.
 
-use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 
-/// Blocks of a page: 4 KiB of bits.
-const PAGE_BLOCKS: u64 = 32_768;
+use crate::records::Place;
+use crate::temporary::Temporary;
 
-const WORDS: usize = (PAGE_BLOCKS / 64) as usize;
-
-/// A set of blocks.
-#[derive(Default)]
-pub(crate) struct Ranks {
-    pages: BTreeMap<u64, Page>,
-}
-
-struct Page {
-    bits: Box<[u64; WORDS]>,
-    /// Blocks of the set in the pages before it.
+/// The places of the set among 64 consecutive ones.
+#[derive(Debug, Clone, Copy)]
+struct Word {
+    /// The first of the places, divided by 64.
+    at: u64,
+    bits: u64,
+    /// Places of the set before it.
     before: u64,
 }
 
+const WORD_BYTES: usize = 24;
+
+/// Words that are written and read together: about 4 KiB.
+const PAGE_WORDS: usize = 170;
+
+const PAGE_BYTES: usize = PAGE_WORDS * WORD_BYTES;
+
+/// A set of places.
+pub(crate) struct Ranks {
+    count: u64,
+    temporary: Temporary,
+    /// The words after the last full page.
+    open: Vec<Word>,
+    /// Of each full page, where its first word is.
+    starts: Vec<u64>,
+    /// The full pages, once there is one.
+    file: Option<File>,
+    /// Pages that were used last, each at its number modulo the length of this.
+    cache: Vec<Option<(usize, Vec<Word>)>>,
+}
+
 impl Ranks {
-    pub(crate) fn insert(&mut self, block: u64) {
-        let page = self
-            .pages
-            .entry(block / PAGE_BLOCKS)
-            .or_insert_with(|| Page {
-                bits: Box::new([0; WORDS]),
-                before: 0,
+    /// Keeps to one part in `share` of the memory.
+    pub(crate) fn new(temporary: &Temporary, share: usize) -> Self {
+        let pages = (temporary.memory_bytes / share / PAGE_BYTES).max(1);
+        Self {
+            count: 0,
+            temporary: temporary.clone(),
+            open: Vec::new(),
+            starts: Vec::new(),
+            file: None,
+            cache: vec![None; pages],
+        }
+    }
+
+    /// Adds a place behind all that are in the set.
+    pub(crate) fn push(&mut self, place: Place) -> io::Result<()> {
+        let (at, bit) = (place.0 / 64, 1 << (place.0 % 64));
+        match self.open.last_mut() {
+            Some(word) if word.at == at => word.bits |= bit,
+            _ => {
+                if self.open.len() == PAGE_WORDS {
+                    self.write_page()?;
+                }
+                self.open.push(Word {
+                    at,
+                    bits: bit,
+                    before: self.count,
+                });
+            }
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    fn write_page(&mut self) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(self.temporary.file()?),
+        };
+        let words = self.open.iter();
+        let bytes: Vec<u8> = words
+            .flat_map(|word| [word.at, word.bits, word.before])
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        let page = self.starts.len();
+        file.write_all_at(&bytes, (page * PAGE_BYTES) as u64)?;
+        self.starts.extend(self.open.first().map(|word| word.at));
+        let slot = page % self.cache.len();
+        self.cache[slot] = Some((page, std::mem::take(&mut self.open)));
+        Ok(())
+    }
+
+    /// How many places of the set are before this one; none if it is not in the set.
+    pub(crate) fn rank(&mut self, place: Place) -> io::Result<Option<u64>> {
+        let (at, bit) = (place.0 / 64, 1 << (place.0 % 64));
+        let words = match self.open.first() {
+            Some(first) if first.at <= at => &self.open,
+            _ => match self.starts.partition_point(|start| *start <= at) {
+                0 => return Ok(None),
+                pages => self.page(pages - 1)?,
+            },
+        };
+        let found = words.binary_search_by_key(&at, |word| word.at);
+        let word = found.ok().map(|found| words[found]);
+        Ok(word.filter(|word| word.bits & bit != 0).map(|word| {
+            let before = (word.bits & (bit - 1)).count_ones();
+            word.before + u64::from(before)
+        }))
+    }
+
+    fn page(&mut self, page: usize) -> io::Result<&[Word]> {
+        let slot = page % self.cache.len();
+        let cached = &mut self.cache[slot];
+        if cached.as_ref().is_none_or(|(number, _)| *number != page)
+            && let Some(file) = &self.file
+        {
+            let mut bytes = vec![0; PAGE_BYTES];
+            file.read_exact_at(&mut bytes, (page * PAGE_BYTES) as u64)?;
+            let mut words = bytes.as_chunks().0.iter().copied().map(u64::from_le_bytes);
+            let mut next = || words.next().unwrap_or_default();
+            let words = (0..PAGE_WORDS).map(|_| Word {
+                at: next(),
+                bits: next(),
+                before: next(),
             });
-        let bit = block % PAGE_BLOCKS;
-        page.bits[(bit / 64) as usize] |= 1 << (bit % 64);
-    }
-
-    /// Counts once all blocks are in. Returns how many there are.
-    pub(crate) fn count(&mut self) -> u64 {
-        let mut before = 0;
-        for page in self.pages.values_mut() {
-            page.before = before;
-            before += page
-                .bits
-                .iter()
-                .map(|word| u64::from(word.count_ones()))
-                .sum::<u64>();
+            *cached = Some((page, words.collect()));
         }
-        before
-    }
-
-    /// How many blocks of the set are before this one; none if it is not in the set.
-    pub(crate) fn rank(&self, block: u64) -> Option<u64> {
-        let page = self.pages.get(&(block / PAGE_BLOCKS))?;
-        let bit = block % PAGE_BLOCKS;
-        let (word, bit) = ((bit / 64) as usize, bit % 64);
-        if page.bits[word] >> bit & 1 == 0 {
-            return None;
-        }
-        let before = page.bits[..word]
-            .iter()
-            .map(|word| u64::from(word.count_ones()));
-        let in_word = (page.bits[word] & ((1 << bit) - 1)).count_ones();
-        Some(page.before + before.sum::<u64>() + u64::from(in_word))
+        Ok(cached.as_ref().map_or(&[], |(_, words)| words))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    proptest! {
-        #[test]
-        fn ranks_are_those_of_a_sorted_set(blocks: BTreeSet<u32>, others: Vec<u32>) {
-            let mut ranks = Ranks::default();
-            for block in &blocks {
-                ranks.insert((*block).into());
+    #[test]
+    fn ranks_are_those_of_a_sorted_set_however_little_memory_there_is() {
+        for (seed, memory_bytes) in [(1, 0), (2, 1 << 20)] {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut places = BTreeSet::new();
+            // Dense, sparse, and of two disks.
+            for _ in 0..20_000 {
+                places.insert(Place::new(0, random.u64(..30_000)));
+                places.insert(Place::new(0, random.u64(1 << 30..1 << 40)));
+                places.insert(Place::new(3, random.u64(..1 << 20)));
             }
-            prop_assert_eq!(ranks.count(), blocks.len() as u64);
-            for (rank, block) in (0..).zip(&blocks) {
-                prop_assert_eq!(ranks.rank((*block).into()), Some(rank));
+            let temporary = Temporary {
+                folder: std::env::temp_dir(),
+                memory_bytes,
+            };
+            let mut ranks = Ranks::new(&temporary, 1);
+            for place in &places {
+                ranks.push(*place).unwrap();
             }
-            for other in others.iter().filter(|other| !blocks.contains(other)) {
-                prop_assert_eq!(ranks.rank((*other).into()), None);
+            assert!(ranks.starts.len() > 100);
+            let mut each: Vec<_> = places.iter().zip(0..).collect();
+            random.shuffle(&mut each);
+            for (place, rank) in each {
+                assert_eq!(ranks.rank(*place).unwrap(), Some(rank));
+                let after = Place(place.0 + 1);
+                let is_new = ranks.rank(after).unwrap().is_some();
+                assert_eq!(is_new, places.contains(&after));
             }
+            assert_eq!(ranks.rank(Place::new(2, 0)).unwrap(), None);
         }
     }
 }

@@ -1,74 +1,75 @@
-//! Stage 1: reads what changed, and sorts the fingerprints of its blocks into partitions on disk.
+//! Stage 1: reads what changed, and sorts the fingerprints of its blocks.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use onefold_index::{Key, is_zero};
+use onefold_sorter::Sorter;
 
 use crate::create::Report;
 use crate::disk::{ChangedBlocks, read_blocks};
 use crate::error::{Result, stopped};
-use crate::partitions::Partitions;
+use crate::records::{Fingerprint, Found, Place, Row};
+use crate::temporary::Temporary;
 
-/// The partitions over which fingerprints are spread, by their first byte.
-const PARTITIONS: usize = 64;
+/// The blocks of all disks that were read, with what they are compared with.
+pub(crate) struct Rows {
+    pub(crate) sorter: Sorter<Row>,
+    pub(crate) filter: Filter,
+    /// Blocks that were read.
+    pub(crate) read: u64,
+}
 
-/// A fingerprint, and the place of its block.
-pub(crate) const ROW_BYTES: usize = 24;
-
-/// A block of one of the disks that are backed up together. They are ordered by disks, and then by addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(pub(crate) u64);
-
-impl Place {
-    const BLOCK_BITS: u32 = 46;
-
-    /// So many bits has a place.
-    pub(crate) const BITS: u32 = 62;
-
-    /// The most disks that are backed up together.
-    pub(crate) const DISKS_MAX: usize = 1 << (Self::BITS - Self::BLOCK_BITS);
-
-    /// The most blocks of a disk.
-    pub(crate) const BLOCKS_MAX: u64 = 1 << Self::BLOCK_BITS;
-
-    pub(crate) fn new(disk: usize, block: u64) -> Self {
-        Self((disk as u64) << Self::BLOCK_BITS | block)
-    }
-
-    pub(crate) fn disk(self) -> usize {
-        (self.0 >> Self::BLOCK_BITS) as usize
-    }
-
-    pub(crate) fn block(self) -> u64 {
-        self.0 & (Self::BLOCKS_MAX - 1)
+impl Rows {
+    pub(crate) fn new(temporary: &Temporary) -> Self {
+        Self {
+            sorter: temporary.sorter(2),
+            filter: Filter::new(temporary.memory_bytes / FILTER_SHARE),
+            read: 0,
+        }
     }
 }
 
-/// The fingerprints of what was read, of all disks.
-pub(crate) type Rows = Partitions<ROW_BYTES>;
+/// One part in so many of the memory is the filter's.
+const FILTER_SHARE: usize = 8;
 
-pub(crate) fn new_rows(buffer_bytes: usize) -> Result<Rows> {
-    Ok(Partitions::new(PARTITIONS, buffer_bytes)?)
+/// Which contents may have been read. It keeps the rows few with which few blocks are compared, however many blocks are stored.
+pub(crate) struct Filter {
+    bits: Vec<u64>,
 }
 
-pub(crate) fn row(fingerprint: [u8; 16], place: Place) -> [u8; ROW_BYTES] {
-    let mut row = [0; ROW_BYTES];
-    row[..16].copy_from_slice(&fingerprint);
-    row[16..].copy_from_slice(&place.0.to_le_bytes());
-    row
-}
+impl Filter {
+    fn new(bytes: usize) -> Self {
+        Self {
+            bits: vec![0; bytes.max(8) / 8],
+        }
+    }
 
-pub(crate) fn of_row(row: &[u8; ROW_BYTES]) -> ([u8; 16], Place) {
-    let (mut fingerprint, mut place) = ([0; 16], [0; 8]);
-    fingerprint.copy_from_slice(&row[..16]);
-    place.copy_from_slice(&row[16..]);
-    (fingerprint, Place(u64::from_le_bytes(place)))
-}
+    /// How many of some stored blocks have to be compared at most, after so many blocks were read.
+    pub(crate) fn passing(memory_bytes: usize, stored: u64, read: u64) -> u64 {
+        let bits = (memory_bytes / FILTER_SHARE).max(8) as u128 * 8;
+        let passing = u128::from(stored) * u128::from(read) / bits;
+        stored.min(
+            u64::try_from(passing)
+                .unwrap_or(u64::MAX)
+                .saturating_add(read),
+        )
+    }
 
-/// The partition of a fingerprint.
-pub(crate) fn partition(fingerprint: &[u8; 16]) -> usize {
-    usize::from(fingerprint[0]) * PARTITIONS / 256
+    fn place(&self, fingerprint: Fingerprint) -> (usize, u64) {
+        let word = fingerprint.word();
+        ((word >> 6) as usize % self.bits.len(), 1 << (word % 64))
+    }
+
+    pub(crate) fn insert(&mut self, fingerprint: Fingerprint) {
+        let (at, bit) = self.place(fingerprint);
+        self.bits[at] |= bit;
+    }
+
+    pub(crate) fn may_have(&self, fingerprint: Fingerprint) -> bool {
+        let (at, bit) = self.place(fingerprint);
+        self.bits[at] & bit != 0
+    }
 }
 
 /// Buffers of what is read: one is filled, one is sorted, and one waits.
@@ -100,7 +101,7 @@ pub(crate) fn scan(
     }
     thread::scope(|scope| {
         let sorter = scope.spawn(move || {
-            let mut fingerprints = Vec::new();
+            let (mut fingerprints, mut batch) = (Vec::new(), Vec::new());
             for Piece {
                 first,
                 blocks,
@@ -114,11 +115,14 @@ pub(crate) fn scan(
                 let each = bytes.chunks(block_bytes).zip(&fingerprints).zip(first..);
                 for ((content, fingerprint), block) in each {
                     if !is_zero(content) {
-                        let fingerprint = fingerprint.0;
-                        let row = row(fingerprint, Place::new(disk, block));
-                        rows.push(partition(&fingerprint), row)?;
+                        let fingerprint = Fingerprint::new(fingerprint.0);
+                        let found = Found::Read(Place::new(disk, block));
+                        rows.filter.insert(fingerprint);
+                        batch.push(Row::new(fingerprint, found));
                     }
                 }
+                rows.read += batch.len() as u64;
+                rows.sorter.add(&mut batch)?;
                 // Nobody waits for the last ones.
                 let _ = sorted.send(buffer);
             }

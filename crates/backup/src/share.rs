@@ -20,8 +20,8 @@ use crate::create::Report;
 use crate::error::Result;
 use crate::moves::{add_usable, condemned};
 use crate::numbers::merged;
-use crate::partitions::Partitions;
-use crate::scan::{Place, ROW_BYTES, of_row, row};
+use crate::partitions::{Partitions, ROW_BYTES, of_row, row};
+use crate::records::Place;
 use crate::store::{self, Target, store_groups};
 
 /// Packs of a part: the blocks of them that are copied fit into memory.

@@ -15,8 +15,8 @@ use onefold_repository::{self as repository, GroupSealer, KnownSource, NewPack, 
 use crate::create::{DiskToBackUp, Report};
 use crate::disk::{Disk, read_blocks};
 use crate::error::{BackupError, Result, stopped};
-use crate::partitions::Partitions;
-use crate::scan::{Place, ROW_BYTES, of_row};
+use crate::ranks::Ranks;
+use crate::records::{ByPlace, NewBlock, Place};
 
 /// Where packs go, and how.
 pub(crate) struct Target<'a> {
@@ -29,11 +29,14 @@ pub(crate) struct Target<'a> {
     pub(crate) threads: usize,
 }
 
-/// What is stored: new blocks, by parts of the disks.
-pub(crate) struct NewRows<'a> {
-    pub(crate) rows: &'a mut Partitions<ROW_BYTES>,
-    pub(crate) parts: Range<usize>,
+/// What is stored: the new blocks of some places.
+pub(crate) struct NewBlocks<'a> {
+    pub(crate) rows: &'a mut ByPlace<NewBlock>,
+    pub(crate) places: Range<Place>,
+    /// How many there are.
     pub(crate) blocks: u64,
+    /// Where they are noted.
+    pub(crate) ranks: &'a mut Ranks,
 }
 
 /// Packs that were written.
@@ -60,7 +63,7 @@ type Sealed = (u64, Result<SealedGroup>);
 pub(crate) fn store(
     disks: &mut [DiskToBackUp<'_>],
     key: &Key,
-    new: NewRows<'_>,
+    new: NewBlocks<'_>,
     target: &Target<'_>,
     report: Report<'_>,
 ) -> Result<StoredPacks> {
@@ -118,27 +121,23 @@ fn seal_all(jobs: &Mutex<Receiver<Job>>, sealed: &SyncSender<Sealed>) {
 fn read_all(
     disks: &mut [DiskToBackUp<'_>],
     key: &Key,
-    new: NewRows<'_>,
+    new: NewBlocks<'_>,
     writer: &mut Writer<'_>,
     report: Report<'_>,
 ) -> Result<()> {
     let block_size = writer.target.of.source.block_size;
     let all_bytes = new.blocks * u64::from(block_size);
     let (mut group, mut done) = (Group::default(), 0);
-    for part in new.parts {
-        let mut rows = new.rows.take(part)?;
-        rows.sort_unstable_by_key(|row| of_row(row).1);
-        for row in &rows {
-            let (fingerprint, place) = of_row(row);
-            group.places.push(place);
-            group.fingerprints.push(fingerprint);
-            if group.places.len() == BLOCKS_PER_GROUP {
-                done += group.places.len() as u64;
-                let full = std::mem::take(&mut group);
-                let bytes = full.read(disks, key, block_size)?;
-                writer.send(full.fingerprints, bytes)?;
-                report(done * u64::from(block_size), all_bytes)?;
-            }
+    while let Some(NewBlock { place, fingerprint }) = new.rows.next_in(&new.places)? {
+        new.ranks.push(place)?;
+        group.places.push(place);
+        group.fingerprints.push(fingerprint.bytes());
+        if group.places.len() == BLOCKS_PER_GROUP {
+            done += group.places.len() as u64;
+            let full = std::mem::take(&mut group);
+            let bytes = full.read(disks, key, block_size)?;
+            writer.send(full.fingerprints, bytes)?;
+            report(done * u64::from(block_size), all_bytes)?;
         }
     }
     if !group.places.is_empty() {

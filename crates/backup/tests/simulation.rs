@@ -128,6 +128,7 @@ impl World {
             level: 1,
             threads: 1,
             memory_bytes: 1 << 20,
+            temporary: std::env::temp_dir(),
         };
         let repository = Arc::clone(&self.repository);
         let writers = disks.iter().map(|(n, _)| {

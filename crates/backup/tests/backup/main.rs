@@ -183,6 +183,7 @@ impl Rig {
             level: 1,
             threads: 2,
             memory_bytes: 1 << 20,
+            temporary: std::env::temp_dir(),
         };
         let writers = disks.iter().map(|(source, _)| {
             let writer = self.repository.writer(source.id, "backup create");

@@ -91,6 +91,11 @@ pub(in crate::commands) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
+    /// The folder of temporary files: 48 bytes for each block that is read, and up to as much for each that is stored.
+    /// [default: TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    temp: Option<PathBuf>,
+
     /// Do not leave the processors to others. Without this, a host whose guests need all of them is backed up slowly.
     #[arg(long)]
     hurry: bool,
@@ -566,6 +571,7 @@ impl Job<'_> {
             level: self.args.level,
             threads: threads(self.args.threads),
             memory_bytes: self.args.memory as usize,
+            temporary: temporary_folder(self.args.temp.as_deref()),
         };
         let label = match &*disks {
             [disk] => format!("backing up {}", disk.writer.source().source.name),
@@ -583,6 +589,17 @@ impl Job<'_> {
                 "{damaged}; what the disks have of it was stored again"
             ));
         }
+    }
+}
+
+/// Where temporary files go. They may be too large for /tmp, which is memory on many hosts.
+fn temporary_folder(given: Option<&Path>) -> PathBuf {
+    const FOR_LARGE_FILES: &str = "/var/tmp";
+    let is_set = std::env::var_os("TMPDIR").is_some_and(|folder| !folder.is_empty());
+    match given {
+        Some(folder) => folder.to_owned(),
+        None if !is_set && Path::new(FOR_LARGE_FILES).is_dir() => PathBuf::from(FOR_LARGE_FILES),
+        None => std::env::temp_dir(),
     }
 }
 

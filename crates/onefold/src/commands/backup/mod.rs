@@ -165,6 +165,7 @@ fn backup_error(error: BackupError) -> Error {
     match error {
         BackupError::Repository(error) => repository_error(error),
         BackupError::Damaged { .. } => Error::new(ErrorKind::Damaged, error.to_string()),
+        BackupError::NoRoom { .. } => Error::new(ErrorKind::NoSpace, error.to_string()),
         _ => Error::failed(error.to_string()),
     }
 }
