@@ -295,8 +295,7 @@ impl Backup<'_> {
         report: Report<'_>,
     ) -> Result<Created> {
         let (writer, repository) = (disks[n].writer, self.repository);
-        let source = writer.source();
-        let new_blocks = detected.own_blocks[n];
+        let (source, new_blocks) = (writer.source(), detected.own_blocks[n]);
         let mut own = self.ranks();
         let new = NewBlocks {
             rows: &mut detected.own,

@@ -15,7 +15,8 @@ use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
 use crate::layout::{hexadecimal, is_ours};
-use crate::repository::{KnownSource, Repository, source_named};
+use crate::repository::{Repository, source_named};
+use crate::sources::KnownSource;
 use crate::writer::{GONE, Writer};
 
 /// The most missing backups that are named: a file with a high number for a name must not take all memory.

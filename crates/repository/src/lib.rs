@@ -15,6 +15,7 @@
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
 //! | `identity.rs` | the object that says what a repository is, and its copy |
 //! | `repository.rs` | a repository and its sources |
+//! | `sources.rs` | sources, as they are found |
 //! | `pack.rs` | writing and reading packs |
 //! | `moved.rs` | blocks that popular blocks have in the place of a pack |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
@@ -51,6 +52,7 @@ mod reserve;
 mod seal;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod sources;
 mod waiting;
 mod writer;
 
@@ -64,7 +66,8 @@ pub use leftovers::Leftovers;
 pub use moved::MovedRun;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use reader::Reading;
-pub use repository::{KnownSource, Repository, Sources, Unopened};
+pub use repository::{Repository, Unopened};
 pub use reserve::MakingRoom;
+pub use sources::{KnownSource, Sources};
 pub use waiting::Waiting;
 pub use writer::Writer;

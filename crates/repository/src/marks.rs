@@ -5,7 +5,8 @@ use onefold_format::backup::{ObjectName, SourceId};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
-use crate::repository::{KnownSource, Repository};
+use crate::repository::Repository;
+use crate::sources::KnownSource;
 use crate::writer::Writer;
 
 impl Repository {

@@ -21,8 +21,9 @@ use crate::disk::{joined, split};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, fill_random, random_number};
 use crate::layout::{decimal, is_ours};
-use crate::repository::{KnownSource, Repository};
+use crate::repository::Repository;
 use crate::seal::ChunkKey;
+use crate::sources::KnownSource;
 use crate::writer::Writer;
 
 /// The most bytes of a sealed table.

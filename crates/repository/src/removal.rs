@@ -13,7 +13,8 @@ use onefold_format::backup::{BackupNumber, ObjectName, Place, SourceId};
 
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::repository::{KnownSource, Repository};
+use crate::repository::Repository;
+use crate::sources::KnownSource;
 use crate::writer::Writer;
 
 impl Repository {

@@ -28,8 +28,9 @@ use crate::folder::{NewObject, random_number};
 use crate::history::now;
 use crate::host::host_name;
 use crate::layout::{hexadecimal, is_of_lease};
-use crate::repository::{KnownSource, Repository};
+use crate::repository::Repository;
 use crate::seal::ChunkKey;
+use crate::sources::KnownSource;
 
 /// Between two signs of life.
 const BEAT: Duration = Duration::from_secs(10);

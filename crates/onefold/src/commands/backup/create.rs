@@ -309,13 +309,7 @@ impl Job<'_> {
                 Wanted::Snapshot { .. } | Wanted::Image { .. } => true,
             });
         }
-        // Blocks are shared by sources of one domain whose blocks have the same size.
-        let mut groups: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
-        for (n, (_, writer)) in writers.iter().enumerate() {
-            let source = &writer.source().source;
-            let group = groups.entry((&source.domain, source.block_size));
-            group.or_default().push(n);
-        }
+        let groups = alike(&writers);
         let mut reply = Reply::default();
         for ((_, block_size), group) in &groups {
             let (mut disks, mut opened) = (Vec::new(), Vec::new());
@@ -601,6 +595,17 @@ fn temporary_folder(given: Option<&Path>) -> PathBuf {
         None if !is_set && Path::new(FOR_LARGE_FILES).is_dir() => PathBuf::from(FOR_LARGE_FILES),
         None => std::env::temp_dir(),
     }
+}
+
+/// Blocks are shared by sources of one domain whose blocks have the same size.
+fn alike<'a>(writers: &'a [Taken<'_, '_>]) -> BTreeMap<(&'a str, u32), Vec<usize>> {
+    let mut groups: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
+    for (n, (_, writer)) in writers.iter().enumerate() {
+        let source = &writer.source().source;
+        let group = groups.entry((&source.domain, source.block_size));
+        group.or_default().push(n);
+    }
+    groups
 }
 
 impl BackupReply {
