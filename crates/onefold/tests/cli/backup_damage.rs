@@ -220,6 +220,10 @@ impl World {
         let mut objects = BTreeMap::new();
         for file in files(&self.whole) {
             let name = file.strip_prefix(&self.whole).unwrap().to_str().unwrap();
+            // Room that is set aside: it holds nothing.
+            if name == "reserve" {
+                continue;
+            }
             let parts = name.split('/').map(|part| match part {
                 _ if self.sources.iter().any(|id| part == id.to_string()) => "DISK",
                 _ if part.len() == 16 && !part.contains('.') && name.starts_with("sources/") => {
