@@ -152,6 +152,7 @@ fn a_repository_that_went_back_is_used_only_once_that_is_accepted() {
         &["forget", "--keep-last", "1", "--yes"],
         &["protect", "d@1"],
         &["rename", "d", "e"],
+        &["remove", "d", "--yes"],
         &["prune", "--yes"],
         &["repair", "--yes"],
     ] {

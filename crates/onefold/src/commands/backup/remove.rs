@@ -38,6 +38,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, _) = args.repository.open_to_change(context)?;
     let repository = &opened.repository;
     let source = find(repository, &args.source)?;
+    opened.check(source.id)?;
     let plan = plan(repository, &source).map_err(repository_error)?;
     let protected = repository.protected(source.id).map_err(repository_error)?;
     if let Some(backup) = protected.first() {
@@ -57,6 +58,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
                 format!("{source} is not removed: {}", error.message),
             )
         })?;
+        // A command that was looking meanwhile may have seen it.
+        opened.forget(source.id);
     }
     let reply = Reply {
         is_done: args.yes,
