@@ -19,6 +19,9 @@ use crate::numbers::{are_in, push};
 /// Ranges of a backup that are named of a finding.
 const PLACES_MAX: usize = 8;
 
+/// Tables of a store that are named of those that are damaged or missing.
+const TABLES_MAX: usize = 8;
+
 /// What was found.
 #[derive(Debug, Clone, Default)]
 pub struct Verified {
@@ -30,7 +33,7 @@ pub struct Verified {
     pub compared_bytes: u64,
     /// What is wrong.
     pub findings: Vec<Finding>,
-    /// Packs of which something is damaged, lost or missing.
+    /// Packs of which something is damaged, lost or missing, the copies of their tables included.
     pub(crate) packs: BTreeMap<SourceId, BTreeSet<u64>>,
 }
 
@@ -74,6 +77,7 @@ pub fn verify(
         backups: Vec::new(),
         damages: Vec::new(),
         moved: Vec::new(),
+        wrong_tables: Vec::new(),
     };
     let wrong = repository.wrong_identity().into_iter();
     verifier.find(wrong.map(|(_, error)| error));
@@ -119,6 +123,7 @@ pub fn verify(
                 done.insert((store, number));
                 report(done.len() as u64, all)?;
             }
+            verifier.find_wrong_tables(store);
         }
     }
     verifier.follow_moved()?;
@@ -146,6 +151,8 @@ struct Verifier<'a> {
     backups: Vec<KnownBackup>,
     damages: Vec<Damage>,
     moved: Vec<MovedNumbers>,
+    /// Packs that are opened by the copy of their table, or have none, with what is wrong.
+    wrong_tables: Vec<(u64, String)>,
 }
 
 /// Needed numbers that were moved to consecutive popular ones, all in one pack.
@@ -306,6 +313,7 @@ impl Verifier<'_> {
             Ok(None) => self.find_missing(store, number, None),
             Ok(Some(pack)) => {
                 self.verified.objects += 1;
+                self.check_table(store, &pack)?;
                 if let Some(key) = &self.key {
                     let compared = compare(&pack, key, store, &mut self.damages)?;
                     self.verified.compared_bytes += compared;
@@ -325,6 +333,39 @@ impl Verifier<'_> {
             }
         }
         Ok(Vec::new())
+    }
+
+    /// Checks that a pack has a table of its own, and a copy of it.
+    fn check_table(&mut self, store: SourceId, pack: &Pack) -> Result<()> {
+        let wrong = match pack.table_damage() {
+            Some(error) => format!("{error}; the copy of its table serves"),
+            None => match self.repository.check_table(store, pack) {
+                Ok(()) => return Ok(()),
+                Err(error) => damage(error.into())?,
+            },
+        };
+        self.wrong_tables.push((pack.reference().number, wrong));
+        Ok(())
+    }
+
+    /// Names the first packs of a store that have no table of their own, or no copy of it: nothing is lost with them.
+    fn find_wrong_tables(&mut self, store: SourceId) {
+        let wrong = std::mem::take(&mut self.wrong_tables);
+        if wrong.is_empty() {
+            return;
+        }
+        let packs = self.verified.packs.entry(store).or_default();
+        packs.extend(wrong.iter().map(|(number, _)| number));
+        let more = wrong.len().saturating_sub(TABLES_MAX) as u64;
+        let named = wrong.into_iter().take(TABLES_MAX).map(|(_, wrong)| wrong);
+        let more = (more > 0).then(|| {
+            format!("the tables of {more} more packs, or copies of them, are damaged or missing")
+        });
+        let findings = named.chain(more).map(|message| Finding {
+            message,
+            needed_by: Vec::new(),
+        });
+        self.verified.findings.extend(findings);
     }
 
     /// Finds backups that need a different pack with the same number.
@@ -557,6 +598,8 @@ impl Verifier<'_> {
                 });
             }
         }
+        let unneeded = findings.iter_mut().filter(|it| it.needed_by.is_empty());
+        unneeded.for_each(|it| it.message += "; no backup needs it");
         self.verified.findings.extend(findings);
         for damage in &self.damages {
             let packs = self.verified.packs.entry(damage.store).or_default();
@@ -628,6 +671,9 @@ fn compare(pack: &Pack, key: &Key, store: SourceId, damages: &mut Vec<Damage>) -
 
 /// The bytes of a group, and which blocks of its pack are not what their fingerprints say.
 pub(crate) fn check_group(pack: &Pack, group: usize, key: &Key) -> Result<(u64, Vec<usize>)> {
+    if !pack.has_any(group) {
+        return Ok((0, Vec::new()));
+    }
     let bytes = pack.read_group(group)?;
     let mut found = Vec::new();
     key.fingerprints(&bytes, pack.block_size() as usize, &mut found);

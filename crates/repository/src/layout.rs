@@ -15,7 +15,7 @@ const FOREIGN_MAX: usize = 100;
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Objects, by their paths. ID is a number of sixteen hexadecimal digits, N a decimal one, and NN has two hexadecimal digits.
-const OBJECTS: [&str; 23] = [
+const OBJECTS: [&str; 25] = [
     "repository",
     "keys/repository",
     "keys/ID",
@@ -23,6 +23,8 @@ const OBJECTS: [&str; 23] = [
     "sources/ID/condemned",
     "sources/ID/packs/source",
     "sources/ID/packs/NN/N.N",
+    "sources/ID/tables/NN/N.N",
+    "sources/ID/damage/ID",
     "sources/ID/recipes/source",
     "sources/ID/recipes/N",
     "sources/ID/backups/source",
@@ -157,6 +159,11 @@ mod tests {
             number: 300,
             generation: 2,
         };
+        let table = ObjectName::Table {
+            source: id,
+            number: 300,
+            generation: 2,
+        };
         let user = ObjectName::User {
             popular: id,
             source: id,
@@ -167,6 +174,8 @@ mod tests {
             ObjectName::Key(7),
             ObjectName::Source(id),
             pack,
+            table,
+            ObjectName::Damage(id, 7),
             ObjectName::Recipe(id, backup),
             ObjectName::Manifest(id, backup),
             ObjectName::Lease(id, 7),

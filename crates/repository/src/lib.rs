@@ -15,7 +15,10 @@
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
 //! | `identity.rs` | the object that says what a repository is, and its copy |
 //! | `repository.rs` | a repository and its sources |
-//! | `pack.rs` | writing and reading packs |
+//! | `packing.rs` | writing packs |
+//! | `pack.rs` | listing packs, and reading them |
+//! | `opening.rs` | opening packs |
+//! | `table.rs` | copies of the tables of packs |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
 //! | `label.rs` | the names and origins of sources |
@@ -40,13 +43,16 @@ mod label;
 mod layout;
 mod leftovers;
 mod marks;
+mod opening;
 mod pack;
+mod packing;
 mod reader;
 mod removal;
 mod repository;
 mod seal;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod table;
 mod waiting;
 mod writer;
 
@@ -57,7 +63,8 @@ pub use history::{Course, History, Reached};
 pub use host::{host_name, machine_id};
 pub use layout::Foreign;
 pub use leftovers::Leftovers;
-pub use pack::{GroupSealer, MovedRun, NewPack, OpenedGroup, Pack, SealedGroup};
+pub use pack::{MovedRun, OpenedGroup, Pack};
+pub use packing::{GroupSealer, NewPack, SealedGroup};
 pub use reader::Reading;
 pub use repository::{KnownSource, Repository, Sources, Unopened};
 pub use waiting::Waiting;

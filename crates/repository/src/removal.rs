@@ -115,13 +115,19 @@ impl Repository {
             folders.push(place.path(source));
         }
         folders.extend([
+            ObjectName::tables(source),
+            ObjectName::damage(source),
             ObjectName::closed(source),
             ObjectName::labels(source),
             ObjectName::protections(source),
             ObjectName::readers(source),
             ObjectName::writer(source),
         ]);
-        for parent in [ObjectName::packs(source), ObjectName::readers(source)] {
+        for parent in [
+            ObjectName::packs(source),
+            ObjectName::tables(source),
+            ObjectName::readers(source),
+        ] {
             let names = self.folder.folders(&parent);
             let names =
                 names.map_err(|e| RepositoryError::io(format_args!("cannot list {parent}"), &e))?;
@@ -163,6 +169,9 @@ impl Writer<'_> {
                 number,
                 generation,
             })?;
+        }
+        for (number, generation) in repository.tables(id)? {
+            self.remove_table(number, generation)?;
         }
         for backup in repository.recipes(id)? {
             self.remove(ObjectName::Recipe(id, backup))?;

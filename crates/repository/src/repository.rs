@@ -600,10 +600,19 @@ impl Repository {
                 std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(path, "it is cut"),
                 _ => failed(&e),
             })?;
-        let header = ObjectHeader::decode(&bytes, name, Some(self.object.id));
-        header.map_err(|e| RepositoryError::format(path, e))?;
-        let key = self.master.chunks(self.object.sealing, bytes);
-        Ok((file, key))
+        Ok((file, self.key_of_header(path, name, bytes)?))
+    }
+
+    /// The key of the chunks of an object that has this header.
+    pub(crate) fn key_of_header(
+        &self,
+        path: &str,
+        name: ObjectName,
+        header: [u8; OBJECT_HEADER_BYTES],
+    ) -> Result<ChunkKey> {
+        let decoded = ObjectHeader::decode(&header, name, Some(self.object.id));
+        decoded.map_err(|e| RepositoryError::format(path, e))?;
+        Ok(self.master.chunks(self.object.sealing, header))
     }
 
     /// The bytes of an object of one chunk.

@@ -600,7 +600,7 @@ impl Writer<'_> {
         written.map_err(|e| self.failed("write", &path, &e))
     }
 
-    /// Removes an object of the source; one that is not there is no error.
+    /// Removes an object of the source; one that is not there is no error. The copy of a pack's table goes after the pack.
     ///
     /// # Errors
     ///
@@ -616,8 +616,14 @@ impl Writer<'_> {
             removable => removable?,
         }
         match self.repository.folder.remove_through(&path, &self.folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_held() => Ok(()),
-            removed => removed.map_err(|e| self.failed("remove", &path, &e)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_held() => {}
+            removed => removed.map_err(|e| self.failed("remove", &path, &e))?,
+        }
+        match name {
+            ObjectName::Pack {
+                number, generation, ..
+            } => self.remove_table(number, generation),
+            _ => Ok(()),
         }
     }
 

@@ -12,6 +12,7 @@ mod repairing;
 mod rollback;
 mod salvage;
 mod sharing;
+mod tables;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

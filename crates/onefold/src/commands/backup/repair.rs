@@ -53,6 +53,8 @@ struct SourceReply {
     mended_blocks: u64,
     /// Blocks that are missing afterwards.
     missing_blocks: u64,
+    /// Packs of which the table, or the copy of it, is made again.
+    tables: u64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -160,6 +162,7 @@ impl SourceReply {
             damaged_blocks: repaired.lost,
             mended_blocks: repaired.mended,
             missing_blocks: repaired.missing,
+            tables: repaired.tables,
         }
     }
 }
@@ -179,6 +182,10 @@ impl Render for Reply {
                 source.mended_blocks,
                 source.missing_blocks,
             )?;
+            if source.tables > 0 {
+                let tables = size::count(source.tables, "table");
+                writeln!(out, "{}: {tables} of packs made again", source.title)?;
+            }
         }
         for finding in &self.findings {
             writeln!(out, "{finding}")?;

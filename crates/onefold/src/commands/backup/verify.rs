@@ -91,7 +91,7 @@ impl fmt::Display for FindingReply {
         let names = self.needed_by.iter().map(ToString::to_string);
         let names: Vec<_> = names.collect();
         match names.is_empty() {
-            true => write!(f, "{}; no backup needs it", self.message),
+            true => f.write_str(&self.message),
             false => write!(f, "{}; needed by {}", self.message, names.join(", ")),
         }
     }
