@@ -4,13 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::backup::recipe::{decode_page, encode_page};
 use onefold_format::backup::{
-    Closed, Condemned, Label, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
-    Source, WrappedKey,
+    Closed, Condemned, Damage, Label, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId,
+    RepositoryObject, Source, TableCopy, WrappedKey,
 };
 
 fuzz_target!(|input: (u8, u16, &[u8])| {
     let (kind, blocks, bytes) = input;
-    match kind % 12 {
+    match kind % 14 {
         0 => {
             if let Ok(read) = Manifest::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
@@ -61,6 +61,16 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
         }
         10 => {
             if let Ok(read) = Label::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        11 => {
+            if let Ok(read) = Damage::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        12 => {
+            if let Ok(read) = TableCopy::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
             }
         }

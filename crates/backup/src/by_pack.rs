@@ -152,7 +152,8 @@ impl Restore {
     }
 
     /// Fails unless all objects are there and authentic that the backup needs: its recipe is read, and its packs are
-    /// opened, those included to which blocks were moved. What it does not find is damage within the packs.
+    /// opened, those included to which blocks were moved, and their tables have the blocks. What it does not find is damage
+    /// within groups.
     ///
     /// # Errors
     ///
@@ -270,9 +271,12 @@ impl Restore {
         };
         let first = run.number / BLOCKS_PER_PACK * BLOCKS_PER_PACK;
         let runs = &self.without_moved(&pack, runs, moved, lost)?;
-        let (Some(receive), false) = (reading.receive, runs.is_empty()) else {
-            return Ok(());
+        let Some(receive) = reading.receive else {
+            return runs.iter().try_for_each(|run| check_stored(&pack, run));
         };
+        if runs.is_empty() {
+            return Ok(());
+        }
         let batches = batches(&pack, first, runs, self.batch_groups());
         // Trailer and table.
         reading.counts.pack_reads += 2 + batches.len() as u64;
@@ -420,6 +424,23 @@ impl Restore {
         receive(start, bytes.unwrap_or_default())?;
         Ok(blocks)
     }
+}
+
+/// Fails unless a pack has all blocks of a run.
+fn check_stored(pack: &Pack, run: &StoredRun) -> Result<()> {
+    let (first, blocks) = (run.number % BLOCKS_PER_PACK, run.blocks);
+    let there = pack.stored_from(first as usize, blocks as usize) as u64;
+    if there == blocks {
+        return Ok(());
+    }
+    let error = pack.find((first + there) as usize).err();
+    error.map_or(Ok(()), |error| {
+        Err(BackupError::Damaged {
+            block: run.block + there,
+            blocks: blocks - there,
+            error,
+        })
+    })
 }
 
 /// Cuts the sorted runs of a pack where the groups that they need are far apart, or many.

@@ -3,7 +3,7 @@
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{NumberRun, PackReference, Slot, SourceId, packs_of};
-use onefold_repository::{Repository, RepositoryErrorKind};
+use onefold_repository::{KnownDamage, Repository, RepositoryErrorKind};
 
 use crate::error::{BackupError, Result};
 use crate::numbers::are_in;
@@ -94,6 +94,7 @@ pub(crate) struct Store {
     witnesses: Vec<PackReference>,
     /// Packs that cannot be read.
     pub(crate) damaged: Vec<String>,
+    damage: KnownDamage,
 }
 
 /// What [`Store::each`] finds.
@@ -111,6 +112,7 @@ impl Store {
         }
         Ok(Self {
             packs: repository.packs(id)?,
+            damage: repository.known_damage(id)?,
             id,
             index,
             witnesses: Vec::new(),
@@ -130,7 +132,7 @@ impl Store {
     }
 
     /// Calls `each` with what the packs have that have any of these numbers, in order. A pack that cannot be read is left
-    /// out.
+    /// out, and so are blocks that were found damaged.
     pub(crate) fn each(
         &mut self,
         repository: &Repository,
@@ -152,9 +154,10 @@ impl Store {
                 Err(error) => return Err(error.into()),
             };
             self.witnesses.push(pack.reference());
+            let damage = self.damage.of(&pack);
             let slots = pack.slots().iter().zip(are_in(numbers, first)).zip(0..);
             for ((slot, is_in), in_pack) in slots {
-                if is_in {
+                if is_in && !damage.contains(&in_pack) {
                     each(StoredSlot {
                         number: first + in_pack,
                         place: Place::new(self.index, n as u64 * BLOCKS_PER_PACK + in_pack),

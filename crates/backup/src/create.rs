@@ -1,6 +1,6 @@
 //! Makes backups of disks, stage by stage.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
@@ -14,6 +14,7 @@ use onefold_repository::{KnownSource, Repository, Writer};
 use crate::detect::{Detected, Scanned, detect};
 use crate::disk::{ChangedBlocks, Disk};
 use crate::error::{BackupError, Result};
+use crate::numbers::{are_in, merged, push};
 use crate::publish::{Numbering, RecipeWriter, Totals};
 use crate::ranks::Ranks;
 use crate::records::Place;
@@ -415,8 +416,8 @@ impl Detected {
     }
 }
 
-/// Checks that a backup can serve as a parent: its recipe can be read, and so can the table of every pack that it
-/// needs.
+/// Checks that a backup can serve as a parent: its recipe can be read, and every block that it needs is in the pack that
+/// it names, and was not found damaged.
 ///
 /// # Errors
 ///
@@ -432,39 +433,61 @@ pub fn check_parent(
         recipe.page(page)?;
     }
     let popular = repository.popular_id(&source.source);
-    let mut packs = check_packs(repository, source.id, &manifest.own_packs)?;
+    let (mut packs, mut needed) = (manifest.own_packs.clone(), manifest.own.clone());
+    (packs, needed) = check_needed(repository, source.id, false, packs, &needed)?;
     packs.extend_from_slice(&manifest.popular_packs);
-    let mut checked = BTreeSet::new();
-    while !packs.is_empty() {
-        packs.retain(|pack| checked.insert((pack.number, pack.witness)));
-        packs = check_packs(repository, popular, &packs)?;
+    needed.extend_from_slice(&manifest.popular);
+    while !needed.is_empty() {
+        // Each time to lower numbers.
+        (packs, needed) = check_needed(repository, popular, true, packs, &merged(needed))?;
     }
     Ok(())
 }
 
-/// Returns the popular packs to which blocks of these packs were moved.
-fn check_packs(
+/// Checks that packs have the numbers that are needed. Returns to which popular packs and numbers some were moved.
+fn check_needed(
     repository: &Repository,
     store: SourceId,
-    packs: &[PackReference],
-) -> Result<Vec<PackReference>> {
-    let mut moved_to = Vec::new();
+    is_popular: bool,
+    mut packs: Vec<PackReference>,
+    needed: &[NumberRun],
+) -> Result<(Vec<PackReference>, Vec<NumberRun>)> {
+    let (mut moved_to, mut moved) = (Vec::new(), Vec::new());
+    let are_needed = |number: u64| {
+        let are_in = are_in(needed, number * BLOCKS_PER_PACK);
+        let are_in = are_in.take(BLOCKS_PER_PACK as usize).enumerate();
+        are_in.filter_map(|(block, is_in)| is_in.then_some(block))
+    };
+    packs.retain(|pack| are_needed(pack.number).next().is_some());
+    packs.sort_unstable_by_key(|pack| (pack.number, pack.witness));
+    packs.dedup();
     if packs.is_empty() {
-        return Ok(moved_to);
+        return Ok((moved_to, moved));
     }
     let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
+    let damage = repository.known_damage(store)?;
     for PackReference { number, witness } in packs {
         // One that is missing is so by its first name.
-        let generation = there.get(number).copied().unwrap_or(0);
-        match repository.pack_or_newer(store, *number, generation)? {
-            Some(pack) => {
-                pack.check_witness(*witness)?;
-                moved_to.extend_from_slice(pack.popular_packs());
+        let generation = there.get(&number).copied().unwrap_or(0);
+        let Some(pack) = repository.pack_or_newer(store, number, generation)? else {
+            return Err(repository.missing_pack(store, number).into());
+        };
+        pack.check_witness(witness)?;
+        for block in are_needed(number) {
+            if damage.of(&pack).contains(&(block as u64)) {
+                return Err(pack.found_damaged(block).into());
             }
-            None => return Err(repository.missing_pack(store, *number).into()),
+            match pack.slots().get(block).and_then(|slot| slot.moved()) {
+                Some(to) if is_popular && to >= number * BLOCKS_PER_PACK + block as u64 => {
+                    return Err(pack.moved_in_circle(block).into());
+                }
+                Some(to) => push(&mut moved, to),
+                None => _ = pack.find(block)?,
+            }
         }
+        moved_to.extend_from_slice(pack.popular_packs());
     }
-    Ok(moved_to)
+    Ok((moved_to, moved))
 }
 
 impl DiskToBackUp<'_> {

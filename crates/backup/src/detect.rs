@@ -9,7 +9,7 @@
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{NumberRun, Slot, SourceId, Witness, witness_of};
-use onefold_repository::{NeededPacks, Pack, Repository, RepositoryErrorKind};
+use onefold_repository::{KnownDamage, NeededPacks, Pack, Repository, RepositoryErrorKind};
 use onefold_sorter::Sorter;
 use rustc_hash::FxHashMap;
 
@@ -100,6 +100,8 @@ struct Stores<'a> {
     scanned: &'a [Scanned],
     /// Popular blocks that are about to be removed: as if they were not there.
     condemned: Vec<NumberRun>,
+    /// Blocks that were found damaged, of those stores that have any: likewise.
+    damage: FxHashMap<SourceId, KnownDamage>,
 }
 
 impl<'a> Stores<'a> {
@@ -125,12 +127,15 @@ impl<'a> Stores<'a> {
                 (repository.packs(popular)?, condemned)
             }
         };
+        let stores = scanned.iter().map(|disk| disk.source).chain([popular]);
+        let damage = stores.map(|store| Ok((store, repository.known_damage(store)?)));
         Ok(Self {
             repository,
             own,
             popular: (popular, popular_packs),
             scanned,
             condemned,
+            damage: damage.collect::<Result<_>>()?,
         })
     }
 
@@ -244,8 +249,8 @@ impl<'a> Stores<'a> {
         named.next().copied()
     }
 
-    /// Calls `each` for all numbers of some packs, in order, with the witnesses of the packs that were read. A pack that cannot be read is left out, and so is one with
-    /// another witness than the backups name.
+    /// Calls `each` for all numbers of some packs, in order, with the witnesses of the packs that were read. A pack that cannot be read is left out, and so are one with
+    /// another witness than the backups name, and blocks that were found damaged.
     fn each_block(
         &self,
         source: SourceId,
@@ -270,8 +275,14 @@ impl<'a> Stores<'a> {
             };
             let witness = pack.reference().witness;
             tables.witnesses.insert((source, *number), witness);
-            let slots = pack.slots().iter().zip(number * BLOCKS_PER_PACK..);
-            for ((slot, number), listed) in slots.zip(listed * BLOCKS_PER_PACK..) {
+            let damage = self.damage.get(&source).map(|known| known.of(&pack));
+            let is_sound = |block| damage.is_none_or(|damage| !damage.contains(&block));
+            let slots = pack.slots().iter().zip(0..).filter(|(_, it)| is_sound(*it));
+            for (slot, block) in slots {
+                let (number, listed) = (
+                    number * BLOCKS_PER_PACK + block,
+                    listed * BLOCKS_PER_PACK + block,
+                );
                 let block = Block {
                     pack: &pack,
                     number,
@@ -430,6 +441,7 @@ mod tests {
                 popular: (SourceId(9), packs(1 << 40)),
                 scanned: &disks,
                 condemned: Vec::new(),
+                damage: FxHashMap::default(),
             };
             // The least number of each content, of each source and of all.
             let mut own: BTreeMap<(u64, usize), u64> = BTreeMap::new();
@@ -525,6 +537,7 @@ mod tests {
             popular: (SourceId(9), Vec::new()),
             scanned: &disks,
             condemned: Vec::new(),
+            damage: FxHashMap::default(),
         };
         let temporary = temporary(MEMORY_BYTES);
         let mut rows = Rows::new(&temporary);

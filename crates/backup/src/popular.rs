@@ -27,7 +27,7 @@ use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::moves::{MEMORY_BYTES, Moves, condemned, is_in};
 use crate::numbers::{are_in, merged, push};
-use crate::prune::{Kept, PruneOptions, PrunePlan, Pruned};
+use crate::prune::{Kept, PruneOptions, PrunePlan, Pruned, stray_tables};
 
 /// What was done about popular blocks.
 #[derive(Debug, Clone)]
@@ -128,6 +128,7 @@ pub fn prune_popular(
     pruned.plan.damaged.extend(moved.plan.damaged);
     pruned.plan.damaged.sort();
     pruned.plan.damaged.dedup();
+    remove_stray_tables(writer)?;
     Ok(pruned)
 }
 
@@ -149,6 +150,23 @@ fn move_duplicates(
     let all = Kept::AllBut(Vec::new());
     let plan = PrunePlan::of_packs(repository, popular.id, all, moves, options)?;
     plan.carry_out(writer, options.level, report)
+}
+
+/// A copy of a table whose pack is not there may be that of a pack that is about to appear. So it stays as long as
+/// anybody has a lease.
+fn remove_stray_tables(writer: &Writer<'_>) -> Result<()> {
+    let (repository, popular) = (writer.repository(), writer.source());
+    let tables = repository.tables(popular.id)?;
+    let tables = stray_tables(repository, popular.id, &[], tables)?;
+    let mut held = repository.held_leases()?.into_iter();
+    if tables.is_empty() || held.any(|lease| lease.source != popular.id) {
+        return Ok(());
+    }
+    let needed = Needs::find(repository, popular)?.popular;
+    for (number, generation) in stray_tables(repository, popular.id, &needed, tables)? {
+        writer.remove_table(number, generation)?;
+    }
+    Ok(())
 }
 
 /// A list that is damaged is made anew: nobody uses popular blocks as long as it is there.

@@ -9,8 +9,10 @@
 //! meanwhile what is about to go (B5). Popular blocks are needed by sources that others may be backing up, so
 //! they go in two steps (`popular.rs`).
 
+use std::collections::BTreeSet;
+
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Slot, SourceId};
+use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Slot, SourceId, packs_of};
 use onefold_repository::{KnownSource, NewPack, Pack, Repository, RepositoryErrorKind, Writer};
 
 use crate::create::Report;
@@ -38,6 +40,8 @@ pub struct PrunePlan {
     rewritten: Vec<(u64, u32)>,
     /// Generations of packs that newer ones have replaced.
     replaced: Vec<(u64, u32)>,
+    /// Copies of tables of packs that are gone, and that no backup needs.
+    tables: Vec<(u64, u32)>,
     /// Recipes of backups that are forgotten.
     recipes: Vec<BackupNumber>,
     /// Manifests of backups that are forgotten: the removal was interrupted, or they were put back.
@@ -136,6 +140,7 @@ impl PrunePlan {
         self.dead.is_empty()
             && self.rewritten.is_empty()
             && self.replaced.is_empty()
+            && self.tables.is_empty()
             && self.recipes.is_empty()
             && self.returned.is_empty()
     }
@@ -161,17 +166,24 @@ impl PrunePlan {
             needed.extend(repository.manifest(source, *backup)?.own);
             needed = merged(needed);
         }
+        let tables = repository.tables(source)?;
+        let tables = stray_tables(repository, source, &needed, tables)?;
         let moves = Moves::to_popular(repository, popular, source, &needed)?;
         let mut plan = Self::of_packs(repository, source, Kept::Only(needed), moves, options)?;
+        plan.tables = tables;
         plan.recipes = repository.recipes(source)?;
         plan.recipes.retain(|backup| !backups.contains(backup));
         plan.returned = history.returned;
         let PrunePlan {
+            tables,
             recipes,
             returned,
             foreign,
             ..
         } = &mut plan;
+        keep_ours(repository, tables, foreign, |pack| {
+            table_name(source, *pack)
+        })?;
         keep_ours(repository, recipes, foreign, |backup| {
             ObjectName::Recipe(source, *backup)
         })?;
@@ -213,6 +225,15 @@ impl PrunePlan {
                 }
                 Err(error) => return Err(error.into()),
             };
+            // It cannot be removed then, and stays as it is until it is repaired.
+            if let Some(error) = pack.table_damage()
+                && repository
+                    .check_removable(pack_name(store, (number, generation)))
+                    .is_err()
+            {
+                plan.damaged.push(error.to_string());
+                continue;
+            }
             let slots = plan.slots(&pack, number);
             let is_dead = slots.iter().all(|slot| *slot == Slot::Gone);
             let all = stored(pack.slots().iter().copied());
@@ -255,6 +276,10 @@ impl PrunePlan {
         report: Report<'_>,
     ) -> Result<Pruned> {
         let id = writer.source().id;
+        // Before packs are written again: one may be the next generation of which a copy was left.
+        for (number, generation) in &self.tables {
+            writer.remove_table(*number, *generation)?;
+        }
         // What only has to go makes room for what is written.
         let mut freed_bytes = 0;
         for pack in self.dead.iter().chain(&self.replaced) {
@@ -283,6 +308,34 @@ fn pack_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName {
         number,
         generation,
     }
+}
+
+fn table_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName {
+    ObjectName::Table {
+        source,
+        number,
+        generation,
+    }
+}
+
+/// Those of some copies of tables whose packs are gone, unless nothing else is left of packs that backups need.
+pub(crate) fn stray_tables(
+    repository: &Repository,
+    store: SourceId,
+    needed: &[NumberRun],
+    mut tables: Vec<(u64, u32)>,
+) -> Result<Vec<(u64, u32)>> {
+    let packs = repository.pack_generations(store)?;
+    let needed: BTreeSet<u64> = packs_of(needed).collect();
+    tables.retain(|table| {
+        let is_there = |number| {
+            packs
+                .binary_search_by_key(&number, |(number, _)| *number)
+                .is_ok()
+        };
+        packs.binary_search(table).is_err() && (is_there(table.0) || !needed.contains(&table.0))
+    });
+    Ok(tables)
 }
 
 /// Leaves out, and names, what is no object of this repository.
@@ -376,7 +429,9 @@ fn rewrite(
     let sealer = new.sealer(level);
     let before = pack.slots().chunks(BLOCKS_PER_GROUP);
     for ((group, before), slots) in (0..).zip(before).zip(slots.chunks(BLOCKS_PER_GROUP)) {
-        let sealed = if before == slots {
+        let sealed = if stored(slots.iter().copied()) == 0 {
+            sealer.seal(group, &[])?
+        } else if before == slots {
             sealer.seal_again(group, pack.open_group(group as usize)?)?
         } else {
             let blocks = pack.read_group(group as usize)?;

@@ -2,7 +2,8 @@
 //! back what is stored elsewhere, under its old number (B2), which mends the older backups (B6).
 //!
 //! A pack is written again for that, as its next generation. A block that is taken out is *lost*: the table keeps
-//! its fingerprint. Of a pack whose table is damaged nothing is known, so it stays as it is.
+//! its fingerprint. A pack whose table is damaged, or that is gone, is known by the copy of its table. Without that nothing
+//! is known of it, so it stays as it is; and so does one that is gone or cut as long as nothing of it can be put back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{ObjectName, Slot, SourceId};
 use onefold_index::Key;
-use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
+use onefold_repository::{KnownDamage, KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
 
 use crate::blocks::{BlockReader, Reach, StoredBlock};
 use crate::create::Report;
@@ -49,6 +50,8 @@ pub struct Repaired {
     pub mended: u64,
     /// Still missing afterwards, those that were taken out among them.
     pub missing: u64,
+    /// Tables of packs, or copies of them, that were made again; in packs.
+    pub tables: u64,
 }
 
 impl RepairPlan {
@@ -101,12 +104,18 @@ pub fn repair(
     report: Report<'_>,
 ) -> Result<Repaired> {
     let all = sick.packs.len() as u64;
-    let mut done = 0;
-    sick.each_patient(repository, &mut |patient| {
-        done += 1;
-        report(done, all)?;
-        patient.write_again(writer, level)
-    })
+    let mut treated = BTreeSet::new();
+    let repaired = sick.each_patient(repository, &mut |patient| {
+        report(treated.len() as u64 + 1, all)?;
+        treated.insert(patient.pack.reference().number);
+        patient.treat(writer, level)
+    })?;
+    // What was damaged in these packs is taken out, or put back.
+    let before = repository.known_damage(sick.of.id)?;
+    let mut known = KnownDamage::default();
+    known.add_known(&before, |number| !treated.contains(&number));
+    repository.remember_damage(sick.of.id, &known, &before, true)?;
+    Ok(repaired)
 }
 
 impl SickPacks {
@@ -117,21 +126,26 @@ impl SickPacks {
     ) -> Result<Repaired> {
         let key = Key::derive(&repository.fingerprint_secret(), 0);
         let there: BTreeMap<u64, u32> = repository.packs(self.of.id)?.into_iter().collect();
+        let copied = repository.tables(self.of.id)?;
         let mut repaired = Repaired::default();
         for number in &self.packs {
-            let Some(generation) = there.get(number).copied() else {
-                continue;
+            let pack = match there.get(number) {
+                Some(generation) => repository.pack(self.of.id, *number, *generation),
+                None => match copied.iter().rfind(|(copied, _)| copied == number) {
+                    Some((_, generation)) => repository.lost_pack(self.of.id, *number, *generation),
+                    None => continue,
+                },
             };
-            let pack = match repository.pack(self.of.id, *number, generation) {
-                Err(error) if error.kind() == RepositoryErrorKind::Damaged => continue,
+            let pack = match pack {
+                Err(error) if error.is_of_object() => continue,
                 opened => opened?,
             };
             let mut patient = Patient {
-                number: *number,
-                generation,
                 slots: pack.slots().to_vec(),
                 changed: BTreeSet::new(),
                 mended: BTreeMap::new(),
+                has_file: there.contains_key(number),
+                copy_is_wrong: repository.check_table(self.of.id, &pack).is_err(),
                 pack,
                 key: key.clone(),
                 popular: self.popular,
@@ -144,9 +158,8 @@ impl SickPacks {
             repaired.mended += patient.mended.len() as u64;
             let missing = patient.slots.iter().filter(|slot| slot.lost().is_some());
             repaired.missing += missing.count() as u64;
-            if !patient.changed.is_empty() {
-                each(&patient)?;
-            }
+            repaired.tables += u64::from(patient.has_wrong_table());
+            each(&patient)?;
         }
         Ok(repaired)
     }
@@ -154,9 +167,10 @@ impl SickPacks {
 
 /// A pack, and what becomes of it.
 struct Patient {
-    number: u64,
-    generation: u32,
     pack: Pack,
+    /// It is there, and not only the copy of its table.
+    has_file: bool,
+    copy_is_wrong: bool,
     key: Key,
     /// What it will have.
     slots: Vec<Slot>,
@@ -169,6 +183,31 @@ struct Patient {
 }
 
 impl Patient {
+    /// Whether the table of the pack, or the copy of it, has to be made again.
+    fn has_wrong_table(&self) -> bool {
+        let is_whole_again = self.has_file && !self.may_come_back();
+        self.copy_is_wrong || is_whole_again && self.pack.table_damage().is_some()
+    }
+
+    /// Nothing can be put back of a pack that is not there, or cut. Written again, it would stand in the way of the one that
+    /// somebody puts back.
+    fn may_come_back(&self) -> bool {
+        self.pack.is_cut() && self.mended.is_empty()
+    }
+
+    fn treat(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
+        if self.may_come_back() {
+            return Ok(());
+        }
+        if !self.changed.is_empty() || self.pack.table_damage().is_some() {
+            return self.write_again(writer, level);
+        }
+        match self.copy_is_wrong {
+            true => Ok(writer.put_table(&self.pack)?),
+            false => Ok(()),
+        }
+    }
+
     /// Finds out what is damaged.
     fn examine(&mut self) -> Result<()> {
         for group in 0..self.pack.groups() {
@@ -282,23 +321,29 @@ impl Patient {
     /// Writes the pack as its next generation, and removes this one.
     fn write_again(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
         let of = writer.source();
-        let mut new = writer.new_generation(of, &self.pack, self.generation + 1)?;
+        let (pack, generation) = (self.pack.reference(), self.pack.generation());
+        let mut new = writer.new_generation(of, &self.pack, generation + 1)?;
         let sealer = new.sealer(level);
         for (group, slots) in self.slots.chunks(BLOCKS_PER_GROUP).enumerate() {
             let number = group as u32;
-            let sealed = match self.numbers_of(group).any(|n| self.changed.contains(&n)) {
+            let has_changed = self.numbers_of(group).any(|n| self.changed.contains(&n));
+            let sealed = match has_changed || !self.pack.has_any(group) {
                 false => sealer.seal_again(number, self.pack.open_group(group)?)?,
                 true => sealer.seal(number, &self.content(group)?)?,
             };
             new.push(&sealed, slots.iter().copied())?;
         }
         new.finish()?;
-        writer.remove(ObjectName::Pack {
+        let before = ObjectName::Pack {
             source: of.id,
-            number: self.number,
-            generation: self.generation,
-        })?;
-        Ok(())
+            number: pack.number,
+            generation,
+        };
+        match writer.remove(before) {
+            // One with a damaged header stays: the new one counts, and `prune` names it.
+            Err(error) if error.kind() == RepositoryErrorKind::Damaged => Ok(()),
+            removed => Ok(removed?),
+        }
     }
 
     /// The blocks that a group will have.

@@ -1,4 +1,5 @@
-//! Proves that everything that backups need is there, and if asked to, that it is what was stored (B6).
+//! Proves that everything that backups need is there, and if asked to, that it is what was stored (B6). Blocks that are not
+//! are remembered, so that no later backup refers to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,15 +10,18 @@ use onefold_format::backup::{
 };
 use onefold_index::Key;
 use onefold_repository::{
-    KnownSource, MovedRun, Pack, Repository, RepositoryError, RepositoryErrorKind,
+    KnownDamage, KnownSource, MovedRun, Pack, Repository, RepositoryError, RepositoryErrorKind,
 };
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
-use crate::numbers::{are_in, push};
+use crate::numbers::push;
 
 /// Ranges of a backup that are named of a finding.
 const PLACES_MAX: usize = 8;
+
+/// Tables of a store that are named of those that are damaged or missing.
+const TABLES_MAX: usize = 8;
 
 /// What was found.
 #[derive(Debug, Clone, Default)]
@@ -30,7 +34,9 @@ pub struct Verified {
     pub compared_bytes: u64,
     /// What is wrong.
     pub findings: Vec<Finding>,
-    /// Packs of which something is damaged, lost or missing.
+    /// Why damaged blocks that were found are not remembered, if they are not.
+    pub not_remembered: Option<RepositoryError>,
+    /// Packs of which something is damaged, lost or missing, the copies of their tables included.
     pub(crate) packs: BTreeMap<SourceId, BTreeSet<u64>>,
 }
 
@@ -56,7 +62,8 @@ pub struct NeededBy {
     pub places: Vec<Range<u64>>,
 }
 
-/// Verifies the backups of one source, or the whole repository; with `data`, their blocks too.
+/// Verifies the backups of one source, or the whole repository; with `data`, their blocks too, and then the damaged ones
+/// are remembered in the repository. Without it, those that are remembered are findings.
 ///
 /// # Errors
 ///
@@ -72,8 +79,13 @@ pub fn verify(
         key: data.then(|| Key::derive(&repository.fingerprint_secret(), 0)),
         verified: Verified::default(),
         backups: Vec::new(),
+        needed_by: BTreeMap::new(),
         damages: Vec::new(),
         moved: Vec::new(),
+        wrong_tables: Vec::new(),
+        known: BTreeMap::new(),
+        found: BTreeMap::new(),
+        compared: BTreeSet::new(),
     };
     let wrong = repository.wrong_identity().into_iter();
     verifier.find(wrong.map(|(_, error)| error));
@@ -110,6 +122,7 @@ pub fn verify(
             break;
         }
         for (store, numbers) in next {
+            verifier.recall_damage(store)?;
             let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
             let popular = verifier.popular_of(store);
             for number in numbers {
@@ -119,9 +132,11 @@ pub fn verify(
                 done.insert((store, number));
                 report(done.len() as u64, all)?;
             }
+            verifier.find_wrong_tables(store);
         }
     }
     verifier.follow_moved()?;
+    verifier.remember_damage(&stores, only.is_none());
     verifier.name_places()
 }
 
@@ -144,8 +159,18 @@ struct Verifier<'a> {
     key: Option<Key>,
     verified: Verified,
     backups: Vec<KnownBackup>,
+    /// Of each pack the places in `backups` of those that need it, so that no pack is compared with all of them.
+    needed_by: BTreeMap<(SourceId, u64), Vec<usize>>,
     damages: Vec<Damage>,
     moved: Vec<MovedNumbers>,
+    /// Packs that are opened by the copy of their table, or have none, with what is wrong.
+    wrong_tables: Vec<(u64, String)>,
+    /// Blocks that were found damaged before.
+    known: BTreeMap<SourceId, KnownDamage>,
+    /// Blocks that are found damaged now.
+    found: BTreeMap<SourceId, KnownDamage>,
+    /// Packs of which all blocks were compared.
+    compared: BTreeSet<(SourceId, u64)>,
 }
 
 /// Needed numbers that were moved to consecutive popular ones, all in one pack.
@@ -260,7 +285,7 @@ impl Verifier<'_> {
             match check_recipe(self.repository, source, backup) {
                 Ok(manifest) => {
                     self.verified.objects += 1;
-                    self.backups.push(KnownBackup {
+                    self.add(KnownBackup {
                         source: source.source.name.clone(),
                         store: source.id,
                         popular_store: self.repository.popular_id(&source.source),
@@ -280,6 +305,28 @@ impl Verifier<'_> {
             }
         }
         Ok(())
+    }
+
+    fn add(&mut self, backup: KnownBackup) {
+        let own = backup
+            .manifest
+            .own_packs
+            .iter()
+            .map(|it| (backup.store, it));
+        let popular = backup.manifest.popular_packs.iter();
+        let popular = popular.map(|it| (backup.popular_store, it));
+        for (store, pack) in own.chain(popular) {
+            let needed_by = self.needed_by.entry((store, pack.number)).or_default();
+            needed_by.push(self.backups.len());
+        }
+        self.backups.push(backup);
+    }
+
+    /// The backups that need a pack.
+    fn needing(&self, store: SourceId, number: u64) -> impl Iterator<Item = &KnownBackup> {
+        let needed_by = self.needed_by.get(&(store, number));
+        let needed_by = needed_by.map_or(&[][..], Vec::as_slice);
+        needed_by.iter().map(|at| &self.backups[*at])
     }
 
     /// Where blocks of a store are moved to.
@@ -306,9 +353,15 @@ impl Verifier<'_> {
             Ok(None) => self.find_missing(store, number, None),
             Ok(Some(pack)) => {
                 self.verified.objects += 1;
-                if let Some(key) = &self.key {
-                    let compared = compare(&pack, key, store, &mut self.damages)?;
-                    self.verified.compared_bytes += compared;
+                self.check_table(store, &pack)?;
+                match &self.key {
+                    Some(key) => {
+                        let found = self.found.entry(store).or_default();
+                        let compared = compare(&pack, key, store, &mut self.damages, found)?;
+                        self.verified.compared_bytes += compared;
+                        self.compared.insert((store, number));
+                    }
+                    None => self.find_known(store, &pack),
                 }
                 self.find_replaced(store, &pack);
                 self.find_missing(store, number, Some(&pack));
@@ -327,13 +380,97 @@ impl Verifier<'_> {
         Ok(Vec::new())
     }
 
+    /// Reads what is remembered of a store, before any of its packs is read: what is dropped was proved whole after it was
+    /// written down.
+    fn recall_damage(&mut self, store: SourceId) -> Result<()> {
+        if !self.known.contains_key(&store) {
+            let known = self.repository.known_damage(store)?;
+            self.find(known.wrong().cloned().collect::<Vec<_>>());
+            self.known.insert(store, known);
+        }
+        Ok(())
+    }
+
+    /// What is remembered of a pack whose blocks are not compared now.
+    fn find_known(&mut self, store: SourceId, pack: &Pack) {
+        let PackReference { number, witness } = pack.reference();
+        let known = self.known.get(&store).map(|known| known.of(pack));
+        let mut runs = Vec::new();
+        for block in known.into_iter().flatten() {
+            let slot = usize::try_from(*block).ok();
+            let slot = slot.and_then(|block| pack.slots().get(block));
+            // One that is lost is a finding as it is.
+            if slot.is_some_and(|slot| slot.stored().is_some()) {
+                push(&mut runs, number * BLOCKS_PER_PACK + block);
+            }
+        }
+        self.damages.extend(runs.into_iter().map(|run| Damage {
+            store,
+            numbers: run.first..run.first + run.blocks,
+            witness: Some(witness),
+            message: stored_blocks(run, "known to be damaged since a verification"),
+        }));
+    }
+
+    /// Remembers the damaged blocks that were found. Of packs that were not compared, what was known stays.
+    fn remember_damage(&mut self, stores: &BTreeMap<SourceId, Packs>, are_all: bool) {
+        if self.key.is_none() {
+            return;
+        }
+        for (store, known) in &self.known {
+            let mut found = self.found.remove(store).unwrap_or_default();
+            let packs = stores.get(store);
+            found.add_known(known, |number| {
+                let may_be_there = !are_all || packs.is_some_and(|packs| packs.0.contains(&number));
+                may_be_there && !self.compared.contains(&(*store, number))
+            });
+            let remembered = self
+                .repository
+                .remember_damage(*store, &found, known, are_all);
+            if let Err(error) = remembered {
+                self.verified.not_remembered = Some(error);
+            }
+        }
+    }
+
+    /// Checks that a pack has a table of its own, and a copy of it.
+    fn check_table(&mut self, store: SourceId, pack: &Pack) -> Result<()> {
+        let wrong = match pack.table_damage() {
+            Some(error) => format!("{error}; the copy of its table serves"),
+            None => match self.repository.check_table(store, pack) {
+                Ok(()) => return Ok(()),
+                Err(error) => damage(error.into())?,
+            },
+        };
+        self.wrong_tables.push((pack.reference().number, wrong));
+        Ok(())
+    }
+
+    /// Names the first packs of a store that have no table of their own, or no copy of it: nothing is lost with them.
+    fn find_wrong_tables(&mut self, store: SourceId) {
+        let wrong = std::mem::take(&mut self.wrong_tables);
+        if wrong.is_empty() {
+            return;
+        }
+        let packs = self.verified.packs.entry(store).or_default();
+        packs.extend(wrong.iter().map(|(number, _)| number));
+        let more = wrong.len().saturating_sub(TABLES_MAX) as u64;
+        let named = wrong.into_iter().take(TABLES_MAX).map(|(_, wrong)| wrong);
+        let more = (more > 0).then(|| {
+            format!("the tables of {more} more packs, or copies of them, are damaged or missing")
+        });
+        let findings = named.chain(more).map(|message| Finding {
+            message,
+            needed_by: Vec::new(),
+        });
+        self.verified.findings.extend(findings);
+    }
+
     /// Finds backups that need a different pack with the same number.
     fn find_replaced(&mut self, store: SourceId, pack: &Pack) {
         let PackReference { number, witness } = pack.reference();
-        let needed = self
-            .backups
-            .iter()
-            .filter_map(|it| it.witness(store, number));
+        let needed = self.needing(store, number);
+        let needed = needed.filter_map(|it| it.witness(store, number));
         let replaced: BTreeSet<Witness> = needed.filter(|needed| *needed != witness).collect();
         let first = number * BLOCKS_PER_PACK;
         self.damages
@@ -353,13 +490,13 @@ impl Verifier<'_> {
         let there = pack.map_or(&[][..], Pack::slots);
         let witness = pack.map(|pack| pack.reference().witness);
         let mut needed = vec![false; BLOCKS_PER_PACK as usize];
-        for backup in &self.backups {
+        for backup in self.needing(store, number) {
             if witness.is_some() && backup.witness(store, number) != witness {
                 continue;
             }
-            let by_backup = are_in(backup.needs_of(store), first);
-            let of_pack = needed.iter_mut().zip(by_backup);
-            of_pack.for_each(|(needed, by_backup)| *needed |= by_backup);
+            for of_pack in runs_in(backup.needs_of(store), first..first + BLOCKS_PER_PACK) {
+                needed[(of_pack.start - first) as usize..(of_pack.end - first) as usize].fill(true);
+            }
         }
         let (mut lost, mut absent) = (Vec::new(), Vec::new());
         for (n, number) in (0..needed.len()).zip(first..).filter(|(n, _)| needed[*n]) {
@@ -374,16 +511,12 @@ impl Verifier<'_> {
         }
         for (runs, why) in [(lost, "damaged and not mended yet"), (absent, "in no pack")] {
             self.damages.extend(runs.into_iter().map(|run| {
-                let end = run.first + run.blocks;
-                let message = match run.blocks {
-                    1 => format!("stored block {} is {why}", run.first),
-                    _ => format!("stored blocks {} to {} are {why}", run.first, end - 1),
-                };
+                let numbers = run.first..run.first + run.blocks;
                 Damage {
                     store,
-                    numbers: run.first..end,
+                    numbers,
                     witness,
-                    message,
+                    message: stored_blocks(run, why),
                 }
             }));
         }
@@ -557,12 +690,34 @@ impl Verifier<'_> {
                 });
             }
         }
+        let unneeded = findings.iter_mut().filter(|it| it.needed_by.is_empty());
+        unneeded.for_each(|it| it.message += "; no backup needs it");
         self.verified.findings.extend(findings);
         for damage in &self.damages {
             let packs = self.verified.packs.entry(damage.store).or_default();
             packs.insert(damage.numbers.start / BLOCKS_PER_PACK);
         }
         Ok(self.verified)
+    }
+}
+
+/// The parts of ascending runs that are in a range.
+fn runs_in(runs: &[NumberRun], range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = |run: &NumberRun| run.first + run.blocks;
+    let before = runs.partition_point(|run| end(run) <= range.start);
+    let there = runs[before..]
+        .iter()
+        .take_while(move |run| run.first < range.end);
+    there.map(move |run| run.first.max(range.start)..end(run).min(range.end))
+}
+
+fn stored_blocks(run: NumberRun, state: &str) -> String {
+    match run.blocks {
+        1 => format!("stored block {} is {state}", run.first),
+        blocks => {
+            let last = run.first + blocks - 1;
+            format!("stored blocks {} to {last} are {state}", run.first)
+        }
     }
 }
 
@@ -597,8 +752,15 @@ fn check_recipe(
 }
 
 /// Returns how many bytes were compared.
-fn compare(pack: &Pack, key: &Key, store: SourceId, damages: &mut Vec<Damage>) -> Result<u64> {
-    let PackReference { number, witness } = pack.reference();
+fn compare(
+    pack: &Pack,
+    key: &Key,
+    store: SourceId,
+    damages: &mut Vec<Damage>,
+    found: &mut KnownDamage,
+) -> Result<u64> {
+    let reference = pack.reference();
+    let PackReference { number, witness } = reference;
     let (first, witness) = (number * BLOCKS_PER_PACK, Some(witness));
     let mut compared = 0;
     for group in 0..pack.groups() {
@@ -606,7 +768,9 @@ fn compare(pack: &Pack, key: &Key, store: SourceId, damages: &mut Vec<Damage>) -
         match check_group(pack, group, key) {
             Ok((bytes, wrong)) => {
                 compared += bytes;
-                for number in wrong.into_iter().map(|n| first + n as u64) {
+                for n in wrong {
+                    found.add(reference, n as u64);
+                    let number = first + n as u64;
                     damages.push(Damage {
                         store,
                         numbers: number..number + 1,
@@ -615,12 +779,21 @@ fn compare(pack: &Pack, key: &Key, store: SourceId, damages: &mut Vec<Damage>) -
                     });
                 }
             }
-            Err(error) => damages.push(Damage {
-                store,
-                numbers: start..start + BLOCKS_PER_GROUP as u64,
-                witness,
-                message: damage(error)?,
-            }),
+            Err(error) => {
+                let message = damage(error)?;
+                let of_group = pack.slots().iter().zip(0_u64..);
+                let of_group = of_group
+                    .skip(group * BLOCKS_PER_GROUP)
+                    .take(BLOCKS_PER_GROUP);
+                let stored = of_group.filter(|(slot, _)| slot.stored().is_some());
+                stored.for_each(|(_, n)| found.add(reference, n));
+                damages.push(Damage {
+                    store,
+                    numbers: start..start + BLOCKS_PER_GROUP as u64,
+                    witness,
+                    message,
+                });
+            }
         }
     }
     Ok(compared)
@@ -628,6 +801,9 @@ fn compare(pack: &Pack, key: &Key, store: SourceId, damages: &mut Vec<Damage>) -
 
 /// The bytes of a group, and which blocks of its pack are not what their fingerprints say.
 pub(crate) fn check_group(pack: &Pack, group: usize, key: &Key) -> Result<(u64, Vec<usize>)> {
+    if !pack.has_any(group) {
+        return Ok((0, Vec::new()));
+    }
     let bytes = pack.read_group(group)?;
     let mut found = Vec::new();
     key.fingerprints(&bytes, pack.block_size() as usize, &mut found);

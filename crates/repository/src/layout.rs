@@ -15,7 +15,7 @@ const FOREIGN_MAX: usize = 100;
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Objects, by their paths. ID is a number of sixteen hexadecimal digits, N a decimal one, and NN has two hexadecimal digits.
-const OBJECTS: [&str; 24] = [
+const OBJECTS: [&str; 26] = [
     "repository",
     "reserve",
     "keys/repository",
@@ -24,6 +24,8 @@ const OBJECTS: [&str; 24] = [
     "sources/ID/condemned",
     "sources/ID/packs/source",
     "sources/ID/packs/NN/N.N",
+    "sources/ID/tables/NN/N.N",
+    "sources/ID/damage/ID",
     "sources/ID/recipes/source",
     "sources/ID/recipes/N",
     "sources/ID/backups/source",
@@ -158,6 +160,11 @@ mod tests {
             number: 300,
             generation: 2,
         };
+        let table = ObjectName::Table {
+            source: id,
+            number: 300,
+            generation: 2,
+        };
         let user = ObjectName::User {
             popular: id,
             source: id,
@@ -169,6 +176,8 @@ mod tests {
             ObjectName::Key(7),
             ObjectName::Source(id),
             pack,
+            table,
+            ObjectName::Damage(id, 7),
             ObjectName::Recipe(id, backup),
             ObjectName::Manifest(id, backup),
             ObjectName::Lease(id, 7),

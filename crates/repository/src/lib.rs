@@ -16,7 +16,11 @@
 //! | `identity.rs` | the object that says what a repository is, and its copy |
 //! | `repository.rs` | a repository and its sources |
 //! | `sources.rs` | sources, as they are found |
-//! | `pack.rs` | writing and reading packs |
+//! | `packing.rs` | writing packs |
+//! | `pack.rs` | listing packs, and reading them |
+//! | `opening.rs` | opening packs |
+//! | `table.rs` | copies of the tables of packs |
+//! | `damage.rs` | blocks that were found damaged |
 //! | `moved.rs` | blocks that popular blocks have in the place of a pack |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
@@ -33,6 +37,7 @@
 
 mod access;
 mod backup;
+mod damage;
 mod disk;
 mod error;
 mod folder;
@@ -44,7 +49,9 @@ mod layout;
 mod leftovers;
 mod marks;
 mod moved;
+mod opening;
 mod pack;
+mod packing;
 mod reader;
 mod removal;
 mod repository;
@@ -53,18 +60,21 @@ mod seal;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod sources;
+mod table;
 mod waiting;
 mod writer;
 
 pub use access::{Access, RecoveryKey};
 pub use backup::{NeededPacks, NewRecipe, Recipe};
+pub use damage::KnownDamage;
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use history::{Course, History, Reached};
 pub use host::{host_name, machine_id};
 pub use layout::Foreign;
 pub use leftovers::Leftovers;
 pub use moved::MovedRun;
-pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
+pub use pack::{OpenedGroup, Pack};
+pub use packing::{GroupSealer, NewPack, SealedGroup};
 pub use reader::Reading;
 pub use repository::{Repository, Unopened};
 pub use reserve::MakingRoom;

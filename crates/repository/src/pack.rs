@@ -1,267 +1,50 @@
-//! Writing and reading packs.
+//! Packs: listing them, and reading their groups.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::mem::discriminant;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use onefold_format::backup::object::OBJECT_HEADER_BYTES;
-use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{
-    ObjectName, PackReference, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
-    Witness,
+    ObjectName, PackReference, PackTable, Slot, SourceId, TableCopy, Witness,
 };
 use rustix::fs::FileType;
 
 use crate::backup::NeededPacks;
 use crate::disk::{joined, split};
-use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::folder::{NewObject, fill_random, random_number};
+use crate::error::{RepositoryError, Result};
+use crate::folder::random_number;
 use crate::layout::{decimal, is_ours};
 use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
-use crate::writer::Writer;
-
-/// The most bytes of a sealed table.
-const TABLE_BYTES_MAX: u32 = 1 << 20;
-
-/// A pack that is being written. Dropped, it is gone.
-pub struct NewPack {
-    path: String,
-    object: BufWriter<NewObject>,
-    key: Arc<ChunkKey>,
-    /// Of popular packs it has all that it may refer to, until the pack is complete.
-    table: PackTable,
-    number: u64,
-    position: u64,
-}
-
-/// Compresses and seals the groups of a pack, on any thread.
-#[derive(Clone)]
-pub struct GroupSealer {
-    path: String,
-    key: Arc<ChunkKey>,
-    level: i32,
-}
 
 /// A group that was authenticated, and not decompressed.
 pub struct OpenedGroup {
-    bytes: Vec<u8>,
-    is_compressed: bool,
-}
-
-/// A group that only has to be written.
-pub struct SealedGroup {
-    bytes: Vec<u8>,
-    is_compressed: bool,
-}
-
-impl NewPack {
-    /// Its number and witness, as a manifest names them.
-    #[must_use]
-    pub fn reference(&self) -> PackReference {
-        PackReference {
-            number: self.number,
-            witness: self.table.witness,
-        }
-    }
-
-    /// What seals its groups, at this level of zstd.
-    #[must_use]
-    pub fn sealer(&self, level: i32) -> GroupSealer {
-        GroupSealer {
-            path: self.path.clone(),
-            key: Arc::clone(&self.key),
-            level,
-        }
-    }
-
-    /// Writes the next group, with what its numbers have.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing.
-    pub fn push(
-        &mut self,
-        group: &SealedGroup,
-        slots: impl IntoIterator<Item = Slot>,
-    ) -> Result<()> {
-        self.write(&group.bytes)?;
-        self.table.groups.push(StoredGroup {
-            bytes: group.bytes.len() as u32,
-            is_compressed: group.is_compressed,
-        });
-        self.table.slots.extend(slots);
-        Ok(())
-    }
-
-    /// Makes known popular packs that moved blocks are in. They must be durable.
-    pub fn refer_to(&mut self, packs: &[PackReference]) {
-        let known = &mut self.table.popular_packs;
-        for pack in packs {
-            if let Err(at) = known.binary_search_by_key(&pack.number, |it| it.number) {
-                known.insert(at, *pack);
-            }
-        }
-    }
-
-    /// Completes the pack and makes it durable. Returns its size in bytes.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing; `InUse` if another process has written this pack.
-    pub fn finish(mut self) -> Result<u64> {
-        let groups = self.table.groups.len() as u32;
-        let known = std::mem::take(&mut self.table.popular_packs);
-        self.table.popular_packs = PackTable::popular_packs_of(&self.table.slots, &known);
-        let mut table = self.table.encode();
-        let sealed = self.key.seal(groups, &mut table);
-        sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
-        let trailer = PackTrailer {
-            groups,
-            table_at: self.position,
-            table_bytes: table.len() as u32,
-        };
-        self.write(&table)?;
-        self.write(&trailer.encode())?;
-        let Self {
-            path,
-            object,
-            position,
-            ..
-        } = self;
-        NewObject::complete(object)
-            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
-        Ok(position)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let path = &self.path;
-        self.object
-            .write_all(bytes)
-            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
-        self.position += bytes.len() as u64;
-        Ok(())
-    }
-}
-
-impl GroupSealer {
-    /// Seals group `number` of the pack. Content that compression does not make a sixteenth smaller stays
-    /// as it is.
-    ///
-    /// # Errors
-    ///
-    /// If a library refuses to compress or to seal.
-    pub fn seal(&self, number: u32, blocks: &[u8]) -> Result<SealedGroup> {
-        let compressed = zstd::bulk::compress(blocks, self.level)
-            .map_err(|e| RepositoryError::io("cannot compress", &e))?;
-        match compressed.len() <= blocks.len() - blocks.len() / 16 {
-            true => self.seal_as_is(number, compressed, true),
-            false => self.seal_as_is(number, blocks.to_vec(), false),
-        }
-    }
-
-    /// Seals group `number` of the pack as another pack had it.
-    ///
-    /// # Errors
-    ///
-    /// If a library refuses to seal.
-    pub fn seal_again(&self, number: u32, group: OpenedGroup) -> Result<SealedGroup> {
-        self.seal_as_is(number, group.bytes, group.is_compressed)
-    }
-
-    fn seal_as_is(
-        &self,
-        number: u32,
-        mut bytes: Vec<u8>,
-        is_compressed: bool,
-    ) -> Result<SealedGroup> {
-        let sealed = self.key.seal(number, &mut bytes);
-        sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
-        Ok(SealedGroup {
-            bytes,
-            is_compressed,
-        })
-    }
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) is_compressed: bool,
 }
 
 /// A pack that is read.
 pub struct Pack {
-    path: String,
-    number: u64,
-    file: File,
-    key: ChunkKey,
-    table: PackTable,
+    pub(crate) path: String,
+    pub(crate) number: u64,
+    pub(crate) generation: u32,
+    /// None of a pack that is not there.
+    pub(crate) file: Option<File>,
+    pub(crate) key: ChunkKey,
+    pub(crate) table: PackTable,
     /// Where each group begins.
-    starts: Vec<u64>,
-    stored_bytes: u64,
-}
-
-impl Writer<'_> {
-    /// Starts pack `number` of the source, or of popular blocks.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of writing.
-    pub fn new_pack(&self, of: &KnownSource, number: u64) -> Result<NewPack> {
-        let mut witness = Witness([0; 16]);
-        fill_random(&mut witness.0).map_err(|e| RepositoryError::io("no random numbers", &e))?;
-        self.start_pack(of, PackReference { number, witness }, 0)
-    }
-
-    /// Starts a generation of a pack of the source, or of popular blocks. It knows the popular packs that the one
-    /// before refers to.
-    ///
-    /// # Errors
-    ///
-    /// As [`Writer::new_pack`].
-    pub fn new_generation(
-        &self,
-        of: &KnownSource,
-        before: &Pack,
-        generation: u32,
-    ) -> Result<NewPack> {
-        let mut pack = self.start_pack(of, before.reference(), generation)?;
-        pack.refer_to(before.popular_packs());
-        Ok(pack)
-    }
-
-    fn start_pack(
-        &self,
-        of: &KnownSource,
-        pack: PackReference,
-        generation: u32,
-    ) -> Result<NewPack> {
-        let PackReference { number, witness } = pack;
-        let name = ObjectName::Pack {
-            source: of.id,
-            number,
-            generation,
-        };
-        let (object, key) = self.create(name)?;
-        Ok(NewPack {
-            path: name.path(),
-            object: BufWriter::with_capacity(1 << 20, object),
-            key: Arc::new(key),
-            table: PackTable {
-                block_size: of.source.block_size,
-                witness,
-                groups: Vec::new(),
-                slots: Vec::new(),
-                popular_packs: Vec::new(),
-            },
-            number,
-            position: OBJECT_HEADER_BYTES as u64,
-        })
-    }
+    pub(crate) starts: Vec<u64>,
+    pub(crate) stored_bytes: u64,
+    /// Why it was opened by the copy of its table, if it was.
+    pub(crate) table_damage: Option<RepositoryError>,
 }
 
 fn cannot_list(folder: &str, error: &std::io::Error) -> RepositoryError {
-    RepositoryError::io(format_args!("cannot list the packs in {folder}"), error)
+    RepositoryError::io(format_args!("cannot list {folder}"), error)
 }
 
 impl Repository {
@@ -288,70 +71,60 @@ impl Repository {
     ///
     /// Any failure of reading.
     pub fn pack_generations(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
-        let folder = ObjectName::packs(source);
-        let mut packs = Vec::new();
-        let parts = self.folder.folders(&folder);
-        let parts = parts.map_err(|e| cannot_list(&folder, &e))?;
-        for part in parts {
-            if is_ours(&joined(&folder, &part), FileType::Directory) {
-                packs.extend(self.packs_in(source, &part)?);
-            }
-        }
-        packs.sort_unstable();
-        Ok(packs)
+        let named = |number, generation| pack_name(source, number, generation);
+        self.of_packs(&ObjectName::packs(source), named)
     }
 
     /// The packs in the folder in which one with this number is, if it is there: numbers and generations.
     pub(crate) fn packs_beside(&self, source: SourceId, number: u64) -> Result<Vec<(u64, u32)>> {
-        let name = ObjectName::Pack {
-            source,
-            number,
-            generation: 0,
-        };
-        let path = name.path();
-        self.packs_in(source, split(split(&path).0).1)
+        let named = |number, generation| pack_name(source, number, generation);
+        self.of_packs_in(split(&named(number, 0).path()).0, named)
     }
 
-    fn packs_in(&self, source: SourceId, part: &str) -> Result<Vec<(u64, u32)>> {
-        let folder = joined(&ObjectName::packs(source), part);
-        let names = self.folder.objects(&folder);
-        let names = names.map_err(|e| cannot_list(&folder, &e))?.into_iter();
-        let packs = names.filter_map(|name| pack_named(source, &joined(part, &name)));
-        Ok(packs.collect())
+    /// The numbers and generations of the objects in the folders of a folder that have the names of `named`, in order.
+    pub(crate) fn of_packs(
+        &self,
+        folder: &str,
+        named: impl Fn(u64, u32) -> ObjectName,
+    ) -> Result<Vec<(u64, u32)>> {
+        let mut found = Vec::new();
+        let parts = self.folder.folders(folder);
+        for part in parts.map_err(|e| cannot_list(folder, &e))? {
+            let part = joined(folder, &part);
+            if is_ours(&part, FileType::Directory) {
+                found.extend(self.of_packs_in(&part, &named)?);
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
     }
 
-    /// The number of the next pack of a source: higher than the number of every pack that is listed, that the source
-    /// has ever removed, or that a backup needs.
+    fn of_packs_in(
+        &self,
+        folder: &str,
+        named: impl Fn(u64, u32) -> ObjectName,
+    ) -> Result<Vec<(u64, u32)>> {
+        let names = self.folder.objects(folder);
+        let names = names.map_err(|e| cannot_list(folder, &e))?.into_iter();
+        let found = names.filter_map(|name| {
+            let (number, generation) = numbers_in(&name)?;
+            let is_it = named(number, generation).path() == joined(folder, &name);
+            is_it.then_some((number, generation))
+        });
+        Ok(found.collect())
+    }
+
+    /// The number of the next pack of a source: higher than the number of every pack that is listed, or of which there is
+    /// a copy of the table, that the source has ever removed, or that a backup needs.
     ///
     /// # Errors
     ///
     /// Any failure of listing.
     pub fn next_pack(&self, source: &KnownSource, needed: &NeededPacks) -> Result<u64> {
         let needed = needed.own.last_key_value().map(|(number, _)| *number);
-        let next = needed.map_or(0, |last| last + 1);
+        let copied = self.tables(source.id)?.last().map(|(number, _)| *number);
+        let next = needed.max(copied).map_or(0, |last| last + 1);
         Ok(next.max(self.history(source.id)?.next_pack))
-    }
-
-    /// Opens a pack of which this generation was there a moment ago: somebody may prune meanwhile, and then a
-    /// newer one is there before this one goes. None if the pack is gone.
-    ///
-    /// # Errors
-    ///
-    /// `Damaged`; any failure of reading.
-    pub fn pack_or_newer(
-        &self,
-        source: SourceId,
-        number: u64,
-        generation: u32,
-    ) -> Result<Option<Pack>> {
-        match self.pack(source, number, generation) {
-            Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
-            opened => return opened.map(Some),
-        }
-        let listed = self.packs(source)?;
-        let newest = listed.into_iter().find(|(listed, _)| *listed == number);
-        let opened = newest.map(|(_, generation)| self.pack(source, number, generation));
-        opened.transpose()
     }
 
     /// The error for a pack that a backup needs and that is not there.
@@ -376,77 +149,29 @@ impl Repository {
         // Others follow it, and none reaches the end of the numbers.
         Ok(drawn % (NUMBER_END / BLOCKS_PER_PACK / 2))
     }
+}
 
-    /// Opens a pack: its table is read and authenticated.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; `Damaged`.
-    pub fn pack(&self, source: SourceId, number: u64, generation: u32) -> Result<Pack> {
-        let name = ObjectName::Pack {
-            source,
-            number,
-            generation,
-        };
-        let path = name.path();
-        let (file, key) = self.open_object(name)?;
-        let failed =
-            |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
-        let bytes = file.metadata().map_err(|e| failed(&e))?.len();
-        let mut trailer = [0; TRAILER_BYTES];
-        let trailer_at = bytes.checked_sub(TRAILER_BYTES as u64);
-        let cut = || RepositoryError::damaged(&path, "it is cut");
-        file.read_exact_at(&mut trailer, trailer_at.ok_or_else(cut)?)
-            .map_err(|e| failed(&e))?;
-        let trailer =
-            PackTrailer::decode(&trailer).map_err(|e| RepositoryError::format(&path, e))?;
-        let end = trailer.table_at.checked_add(trailer.table_bytes.into());
-        if trailer.table_bytes > TABLE_BYTES_MAX || end != trailer_at {
-            return Err(RepositoryError::damaged(
-                &path,
-                "its table is not where it should be",
-            ));
-        }
-        let mut table = vec![0; trailer.table_bytes as usize];
-        file.read_exact_at(&mut table, trailer.table_at)
-            .map_err(|e| failed(&e))?;
-        let opened = key.open(trailer.groups, &mut table);
-        opened.map_err(|e| RepositoryError::damaged(&path, e))?;
-        let table = PackTable::decode(&table).map_err(|e| RepositoryError::format(&path, e))?;
-        let mut at = OBJECT_HEADER_BYTES as u64;
-        let starts = table.groups.iter().map(|group| {
-            let start = at;
-            at += u64::from(group.bytes);
-            start
-        });
-        let starts = starts.collect();
-        if table.groups.len() != trailer.groups as usize || at != trailer.table_at {
-            return Err(RepositoryError::damaged(&path, "its groups do not fill it"));
-        }
-        Ok(Pack {
-            path,
-            number,
-            file,
-            key,
-            table,
-            starts,
-            stored_bytes: bytes,
-        })
+/// A failed read. What ends too early is damaged.
+pub(crate) fn cannot_read(path: &str, error: &std::io::Error) -> RepositoryError {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(path, "it is cut"),
+        _ => RepositoryError::io(format_args!("cannot read object {path}"), error),
     }
 }
 
-/// The number and generation of the pack with this path below the packs of its source.
-fn pack_named(source: SourceId, path: &str) -> Option<(u64, u32)> {
-    let (number, generation) = split(path).1.split_once('.')?;
-    let (number, generation) = (decimal(number)?, generation.parse().ok()?);
-    let name = ObjectName::Pack {
+pub(crate) fn pack_name(source: SourceId, number: u64, generation: u32) -> ObjectName {
+    ObjectName::Pack {
         source,
         number,
         generation,
-    };
-    let is_it = number < NUMBER_END / BLOCKS_PER_PACK
-        && name.path() == joined(&ObjectName::packs(source), path);
-    is_it.then_some((number, generation))
+    }
+}
+
+/// The number and generation in the name of an object of a pack.
+fn numbers_in(name: &str) -> Option<(u64, u32)> {
+    let (number, generation) = name.split_once('.')?;
+    let (number, generation) = (decimal(number)?, generation.parse().ok()?);
+    (number < NUMBER_END / BLOCKS_PER_PACK).then_some((number, generation))
 }
 
 impl Pack {
@@ -472,6 +197,41 @@ impl Pack {
                 "it is not the pack that the backup needs, but a different one with the same number",
             )),
         }
+    }
+
+    /// Its generation.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Why the pack was opened by the copy of its table, if it was.
+    #[must_use]
+    pub fn table_damage(&self) -> Option<&RepositoryError> {
+        self.table_damage.as_ref()
+    }
+
+    /// Whether it ends before its last group, or is not there.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        let last = self.starts.last().zip(self.table.groups.last());
+        last.is_some_and(|(start, group)| self.stored_bytes < start + u64::from(group.bytes))
+    }
+
+    /// The copy of its table.
+    pub(crate) fn table_copy(&self) -> TableCopy {
+        TableCopy {
+            header: self.key.header(),
+            table: self.table.clone(),
+        }
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
+        let Some(file) = &self.file else {
+            return Err(RepositoryError::damaged(&self.path, "it is not there"));
+        };
+        let read = file.read_exact_at(bytes, at);
+        read.map_err(|e| cannot_read(&self.path, &e))
     }
 
     /// What it has, by number less its first.
@@ -545,11 +305,8 @@ impl Pack {
             let message = format_args!("it has no group {group}");
             return Err(RepositoryError::damaged(&self.path, message));
         };
-        let path = &self.path;
         let mut bytes = vec![0; stored.bytes as usize];
-        self.file
-            .read_exact_at(&mut bytes, *start)
-            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
+        self.read_at(&mut bytes, *start)?;
         self.open_sealed(group, bytes)
     }
 
@@ -576,12 +333,9 @@ impl Pack {
             let message = format_args!("it has no groups {groups:?}");
             return Err(RepositoryError::damaged(&self.path, message));
         };
-        let path = &self.path;
         let bytes: usize = stored.iter().map(|group| group.bytes as usize).sum();
         let mut all = vec![0; bytes];
-        self.file
-            .read_exact_at(&mut all, start)
-            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
+        self.read_at(&mut all, start)?;
         let mut rest = all.as_slice();
         let each = stored.iter().map(|group| {
             let (bytes, after) = rest.split_at(group.bytes as usize);
@@ -638,6 +392,13 @@ impl Pack {
         Err(RepositoryError::damaged(&self.path, message))
     }
 
+    /// The error for a block that a verification has found damaged.
+    #[must_use]
+    pub fn found_damaged(&self, block: usize) -> RepositoryError {
+        let message = format_args!("its block {block} was found damaged by a verification");
+        RepositoryError::damaged(&self.path, message)
+    }
+
     /// The error for a popular block that was moved to a higher number.
     #[must_use]
     pub fn moved_in_circle(&self, block: usize) -> RepositoryError {
@@ -666,6 +427,12 @@ impl Pack {
         Ok((group, before * self.table.block_size as usize))
     }
 
+    /// Whether any block of a group is there.
+    #[must_use]
+    pub fn has_any(&self, group: usize) -> bool {
+        self.stored_before(group, BLOCKS_PER_GROUP) > 0
+    }
+
     /// How many of the first blocks of a group are there.
     fn stored_before(&self, group: usize, blocks: usize) -> usize {
         let first = group * BLOCKS_PER_GROUP;
@@ -673,11 +440,3 @@ impl Pack {
         of_group.filter(|slot| slot.stored().is_some()).count()
     }
 }
-
-const _: () = assert!(
-    36 + 4 * (BLOCKS_PER_PACK as usize / BLOCKS_PER_GROUP)
-        // Each block moved, into a popular pack of its own.
-        + (17 + 8 + 24) * BLOCKS_PER_PACK as usize
-        + TAG_BYTES
-        < TABLE_BYTES_MAX as usize
-);

@@ -116,13 +116,19 @@ impl Repository {
             folders.push(place.path(source));
         }
         folders.extend([
+            ObjectName::tables(source),
+            ObjectName::damage(source),
             ObjectName::closed(source),
             ObjectName::labels(source),
             ObjectName::protections(source),
             ObjectName::readers(source),
             ObjectName::writer(source),
         ]);
-        for parent in [ObjectName::packs(source), ObjectName::readers(source)] {
+        for parent in [
+            ObjectName::packs(source),
+            ObjectName::tables(source),
+            ObjectName::readers(source),
+        ] {
             let names = self.folder.folders(&parent);
             let names =
                 names.map_err(|e| RepositoryError::io(format_args!("cannot list {parent}"), &e))?;
@@ -165,8 +171,14 @@ impl Writer<'_> {
                 generation,
             })?;
         }
+        for (number, generation) in repository.tables(id)? {
+            self.remove_table(number, generation)?;
+        }
         for backup in repository.recipes(id)? {
             self.remove(ObjectName::Recipe(id, backup))?;
+        }
+        for name in repository.damage_objects(id)? {
+            self.remove(name)?;
         }
         self.leave_popular()?;
         self.forget_numbers()?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
     Derivation, ObjectHeader, ObjectName, Place, RepositoryId, RepositoryObject, Sealing, Source,
-    SourceId, WrappedKey,
+    SourceId, TAG_BYTES, WrappedKey,
 };
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
@@ -528,14 +528,27 @@ impl Repository {
                 std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(path, "it is cut"),
                 _ => failed(&e),
             })?;
-        let header = ObjectHeader::decode(&bytes, name, Some(self.object.id));
-        header.map_err(|e| RepositoryError::format(path, e))?;
-        let key = self.master.chunks(self.object.sealing, bytes);
-        Ok((file, key))
+        Ok((file, self.key_of_header(path, name, bytes)?))
+    }
+
+    /// The key of the chunks of an object that has this header.
+    pub(crate) fn key_of_header(
+        &self,
+        path: &str,
+        name: ObjectName,
+        header: [u8; OBJECT_HEADER_BYTES],
+    ) -> Result<ChunkKey> {
+        let decoded = ObjectHeader::decode(&header, name, Some(self.object.id));
+        decoded.map_err(|e| RepositoryError::format(path, e))?;
+        Ok(self.master.chunks(self.object.sealing, header))
     }
 
     /// The bytes of an object of one chunk.
     pub(crate) fn sealed(&self, name: ObjectName, mut content: Vec<u8>) -> Result<Vec<u8>> {
+        check_readable(
+            name,
+            (OBJECT_HEADER_BYTES + content.len() + TAG_BYTES) as u64,
+        )?;
         let (header, key) = self.new_header(name)?;
         let sealed = key.seal(0, &mut content);
         sealed.map_err(|e| RepositoryError::damaged(&name.path(), e))?;
@@ -581,6 +594,24 @@ impl Repository {
             .put_over(&path, bytes)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
     }
+}
+
+/// Refuses to write an object that no reader would accept.
+fn check_readable(name: ObjectName, bytes: u64) -> Result<()> {
+    if bytes <= WHOLE_BYTES_MAX {
+        return Ok(());
+    }
+    let remedy = match name {
+        ObjectName::Manifest(..) => {
+            "; the stored blocks of the backup are in too many runs: back the disk up as another source, with --as"
+        }
+        _ => "",
+    };
+    let message = format!(
+        "object {} would have {bytes} bytes, and nothing reads more than {WHOLE_BYTES_MAX}{remedy}",
+        name.path()
+    );
+    Err(RepositoryError::new(RepositoryErrorKind::Invalid, message))
 }
 
 /// Refuses a key that costs more to try than any that this program makes: whoever can write the folder chooses the cost.
@@ -631,4 +662,23 @@ fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedK
 /// The source whose folder has this name.
 pub(crate) fn source_named(name: &str) -> Option<SourceId> {
     hexadecimal(name).map(SourceId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_format::backup::BackupNumber;
+
+    #[test]
+    fn an_object_that_could_not_be_read_is_refused_when_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("r");
+        let (repository, _) = Repository::init(&root, &Access::Open, 1).unwrap();
+        let name = ObjectName::Manifest(SourceId(1), BackupNumber(1));
+        let most = WHOLE_BYTES_MAX as usize - OBJECT_HEADER_BYTES - TAG_BYTES;
+        let refused = repository.sealed(name, vec![0; most + 1]).unwrap_err();
+        assert_eq!(refused.kind(), RepositoryErrorKind::Invalid);
+        assert!(refused.to_string().contains("--as"), "{refused}");
+        check_readable(name, WHOLE_BYTES_MAX).unwrap();
+    }
 }

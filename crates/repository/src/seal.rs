@@ -81,6 +81,11 @@ enum Cipher {
 pub(crate) struct NotAuthentic;
 
 impl ChunkKey {
+    /// The header of the object.
+    pub(crate) fn header(&self) -> [u8; OBJECT_HEADER_BYTES] {
+        self.header
+    }
+
     /// Seals chunk `number`, which becomes [`TAG_BYTES`] longer.
     pub(crate) fn seal(&self, number: u32, chunk: &mut Vec<u8>) -> Result<(), NotAuthentic> {
         match &self.cipher {

@@ -601,7 +601,7 @@ impl Writer<'_> {
         written.map_err(|e| self.failed("write", &path, &e))
     }
 
-    /// Removes an object of the source; one that is not there is no error.
+    /// Removes an object of the source; one that is not there is no error. The copy of a pack's table goes after the pack.
     ///
     /// # Errors
     ///
@@ -617,8 +617,14 @@ impl Writer<'_> {
             removable => removable?,
         }
         match self.repository.folder.remove_through(&path, &self.folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_held() => Ok(()),
-            removed => removed.map_err(|e| self.failed("remove", &path, &e)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_held() => {}
+            removed => removed.map_err(|e| self.failed("remove", &path, &e))?,
+        }
+        match name {
+            ObjectName::Pack {
+                number, generation, ..
+            } => self.remove_table(number, generation),
+            _ => Ok(()),
         }
     }
 
@@ -838,6 +844,7 @@ mod tests {
                 "packs",
                 "recipes",
                 "source",
+                "tables",
                 "writer"
             ]
         );

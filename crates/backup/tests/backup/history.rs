@@ -9,14 +9,18 @@ use onefold_repository::{Access, Repository, RepositoryErrorKind};
 
 use crate::{MemoryDisk, Rig, source};
 
-const ALL_ACCESS: fn() -> [Access; 2] = || [Access::Open, Access::KeyFile(b"a key".to_vec())];
+pub(crate) const ALL_ACCESS: fn() -> [Access; 2] =
+    || [Access::Open, Access::KeyFile(b"a key".to_vec())];
 
 impl Rig {
-    /// The only file whose path ends so.
+    /// The only file whose path ends so, but for copies of tables.
     #[track_caller]
     pub(crate) fn file(&self, end: &str) -> PathBuf {
         let mut files = self.files();
-        files.retain(|file| file.to_string_lossy().ends_with(end));
+        files.retain(|file| {
+            let file = file.to_string_lossy();
+            file.ends_with(end) && !file.contains("/tables/")
+        });
         assert_eq!(files.len(), 1, "{end}: {files:?}");
         files.remove(0)
     }
@@ -55,6 +59,11 @@ impl Rig {
     }
 }
 
+/// The copy of the table of a pack.
+pub(crate) fn table_of(pack: &Path) -> PathBuf {
+    pack.to_string_lossy().replace("/packs/", "/tables/").into()
+}
+
 /// Disks that have nothing in common.
 pub(crate) fn three_disks() -> [MemoryDisk; 3] {
     [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300))
@@ -85,7 +94,7 @@ fn the_numbers_of_a_lost_pack_are_not_used_again() {
         rig.file("packs/02/2.0");
         rig.assert_backups(&[(1, Some(&disks[0])), (2, None), (3, Some(&disks[2]))]);
         assert_eq!(rig.concerned(false), [2]);
-        // What is lost is stored again, and that mends nothing whose fingerprints are lost, too.
+        // What is lost is stored again, and that mends nothing as long as nobody repairs.
         rig.create(&mut disks[1].clone(), None).unwrap();
         rig.assert_backups(&[(2, None), (4, Some(&disks[1]))]);
         assert_eq!(rig.concerned(true), [2]);
@@ -192,7 +201,9 @@ fn a_different_popular_pack_with_the_same_number_is_not_used() {
     let store = rig.repository.sources().unwrap().popular.remove(0);
     let other = rig.copied(&Access::Open);
     let of_other = other.repository.sources().unwrap().popular.remove(0);
-    std::fs::remove_file(other.file(".0")).unwrap();
+    let replaced = other.file(".0");
+    std::fs::remove_file(table_of(&replaced)).unwrap();
+    std::fs::remove_file(replaced).unwrap();
     let writer = other.repository.writer(of_other.id, "test").unwrap();
     let mut pack = writer.new_pack(&of_other, number).unwrap();
     let content: Vec<u8> = (901..1029).flat_map(crate::block).collect();
@@ -222,6 +233,9 @@ fn a_damaged_backup_is_not_continued() {
         let made = rig.create(&mut MemoryDisk::new(1..=300), None).unwrap();
         let check = || check_parent(&rig.repository, &rig.source, made.backup);
         check().unwrap();
+        // The table of the pack is damaged together with its copy.
+        let pack = rig.file("packs/00/0.0");
+        let copy = std::fs::read(table_of(&pack)).unwrap();
         for end in ["packs/00/0.0", "recipes/1", "backups/1"] {
             let file = rig.file(end);
             let good = std::fs::read(&file).unwrap();
@@ -234,6 +248,9 @@ fn a_damaged_backup_is_not_continued() {
                     Some(bad) => std::fs::write(&file, bad).unwrap(),
                     None => std::fs::remove_file(&file).unwrap(),
                 }
+                if file == pack {
+                    std::fs::remove_file(table_of(&pack)).unwrap();
+                }
                 let refused = check().unwrap_err();
                 let refused = match &refused {
                     onefold_backup::BackupError::Repository(error) => error,
@@ -241,9 +258,15 @@ fn a_damaged_backup_is_not_continued() {
                 };
                 let kinds = [RepositoryErrorKind::Damaged, RepositoryErrorKind::NotFound];
                 assert!(kinds.contains(&refused.kind()), "{end}: {refused}");
+                std::fs::write(table_of(&pack), &copy).unwrap();
             }
             std::fs::write(&file, &good).unwrap();
             check().unwrap();
         }
+        // Nor one that lacks a block.
+        let bytes = std::fs::read(&pack).unwrap();
+        std::fs::write(&pack, &bytes[..bytes.len() / 2]).unwrap();
+        let refused = check().unwrap_err().to_string();
+        assert!(refused.contains("was damaged and is lost"), "{refused}");
     }
 }

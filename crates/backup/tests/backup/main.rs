@@ -5,6 +5,7 @@
 
 mod absence;
 mod containment;
+mod damage;
 mod history;
 mod popular;
 mod pruning;
@@ -12,6 +13,8 @@ mod repairing;
 mod rollback;
 mod salvage;
 mod sharing;
+mod tables;
+mod temporary;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

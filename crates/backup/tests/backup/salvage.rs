@@ -155,15 +155,15 @@ fn what_a_damaged_group_or_pack_has_is_lost_and_nothing_else() {
         // It is taken out: then its table says what is lost.
         rig.repair();
         check(&[(0, 64)]);
+        let error = rig.open(FIRST).check_objects().unwrap_err();
+        assert!(error.to_string().contains("is lost"), "{error}");
 
         // The pack of the second day is gone.
         std::fs::remove_file(rig.pack(1)).unwrap();
         check(&[(0, 64), (16_384, 2 * 16_384)]);
-        assert!(rig.open(FIRST).check_objects().is_ok());
-        let error = rig.open(BackupNumber(2)).check_objects().unwrap_err();
-        assert!(error.to_string().contains("packs/01/1.0"), "{error}");
+        assert!(rig.open(BackupNumber(2)).check_objects().is_err());
 
-        // The first one is cut: its table is gone.
+        // The first one is cut: by the copy of its table, all groups are lost.
         let pack = std::fs::File::options().write(true).open(rig.pack(0));
         pack.unwrap().set_len(5000).unwrap();
         check(&[(0, 2 * 16_384)]);

@@ -14,9 +14,12 @@
 //! | [`lease`] | who changes a source |
 //! | [`condemned`] | popular blocks that are about to be removed |
 //! | [`closed`] | numbers of backups that do not exist any more |
+//! | [`table`] | the copy of a pack's table |
+//! | [`damage`] | stored blocks that were found damaged |
 
 pub mod closed;
 pub mod condemned;
+pub mod damage;
 pub mod key;
 pub mod label;
 pub mod lease;
@@ -26,9 +29,11 @@ pub mod pack;
 pub mod recipe;
 pub mod repository;
 pub mod source;
+pub mod table;
 
 pub use closed::Closed;
 pub use condemned::{Condemned, LeaseName};
+pub use damage::{Damage, DamagedPack};
 pub use key::{Derivation, WrappedKey};
 pub use label::{Label, MachineId, Origin};
 pub use lease::{Lease, ProcessId};
@@ -40,6 +45,7 @@ pub use pack::{PackTable, PackTrailer, Slot, StoredGroup, Witness};
 pub use recipe::{RecipeRun, Target};
 pub use repository::{RepositoryObject, Sealing};
 pub use source::Source;
+pub use table::TableCopy;
 
 /// Major version of every object that this build writes: any other one is refused.
 pub const REPOSITORY_MAJOR_VERSION: u8 = 2;

@@ -121,6 +121,17 @@ pub enum ObjectName {
     Label(SourceId, u32),
     /// Room that is set aside.
     Reserve,
+    /// The copy of a pack's table.
+    Table {
+        /// Whose.
+        source: SourceId,
+        /// The pack's number.
+        number: u64,
+        /// The pack's generation.
+        generation: u32,
+    },
+    /// Stored blocks that whoever drew this number found damaged.
+    Damage(SourceId, u64),
 }
 
 /// A folder of a source that is there from the source's birth.
@@ -204,6 +215,12 @@ impl ObjectName {
             Self::User { popular, source } => (15, popular.0, source.0, 0),
             Self::Label(source, generation) => (16, source.0, 0, generation),
             Self::Reserve => (17, 0, 0, 0),
+            Self::Table {
+                source,
+                number,
+                generation,
+            } => (18, source.0, number, generation),
+            Self::Damage(source, finder) => (19, source.0, finder, 0),
         }
     }
 
@@ -220,10 +237,7 @@ impl ObjectName {
                 source,
                 number,
                 generation,
-            } => {
-                let part = number % PACK_FOLDERS;
-                format!("{}/{part:02x}/{number}.{generation}", Self::packs(source))
-            }
+            } => of_pack(&Self::packs(source), number, generation),
             Self::Recipe(source, backup) => format!("{}/{backup}", Self::recipes(source)),
             Self::Manifest(source, backup) => format!("{}/{backup}", Self::manifests(source)),
             Self::Lease(source, holder) => format!("{}/{holder:016x}/lease", Self::writer(source)),
@@ -240,6 +254,12 @@ impl ObjectName {
             }
             Self::User { popular, source } => format!("{}/{source}", Self::users(popular)),
             Self::Label(source, generation) => format!("{}/{generation}", Self::labels(source)),
+            Self::Table {
+                source,
+                number,
+                generation,
+            } => of_pack(&Self::tables(source), number, generation),
+            Self::Damage(source, finder) => format!("{}/{finder:016x}", Self::damage(source)),
         }
     }
 
@@ -247,6 +267,18 @@ impl ObjectName {
     #[must_use]
     pub fn packs(source: SourceId) -> String {
         format!("sources/{source}/packs")
+    }
+
+    /// The folder whose folders have the copies of the tables of these packs.
+    #[must_use]
+    pub fn tables(source: SourceId) -> String {
+        format!("sources/{source}/tables")
+    }
+
+    /// The folder of what is remembered of damaged blocks of a source.
+    #[must_use]
+    pub fn damage(source: SourceId) -> String {
+        format!("sources/{source}/damage")
     }
 
     /// The folder of all recipes of a source.
@@ -302,6 +334,12 @@ impl ObjectName {
     pub fn writer(source: SourceId) -> String {
         format!("sources/{source}/writer")
     }
+}
+
+/// Where an object of a pack is, in the folder whose folders have those of all packs.
+fn of_pack(folder: &str, number: u64, generation: u32) -> String {
+    let part = number % PACK_FOLDERS;
+    format!("{folder}/{part:02x}/{number}.{generation}")
 }
 
 /// The header of an object.

@@ -10,10 +10,11 @@ use onefold_format::backup::recipe::{
     BLOCKS_PER_RECIPE_PAGE, NUMBER_END, decode_page, encode_page,
 };
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Closed, Condemned, Counts, Derivation, Label, Lease, LeaseName,
-    MachineId, Manifest, NumberRun, ObjectHeader, ObjectName, Origin, PackReference, PackTable,
-    PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId, RepositoryObject, Sealing, Slot,
-    Source, SourceId, StoredGroup, TAG_BYTES, Target, Witness, WrappedKey, packs_of,
+    BackupNumber, ChangedBy, Closed, Condemned, Counts, Damage, DamagedPack, Derivation, Label,
+    Lease, LeaseName, MachineId, Manifest, NumberRun, ObjectHeader, ObjectName, Origin,
+    PackReference, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId,
+    RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup, TAG_BYTES, TableCopy, Target,
+    Witness, WrappedKey, packs_of,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -241,6 +242,32 @@ fn closed() -> Closed {
     }
 }
 
+fn table_copy() -> TableCopy {
+    TableCopy {
+        header: header().encode(),
+        table: pack_table(),
+    }
+}
+
+fn damage() -> Damage {
+    let run = |first, blocks| NumberRun { first, blocks };
+    let pack = |number, witness: &[u8; 16], blocks| DamagedPack {
+        pack: PackReference {
+            number,
+            witness: Witness(*witness),
+        },
+        blocks,
+    };
+    Damage {
+        unix_seconds: 1_800_000_006,
+        packs: vec![
+            pack(3, b"the older one's.", vec![run(0, 64), run(130, 1)]),
+            pack(3, b"the younger's...", vec![run(16_320, 64)]),
+            pack(1 << 36, b"a popular one's.", vec![run(7, 1)]),
+        ],
+    }
+}
+
 /// A structure's name, its bytes, and what a decoder makes of any bytes.
 type Specimen = (
     &'static str,
@@ -295,6 +322,12 @@ fn specimens() -> Vec<Specimen> {
         ("closed", closed().encode(), |bytes| {
             Closed::decode(bytes).map(|it| format!("{it:#?}"))
         }),
+        ("table", table_copy().encode(), |bytes| {
+            TableCopy::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("damage", damage().encode(), |bytes| {
+            Damage::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
     ]
 }
 
@@ -344,6 +377,30 @@ fn damage_of_repository_structures_is_refused_or_harmless() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn damage_is_of_packs_in_order_and_of_blocks_that_they_can_have() {
+    let decode = |change: fn(&mut Damage)| {
+        let mut changed = damage();
+        change(&mut changed);
+        Damage::decode(&changed.encode())
+    };
+    assert_eq!(decode(|_| ()), Ok(damage()));
+    let refused: [fn(&mut Damage); 5] = [
+        |it| it.packs.swap(0, 1),
+        |it| it.packs[1] = it.packs[0].clone(),
+        |it| it.packs[0].blocks.clear(),
+        |it| it.packs[1].blocks[0].blocks += 1,
+        |it| it.packs[2].pack.number = 1 << 48,
+    ];
+    for (n, change) in refused.into_iter().enumerate() {
+        let refused = decode(change);
+        assert!(
+            matches!(refused, Err(FormatError::Field { .. })),
+            "{n}: {refused:?}"
+        );
     }
 }
 

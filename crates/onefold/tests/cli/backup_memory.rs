@@ -70,3 +70,66 @@ fn disks_of_any_size_take_the_memory_that_is_given() {
     // It was seen at work.
     assert!(highest > 16, "{highest} MiB");
 }
+
+/// A qcow2 image in which all clusters of a disk are the same one.
+#[allow(clippy::big_endian_bytes, reason = "as qcow2 has them")]
+fn wiped_disk(scene: &Scene, size_bytes: u64) -> String {
+    const CLUSTER: u64 = 1 << 16;
+    const COPIED: u64 = 1 << 63;
+    const PER_TABLE: u64 = CLUSTER / 8;
+    let (header, refcounts, first_level, data) = (0, CLUSTER, 3 * CLUSTER, 4 * CLUSTER);
+    let (clusters, tables) = (size_bytes / CLUSTER, size_bytes / CLUSTER / PER_TABLE);
+    let path = scene.path("wiped.qcow2");
+    let file = File::create(&path).unwrap();
+    let put = |at: u64, words: &[u64]| {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        file.write_all_at(&bytes, at).unwrap();
+    };
+    let (magic_and_version, bits_of_cluster) = (0x5146_49fb_0000_0003, 16);
+    put(header, &[magic_and_version, 0, bits_of_cluster, size_bytes]);
+    put(header + 32, &[tables, first_level, refcounts, 1 << 32]);
+    // Bits of a reference count, and bytes of the header.
+    put(header + 96, &[4 << 32 | 104]);
+    put(refcounts, &[2 * CLUSTER]);
+    file.write_all_at(&[0, 1].repeat(CLUSTER as usize / 2), 2 * CLUSTER)
+        .unwrap();
+    let table = |n: u64| (data + (n + 1) * CLUSTER) | COPIED;
+    put(first_level, &(0..tables).map(table).collect::<Vec<_>>());
+    file.write_all_at(&vec![0xff; CLUSTER as usize], data)
+        .unwrap();
+    put(data + CLUSTER, &vec![data | COPIED; clusters as usize]);
+    path
+}
+
+#[test]
+fn a_disk_of_one_content_takes_no_more_memory_than_any_other() {
+    const MEMORY_MIB: u64 = 16;
+    const SLACK_MIB: u64 = 24;
+    let mut scene = Scene::new();
+    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
+    scene.ok(&["backup", "init", "--no-encryption"]);
+    let (wanted, temp) = (
+        format!("wiped={}", wiped_disk(&scene, 4 * GIB)),
+        scene.path("."),
+    );
+    let memory = format!("{MEMORY_MIB}M");
+    let create = [
+        "backup",
+        "create",
+        &wanted,
+        "--image-format",
+        "qcow2",
+        "--format",
+        "json",
+    ];
+    let bounded = ["--memory", &memory, "--temp", &temp];
+    let command = scene.command(&[&create[..], &bounded].concat()).spawn();
+    let (found, peak) = outcome_and_peak(command.unwrap());
+    assert_eq!(found.code, Some(0), "{found:?}");
+    assert!(peak <= MEMORY_MIB + SLACK_MIB, "{peak} MiB");
+    let backup = &found.json()["backups"][0];
+    assert_eq!(
+        (&backup["logical_bytes"], &backup["new_bytes"]),
+        (&(4 * GIB).into(), &4096.into())
+    );
+}

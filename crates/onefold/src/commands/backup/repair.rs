@@ -1,6 +1,6 @@
 //! `onefold backup repair`
 
-use super::verify::FindingReply;
+use super::verify::{FindingReply, warn_of_forgotten};
 use super::{
     ASIDE_BYTES, Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, is_full, reporting,
     repository_error,
@@ -56,6 +56,8 @@ struct SourceReply {
     mended_blocks: u64,
     /// Blocks that are missing afterwards.
     missing_blocks: u64,
+    /// Packs of which the table, or the copy of it, is made again.
+    tables: u64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -67,6 +69,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         RepairPlan::new(&repository, &mut reporting(&progress, &interrupted, STATE))
     };
     let plan = plan.map_err(backup_error)?;
+    warn_of_forgotten(context, &plan.verified);
     let mut reply = Reply {
         is_done: args.yes,
         sources: Vec::new(),
@@ -167,6 +170,7 @@ impl SourceReply {
             damaged_blocks: repaired.lost,
             mended_blocks: repaired.mended,
             missing_blocks: repaired.missing,
+            tables: repaired.tables,
         }
     }
 }
@@ -186,6 +190,10 @@ impl Render for Reply {
                 source.mended_blocks,
                 source.missing_blocks,
             )?;
+            if source.tables > 0 {
+                let tables = size::count(source.tables, "table");
+                writeln!(out, "{}: {tables} of packs made again", source.title)?;
+            }
         }
         for finding in &self.findings {
             writeln!(out, "{finding}")?;

@@ -6,7 +6,7 @@ use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Result, size};
-use onefold_backup::{Finding, verify};
+use onefold_backup::{Finding, Verified, verify};
 use onefold_repository::Foreign;
 use serde::Serialize;
 use std::fmt;
@@ -91,7 +91,7 @@ impl fmt::Display for FindingReply {
         let names = self.needed_by.iter().map(ToString::to_string);
         let names: Vec<_> = names.collect();
         match names.is_empty() {
-            true => write!(f, "{}; no backup needs it", self.message),
+            true => f.write_str(&self.message),
             false => write!(f, "{}; needed by {}", self.message, names.join(", ")),
         }
     }
@@ -137,6 +137,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let report = &mut reporting(&progress, &interrupted, "nothing was changed");
     let verified = verify(&repository, only.as_ref(), args.data, report);
     let verified = verified.map_err(backup_error)?;
+    warn_of_forgotten(context, &verified);
     let foreign = repository.foreign(only.map(|source| source.id));
     let Foreign { names, has_more } = foreign.map_err(repository_error)?;
     for name in &names {
@@ -163,6 +164,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     match is_whole {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(ExitCode::from(FOUND_DAMAGE)),
+    }
+}
+
+pub(super) fn warn_of_forgotten(context: &Context, verified: &Verified) {
+    if let Some(error) = &verified.not_remembered {
+        context.output.warn(format_args!(
+            "later backups may refer to what is damaged, because it cannot be remembered in the repository: {error}"
+        ));
     }
 }
 

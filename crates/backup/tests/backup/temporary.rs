@@ -1,0 +1,83 @@
+//! Temporary files have room, or a backup does not begin.
+
+use super::*;
+
+/// A disk of which everything, or one block, may have changed. None of it can be read.
+struct Vast {
+    one_block: bool,
+}
+
+/// Its rows take more than a pebibyte.
+const VAST_BYTES: u64 = 1 << 57;
+
+impl Disk for Vast {
+    fn size_bytes(&self) -> u64 {
+        VAST_BYTES
+    }
+
+    fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
+        let end = match self.one_block {
+            true => BLOCK as u64,
+            false => VAST_BYTES,
+        };
+        Ok((start < end).then_some(Change {
+            range: 0..end,
+            has_data: true,
+        }))
+    }
+
+    fn read(&mut self, _: u64, _: &mut [u8]) -> Result<()> {
+        Err(BackupError::Source("it was read".to_owned()))
+    }
+}
+
+#[test]
+fn a_backup_does_not_begin_where_its_temporary_files_might_not_fit() {
+    let rig = Rig::new(&Access::Open);
+    let writer = rig.repository.writer(rig.source.id, "test").unwrap();
+    let folder = rig.folder.path();
+    let attempt = |one_block, temporary: PathBuf| {
+        let mut disks = [DiskToBackUp {
+            writer: &writer,
+            disk: Box::new(Vast { one_block }),
+            parent: None,
+            base: None,
+            unix_seconds: 7,
+            snapshot: String::new(),
+        }];
+        let options = Options {
+            tags: Vec::new(),
+            host: String::new(),
+            level: 1,
+            threads: 1,
+            memory_bytes: 1 << 20,
+            temporary,
+        };
+        let batch = create(&rig.repository, &mut disks, &options, &mut |_, _| Ok(()));
+        batch.and_then(|mut batch| batch.backups.remove(0))
+    };
+    let refused = attempt(false, folder.to_owned()).unwrap_err();
+    let BackupError::NoRoom {
+        folder: named,
+        needed_bytes,
+        free_bytes,
+    } = &refused
+    else {
+        panic!("{refused}");
+    };
+    assert_eq!(
+        (named.as_path(), *needed_bytes),
+        (folder, VAST_BYTES / BLOCK as u64 * 48)
+    );
+    assert!(free_bytes < needed_bytes);
+    // What changed counts, and not the size of the disk.
+    let read = attempt(true, folder.to_owned()).unwrap_err().to_string();
+    assert!(read.contains("it was read"), "{read}");
+    let nowhere = attempt(true, folder.join("nowhere"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        nowhere.contains("nowhere") && nowhere.contains("--temp"),
+        "{nowhere}"
+    );
+}

@@ -1,0 +1,42 @@
+//! The copy of a pack's table, with which the pack is read where its own table, header or trailer is damaged, and known
+//! where the pack is gone: the sealed chunk of an object of its own.
+//!
+//! ```text
+//!  0 header  80 bytes   the object header of the pack, which has the salt of its chunks
+//! 80 table              as in the pack
+//! ```
+
+use super::object::OBJECT_HEADER_BYTES;
+use super::pack::PackTable;
+use crate::cursor::Cursor;
+use crate::error::FormatError;
+
+/// What a pack is opened with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableCopy {
+    /// The bytes of the pack's header.
+    pub header: [u8; OBJECT_HEADER_BYTES],
+    /// The pack's table.
+    pub table: PackTable,
+}
+
+impl TableCopy {
+    /// The chunk's content.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        [&self.header[..], &self.table.encode()].concat()
+    }
+
+    /// Reads it back. Whoever uses the header decodes it, as that of the pack.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut rest = Cursor(bytes);
+        Ok(Self {
+            header: rest.take()?,
+            table: PackTable::decode(rest.0)?,
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! Stored blocks that were found damaged. No new backup refers to them.
+//!
+//! A verification needs no lease, so each writes an object of its own, and all that can be read count together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_format::backup::{
+    Damage, DamagedPack, NumberRun, ObjectName, PackReference, SourceId, Witness,
+};
+
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::random_number;
+use crate::history::now;
+use crate::layout::hexadecimal;
+use crate::pack::Pack;
+use crate::repository::Repository;
+
+/// Blocks of a source, or popular blocks, that were found damaged.
+#[derive(Debug, Clone, Default)]
+pub struct KnownDamage {
+    /// By the pack: numbers less the pack's first.
+    packs: BTreeMap<(u64, Witness), BTreeSet<u64>>,
+    /// The objects that say so.
+    objects: Vec<ObjectName>,
+    /// Those that cannot be read.
+    wrong: Vec<(ObjectName, RepositoryError)>,
+}
+
+impl KnownDamage {
+    /// The damaged blocks of a pack, by their numbers less the pack's first.
+    #[must_use]
+    pub fn of(&self, pack: &Pack) -> &BTreeSet<u64> {
+        static NONE: BTreeSet<u64> = BTreeSet::new();
+        let PackReference { number, witness } = pack.reference();
+        self.packs.get(&(number, witness)).unwrap_or(&NONE)
+    }
+
+    /// The errors of objects that cannot be read.
+    pub fn wrong(&self) -> impl Iterator<Item = &RepositoryError> {
+        self.wrong.iter().map(|(_, error)| error)
+    }
+
+    /// Adds a block of a pack, by its number less the pack's first.
+    pub fn add(&mut self, pack: PackReference, block: u64) {
+        let blocks = self.packs.entry((pack.number, pack.witness));
+        blocks.or_default().insert(block);
+    }
+
+    /// Adds what else is known of packs with some numbers.
+    pub fn add_known(&mut self, known: &Self, is_wanted: impl Fn(u64) -> bool) {
+        let wanted = known.packs.iter().filter(|(pack, _)| is_wanted(pack.0));
+        for (pack, blocks) in wanted {
+            self.packs.entry(*pack).or_default().extend(blocks);
+        }
+    }
+
+    fn add_all(&mut self, damage: &Damage) {
+        for DamagedPack { pack, blocks } in &damage.packs {
+            for run in blocks {
+                (run.first..run.first + run.blocks).for_each(|block| self.add(*pack, block));
+            }
+        }
+    }
+
+    fn encoded(&self) -> Damage {
+        let packs = self.packs.iter().map(|((number, witness), blocks)| {
+            let mut runs: Vec<NumberRun> = Vec::new();
+            for block in blocks {
+                match runs.last_mut() {
+                    Some(last) if last.first + last.blocks == *block => last.blocks += 1,
+                    _ => runs.push(NumberRun {
+                        first: *block,
+                        blocks: 1,
+                    }),
+                }
+            }
+            DamagedPack {
+                pack: PackReference {
+                    number: *number,
+                    witness: *witness,
+                },
+                blocks: runs,
+            }
+        });
+        Damage {
+            unix_seconds: now(),
+            packs: packs.collect(),
+        }
+    }
+}
+
+impl Repository {
+    /// The blocks of a source, or the popular blocks, that were found damaged.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing or reading. What cannot be read of one object is in [`KnownDamage::wrong`].
+    pub fn known_damage(&self, source: SourceId) -> Result<KnownDamage> {
+        let mut known = KnownDamage::default();
+        for name in self.damage_objects(source)? {
+            let read = self.read_sealed(name).and_then(|content| {
+                Damage::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
+            });
+            match read {
+                Ok(damage) => {
+                    known.add_all(&damage);
+                    known.objects.push(name);
+                }
+                // Another verification has replaced it.
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+                Err(error) if error.is_of_object() => known.wrong.push((name, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(known)
+    }
+
+    pub(crate) fn damage_objects(&self, source: SourceId) -> Result<Vec<ObjectName>> {
+        let folder = ObjectName::damage(source);
+        let names = self.folder.objects(&folder);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+        let finders = names.iter().filter_map(|name| hexadecimal(name));
+        Ok(finders.map(|it| ObjectName::Damage(source, it)).collect())
+    }
+
+    /// Makes that known of a source in the place of what was known `before`. What others have found since then stays. Objects
+    /// that could not be read go, too, if `found` is of all packs.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing: then all is known that was known before.
+    pub fn remember_damage(
+        &self,
+        source: SourceId,
+        found: &KnownDamage,
+        before: &KnownDamage,
+        is_of_all: bool,
+    ) -> Result<()> {
+        let wrong = before.wrong.iter().map(|(name, _)| *name);
+        let wrong: Vec<_> = wrong.filter(|_| is_of_all).collect();
+        if before.packs == found.packs && before.objects.len() < 2 && wrong.is_empty() {
+            return Ok(());
+        }
+        if !found.packs.is_empty() {
+            let finder = random_number();
+            let finder = finder.map_err(|e| RepositoryError::io("no random numbers", &e))?;
+            let name = ObjectName::Damage(source, finder);
+            self.put(name, &self.sealed(name, found.encoded().encode())?)?;
+        }
+        for name in before.objects.iter().copied().chain(wrong) {
+            match self.remove(name) {
+                // Somebody else has verified, too; or nothing says that it is ours.
+                Err(error) if error.is_of_object() => {}
+                removed => removed?,
+            }
+        }
+        Ok(())
+    }
+}
