@@ -175,7 +175,8 @@ fn a_repository_is_pruned_where_not_a_byte_is_free() {
         "ONEFOLD_REPOSITORY",
         repository.to_str().unwrap().to_owned(),
     );
-    let made = scene.json(&["backup", "init", "--no-encryption"]);
+    scene.set("ONEFOLD_NO_ENCRYPTION", "1".to_owned());
+    let made = scene.json(&["backup", "init"]);
     assert_eq!(made["aside_bytes"], 8 << 20);
     let reserve = repository.join("reserve");
     assert!(reserve.exists());
