@@ -398,6 +398,14 @@ impl World {
         let failed = |error| self.unless_crashed(format!("reading '{name}': {error}"));
         let volume = store.volume(&name).map_err(failed)?;
         let block_size = self.state().block_size;
+        let (may_have_lost, may_know) = {
+            let state = self.state();
+            let may_remember = state.may_remember_loss;
+            (
+                state.has_lost_data || may_remember,
+                state.knows_of_loss || may_remember,
+            )
+        };
         let mut at = 0;
         let mut buf = Vec::new();
         while at < size {
@@ -416,11 +424,11 @@ impl World {
                     let found = &mut buf[..len];
                     match volume.read(at, found, Blocking::Yes) {
                         Ok(()) => look(at..next, Found::Data(found))?,
-                        Err(_) if self.state().has_lost_data && step > block_size => {
+                        Err(_) if may_have_lost && step > block_size => {
                             step = block_size;
                             continue;
                         }
-                        Err(error) if self.state().knows_of_loss && is_of_lost_block(&error) => {
+                        Err(error) if may_know && is_of_lost_block(&error) => {
                             look(at..next, Found::Lost)?;
                         }
                         Err(error) => return Err(failed(error)),
