@@ -20,6 +20,9 @@ use crate::cleanup;
 /// The interval at which a process that has to end is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// A process that was asked to end has this long to clean up.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
+
 /// Of a failed program's output, how many of the last lines are shown.
 const SHOWN_LINES_MAX: usize = 60;
 
@@ -296,6 +299,22 @@ impl Running {
         }
     }
 
+    /// Waits at most `limit`; a process that is still there then is an error. It is asked to end, so that it can clean up,
+    /// and killed if it does not.
+    pub fn ask_to_end_after(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        while start.elapsed() <= limit {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        self.signal(Signal::TERM)?;
+        // Either way it has not done its work.
+        let _ = self.wait_at_most(CLEANUP_LIMIT);
+        bail!("did not end within {} s: {}", limit.as_secs(), self.text)
+    }
+
     /// SIGKILL, and waits until the process is gone.
     pub fn kill(&mut self) {
         // Either call fails only if the process is gone already.
@@ -409,6 +428,27 @@ mod tests {
         assert!(Path::new(&proc_entry).exists());
         drop(running);
         assert!(!Path::new(&proc_entry).exists());
+    }
+
+    #[test]
+    fn a_process_that_hangs_is_asked_to_end_and_its_output_is_there() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let script = "trap 'echo cleaned; exit 0' TERM; echo begun; while :; do sleep 0.05; done";
+        let shell = Cmd::new("sh").args(["-c", script]);
+        let mut running = shell.spawn_logged(log.path()).unwrap();
+        while std::fs::read_to_string(log.path()).unwrap() != "begun\n" {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        let error = running.ask_to_end_after(Duration::ZERO).unwrap_err();
+        assert!(
+            error.to_string().contains("did not end within 0 s: sh"),
+            "{error}"
+        );
+        let said = std::fs::read_to_string(log.path()).unwrap();
+        assert_eq!(said, "begun\ncleaned\n");
+        let quick = Cmd::new("true").spawn_logged(log.path());
+        let status = quick.unwrap().ask_to_end_after(Duration::MAX).unwrap();
+        assert!(status.success());
     }
 
     #[test]

@@ -48,10 +48,14 @@ impl Workspace {
     pub fn cargo(&self) -> Cmd {
         // The variables that `cargo run` sets for us would make every build script that looks at
         // them run again.
-        cargo()
-            .dir(&self.root)
-            .env_remove("CARGO_MANIFEST_DIR")
-            .env_remove("CARGO_PKG_NAME")
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let ours = names.filter(|name| {
+            let mut prefixes = ["CARGO_MANIFEST_", "CARGO_PKG_"].iter();
+            prefixes.any(|prefix| name.starts_with(prefix))
+        });
+        ours.fold(cargo().dir(&self.root), |cargo, name| {
+            cargo.env_remove(&name)
+        })
     }
 
     /// Builds a binary of the product or of a tool that runs it, in release mode, and returns its path.

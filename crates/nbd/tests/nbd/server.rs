@@ -136,7 +136,10 @@ fn clients_beyond_the_limit_are_refused() {
     assert_eq!(second.read(9, 1)[0], pattern(9));
     assert_eq!(first.read(9, 1)[0], pattern(9));
     let refused = Client::try_attach(&server.socket, true).err().unwrap();
-    assert!(refused.to_string().contains("that is the limit"), "{refused}");
+    assert!(
+        refused.to_string().contains("that is the limit"),
+        "{refused}"
+    );
     assert_eq!(first.read(9, 1)[0], pattern(9));
     drop(second);
     while server.server.clients().len() > 1 {

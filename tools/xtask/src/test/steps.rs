@@ -1,5 +1,7 @@
 //! The steps, and their commands.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use onefold_harness::ceph::POOL;
 use onefold_harness::command::Cmd;
@@ -22,6 +24,10 @@ const FUZZ_SECONDS: u32 = 4;
 
 /// Seconds for each of the three stress tests.
 const STRESS_SECONDS: &str = "10";
+
+/// No command of a step takes so long on the slowest machine. One that hangs fails its step, and what it had printed is
+/// shown, instead of all of the run ending with nothing.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(25 * 60);
 
 /// Tests that run at a time. Many of them wait for something most of the time.
 const TESTS_AT_A_TIME: &str = "8";
@@ -238,13 +244,14 @@ fn unit_tests(workspace: &Workspace, said: &mut String) -> Result<()> {
     keep(tests(workspace), said)
 }
 
-/// Runs a command, and keeps what it prints.
+/// Runs a command, and keeps what it prints. It goes to a file: a process that outlives the command may hold a pipe open.
 pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
-    let output = command.output()?;
-    for printed in [&output.stdout, &output.stderr] {
-        said.push_str(&String::from_utf8_lossy(printed));
-    }
-    ensure!(output.status.success(), "failed ({})", output.status);
+    let log = tempfile::NamedTempFile::new()?;
+    let mut running = command.spawn_logged(log.path())?;
+    let ended = running.ask_to_end_after(COMMAND_TIME_MAX);
+    said.push_str(&String::from_utf8_lossy(&std::fs::read(log.path())?));
+    let status = ended?;
+    ensure!(status.success(), "failed ({status})");
     Ok(())
 }
 
