@@ -590,7 +590,10 @@ fn a_source_is_removed_whenever_the_host_dies() {
         let mut world = World::open(&target, kept.clone()).unwrap();
         assert_ne!(world.sources[0].id, removed.id, "{what}");
         world.check(&what);
-        world.go_on(&mut random, &what);
+        // It costs more than all else.
+        if death % 8 == 0 {
+            world.go_on(&mut random, &what);
+        }
         drop(world);
         std::fs::remove_dir_all(&target).unwrap();
     }
