@@ -381,7 +381,7 @@ fn the_host_may_die_at_any_moment() {
 /// them, and then the host dies.
 #[test]
 fn what_an_interrupted_share_left_may_be_moved_to() {
-    for seed in seeds(2) {
+    for seed in seeds(3) {
         let folder = folder();
         let root = folder.path().join("r");
         std::fs::create_dir(&root).unwrap();
