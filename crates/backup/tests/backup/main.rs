@@ -486,10 +486,16 @@ fn a_flipped_byte_never_gives_other_data_and_is_noticed() {
         let mut outcomes = BTreeMap::new();
         for file in rig.files() {
             let good = std::fs::read(&file).unwrap();
-            // All of what is small; of packs the ends, and some of what is between.
-            let step = if good.len() > 4096 { 397 } else { 1 };
+            // All of what is small; of packs the ends, and some of what is between. Without encryption less of it: only
+            // the cipher differs.
+            let step = match (good.len() > 4096, &access) {
+                (true, _) => 397,
+                (false, Access::Open) => 7,
+                (false, _) => 1,
+            };
             let len = good.len();
-            let at = (0..len).filter(|at| at % step == 0 || *at < 90 || at + 200 > len);
+            let at =
+                (0..len).filter(|at| at % step == 0 || step > 7 && (*at < 90 || at + 200 > len));
             for at in at {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << (at % 8);
@@ -500,7 +506,7 @@ fn a_flipped_byte_never_gives_other_data_and_is_noticed() {
             }
             std::fs::write(&file, &good).unwrap();
         }
-        assert!(outcomes[&false] > 500, "{outcomes:?}");
+        assert!(outcomes[&false] > 300, "{outcomes:?}");
         assert!(restored_or_refused(&root, &access, &disks));
         assert!(!is_noticed(&root, &access));
     }
