@@ -258,3 +258,20 @@ fn a_copy_without_a_popular_pack_stays_as_long_as_anybody_may_write_the_pack() {
     assert_eq!(tables(), 1);
     assert!(copy.exists());
 }
+
+#[test]
+fn a_pack_that_comes_back_is_as_it_was() {
+    let (made, disks) = scene(&Access::Open);
+    let is_cut = |file: &Path| cut(file, |len| len / 2);
+    let is_gone = |file: &Path| std::fs::remove_file(file).unwrap();
+    for (damage, tables) in [(&is_cut as &dyn Fn(&Path), 1), (&is_gone, 0)] {
+        let rig = made.copied(&Access::Open);
+        let pack = rig.file("01/1.0");
+        let good = std::fs::read(&pack).unwrap();
+        damage(&pack);
+        let repaired = rig.repair();
+        assert!(repaired.missing > 0 && repaired.tables <= tables);
+        std::fs::write(&pack, good).unwrap();
+        rig.assert_all_three(&disks);
+    }
+}
