@@ -9,7 +9,7 @@
 //! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `hits`, `commit`, `batch`,
 //! `finder`, `collector`, `counting`, `layers`, [`recovery`], `rebuild`, [`properties`] (what must
 //! hold), [`milestones`] (what a search must come across), [`model`] (which step is possible when),
-//! [`configs`] and [`search`]. [`popular`] and [`share`] are models of
+//! [`configs`] and [`search`]. [`popular`], [`share`], [`history`] and [`identity`] are models of
 //! their own: of the repository of backups.
 //!
 //! Invariants of the model itself: a step that is not possible changes nothing; a state with a
@@ -23,7 +23,9 @@ pub mod configs;
 mod counting;
 mod finder;
 pub mod guards;
+pub mod history;
 mod hits;
+pub mod identity;
 pub mod image;
 pub mod index;
 mod layers;

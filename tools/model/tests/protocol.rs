@@ -4,6 +4,7 @@ use onefold_model::configs;
 use onefold_model::guards::{Guard, Guards};
 use onefold_model::search::search;
 use onefold_model::state::Config;
+use onefold_model::{history, identity, popular, share};
 
 fn config(name: &str) -> Config {
     configs::by_name(name).unwrap_or_else(|| panic!("there is no configuration {name}"))
@@ -161,4 +162,29 @@ fn the_document_names_every_guard_and_configuration() {
         missing.is_empty(),
         "docs/model.md does not name {missing:?}"
     );
+}
+
+#[test]
+fn the_document_names_every_guard_of_the_repository() {
+    let document = include_str!("../../../docs/model.md");
+    let rows: Vec<&str> = document
+        .lines()
+        .filter(|it| it.starts_with("| `"))
+        .collect();
+    let popular = popular::Guard::ALL.map(|guard| format!("{guard:?}"));
+    let share = share::Guard::ALL.map(|guard| format!("{guard:?}"));
+    let history = history::Guard::ALL.map(|guard| format!("{guard:?}"));
+    let identity = identity::Guard::ALL.map(|guard| format!("{guard:?}"));
+    for model in [&popular[..], &share, &history, &identity] {
+        // One table each, in this order.
+        let is_table = |rows: &[&str]| {
+            let mut both = rows.iter().zip(model);
+            both.all(|(row, name)| row.starts_with(&format!("| `{name}` |")))
+        };
+        let mut tables = rows.windows(model.len());
+        assert!(
+            tables.any(is_table),
+            "docs/model.md has no table of {model:?}"
+        );
+    }
 }
