@@ -15,6 +15,8 @@
 //! `prune.rs` gives back what no backup of a source needs any more, and `popular.rs` what none of any source does.
 //! `share.rs` makes popular what several sources have stored, each for itself; `prune.rs` then drops their copies, which
 //! `moves.rs` finds.
+//! `verify.rs` proves that all that backups need is there, and with `compare.rs` that it is what was stored; `follow.rs` looks for
+//! blocks where they were moved to.
 //! `repair.rs` takes out what is damaged, so that it is stored again, and puts it back when it was.
 //! `by_pack.rs` reads a whole backup in the order of its packs, which is fast;
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
@@ -25,11 +27,13 @@
 
 mod blocks;
 mod by_pack;
+mod compare;
 mod contents;
 mod create;
 mod detect;
 mod disk;
 mod error;
+mod follow;
 mod lost;
 mod moves;
 mod numbers;

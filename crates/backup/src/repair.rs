@@ -14,9 +14,10 @@ use onefold_index::Key;
 use onefold_repository::{KnownDamage, KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
 
 use crate::blocks::{BlockReader, Reach, StoredBlock};
+use crate::compare::check_group;
 use crate::create::Report;
 use crate::error::{BackupError, Result};
-use crate::verify::{Verified, check_group, verify};
+use crate::verify::{Verified, verify};
 
 /// What is damaged, and what can be done about it.
 #[derive(Debug)]

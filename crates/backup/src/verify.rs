@@ -4,17 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
     BackupNumber, Manifest, NumberRun, PackReference, Slot, SourceId, Target, Witness, witness_of,
 };
 use onefold_index::Key;
 use onefold_repository::{
-    KnownDamage, KnownSource, MovedRun, Pack, Repository, RepositoryError, RepositoryErrorKind,
+    KnownDamage, KnownSource, Pack, Repository, RepositoryError, RepositoryErrorKind,
 };
 
+use crate::compare::compare;
 use crate::create::Report;
 use crate::error::{BackupError, Result};
+use crate::follow::MovedNumbers;
 use crate::numbers::push;
 
 /// Ranges of a backup that are named of a finding.
@@ -105,36 +107,7 @@ pub fn verify(
             stores.entry(store).or_default().add(runs);
         }
     }
-    let mut done: BTreeSet<(SourceId, u64)> = BTreeSet::new();
-    loop {
-        // Those to which blocks were moved are found on the way.
-        let mut all = done.len() as u64;
-        let mut next = Vec::new();
-        for (store, packs) in &stores {
-            let numbers = packs.0.iter().copied();
-            let new: Vec<_> = numbers
-                .filter(|it| !done.contains(&(*store, *it)))
-                .collect();
-            all += new.len() as u64;
-            next.push((*store, new));
-        }
-        if all == done.len() as u64 {
-            break;
-        }
-        for (store, numbers) in next {
-            verifier.recall_damage(store)?;
-            let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
-            let popular = verifier.popular_of(store);
-            for number in numbers {
-                let generation = there.get(&number).copied();
-                let moved_to = verifier.check_pack(store, number, generation)?;
-                stores.entry(popular).or_default().0.extend(moved_to);
-                done.insert((store, number));
-                report(done.len() as u64, all)?;
-            }
-            verifier.find_wrong_tables(store);
-        }
-    }
+    verifier.check_packs(&mut stores, report)?;
     verifier.follow_moved()?;
     verifier.remember_damage(&stores, only.is_none());
     verifier.name_places()
@@ -153,16 +126,16 @@ impl Packs {
     }
 }
 
-struct Verifier<'a> {
-    repository: &'a Repository,
+pub(crate) struct Verifier<'a> {
+    pub(crate) repository: &'a Repository,
     /// Of fingerprints, if blocks are compared with theirs.
     key: Option<Key>,
     verified: Verified,
     backups: Vec<KnownBackup>,
     /// Of each pack the places in `backups` of those that need it, so that no pack is compared with all of them.
     needed_by: BTreeMap<(SourceId, u64), Vec<usize>>,
-    damages: Vec<Damage>,
-    moved: Vec<MovedNumbers>,
+    pub(crate) damages: Vec<Damage>,
+    pub(crate) moved: Vec<MovedNumbers>,
     /// Packs that are opened by the copy of their table, or have none, with what is wrong.
     wrong_tables: Vec<(u64, String)>,
     /// Blocks that were found damaged before.
@@ -171,16 +144,6 @@ struct Verifier<'a> {
     found: BTreeMap<SourceId, KnownDamage>,
     /// Packs of which all blocks were compared.
     compared: BTreeSet<(SourceId, u64)>,
-}
-
-/// Needed numbers that were moved to consecutive popular ones, all in one pack.
-struct MovedNumbers {
-    store: SourceId,
-    first: u64,
-    /// Of the pack that they are in.
-    witness: Witness,
-    popular: SourceId,
-    to: MovedRun,
 }
 
 /// A backup of which the manifest can be read.
@@ -193,12 +156,12 @@ struct KnownBackup {
 }
 
 /// Damaged numbers of one pack, with the reason.
-struct Damage {
-    store: SourceId,
-    numbers: Range<u64>,
+pub(crate) struct Damage {
+    pub(crate) store: SourceId,
+    pub(crate) numbers: Range<u64>,
     /// The witness of the damaged pack; none if the damage concerns every backup that needs these numbers.
-    witness: Option<Witness>,
-    message: String,
+    pub(crate) witness: Option<Witness>,
+    pub(crate) message: String,
 }
 
 impl KnownBackup {
@@ -330,10 +293,49 @@ impl Verifier<'_> {
     }
 
     /// Where blocks of a store are moved to.
-    fn popular_of(&self, store: SourceId) -> SourceId {
+    pub(crate) fn popular_of(&self, store: SourceId) -> SourceId {
         let mut backups = self.backups.iter();
         let of_store = backups.find(|it| it.store == store);
         of_store.map_or(store, |it| it.popular_store)
+    }
+
+    /// Checks packs of the stores, and those to which blocks of them were moved, which are added.
+    fn check_packs(
+        &mut self,
+        stores: &mut BTreeMap<SourceId, Packs>,
+        report: Report<'_>,
+    ) -> Result<()> {
+        let mut done: BTreeSet<(SourceId, u64)> = BTreeSet::new();
+        loop {
+            // Those to which blocks were moved are found on the way.
+            let mut all = done.len() as u64;
+            let mut next = Vec::new();
+            for (store, packs) in &*stores {
+                let numbers = packs.0.iter().copied();
+                let new: Vec<_> = numbers
+                    .filter(|it| !done.contains(&(*store, *it)))
+                    .collect();
+                all += new.len() as u64;
+                next.push((*store, new));
+            }
+            if all == done.len() as u64 {
+                break;
+            }
+            for (store, numbers) in next {
+                self.recall_damage(store)?;
+                let there: BTreeMap<u64, u32> = self.repository.packs(store)?.into_iter().collect();
+                let popular = self.popular_of(store);
+                for number in numbers {
+                    let generation = there.get(&number).copied();
+                    let moved_to = self.check_pack(store, number, generation)?;
+                    stores.entry(popular).or_default().0.extend(moved_to);
+                    done.insert((store, number));
+                    report(done.len() as u64, all)?;
+                }
+                self.find_wrong_tables(store);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the popular packs to which blocks of it were moved.
@@ -522,122 +524,6 @@ impl Verifier<'_> {
         }
     }
 
-    fn note_moved(&mut self, store: SourceId, pack: &Pack, needed: &[bool]) {
-        let PackReference { number, witness } = pack.reference();
-        let popular = self.popular_of(store);
-        let mut n = 0;
-        while n < needed.len() {
-            let to = needed[n].then(|| pack.moved_from(n, needed.len() - n));
-            let Some(mut to) = to.flatten() else {
-                n += 1;
-                continue;
-            };
-            let following = needed[n..n + to.blocks].iter();
-            to.blocks = following.take_while(|is_needed| **is_needed).count();
-            self.moved.push(MovedNumbers {
-                store,
-                first: number * BLOCKS_PER_PACK + n as u64,
-                witness,
-                popular,
-                to,
-            });
-            n += to.blocks;
-        }
-    }
-
-    /// What is wrong with a popular block concerns those that were moved to it.
-    fn follow_moved(&mut self) -> Result<()> {
-        let mut moved = std::mem::take(&mut self.moved);
-        while !moved.is_empty() {
-            moved.sort_unstable_by_key(|run| (run.popular, run.to.number));
-            let mut further = Vec::new();
-            let pack_of = |run: &MovedNumbers| (run.popular, run.to.number / BLOCKS_PER_PACK);
-            for of_pack in moved.chunk_by(|a, b| pack_of(a) == pack_of(b)) {
-                let (popular, number) = pack_of(&of_pack[0]);
-                let pack = match self.repository.pack_or_newer(popular, number, 0) {
-                    Ok(Some(pack)) => Ok(pack),
-                    Ok(None) => Err(self.repository.missing_pack(popular, number).to_string()),
-                    Err(error) => Err(damage(error.into())?),
-                };
-                for run in of_pack {
-                    self.follow(run, &pack, &mut further)?;
-                }
-            }
-            moved = further;
-        }
-        Ok(())
-    }
-
-    fn follow(
-        &mut self,
-        run: &MovedNumbers,
-        pack: &std::result::Result<Pack, String>,
-        further: &mut Vec<MovedNumbers>,
-    ) -> Result<()> {
-        let all = 0..run.to.blocks as u64;
-        let pack = match pack {
-            Ok(pack) => pack,
-            Err(why) => {
-                self.add_moved(run, all, why);
-                return Ok(());
-            }
-        };
-        if let Err(error) = pack.check_witness(run.to.witness) {
-            self.add_moved(run, all, &damage(error.into())?);
-            return Ok(());
-        }
-        let in_pack = (run.to.number % BLOCKS_PER_PACK) as usize;
-        for n in all {
-            let number = run.to.number + n;
-            let damaged = self.damages.iter().find(|damage| {
-                let is_it = damage.store == run.popular && damage.numbers.contains(&number);
-                is_it && damage.witness.is_none_or(|it| it == run.to.witness)
-            });
-            let slot = pack.slots().get(in_pack + n as usize);
-            let why = match slot.copied().unwrap_or(Slot::Gone) {
-                Slot::Stored(_) => damaged.map(|damage| damage.message.clone()),
-                Slot::Moved { .. } => {
-                    let to = pack.moved_from(in_pack + n as usize, 1);
-                    let to = to.filter(|to| to.number < number);
-                    further.extend(to.map(|to| MovedNumbers {
-                        store: run.store,
-                        first: run.first + n,
-                        witness: run.witness,
-                        popular: run.popular,
-                        to,
-                    }));
-                    to.is_none()
-                        .then(|| "it was moved to a higher number".to_owned())
-                }
-                Slot::Lost(_) => Some("it was damaged and is lost".to_owned()),
-                Slot::Gone => Some("it is not there".to_owned()),
-            };
-            if let Some(why) = why {
-                self.add_moved(run, n..n + 1, &why);
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds damage of some of these numbers, to the one before if it is the same.
-    fn add_moved(&mut self, run: &MovedNumbers, blocks: Range<u64>, why: &str) {
-        let numbers = run.first + blocks.start..run.first + blocks.end;
-        let message = format!("stored blocks are popular ones now: {why}");
-        if let Some(last) = self.damages.last_mut()
-            && (last.store, last.witness) == (run.store, Some(run.witness))
-            && (last.numbers.end, &last.message) == (numbers.start, &message)
-        {
-            last.numbers.end = numbers.end;
-            return;
-        }
-        self.damages.push(Damage {
-            store: run.store,
-            numbers,
-            witness: Some(run.witness),
-            message,
-        });
-    }
-
     /// Which backups need what is damaged, and where.
     fn name_places(mut self) -> Result<Verified> {
         let mut findings: Vec<_> = self
@@ -732,7 +618,7 @@ fn add_place(places: &mut Vec<Range<u64>>, place: Range<u64>) {
 }
 
 /// The message of damage; any other failure ends the verification.
-fn damage(error: BackupError) -> Result<String> {
+pub(crate) fn damage(error: BackupError) -> Result<String> {
     match &error {
         BackupError::Repository(inner) if inner.is_of_object() => Ok(error.to_string()),
         _ => Err(error),
@@ -749,69 +635,4 @@ fn check_recipe(
         recipe.page(page)?;
     }
     Ok(recipe.manifest().clone())
-}
-
-/// Returns how many bytes were compared.
-fn compare(
-    pack: &Pack,
-    key: &Key,
-    store: SourceId,
-    damages: &mut Vec<Damage>,
-    found: &mut KnownDamage,
-) -> Result<u64> {
-    let reference = pack.reference();
-    let PackReference { number, witness } = reference;
-    let (first, witness) = (number * BLOCKS_PER_PACK, Some(witness));
-    let mut compared = 0;
-    for group in 0..pack.groups() {
-        let start = first + (group * BLOCKS_PER_GROUP) as u64;
-        match check_group(pack, group, key) {
-            Ok((bytes, wrong)) => {
-                compared += bytes;
-                for n in wrong {
-                    found.add(reference, n as u64);
-                    let number = first + n as u64;
-                    damages.push(Damage {
-                        store,
-                        numbers: number..number + 1,
-                        witness,
-                        message: format!("stored block {number} is not what was stored"),
-                    });
-                }
-            }
-            Err(error) => {
-                let message = damage(error)?;
-                let of_group = pack.slots().iter().zip(0_u64..);
-                let of_group = of_group
-                    .skip(group * BLOCKS_PER_GROUP)
-                    .take(BLOCKS_PER_GROUP);
-                let stored = of_group.filter(|(slot, _)| slot.stored().is_some());
-                stored.for_each(|(_, n)| found.add(reference, n));
-                damages.push(Damage {
-                    store,
-                    numbers: start..start + BLOCKS_PER_GROUP as u64,
-                    witness,
-                    message,
-                });
-            }
-        }
-    }
-    Ok(compared)
-}
-
-/// The bytes of a group, and which blocks of its pack are not what their fingerprints say.
-pub(crate) fn check_group(pack: &Pack, group: usize, key: &Key) -> Result<(u64, Vec<usize>)> {
-    if !pack.has_any(group) {
-        return Ok((0, Vec::new()));
-    }
-    let bytes = pack.read_group(group)?;
-    let mut found = Vec::new();
-    key.fingerprints(&bytes, pack.block_size() as usize, &mut found);
-    let slots = pack.slots().iter().enumerate();
-    let of_group = slots.skip(group * BLOCKS_PER_GROUP).take(BLOCKS_PER_GROUP);
-    let stored = of_group.filter_map(|(n, slot)| Some((n, slot.stored()?)));
-    let pairs = stored.zip(&found);
-    let wrong = pairs.filter(|((_, wanted), found)| found.0 != *wanted);
-    let wrong = wrong.map(|((n, _), _)| n).collect();
-    Ok((bytes.len() as u64, wrong))
 }
