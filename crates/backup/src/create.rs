@@ -325,7 +325,7 @@ impl Backup<'_> {
             changes: ChangedBlocks::new(disk.disk.as_mut(), block_size),
             disk_blocks: size_bytes.div_ceil(block_size.into()),
         };
-        let (recipe_pages, totals) = recipe.write()?;
+        let ((recipe, recipe_pages), totals) = recipe.write()?;
         disks[n].check_unchanged()?;
         let disk = &disks[n];
         let (own_packs, popular_packs) =
@@ -344,6 +344,7 @@ impl Backup<'_> {
                 stored_bytes: stored.bytes,
                 popular_blocks: totals.popular_blocks,
             },
+            recipe,
             recipe_pages,
             own: totals.own,
             popular: totals.popular,

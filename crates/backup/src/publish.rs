@@ -1,7 +1,7 @@
 //! Stage 4: the recipe, and then the manifest, with which the backup exists (B1).
 
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
-use onefold_format::backup::{NumberRun, RecipeRun, Target};
+use onefold_format::backup::{NumberRun, RecipeRun, Target, Witness};
 use onefold_repository::{NewRecipe, Recipe};
 
 use crate::disk::{ChangedBlocks, ChangedRun};
@@ -73,8 +73,8 @@ pub(crate) struct RecipeWriter<'a> {
 }
 
 impl RecipeWriter<'_> {
-    /// Returns the bytes of the pages, and the totals.
-    pub(crate) fn write(mut self) -> Result<(Vec<u32>, Totals)> {
+    /// Returns the witness and the bytes of the pages, and the totals.
+    pub(crate) fn write(mut self) -> Result<((Witness, Vec<u32>), Totals)> {
         let mut totals = Totals::default();
         let mut change = self.changes.next()?;
         for page in 0..self.disk_blocks.div_ceil(BLOCKS_PER_RECIPE_PAGE) {

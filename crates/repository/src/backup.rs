@@ -52,21 +52,21 @@ impl NewRecipe {
         Ok(())
     }
 
-    /// Completes the recipe and makes it durable. Returns the bytes of its pages, for the manifest.
+    /// Completes the recipe and makes it durable. Returns its witness and the bytes of its pages, for the manifest.
     ///
     /// # Errors
     ///
     /// Any failure of writing.
-    pub fn finish(self) -> Result<Vec<u32>> {
+    pub fn finish(self) -> Result<(Witness, Vec<u32>)> {
         let Self {
             path,
             object,
+            key,
             pages,
-            ..
         } = self;
         NewObject::complete(object)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
-        Ok(pages)
+        Ok((key.witness(), pages))
     }
 }
 
@@ -303,6 +303,11 @@ impl Repository {
             RepositoryErrorKind::NotFound => RepositoryError::damaged(&path, "it is not there"),
             _ => error,
         })?;
+        if key.witness() != manifest.recipe {
+            let why =
+                "it is not the recipe of the backup, but a different one with the same number";
+            return Err(RepositoryError::damaged(&path, why));
+        }
         let mut at = OBJECT_HEADER_BYTES as u64;
         let starts = manifest.recipe_pages.iter().map(|bytes| {
             let start = at;

@@ -11,8 +11,8 @@
 
 use std::fmt;
 
-use onefold_format::backup::object::OBJECT_HEADER_BYTES;
-use onefold_format::backup::{RepositoryId, Sealing, TAG_BYTES};
+use onefold_format::backup::object::{OBJECT_HEADER_BYTES, salt_of};
+use onefold_format::backup::{RepositoryId, Sealing, TAG_BYTES, Witness};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
 const CHUNK_CONTEXT: &str = "onefold 2026-11-28 chunks of one object of a repository";
@@ -84,6 +84,11 @@ impl ChunkKey {
     /// The header of the object.
     pub(crate) fn header(&self) -> [u8; OBJECT_HEADER_BYTES] {
         self.header
+    }
+
+    /// What distinguishes the object from every other one that ever has its name: its salt.
+    pub(crate) fn witness(&self) -> Witness {
+        Witness(salt_of(&self.header))
     }
 
     /// Seals chunk `number`, which becomes [`TAG_BYTES`] longer.

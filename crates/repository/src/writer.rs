@@ -718,6 +718,7 @@ mod tests {
             parent: None,
             base: None,
             counts: onefold_format::backup::Counts::default(),
+            recipe: onefold_format::backup::Witness([0; 16]),
             recipe_pages: Vec::new(),
             own: Vec::new(),
             popular: Vec::new(),

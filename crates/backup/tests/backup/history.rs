@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use onefold_backup::{Difference, RepairPlan, Restore, Result, check_parent};
-use onefold_format::backup::{BackupNumber, Slot};
+use onefold_format::backup::{BackupNumber, ObjectName, Slot};
 use onefold_repository::{Access, Repository, RepositoryErrorKind};
 
 use crate::{MemoryDisk, Rig, source};
@@ -268,5 +268,25 @@ fn a_damaged_backup_is_not_continued() {
         std::fs::write(&pack, &bytes[..bytes.len() / 2]).unwrap();
         let refused = check().unwrap_err().to_string();
         assert!(refused.contains("was damaged and is lost"), "{refused}");
+    }
+}
+
+#[test]
+fn a_recipe_of_another_backup_with_the_number_is_not_read() {
+    for access in ALL_ACCESS() {
+        let rig = Rig::new(&access);
+        let [first, second, _] = three_disks();
+        let recipe = rig.path(ObjectName::Recipe(rig.source.id, BackupNumber(1)));
+        let manifest = rig.path(ObjectName::Manifest(rig.source.id, BackupNumber(1)));
+        let folder = rig.copied(&access);
+        // In a copy that goes its own way, the number is that of another disk. All sizes are the same.
+        rig.create(&mut first.clone(), None).unwrap();
+        folder.create(&mut second.clone(), None).unwrap();
+        let other = folder.path(ObjectName::Recipe(rig.source.id, BackupNumber(1)));
+        std::fs::copy(other, &recipe).unwrap();
+        let refused = rig.restore(BackupNumber(1)).unwrap_err().to_string();
+        assert!(refused.contains("a different one"), "{refused}");
+        assert_eq!(rig.verify(false).findings.len(), 1);
+        assert!(manifest.exists());
     }
 }

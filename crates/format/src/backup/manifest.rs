@@ -19,6 +19,7 @@
 //! 108 own runs      u32
 //! 112 popular runs  u32
 //! 116 tags          u32
+//! 120 recipe        16 bytes    the witness of the recipe: the salt of its object
 //! ```
 //!
 //! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the source's own
@@ -125,6 +126,8 @@ pub struct Manifest {
     pub base: Option<PoolSnapshot>,
     /// Figures.
     pub counts: Counts,
+    /// Distinguishes the recipe from every other one that ever has its number: the salt of its object.
+    pub recipe: Witness,
     /// Sealed bytes of each page of the recipe; 0 for a page of zeros.
     pub recipe_pages: Vec<u32>,
     /// The source's own blocks that it uses, in ascending order.
@@ -192,6 +195,7 @@ impl Manifest {
         ] {
             out.extend((count as u32).to_le_bytes());
         }
+        out.extend(self.recipe.0);
         for bytes in &self.recipe_pages {
             put_varint(&mut out, (*bytes).into());
         }
@@ -235,6 +239,7 @@ impl Manifest {
             popular_blocks: rest.u64()?,
         };
         let (pages, own, popular, tags) = (rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?);
+        let recipe = Witness(rest.take()?);
         if !is_zero(&zeros) {
             return Err(FormatError::Reserved {
                 structure: "manifest",
@@ -270,6 +275,7 @@ impl Manifest {
             parent: (parent > 0).then_some(BackupNumber(parent)),
             base,
             counts,
+            recipe,
             recipe_pages,
             own,
             popular,

@@ -27,6 +27,8 @@ use crate::error::FormatError;
 /// Bytes in a header.
 pub const OBJECT_HEADER_BYTES: usize = 80;
 
+const SALT_AT: usize = 48;
+
 const MAGIC: u32 = u32::from_le_bytes(*b"1FBO");
 const CHECKSUM_AT: usize = 76;
 
@@ -342,6 +344,12 @@ fn of_pack(folder: &str, number: u64, generation: u32) -> String {
     format!("{folder}/{part:02x}/{number}.{generation}")
 }
 
+/// The salt in the bytes of a header.
+#[must_use]
+pub fn salt_of(header: &[u8; OBJECT_HEADER_BYTES]) -> [u8; 16] {
+    array_at(header, SALT_AT)
+}
+
 /// The header of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectHeader {
@@ -366,7 +374,7 @@ impl ObjectHeader {
         put(&mut bytes, 24, &source.to_le_bytes());
         put(&mut bytes, 32, &number.to_le_bytes());
         put(&mut bytes, 40, &generation.to_le_bytes());
-        put(&mut bytes, 48, &self.salt);
+        put(&mut bytes, SALT_AT, &self.salt);
         let checksum = crc32c::crc32c(&bytes);
         put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
         bytes
@@ -435,7 +443,7 @@ impl ObjectHeader {
         Ok(Self {
             repository: found,
             name,
-            salt: array_at(bytes, 48),
+            salt: array_at(bytes, SALT_AT),
         })
     }
 }

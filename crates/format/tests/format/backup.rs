@@ -154,6 +154,7 @@ fn manifest() -> Manifest {
             stored_bytes: 700_000,
             popular_blocks: 9_000,
         },
+        recipe: Witness(*b"witness of rcp 6"),
         recipe_pages: vec![300, 0],
         own: vec![
             NumberRun {
