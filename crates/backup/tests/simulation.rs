@@ -12,7 +12,7 @@ use onefold_backup::{
     BackupError, BlockReader, Change, Disk, DiskToBackUp, Options, PruneOptions, RepairPlan,
     Restore, Result, ShareOptions, create, prune, prune_popular, relatives, repair, share, verify,
 };
-use onefold_format::backup::{BackupNumber, Source};
+use onefold_format::backup::{BackupNumber, Source, Writers};
 use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind, simulation};
 
 const BLOCK: usize = 4096;
@@ -597,4 +597,158 @@ fn a_source_is_removed_whenever_the_host_dies() {
         drop(world);
         std::fs::remove_dir_all(&target).unwrap();
     }
+}
+
+const EPERM: i32 = 1;
+const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+const ENOSYS: i32 = 38;
+const EOPNOTSUPP: i32 = 95;
+
+/// What rclone's mounts, and some others in user space, answer.
+const NO_NAME_IS_EXCLUSIVE: [[(&str, i32); 2]; 2] = [
+    [("renameat2", EINVAL), ("link", EIO)],
+    [("renameat2", EIO), ("link", EPERM)],
+];
+
+#[test]
+fn init_names_the_call_that_the_file_system_does_not_have() {
+    let folder = folder();
+    let root = folder.path().join("r");
+    for call in [
+        "mkdir",
+        "open with O_EXCL",
+        "write",
+        "fsync",
+        "fsync of a folder",
+        "pwrite",
+        "open",
+        "fallocate",
+        "rename",
+        "rename of a folder",
+        "unlink",
+        "rmdir",
+    ] {
+        simulation::set_answers(&[(call, EIO)]);
+        let refused = Repository::init(&root, &Access::Open, 1).unwrap_err();
+        simulation::set_answers(&[]);
+        assert_eq!(refused.kind(), RepositoryErrorKind::Io, "{call}: {refused}");
+        let named = format!("does not have {call} (");
+        assert!(
+            call == "mkdir" || refused.to_string().contains(&named),
+            "{call}: {refused}"
+        );
+        // Where nothing can be removed, something stays.
+        let left = std::fs::read_dir(&root).unwrap().count();
+        assert!(left == 0 || ["unlink", "rmdir"].contains(&call), "{call}");
+        let left_there: Vec<_> = std::fs::read_dir(&root).unwrap().collect();
+        left_there
+            .into_iter()
+            .for_each(|it| std::fs::remove_dir_all(it.unwrap().path()).unwrap());
+    }
+    // It names the room, and not a call, where there is none.
+    simulation::set_room(Some(1000));
+    let refused = Repository::init(&root, &Access::Open, 1).unwrap_err();
+    simulation::set_room(None);
+    assert_eq!(refused.kind(), RepositoryErrorKind::NoSpace, "{refused}");
+    Repository::init(&root, &Access::Open, 1).unwrap();
+}
+
+/// There is nothing to do for it there. A file that is not synced is lost.
+#[test]
+fn a_file_system_need_not_sync_folders() {
+    for answer in [EINVAL, ENOSYS, EOPNOTSUPP] {
+        let folder = folder();
+        let root = folder.path().join("r");
+        simulation::restart_host();
+        simulation::set_answers(&[("fsync of a folder", answer)]);
+        Repository::init(&root, &Access::Open, 1).unwrap();
+        let mut world = World::open(&root, Facts::default()).unwrap();
+        world.go_on(&mut fastrand::Rng::with_seed(1), "unsynced folders");
+        simulation::set_answers(&[("fsync", answer)]);
+        let disk = || MemoryDisk((1..9).collect());
+        world.create(&[(0, disk())]).unwrap_err();
+        simulation::set_answers(&[]);
+        world.create(&[(0, disk())]).unwrap();
+        world.check("synced files");
+    }
+}
+
+#[test]
+fn one_writer_needs_no_names_that_are_exclusive() {
+    for answers in NO_NAME_IS_EXCLUSIVE {
+        let folder = folder();
+        let root = folder.path().join("r");
+        simulation::restart_host();
+        simulation::set_answers(&answers);
+        let refused = Repository::init(&root, &Access::Open, 1).unwrap_err();
+        for words in ["renameat2", "link", "--one-writer"] {
+            assert!(refused.to_string().contains(words), "{refused}");
+        }
+        Repository::init_for(Writers::One, &root, &Access::Open, 1).unwrap();
+        let mut world = World::open(&root, Facts::default()).unwrap();
+        for seed in 0..4 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            commands(&mut world, &mut random);
+            world.go_on(&mut random, &format!("one writer, seed {seed}"));
+        }
+        // Two processes of the host are kept apart.
+        let other = World::open(&root, Facts::default()).unwrap();
+        let held = world
+            .repository
+            .writer(world.sources[0].id, "test")
+            .unwrap();
+        let refused = other.repository.writer(world.sources[0].id, "test");
+        let refused = refused.err().unwrap();
+        assert_eq!(refused.kind(), RepositoryErrorKind::InUse, "{refused}");
+        drop(held);
+        simulation::set_answers(&[]);
+    }
+}
+
+#[test]
+fn init_can_be_repeated_whenever_it_failed_or_the_host_died() {
+    let access = Access::KeyFile(vec![7; 32]);
+    let folder = folder();
+    let root = folder.path().join("r");
+    std::fs::create_dir(&root).unwrap();
+    simulation::begin(None);
+    Repository::init(&root, &access, 1).unwrap();
+    let noted = simulation::end();
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut repeated, mut whole) = (0, 0);
+    for moment in 0..=noted.count() {
+        let target = folder.path().join(format!("died-{moment}"));
+        std::fs::create_dir(&target).unwrap();
+        noted
+            .after_death(moment, &root, &target, &mut |end| random.usize(..end))
+            .unwrap();
+        match Repository::find(&target) {
+            Ok(found) => {
+                found.open(&access).unwrap();
+                whole += 1;
+            }
+            Err(_) => {
+                Repository::init(&target, &access, 1).unwrap();
+                repeated += 1;
+            }
+        }
+        let repository = Repository::open(&target, &access).unwrap();
+        assert!(repository.wrong_keys().unwrap().is_empty());
+        assert_eq!(repository.keys().unwrap().len(), 2);
+        assert_eq!(repository.foreign(None).unwrap().names, [""; 0]);
+
+        let target = folder.path().join(format!("failed-{moment}"));
+        simulation::begin(Some(moment));
+        let made = Repository::init(&target, &access, 1);
+        let is_last = simulation::changes() < moment;
+        let _ = simulation::end();
+        if made.is_err() {
+            Repository::init(&target, &access, 1).unwrap();
+        }
+        let repository = Repository::open(&target, &access).unwrap();
+        assert_eq!(repository.keys().unwrap().len(), 2, "{moment}");
+        assert!(!is_last);
+    }
+    assert!(repeated > 20 && whole > 3, "{repeated} {whole}");
 }

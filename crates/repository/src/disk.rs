@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use onefold_format::backup::Writers;
 use rustix::fs::{
     AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat,
-    fallocate, fstatvfs, linkat, mkdirat, openat, openat2, renameat, renameat_with, statat,
+    fallocate, fstatvfs, fsync, linkat, mkdirat, openat, openat2, renameat, renameat_with, statat,
     unlinkat,
 };
 use rustix::io::Errno;
@@ -41,6 +42,14 @@ macro_rules! noted {
     };
 }
 
+/// Asks the file system of a test first, which may answer with an error in the place of the real one.
+macro_rules! answered {
+    ($call:expr) => {
+        #[cfg(feature = "simulation")]
+        crate::simulation::answered($call)?;
+    };
+}
+
 /// A repository's folder. All paths are relative to it; the empty one is its own.
 #[derive(Debug, Clone)]
 pub(crate) struct Root {
@@ -50,6 +59,7 @@ pub(crate) struct Root {
     )]
     path: PathBuf,
     folder: Arc<OwnedFd>,
+    writers: Writers,
 }
 
 /// What is in a folder.
@@ -68,11 +78,18 @@ impl Root {
         Ok(Self {
             path: path.to_owned(),
             folder: Arc::new(folder),
+            writers: Writers::Many,
         })
+    }
+
+    /// The same for so many writers.
+    pub(crate) fn for_writers(self, writers: Writers) -> Self {
+        Self { writers, ..self }
     }
 
     /// Opens a file to read it.
     pub(crate) fn open_file(&self, path: &str) -> io::Result<File> {
+        answered!("open");
         let open = |flags| open_beneath(&self.folder, path, flags, Mode::empty());
         let file = match open(FILE) {
             // Another host has cached it, and is asked to give it up.
@@ -91,6 +108,7 @@ impl Root {
     /// Writes over the first bytes of a file, and makes them durable. In simulations this is no change.
     pub(crate) fn overwrite(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         use std::os::unix::fs::FileExt;
+        answered!("pwrite");
         let file = self.open_beneath(path, FILE | OFlags::WRONLY, Mode::empty())?;
         let file = File::from(file);
         file.write_all_at(bytes, 0)?;
@@ -99,6 +117,7 @@ impl Root {
 
     /// What is in a folder; nothing if it is not there, or no folder.
     pub(crate) fn list(&self, path: &str) -> io::Result<Vec<Entry>> {
+        answered!("readdir");
         let folder = match self.open_folder(path) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Vec::new()),
             folder => folder.map_err(named)?,
@@ -143,6 +162,7 @@ impl Root {
     /// A new file that only its owner may read.
     pub(crate) fn create_new(&self, path: &str) -> io::Result<File> {
         noted!(Op::Create(self.path.join(path)));
+        answered!("open with O_EXCL");
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         Ok(File::from(self.open_beneath(path, flags, PRIVATE)?))
     }
@@ -154,6 +174,7 @@ impl Root {
     )]
     pub(crate) fn append(&self, file: &mut File, path: &str, bytes: &[u8]) -> io::Result<usize> {
         noted!(Op::Append(self.path.join(path), bytes.to_vec()));
+        answered!("write");
         file.write_all(bytes)?;
         Ok(bytes.len())
     }
@@ -161,6 +182,7 @@ impl Root {
     /// Makes a file that is being written longer by bytes that have blocks of their own, whatever they hold.
     pub(crate) fn allocate(&self, file: &mut File, path: &str, bytes: u64) -> io::Result<()> {
         noted!(Op::Append(self.path.join(path), vec![0; bytes as usize]));
+        answered!("fallocate");
         let end = file.metadata()?.len();
         match fallocate(&*file, FallocateFlags::empty(), end, bytes) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
@@ -185,18 +207,25 @@ impl Root {
     )]
     pub(crate) fn sync(&self, file: &File, path: &str) -> io::Result<()> {
         noted!(Op::Sync(self.path.join(path)));
+        answered!("fsync");
         file.sync_all()
     }
 
     /// Makes the names in a folder durable.
     pub(crate) fn sync_folder(&self, path: &str) -> io::Result<()> {
         noted!(Op::SyncFolder(self.path.join(path)));
-        sync_names(&File::from(self.open_folder(path).map_err(named)?))
+        let folder = File::from(self.open_folder(path).map_err(named)?);
+        let sync = || {
+            answered!("fsync of a folder");
+            fsync(&folder)
+        };
+        names_synced(sync())
     }
 
     /// One that is there is no failure.
     pub(crate) fn create_folder(&self, path: &str) -> io::Result<()> {
         noted!(Op::CreateFolder(self.path.join(path)));
+        answered!("mkdir");
         match self.in_parent(path, |parent, name| mkdirat(parent, name, PRIVATE_FOLDER)) {
             Err(Errno::EXIST) => Ok(()),
             made => made.map_err(named),
@@ -206,22 +235,34 @@ impl Root {
     /// In the place of what has that name, if it is a file, or an empty folder and this is a folder.
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         noted!(Op::Rename(self.path.join(from), self.path.join(to)));
+        answered!(match self.kind(from)? {
+            Some(FileType::Directory) => "rename of a folder",
+            _ => "rename",
+        });
         let renamed = self.in_parents(from, to, |(from, old), (to, new)| {
             renameat(from, old, to, new)
         });
         renamed.map_err(named)
     }
 
-    /// Fails with `AlreadyExists` if something has that name. Returns whether the old name is gone, too.
+    /// Fails with `AlreadyExists` if something has that name. Returns whether the old name is gone, too. With one writer, the
+    /// file system need not be able to find out and rename at once.
     pub(crate) fn rename_new(&self, from: &str, to: &str) -> io::Result<bool> {
         noted!(Op::Rename(self.path.join(from), self.path.join(to)));
         let renamed = self.in_parents(from, to, |(from, old), (to, new)| {
-            match renameat_with(from, old, to, new, RenameFlags::NOREPLACE) {
-                // Network file systems may not have it; a second name is refused just as well.
-                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                    linkat(from, old, to, new, AtFlags::empty()).map(|()| false)
-                }
-                renamed => renamed.map(|()| true),
+            match rename_no_replace(from, old, to, new) {
+                // Network file systems may not have it.
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::IO) => {}
+                renamed => return renamed.map(|()| true),
+            }
+            if self.writers == Writers::Many {
+                answered!("link");
+                // A second name is refused just as well.
+                return linkat(from, old, to, new, AtFlags::empty()).map(|()| false);
+            }
+            match statat(to, new, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => renameat(from, old, to, new).map(|()| true),
+                found => Err(found.err().unwrap_or(Errno::EXIST)),
             }
         });
         renamed.map_err(named)
@@ -230,6 +271,7 @@ impl Root {
     /// A link is removed itself.
     pub(crate) fn remove_file(&self, path: &str) -> io::Result<()> {
         noted!(Op::Remove(self.path.join(path)));
+        answered!("unlink");
         let removed = self.in_parent(path, |parent, name| {
             unlinkat(parent, name, AtFlags::empty())
         });
@@ -239,6 +281,7 @@ impl Root {
     /// Only if it is empty.
     pub(crate) fn remove_empty_folder(&self, path: &str) -> io::Result<()> {
         noted!(Op::RemoveEmpty(self.path.join(path)));
+        answered!("rmdir");
         let removed = self.in_parent(path, |parent, name| {
             unlinkat(parent, name, AtFlags::REMOVEDIR)
         });
@@ -338,12 +381,17 @@ fn named(error: Errno) -> io::Error {
     }
 }
 
-/// Makes the names in a folder durable.
-fn sync_names(folder: &File) -> io::Result<()> {
-    match folder.sync_all() {
-        // Some file systems (older CIFS, some in user space) have nothing to do for it, and say so.
-        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
-        synced => synced,
+fn rename_no_replace(from: &OwnedFd, old: &str, to: &OwnedFd, new: &str) -> rustix::io::Result<()> {
+    answered!("renameat2");
+    renameat_with(from, old, to, new, RenameFlags::NOREPLACE)
+}
+
+/// Some file systems (older CIFS, some in user space) have nothing to do to make the names in a folder durable, and say so. Of
+/// a file, the same would be a failure.
+fn names_synced(synced: rustix::io::Result<()>) -> io::Result<()> {
+    match synced {
+        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        synced => Ok(synced?),
     }
 }
 
@@ -368,7 +416,8 @@ pub(crate) fn create_root(path: &Path) -> io::Result<()> {
     }
     let absolute = std::path::absolute(path)?;
     let parent = absolute.parent().unwrap_or(&absolute);
-    sync_names(&File::open(parent)?)
+    let synced = names_synced(fsync(File::open(parent)?));
+    synced.map_err(|e| io::Error::new(e.kind(), format!("fsync of the folder {parent:?}: {e}")))
 }
 
 #[cfg(test)]

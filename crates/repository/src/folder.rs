@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
+use onefold_format::backup::Writers;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -36,6 +37,13 @@ impl Folder {
         Ok(Self {
             root: Root::open(path)?,
         })
+    }
+
+    /// The same for so many writers.
+    pub(crate) fn for_writers(self, writers: Writers) -> Self {
+        Self {
+            root: self.root.for_writers(writers),
+        }
     }
 
     pub(crate) fn root(&self) -> &Root {

@@ -15,7 +15,7 @@ const FOREIGN_MAX: usize = 100;
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Objects, by their paths. ID is a number of sixteen hexadecimal digits, N a decimal one, and NN has two hexadecimal digits.
-const OBJECTS: [&str; 26] = [
+const OBJECTS: [&str; 30] = [
     "repository",
     "reserve",
     "keys/repository",
@@ -42,6 +42,10 @@ const OBJECTS: [&str; 26] = [
     "sources/ID/.gone-ID/LEASE",
     "sources/ID/.coming-ID/ID/LEASE",
     "sources/ID/.coming-ID/LEASE",
+    ".coming-ID/keys/repository",
+    ".coming-ID/keys/ID",
+    ".coming-ID/trial/ID",
+    ".coming-ID/trial/ID/ID",
 ];
 
 /// What is not of ours in a repository's folder.

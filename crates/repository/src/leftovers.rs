@@ -8,6 +8,7 @@ use rustix::fs::FileType;
 
 use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
+use crate::init::{all_of_init, is_of_init};
 use crate::layout::{decimal, is_incomplete, is_ours};
 use crate::reader::readers_of;
 use crate::repository::Repository;
@@ -57,6 +58,7 @@ impl Repository {
         let failed = |e: io::Error| RepositoryError::io("cannot look for what was left behind", &e);
         search.incomplete_in("").map_err(failed)?;
         search.incomplete_in("keys").map_err(failed)?;
+        search.of_init().map_err(failed)?;
         for source in self.source_ids()? {
             let folder = format!("sources/{source}");
             search.of_source(&folder).map_err(failed)?;
@@ -121,6 +123,26 @@ impl Search<'_> {
                 self.count(&path)?;
                 if self.are_removed {
                     self.root.remove_file(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of an `init` that was killed.
+    fn of_init(&mut self) -> io::Result<()> {
+        let entries = self.root.list("")?.into_iter();
+        for folder in entries.filter(is_of_init).map(|it| it.name) {
+            if !self.is_old(&folder)? {
+                continue;
+            }
+            // One with something in it that is not of ours stays, and `verify` names that.
+            for left in all_of_init(self.root, &folder).into_iter().flatten() {
+                if !left.is_folder {
+                    self.count(&left.path)?;
+                }
+                if self.are_removed {
+                    left.remove(self.root)?;
                 }
             }
         }

@@ -13,6 +13,8 @@
 //! | `folder.rs` | objects as files: written whole and durable, or not there |
 //! | `seal.rs` | keys, and the chunks that they protect |
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
+//! | `init.rs` | making a repository |
+//! | `trial.rs` | what a file system must do for one |
 //! | `identity.rs` | the object that says what a repository is, and its copy |
 //! | `repository.rs` | a repository and its sources |
 //! | `sources.rs` | sources, as they are found |
@@ -44,6 +46,7 @@ mod folder;
 mod history;
 mod host;
 mod identity;
+mod init;
 mod label;
 mod layout;
 mod leftovers;
@@ -61,6 +64,7 @@ mod seal;
 pub mod simulation;
 mod sources;
 mod table;
+mod trial;
 mod waiting;
 mod writer;
 

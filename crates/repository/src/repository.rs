@@ -8,15 +8,14 @@ use std::path::Path;
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
     Derivation, ObjectHeader, ObjectName, Place, RepositoryId, RepositoryObject, Sealing, Source,
-    SourceId, TAG_BYTES, WrappedKey,
+    SourceId, TAG_BYTES, WrappedKey, Writers,
 };
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
-use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, NewObject, fill_random, random_number};
-use crate::identity::{IDENTITY, identity};
-use crate::layout::{LOST_AND_FOUND, hexadecimal};
+use crate::identity::identity;
+use crate::layout::hexadecimal;
 use crate::seal::{ChunkKey, MasterKey};
 use crate::sources::{KnownSource, Sources};
 use crate::waiting::Waiting;
@@ -35,10 +34,10 @@ const WHOLE_BYTES_MAX: u64 = 256 << 20;
 pub struct Repository {
     pub(crate) folder: Folder,
     pub(crate) object: RepositoryObject,
-    master: MasterKey,
+    pub(crate) master: MasterKey,
     pub(crate) waiting: Waiting,
     /// The number of the key that opened it; none if it was made by this process, or is not encrypted.
-    opened_by: Option<u64>,
+    pub(crate) opened_by: Option<u64>,
 }
 
 /// A repository that is not opened yet. Nothing proves what it says of itself.
@@ -61,6 +60,12 @@ impl Unopened {
         self.object.sealing == Sealing::Encrypted
     }
 
+    /// Whether it says that only one host may write it.
+    #[must_use]
+    pub fn has_one_writer(&self) -> bool {
+        self.object.writers == Writers::One
+    }
+
     /// Opens it as what it said, whatever its folder says by now.
     ///
     /// # Errors
@@ -76,7 +81,7 @@ impl Unopened {
             }
         };
         Ok(Repository {
-            folder,
+            folder: folder.for_writers(object.writers),
             object,
             master,
             waiting: Waiting::default(),
@@ -86,60 +91,6 @@ impl Unopened {
 }
 
 impl Repository {
-    /// Makes a repository in a new or empty folder. With encryption there is a recovery key besides
-    /// `access`, which is shown to nobody again.
-    ///
-    /// # Errors
-    ///
-    /// `Exists` if the folder is not empty; any failure of writing.
-    pub fn init(
-        root: &Path,
-        access: &Access,
-        now_unix_seconds: u64,
-    ) -> Result<(Self, Option<RecoveryKey>)> {
-        let failed = |e: &std::io::Error| {
-            RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
-        };
-        let folder = disk::create_root(root).and_then(|()| Folder::open(root));
-        let folder = folder.map_err(|e| failed(&e))?;
-        let entries = folder.root().list("").map_err(|e| failed(&e))?;
-        if entries.iter().any(|entry| entry.name != LOST_AND_FOUND) {
-            let message = format!("{root:?} is not empty; a repository needs a folder of its own");
-            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
-        }
-        let (mut id, mut master) = ([0; 16], [0; 32]);
-        let drawn = fill_random(&mut id).and_then(|()| fill_random(&mut master));
-        drawn.map_err(|e| failed(&e))?;
-        let id = RepositoryId(id);
-        let (sealing, master) = match access {
-            Access::Open => (Sealing::Authenticated, MasterKey::plain(id)),
-            Access::Passphrase(_) | Access::KeyFile(_) => (Sealing::Encrypted, MasterKey(master)),
-        };
-        let repository = Self {
-            folder,
-            object: RepositoryObject {
-                id,
-                sealing,
-                created_unix_seconds: now_unix_seconds,
-            },
-            master,
-            waiting: Waiting::default(),
-            opened_by: None,
-        };
-        let mut recovery = None;
-        if sealing == Sealing::Encrypted {
-            let key = RecoveryKey::new()?;
-            repository.add_key(access, now_unix_seconds)?;
-            repository.add_recovery_key(&key, now_unix_seconds)?;
-            recovery = Some(key);
-        }
-        // The object before its copy: nothing but the copy is missing if the command dies now.
-        for name in IDENTITY {
-            repository.put(name, &repository.object.encode())?;
-        }
-        Ok((repository, recovery))
-    }
-
     /// Finds the repository in this folder.
     ///
     /// # Errors
@@ -315,6 +266,12 @@ impl Repository {
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.object.sealing == Sealing::Encrypted
+    }
+
+    /// Whether only one host may write it.
+    #[must_use]
+    pub fn has_one_writer(&self) -> bool {
+        self.object.writers == Writers::One
     }
 
     /// The secret from which its fingerprints take their keys.

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// A change.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
@@ -27,6 +29,7 @@ thread_local! {
     static NOTED: RefCell<Option<Vec<Op>>> = const { RefCell::new(None) };
     static FAILS_AT: Cell<Option<usize>> = const { Cell::new(None) };
     static ROOM: Cell<Option<u64>> = const { Cell::new(None) };
+    static ANSWERS: RefCell<Vec<(&'static str, i32)>> = const { RefCell::new(Vec::new()) };
     static BOOT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -93,6 +96,18 @@ impl Op {
             Self::Sync(_) | Self::SyncFolder(_) | Self::Rename(..) => Some(room),
         }
     }
+}
+
+/// From now on the file system of this thread answers these calls with an error, by its number.
+pub fn set_answers(answers: &[(&'static str, i32)]) {
+    ANSWERS.set(answers.to_vec());
+}
+
+pub(crate) fn answered(call: &str) -> rustix::io::Result<()> {
+    ANSWERS.with_borrow(|answers| {
+        let answer = answers.iter().find(|answer| answer.0 == call);
+        answer.map_or(Ok(()), |answer| Err(Errno::from_raw_os_error(answer.1)))
+    })
 }
 
 /// How many changes there were.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use onefold_format::backup::{
     BackupNumber, Closed, Condemned, Label, Lease, LeaseName, Manifest, ObjectName, ProcessId,
-    SourceId,
+    SourceId, Writers,
 };
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -127,7 +127,7 @@ impl Repository {
         let token = random_number().map_err(|e| not_taken(&e))?;
         let coming = self.beside(source, COMING, token);
         let taken = self.prepare_lease(source, token, doing, &coming);
-        if let Err(error) = taken.and_then(|()| self.take_lease(source, &coming)) {
+        if let Err(error) = taken.and_then(|()| self.take_lease(source, token, &coming)) {
             let _ = remove_lease(self.folder.root(), &coming);
             return Err(error);
         }
@@ -166,12 +166,10 @@ impl Repository {
             .map_err(|e| not_taken(&e))
     }
 
-    fn take_lease(&self, source: SourceId, coming: &str) -> Result<()> {
+    fn take_lease(&self, source: SourceId, token: u64, coming: &str) -> Result<()> {
+        let (root, leases) = (self.folder.root(), ObjectName::writer(source));
         for _ in 0..TRIES {
-            let taken = self
-                .folder
-                .root()
-                .rename(coming, &ObjectName::writer(source));
+            let taken = self.move_lease(source, token, coming);
             match taken.map_err(|e| (Errno::from_io_error(&e), e)) {
                 Ok(()) => return Ok(()),
                 Err((Some(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR), _)) => {
@@ -179,16 +177,37 @@ impl Repository {
                         return Err(self.is_in_use(source, &who)?);
                     }
                     self.move_foreign(source)?;
+                    // Some file systems replace no folder, empty or not. In one that another process has taken since, its
+                    // lease is.
+                    let _ = root.remove_empty_folder(&leases);
                 }
                 Err((_, error)) => return Err(not_taken(&error)),
             }
         }
         let message = format!(
-            "the lease of the source cannot be taken: something that is not of onefold comes back into {}, or other \
-             processes are always sooner",
-            ObjectName::writer(source)
+            "the lease of the source cannot be taken: something that is not of onefold comes back into {leases}, or other \
+             processes are always sooner"
         );
         Err(RepositoryError::new(RepositoryErrorKind::InUse, message))
+    }
+
+    /// Where one host writes, a rename may put folders together instead of failing. So nothing may be there before, and
+    /// whoever finds another holder there after it gives the lease back: of two at the same moment, none has it.
+    fn move_lease(&self, source: SourceId, token: u64, coming: &str) -> io::Result<()> {
+        let (root, leases) = (self.folder.root(), ObjectName::writer(source));
+        if self.object.writers == Writers::Many {
+            return root.rename(coming, &leases);
+        }
+        if root.kind(&leases)?.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        root.rename(coming, &leases)?;
+        let entries = root.list(&leases)?;
+        if entries.iter().filter(|it| is_holder(it)).count() > 1 {
+            give_back(root, &leases, token, &self.beside(source, GONE, token));
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        Ok(())
     }
 
     /// Takes out of the folder of leases what others left there, one by one: with it the folder cannot be replaced. No
@@ -750,6 +769,30 @@ mod tests {
                 "writer"
             ]
         );
+    }
+
+    /// Some file systems put folders together when one is renamed: this one looks as if two had been at once.
+    #[test]
+    fn of_two_leases_that_were_put_together_none_is_had() {
+        let mut scene = scene();
+        scene.repository.object.writers = Writers::One;
+        let (root, source) = (scene.repository.folder.root(), scene.source);
+        let coming = scene.repository.beside(source, COMING, 1);
+        root.create_folder(&coming).unwrap();
+        for token in [1, 2] {
+            root.create_folder(&joined(&coming, &folder_name(token)))
+                .unwrap();
+        }
+        let both = scene.repository.move_lease(source, 1, &coming).unwrap_err();
+        assert_eq!(both.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(scene.repository.holder(source), Some(2));
+        assert!(!scene.folders().iter().any(|name| name.starts_with('.')));
+        // Where nobody has it, it comes and goes.
+        root.remove_empty_folder(&joined(&ObjectName::writer(source), &folder_name(2)))
+            .unwrap();
+        for _ in 0..2 {
+            scene.repository.writer(source, "test").unwrap();
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use manifest::{
 pub use object::{BackupNumber, ObjectHeader, ObjectName, Place, RepositoryId, SourceId};
 pub use pack::{PackTable, PackTrailer, Slot, StoredGroup, Witness};
 pub use recipe::{RecipeRun, Target};
-pub use repository::{RepositoryObject, Sealing};
+pub use repository::{RepositoryObject, Sealing, Writers};
 pub use source::Source;
 pub use table::TableCopy;
 

@@ -3,7 +3,8 @@
 //! ```text
 //!  0 object header  80 bytes
 //! 80 sealing        u8     0 authenticated only, 1 AES-256-GCM
-//! 81 zeros          7 bytes
+//! 81 writers        u8     0 any number of hosts, 1 one host
+//! 82 zeros          6 bytes
 //! 88 created        u64    seconds since the Unix epoch
 //! 96 zeros          28 bytes
 //! 124 checksum      u32    CRC-32C of all before
@@ -18,6 +19,7 @@ use crate::error::FormatError;
 pub const REPOSITORY_BYTES: usize = 128;
 
 const BODY: usize = OBJECT_HEADER_BYTES;
+const WRITERS_AT: usize = BODY + 1;
 const CREATED_AT: usize = BODY + 8;
 const ZEROS_AT: usize = BODY + 16;
 const CHECKSUM_AT: usize = REPOSITORY_BYTES - 4;
@@ -31,6 +33,15 @@ pub enum Sealing {
     Encrypted,
 }
 
+/// How many hosts may write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writers {
+    /// Any number: the file system gives a name to one of those who want it.
+    Many,
+    /// One: the file system may give a name twice, and nothing keeps a second host out.
+    One,
+}
+
 /// The repository's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RepositoryObject {
@@ -38,6 +49,8 @@ pub struct RepositoryObject {
     pub id: RepositoryId,
     /// How chunks are protected.
     pub sealing: Sealing,
+    /// How many hosts may write.
+    pub writers: Writers,
     /// When it was created.
     pub created_unix_seconds: u64,
 }
@@ -56,6 +69,10 @@ impl RepositoryObject {
         bytes[BODY] = match self.sealing {
             Sealing::Authenticated => 0,
             Sealing::Encrypted => 1,
+        };
+        bytes[WRITERS_AT] = match self.writers {
+            Writers::Many => 0,
+            Writers::One => 1,
         };
         let created = self.created_unix_seconds;
         put(&mut bytes, CREATED_AT, &created.to_le_bytes());
@@ -84,7 +101,7 @@ impl RepositoryObject {
             return Err(FormatError::Checksum { expected, found });
         }
         let is_blank =
-            is_zero(&bytes[BODY + 1..CREATED_AT]) && is_zero(&bytes[ZEROS_AT..CHECKSUM_AT]);
+            is_zero(&bytes[WRITERS_AT + 1..CREATED_AT]) && is_zero(&bytes[ZEROS_AT..CHECKSUM_AT]);
         if !is_blank || !is_zero(&header.salt) {
             return Err(FormatError::Reserved {
                 structure: "repository",
@@ -96,6 +113,11 @@ impl RepositoryObject {
                 0 => Sealing::Authenticated,
                 1 => Sealing::Encrypted,
                 other => return Err(impossible("sealing", other.into())),
+            },
+            writers: match bytes[WRITERS_AT] {
+                0 => Writers::Many,
+                1 => Writers::One,
+                other => return Err(impossible("writers", other.into())),
             },
             created_unix_seconds: u64_at(bytes, CREATED_AT),
         })

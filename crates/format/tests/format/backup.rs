@@ -14,7 +14,7 @@ use onefold_format::backup::{
     Lease, LeaseName, MachineId, Manifest, NumberRun, ObjectHeader, ObjectName, Origin,
     PackReference, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId,
     RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup, TAG_BYTES, TableCopy, Target,
-    Witness, WrappedKey, packs_of,
+    Witness, WrappedKey, Writers, packs_of,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -41,6 +41,7 @@ fn repository() -> RepositoryObject {
     RepositoryObject {
         id: REPOSITORY,
         sealing: Sealing::Encrypted,
+        writers: Writers::One,
         created_unix_seconds: 1_800_000_000,
     }
 }
@@ -538,6 +539,7 @@ fn repository_document() {
     let trials = vec![
         ("object header", Trial::Elsewhere),
         ("sealing", Trial::Is(vec![1])),
+        ("writers", Trial::Is(vec![1])),
         (
             "created",
             Trial::Is(1_800_000_000_u64.to_le_bytes().to_vec()),

@@ -117,6 +117,29 @@ fn each_of_two_disks_at_one_place_is_trusted_once() {
     assert_eq!(scene.ok(&list).stderr, "");
 }
 
+/// Its file system need not keep two hosts apart, so each host has to be told that it is the one.
+#[test]
+fn a_repository_with_one_writer_is_written_by_the_host_that_is_meant() {
+    let mut scene = Scene::new();
+    scene.use_open_repository("repository");
+    let made = scene.json(&["backup", "init", "--one-writer"]);
+    assert_eq!(made["one_writer"], true);
+    let trust = ["--trust", made["id"].as_str().unwrap()];
+    ok(&back_up(&scene, 1, &[]));
+
+    let state = scene.path("state-of-another-host");
+    let other = ["--state", state.as_str()];
+    // It may read, and is no writer by that.
+    for _ in 0..2 {
+        scene.ok(&[&["backup", "list"], &other[..]].concat());
+        back_up(&scene, 2, &other).is_refusal(2, &["one writer", "--trust", trust[1]]);
+    }
+    let listed = scene.json(&["backup", "list", "d"]);
+    assert_eq!(listed["backups"].as_array().unwrap().len(), 1, "{listed}");
+    ok(&back_up(&scene, 2, &[other, trust].concat()));
+    ok(&back_up(&scene, 3, &other));
+}
+
 #[test]
 fn a_repository_that_went_back_is_used_only_once_that_is_accepted() {
     let mut scene = Scene::new();

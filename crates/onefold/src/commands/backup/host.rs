@@ -38,6 +38,9 @@ pub(super) struct Known {
     version: u32,
     /// Whether the repository is encrypted.
     pub(super) encrypted: bool,
+    /// This host is the one that writes it, where only one may.
+    #[serde(default)]
+    pub(super) is_writer: bool,
     /// Where it was used.
     paths: BTreeSet<String>,
     /// Its sources, by id.
@@ -65,6 +68,7 @@ impl Known {
         Self {
             version: VERSION,
             encrypted,
+            is_writer: false,
             paths: BTreeSet::new(),
             sources: BTreeMap::new(),
             others: Others::new(),

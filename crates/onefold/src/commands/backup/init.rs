@@ -3,6 +3,7 @@
 use super::{ASIDE_BYTES, Context, RepositoryArgs, now_unix_seconds, repository_error};
 use crate::output::Render;
 use onefold_api::{Error, Result, size};
+use onefold_format::backup::Writers;
 use onefold_repository::Repository;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -13,6 +14,11 @@ use std::process::ExitCode;
 pub(in crate::commands) struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
+
+    /// One host writes the repository, and no other ever at the same time: for file systems that can not keep two apart, such as
+    /// rclone's. Others may read it.
+    #[arg(long)]
+    one_writer: bool,
 }
 
 /// A new repository.
@@ -20,6 +26,8 @@ pub(in crate::commands) struct Args {
 struct Reply {
     id: String,
     encrypted: bool,
+    /// Only one host may write it.
+    one_writer: bool,
     /// Opens the repository if all else is lost.
     recovery_key: Option<String>,
     /// Set aside, so that the repository can be pruned when it is full.
@@ -30,7 +38,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let access = args.repository.new_access(&context.output)?;
     let root = args.repository.root()?;
     check_outside_pools(root)?;
-    let made = Repository::init(root, &access, now_unix_seconds());
+    let writers = match args.one_writer {
+        true => Writers::One,
+        false => Writers::Many,
+    };
+    let made = Repository::init_for(writers, root, &access, now_unix_seconds());
     let (repository, recovery_key) = made.map_err(repository_error)?;
     args.repository
         .remember_new(root, &repository, &context.output);
@@ -38,6 +50,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     context.print(&Reply {
         id: repository.id().to_string(),
         encrypted: repository.is_encrypted(),
+        one_writer: repository.has_one_writer(),
         recovery_key: recovery_key.map(|key| key.to_string()),
         aside_bytes: match is_aside.map_err(repository_error)? {
             true => ASIDE_BYTES,
@@ -67,6 +80,9 @@ impl Render for Reply {
             false => "not encrypted",
         };
         writeln!(out, "repository {} created, {how}", self.id)?;
+        if self.one_writer {
+            writeln!(out, "only this host may write it")?;
+        }
         match self.aside_bytes {
             0 => writeln!(
                 out,

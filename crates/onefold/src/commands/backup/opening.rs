@@ -115,7 +115,10 @@ impl RepositoryArgs {
     /// Remembers a repository that was made.
     pub(super) fn remember_new(&self, root: &Path, repository: &Repository, output: &Output) {
         let known = canonical(root).and_then(|path| {
-            let change = |known: &mut Known| known.add_path(&path);
+            let change = |known: &mut Known| {
+                known.add_path(&path);
+                known.is_writer = repository.has_one_writer();
+            };
             let memory = HostMemory::new(self.state.as_deref());
             memory.update(repository.id(), repository.is_encrypted(), change)
         });
@@ -148,6 +151,10 @@ impl RepositoryArgs {
         let (memory, path) = (HostMemory::new(self.state.as_deref()), canonical(root)?);
         let known = memory.known(id)?;
         self.check_identity(&found, known.as_ref(), &memory, &path)?;
+        let is_writer = is_to_change && found.has_one_writer();
+        if is_writer {
+            self.check_writer(id, known.as_ref())?;
+        }
         let access = self.access_to(root, encrypted, &output)?;
         let mut repository = found.open(&access).map_err(repository_error)?;
         let mut wrong = repository.wrong_identity().into_iter();
@@ -178,6 +185,7 @@ impl RepositoryArgs {
         }
         let remembered = memory.update(id, encrypted, |known| {
             known.add_path(&path);
+            known.is_writer |= is_writer;
             accepted.gone.iter().for_each(|gone| known.forget(*gone));
             for (source, reached) in &seen {
                 known.saw(*source, *reached);
@@ -238,6 +246,16 @@ impl RepositoryArgs {
                  once with --trust {id}; nothing was read or written"
             ))),
         }
+    }
+
+    /// Whether this host is the one that may write a repository with one writer.
+    fn check_writer(&self, id: RepositoryId, known: Option<&Known>) -> Result<()> {
+        if self.trust.is_some() || known.is_some_and(|known| known.is_writer) {
+            return Ok(());
+        }
+        Err(Error::usage(format!(
+            "the repository {id} has one writer, and this host has not written it before: two hosts would destroy each other's backups.              When no other host writes it any more, say so once with --trust {id}; nothing was read or written"
+        )))
     }
 
     /// What the user gave, as far as it fits to how the repository says that it is protected.

@@ -1,0 +1,203 @@
+//! Making a repository.
+//!
+//! It is prepared in a folder of its own, and exists by one rename of a folder: before it, nothing reads what is there, and `init`
+//! can be repeated. A process that dies after it leaves a repository that lacks at most the object of which it has a copy.
+
+use std::io;
+use std::path::Path;
+
+use onefold_format::backup::{ObjectName, RepositoryId, RepositoryObject, Sealing, Writers};
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use crate::access::{Access, RecoveryKey, wrap};
+use crate::disk::{self, Entry, Root, joined};
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::{Folder, fill_random, random_number};
+use crate::layout::{LOST_AND_FOUND, hexadecimal, is_ours};
+use crate::repository::Repository;
+use crate::seal::MasterKey;
+use crate::trial::try_all;
+use crate::waiting::Waiting;
+use crate::writer::COMING;
+
+/// The folder of the keys and of the copy of the repository's object: with it there is a repository.
+const KEYS: &str = "keys";
+
+/// The folder of an `init`. Dropped, it is gone.
+struct Coming<'a> {
+    root: &'a Root,
+    path: String,
+}
+
+impl Repository {
+    /// Makes a repository that any number of hosts may write. As [`Repository::init_for`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Repository::init_for`].
+    pub fn init(
+        root: &Path,
+        access: &Access,
+        now_unix_seconds: u64,
+    ) -> Result<(Self, Option<RecoveryKey>)> {
+        Self::init_for(Writers::Many, root, access, now_unix_seconds)
+    }
+
+    /// Makes a repository in a new or empty folder, or in one in which that failed before. Every call that a repository
+    /// needs is tried. With encryption there is a recovery key besides `access`, which is shown to nobody again.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if the folder is not empty; `Io` if the file system does not have a call that so many writers need; any
+    /// failure of writing.
+    pub fn init_for(
+        writers: Writers,
+        root: &Path,
+        access: &Access,
+        now_unix_seconds: u64,
+    ) -> Result<(Self, Option<RecoveryKey>)> {
+        let failed = |e: &io::Error| {
+            RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
+        };
+        let folder = disk::create_root(root).and_then(|()| Folder::open(root));
+        let folder = folder.map_err(|e| failed(&e))?.for_writers(writers);
+        let entries = folder.root().list("").map_err(|e| failed(&e))?;
+        if !entries.iter().all(is_of_nobody) {
+            let message = format!("{root:?} is not empty; a repository needs a folder of its own");
+            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
+        }
+        let (mut id, mut master) = ([0; 16], [0; 32]);
+        let drawn = fill_random(&mut id).and_then(|()| fill_random(&mut master));
+        drawn.map_err(|e| failed(&e))?;
+        let id = RepositoryId(id);
+        let (sealing, master) = match access {
+            Access::Open => (Sealing::Authenticated, MasterKey::plain(id)),
+            Access::Passphrase(_) | Access::KeyFile(_) => (Sealing::Encrypted, MasterKey(master)),
+        };
+        let repository = Self {
+            folder,
+            object: RepositoryObject {
+                id,
+                sealing,
+                writers,
+                created_unix_seconds: now_unix_seconds,
+            },
+            master,
+            waiting: Waiting::default(),
+            opened_by: None,
+        };
+        let coming = Coming::new(repository.folder.root()).map_err(|e| failed(&e))?;
+        try_all(coming.root, root, &coming.path, writers)?;
+        let put = |name: ObjectName, bytes: &[u8]| {
+            let path = joined(&coming.path, &name.path());
+            let put = repository.folder.put(&path, bytes);
+            put.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+        };
+        let mut recovery = None;
+        if sealing == Sealing::Encrypted {
+            let key = RecoveryKey::new()?;
+            for (access, is_recovery) in [(access, false), (&key.access(), true)] {
+                let key = wrap(&repository.master, access, is_recovery, now_unix_seconds)?;
+                put(ObjectName::Key(key.number), &key.encode(id))?;
+            }
+            recovery = Some(key);
+        }
+        let object = repository.object.encode();
+        put(ObjectName::RepositoryCopy, &object)?;
+        coming
+            .arrive()
+            .map_err(|e| match Errno::from_io_error(&e) {
+                Some(Errno::NOTEMPTY | Errno::EXIST) => {
+                    let message = format!("another process has made a repository in {root:?}");
+                    RepositoryError::new(RepositoryErrorKind::Exists, message)
+                }
+                _ => failed(&e),
+            })?;
+        if let Err(error) = repository.put(ObjectName::Repository, &object) {
+            coming.leave();
+            return Err(error);
+        }
+        drop(coming);
+        Ok((repository, recovery))
+    }
+}
+
+/// Whether it may be there where a repository is made.
+fn is_of_nobody(entry: &Entry) -> bool {
+    entry.name == LOST_AND_FOUND || is_of_init(entry)
+}
+
+/// Whether it is, by its name, the folder of an `init`.
+pub(crate) fn is_of_init(entry: &Entry) -> bool {
+    let number = entry.name.strip_prefix(COMING).and_then(hexadecimal);
+    entry.kind == FileType::Directory && number.is_some()
+}
+
+impl<'a> Coming<'a> {
+    fn new(root: &'a Root) -> io::Result<Self> {
+        let path = format!("{COMING}{:016x}", random_number()?);
+        root.create_folder(&path)?;
+        Ok(Self { root, path })
+    }
+
+    /// From here on there is a repository.
+    fn arrive(&self) -> io::Result<()> {
+        self.root.rename(&joined(&self.path, KEYS), KEYS)?;
+        self.root.sync_folder("").inspect_err(|_| self.leave())
+    }
+
+    /// There is none any more.
+    fn leave(&self) {
+        let _ = self.root.remove_file(&ObjectName::Repository.path());
+        let _ = self.root.rename(KEYS, &joined(&self.path, KEYS));
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        // What stays is in nobody's way.
+        if let Ok(all) = all_of_init(self.root, &self.path) {
+            let _ = all.iter().try_for_each(|it| it.remove(self.root));
+        }
+    }
+}
+
+/// Something in the folder of an `init`, or the folder.
+pub(crate) struct OfInit {
+    pub(crate) path: String,
+    pub(crate) is_folder: bool,
+}
+
+impl OfInit {
+    pub(crate) fn remove(&self, root: &Root) -> io::Result<()> {
+        match self.is_folder {
+            true => root.remove_empty_folder(&self.path),
+            false => root.remove_file(&self.path),
+        }
+    }
+}
+
+/// All that is in the folder of an `init`, and at last the folder itself; fails if anything is not of ours.
+pub(crate) fn all_of_init(root: &Root, folder: &str) -> io::Result<Vec<OfInit>> {
+    let mut all = Vec::new();
+    for entry in root.list(folder)? {
+        let path = joined(folder, &entry.name);
+        if !is_ours(&path, entry.kind) {
+            let message = format!("{path} is not of onefold, and stays");
+            return Err(io::Error::other(message));
+        }
+        match entry.kind {
+            FileType::Directory => all.extend(all_of_init(root, &path)?),
+            _ => all.push(OfInit {
+                path,
+                is_folder: false,
+            }),
+        }
+    }
+    all.push(OfInit {
+        path: folder.to_owned(),
+        is_folder: true,
+    });
+    Ok(all)
+}
