@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Counts, Manifest, NumberRun, PackReference, PoolSnapshot, SourceId,
-    Witness, packs_of, witness_of,
+    BackupNumber, ChangedBy, Manifest, NumberRun, PackReference, PoolSnapshot, SourceId, Witness,
+    packs_of, witness_of,
 };
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Repository, Writer};
@@ -309,8 +309,10 @@ impl Backup<'_> {
 
         let disk = &mut disks[n];
         let (block_size, size_bytes) = (source.source.block_size, disk.disk.size_bytes());
-        let parent = disk.parent.map(|it| repository.recipe(source.id, it));
-        let parent = parent.transpose()?;
+        let parent = disk
+            .parent
+            .map(|it| repository.recipe(source.id, it))
+            .transpose()?;
         let of_parent = parent.as_ref().map(|it| packs_needed(it.manifest()));
         let backup = writer.begin_backup()?;
         let recipe = RecipeWriter {
@@ -337,13 +339,7 @@ impl Backup<'_> {
             unix_seconds: disk.unix_seconds,
             parent: disk.parent,
             base: disk.base,
-            counts: Counts {
-                logical_blocks: totals.logical_blocks,
-                read_blocks,
-                new_blocks,
-                stored_bytes: stored.bytes,
-                popular_blocks: totals.popular_blocks,
-            },
+            counts: totals.counts(read_blocks, new_blocks, stored.bytes),
             recipe,
             recipe_pages,
             own: totals.own,

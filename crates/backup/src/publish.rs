@@ -1,7 +1,7 @@
 //! Stage 4: the recipe, and then the manifest, with which the backup exists (B1).
 
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
-use onefold_format::backup::{NumberRun, RecipeRun, Target, Witness};
+use onefold_format::backup::{Counts, NumberRun, RecipeRun, Target, Witness};
 use onefold_repository::{NewRecipe, Recipe};
 
 use crate::disk::{ChangedBlocks, ChangedRun};
@@ -125,6 +125,17 @@ impl RecipeWriter<'_> {
 const NUMBERS_MIN: usize = 1 << 16;
 
 impl Totals {
+    /// With what was read and stored for it, the figures of a backup.
+    pub(crate) fn counts(&self, read_blocks: u64, new_blocks: u64, stored_bytes: u64) -> Counts {
+        Counts {
+            logical_blocks: self.logical_blocks,
+            read_blocks,
+            new_blocks,
+            stored_bytes,
+            popular_blocks: self.popular_blocks,
+        }
+    }
+
     fn add(&mut self, runs: &[RecipeRun]) {
         for RecipeRun { blocks, target } in runs {
             let [own_max, popular_max] = &mut self.unmerged_max;

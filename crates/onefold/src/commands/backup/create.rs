@@ -418,9 +418,10 @@ impl Job<'_> {
         let taken = taken.map_err(repository_error)?;
         let mut writers = Vec::new();
         for ((wanted, identified), writer) in sources.into_iter().zip(taken) {
+            let writer = writer.map_err(repository_error);
             match writer.and_then(|writer| self.labelled(wanted, identified, writer)) {
                 Ok(writer) => writers.push((wanted, writer)),
-                Err(failure) => failures.push(repository_error(failure)),
+                Err(failure) => failures.push(failure),
             }
         }
         let place = |wanted: &Wanted| {
@@ -436,9 +437,16 @@ impl Job<'_> {
         wanted: &Wanted,
         Identified { source, label, .. }: Identified,
         mut writer: Writer<'r>,
-    ) -> onefold_repository::Result<Writer<'r>> {
+    ) -> Result<Writer<'r>> {
+        // It was chosen before the lease: another command may have given it another name or another disk.
+        if writer.source().source != source.source {
+            let message = format!(
+                "{source} of the repository was changed by another command just now; try again"
+            );
+            return Err(Error::new(ErrorKind::InUse, message));
+        }
         if let Some(label) = label {
-            writer.set_label(label)?;
+            writer.set_label(label).map_err(repository_error)?;
         }
         let (name, disk) = (&source.source.name, wanted.disk());
         if name != disk {
