@@ -106,8 +106,7 @@ fn a_disk_of_one_content_takes_no_more_memory_than_any_other() {
     const MEMORY_MIB: u64 = 16;
     const SLACK_MIB: u64 = 24;
     let mut scene = Scene::new();
-    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
-    scene.set("ONEFOLD_NO_ENCRYPTION", "1".to_owned());
+    scene.use_open_repository("repository");
     scene.ok(&["backup", "init"]);
     let (wanted, temp) = (
         format!("wiped={}", wiped_disk(&scene, 4 * GIB)),
