@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
@@ -25,6 +26,10 @@ const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a
 /// The most memory and passes of Argon2 that a passphrase is tried with.
 const MEMORY_KIB_MAX: u32 = 256 << 10;
 const PASSES_MAX: u32 = 10;
+
+/// How often a source is added that others add at the same time, and the longest pause between two tries.
+const BIRTHS_MAX: u32 = 16;
+const BIRTH_PAUSE_MS: u64 = 200;
 
 /// The most bytes of an object that is read whole.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
@@ -363,23 +368,28 @@ impl Repository {
     ///
     /// `InUse` if another disk has the name; any failure of writing.
     pub fn add_source(&self, source: Source) -> Result<KnownSource> {
-        let number = random_number();
-        let number = number.map_err(|e| RepositoryError::io("no random numbers", &e))?;
-        let id = SourceId(number.max(1));
-        let name = ObjectName::Source(id);
-        self.put(name, &self.sealed(name, source.encode())?)?;
-        // Looked for only now: of two commands that add the same name at once, the second one sees the first.
-        let sources = self.sources()?;
-        let mut others = sources.disks.iter().filter(|it| it.id != id);
-        if let Some(other) = others.find(|it| it.source.name == source.name) {
-            let message = format!(
-                "{other} is a source of the repository already ({})",
-                other.id
-            );
+        let draw = || random_number().map_err(|e| RepositoryError::io("no random numbers", &e));
+        let mut births = 0;
+        loop {
+            let id = SourceId(draw()?.max(1));
+            let name = ObjectName::Source(id);
+            self.put(name, &self.sealed(name, source.encode())?)?;
+            // Looked for only now: of two commands that add the same name at once, the second one sees the first.
+            let sources = self.sources()?;
+            let mut others = sources.disks.iter().filter(|it| it.id != id);
+            let Some(other) = others.find(|it| it.source.name == source.name) else {
+                return self.born_source(id, source);
+            };
             self.remove(name)?;
-            return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+            births += 1;
+            // Where each sees the other, both take theirs back, and chance decides who is alone the next time.
+            if births == BIRTHS_MAX || self.wrong_copies(other).is_empty() {
+                let id = other.id;
+                let message = format!("{other} is a source of the repository already ({id})");
+                return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+            }
+            std::thread::sleep(Duration::from_millis(draw()? % BIRTH_PAUSE_MS));
         }
-        self.born_source(id, source)
     }
 
     /// A source of which the object was written.
@@ -625,6 +635,33 @@ pub(crate) fn source_named(name: &str) -> Option<SourceId> {
 mod tests {
     use super::*;
     use onefold_format::backup::BackupNumber;
+
+    #[test]
+    fn of_several_that_add_a_source_at_once_one_does() {
+        for _ in 0..5 {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path().join("r");
+            Repository::init(&root, &Access::Open, 1).unwrap();
+            let add = || {
+                let repository = Repository::open(&root, &Access::Open).unwrap();
+                repository.add_source(Source {
+                    name: "web".to_owned(),
+                    domain: "default".to_owned(),
+                    block_size: 4096,
+                    origin: None,
+                })
+            };
+            let added = std::thread::scope(|scope| {
+                let threads = [(); 4].map(|()| scope.spawn(add));
+                threads.map(|thread| thread.join().unwrap())
+            });
+            let alone: Vec<_> = added.iter().flatten().map(|known| known.id).collect();
+            let repository = Repository::open(&root, &Access::Open).unwrap();
+            let there = repository.sources().unwrap().disks;
+            assert_eq!(alone, [there[0].id], "{added:?}");
+            assert_eq!(there.len(), 1);
+        }
+    }
 
     #[test]
     fn an_object_that_could_not_be_read_is_refused_when_it_is_written() {

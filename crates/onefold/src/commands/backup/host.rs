@@ -94,8 +94,12 @@ impl Known {
         })
     }
 
-    /// A source has come so far at least.
+    /// A source has come so far at least. One that has nothing yet has nothing to lose, and is not remembered: the command that
+    /// made it may fail, and remove it.
     pub(super) fn saw(&mut self, id: SourceId, reached: Reached) {
+        if reached.next <= 1 && reached.next_pack == 0 {
+            return;
+        }
         let source = self.sources.entry(id.to_string()).or_default();
         source.next_backup = source.next_backup.max(reached.next);
         source.next_pack = source.next_pack.max(reached.next_pack);
