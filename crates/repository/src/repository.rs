@@ -635,6 +635,7 @@ pub(crate) fn source_named(name: &str) -> Option<SourceId> {
 mod tests {
     use super::*;
     use onefold_format::backup::BackupNumber;
+    use std::sync::Barrier;
 
     #[test]
     fn of_several_that_add_a_source_at_once_one_does() {
@@ -642,8 +643,10 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path().join("r");
             Repository::init(&root, &Access::Open, 1).unwrap();
+            let all_are_there = Barrier::new(4);
             let add = || {
                 let repository = Repository::open(&root, &Access::Open).unwrap();
+                all_are_there.wait();
                 repository.add_source(Source {
                     name: "web".to_owned(),
                     domain: "default".to_owned(),
