@@ -5,11 +5,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use onefold_backup::{RepairPlan, verify};
-use onefold_format::backup::{BackupNumber, ObjectName};
+use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 use onefold_repository::{Access, Foreign, RepositoryErrorKind};
 
+use crate::history::ALL_ACCESS;
 use crate::pruning::ALL_WASTE;
-use crate::{MemoryDisk, Rig};
+use crate::{MemoryDisk, Rig, source};
 
 /// What is in a folder: names, and contents of files.
 fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
@@ -207,4 +208,50 @@ fn a_damaged_manifest_is_forgotten_and_stays() {
     assert_eq!(backups, [BackupNumber(2)]);
     let refused = rig.repository.check_removable(name).unwrap_err();
     assert_eq!(refused.kind(), RepositoryErrorKind::Damaged);
+}
+
+#[test]
+fn objects_of_another_source_or_another_repository_are_refused() {
+    for access in ALL_ACCESS() {
+        let (rig, elsewhere) = (Rig::new(&access), Rig::new(&access));
+        let other = rig.repository.add_source(source("other")).unwrap();
+        let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
+        let [mut own, mut others, mut far] = disks.clone();
+        rig.create(&mut own, None).unwrap();
+        rig.create_batch(&mut [(&other, &mut others)], None)
+            .unwrap();
+        elsewhere.create(&mut far, None).unwrap();
+        let first = BackupNumber(1);
+        let named = |source: SourceId| {
+            let (number, generation) = (0, 0);
+            [
+                ObjectName::Source(source),
+                ObjectName::Manifest(source, first),
+                ObjectName::Recipe(source, first),
+                ObjectName::Pack {
+                    source,
+                    number,
+                    generation,
+                },
+                ObjectName::Table {
+                    source,
+                    number,
+                    generation,
+                },
+            ]
+        };
+        for (from, of) in [(&rig, other.id), (&elsewhere, elsewhere.source.id)] {
+            for (foreign, name) in named(of).into_iter().zip(named(rig.source.id)) {
+                let path = rig.path(name);
+                let good = std::fs::read(&path).unwrap();
+                std::fs::copy(from.path(foreign), &path).unwrap();
+                let restored = rig.restore(first);
+                assert!(restored.is_err() || restored.unwrap() == disks[0].bytes());
+                assert!(!rig.verify(false).findings.is_empty(), "{name:?}");
+                std::fs::write(&path, good).unwrap();
+            }
+        }
+        assert!(rig.restore(first).unwrap() == disks[0].bytes());
+        assert!(rig.verify(true).findings.is_empty());
+    }
 }
