@@ -72,9 +72,10 @@ pub(super) const STEPS: &[Step] = &[
     step("benchmark of the index", Computing(index_benchmark)),
     step("sharing", Computing(sharing)),
     step("model check", Computing(model_check)),
-    step("fuzz targets", Beside(fuzz_targets)),
+    step("a mutation is noticed", Computing(mutation)),
+    step("fuzz targets", Computing(fuzz_targets)),
+    step("fuzzing", Computing(fuzzing)),
     step("unit and integration tests", Beside(unit_tests)),
-    step("a mutation is noticed", Beside(mutation)),
     step("documents", Accepting(&[&["docs"]])),
     step("clients", Accepting(&[&["clients"]])),
     step(
@@ -135,7 +136,6 @@ pub(super) const STEPS: &[Step] = &[
     ),
     step(CEPH, Beside(ceph)),
     step("demo", Accepting(&[&["demo"]])),
-    step("fuzzing", Beside(fuzzing)),
 ];
 
 /// The step that needs a cluster.
@@ -338,23 +338,20 @@ fn model_check(workspace: &Workspace) -> Result<()> {
 }
 
 /// Another one for each commit.
-fn mutation(workspace: &Workspace, said: &mut String) -> Result<()> {
-    mutations::try_one(workspace, simulation_base(workspace)? >> 20, said)
+fn mutation(workspace: &Workspace) -> Result<()> {
+    mutations::try_one(workspace, simulation_base(workspace)? >> 20)
 }
 
-fn fuzz_targets(workspace: &Workspace, _: &mut String) -> Result<()> {
+fn fuzz_targets(workspace: &Workspace) -> Result<()> {
     fuzz::build(workspace, None)
 }
 
-fn fuzzing(workspace: &Workspace, said: &mut String) -> Result<()> {
+fn fuzzing(workspace: &Workspace) -> Result<()> {
     let arguments = fuzz::Arguments {
         seconds: FUZZ_SECONDS,
         target: None,
     };
-    fuzz::run(workspace, &arguments, &mut |line| {
-        said.push_str(line);
-        said.push('\n');
-    })
+    fuzz::run(workspace, &arguments, &mut |line| println!("{line}"))
 }
 
 /// The finder works when nothing else does: beside steps that keep all processors busy this would take
