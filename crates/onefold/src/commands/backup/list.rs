@@ -6,7 +6,7 @@ use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Result, size};
-use onefold_repository::{Repository, RepositoryError};
+use onefold_repository::{Repository, RepositoryError, RepositoryErrorKind};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -75,7 +75,12 @@ fn of(
             let manifest = match repository.manifest(source.id, number) {
                 Ok(manifest) => manifest,
                 Err(error) => {
-                    damaged.push(error);
+                    // Another command may have forgotten it just now.
+                    let is_gone = error.kind() == RepositoryErrorKind::NotFound;
+                    let now = repository.history(source.id).map_err(repository_error)?;
+                    if !is_gone || now.missing.contains(&number) {
+                        damaged.push(error);
+                    }
                     continue;
                 }
             };
