@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Manifest, NumberRun, PackReference, PoolSnapshot, SourceId, Witness,
-    packs_of, witness_of,
+    BackupNumber, ChangedBy, Manifest, NumberRun, PackReference, PoolSnapshot, Slot, SourceId,
+    Witness, packs_of, witness_of,
 };
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Repository, Writer};
@@ -470,16 +470,20 @@ fn check_needed(
             return Err(repository.missing_pack(store, number).into());
         };
         pack.check_witness(witness)?;
+        let damaged = damage.of(&pack);
         for block in are_needed(number) {
-            if damage.of(&pack).contains(&(block as u64)) {
-                return Err(pack.found_damaged(block).into());
-            }
-            match pack.slots().get(block).and_then(|slot| slot.moved()) {
-                Some(to) if is_popular && to >= number * BLOCKS_PER_PACK + block as u64 => {
-                    return Err(pack.moved_in_circle(block).into());
+            match pack.slots().get(block) {
+                Some(Slot::Stored(_)) if damaged.contains(&(block as u64)) => {
+                    return Err(pack.found_damaged(block).into());
                 }
-                Some(to) => push(&mut moved, to),
-                None => _ = pack.find(block)?,
+                Some(Slot::Stored(_)) => {}
+                Some(Slot::Moved { number: to, .. }) => {
+                    if is_popular && *to >= number * BLOCKS_PER_PACK + block as u64 {
+                        return Err(pack.moved_in_circle(block).into());
+                    }
+                    push(&mut moved, *to);
+                }
+                _ => _ = pack.find(block)?,
             }
         }
         moved_to.extend_from_slice(pack.popular_packs());

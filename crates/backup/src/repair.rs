@@ -155,10 +155,13 @@ impl SickPacks {
             patient.examine()?;
             let lost = patient.changed.len() as u64;
             patient.find_cures(repository, &self.relatives)?;
-            repaired.lost += lost;
-            repaired.mended += patient.mended.len() as u64;
             let missing = patient.slots.iter().filter(|slot| slot.lost().is_some());
             repaired.missing += missing.count() as u64;
+            if patient.may_come_back() {
+                continue;
+            }
+            repaired.lost += lost;
+            repaired.mended += patient.mended.len() as u64;
             repaired.tables += u64::from(patient.has_wrong_table());
             each(&patient)?;
         }
@@ -186,20 +189,16 @@ struct Patient {
 impl Patient {
     /// Whether the table of the pack, or the copy of it, has to be made again.
     fn has_wrong_table(&self) -> bool {
-        let is_whole_again = self.has_file && !self.may_come_back();
-        self.copy_is_wrong || is_whole_again && self.pack.table_damage().is_some()
+        self.copy_is_wrong || self.has_file && self.pack.table_damage().is_some()
     }
 
-    /// Nothing can be put back of a pack that is not there, or cut. Written again, it would stand in the way of the one that
-    /// somebody puts back.
+    /// The pack is gone or cut, and nothing of it can be put back. Written again, it would stand in the way of the whole one,
+    /// if that is put back.
     fn may_come_back(&self) -> bool {
         self.pack.is_cut() && self.mended.is_empty()
     }
 
     fn treat(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
-        if self.may_come_back() {
-            return Ok(());
-        }
         if !self.changed.is_empty() || self.pack.table_damage().is_some() {
             return self.write_again(writer, level);
         }

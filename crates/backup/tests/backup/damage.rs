@@ -150,3 +150,17 @@ fn a_source_goes_with_what_is_remembered_of_it() {
         .join(format!("r/sources/{}", rig.source.id));
     assert!(!left.exists());
 }
+
+#[test]
+fn what_repair_leaves_in_place_stays_known() {
+    let (rig, disk) = damaged(&Access::Open);
+    let pack = &rig.packs()[0];
+    let good = std::fs::read(pack).unwrap();
+    std::fs::write(pack, &good[..good.len() / 2]).unwrap();
+    rig.verify(true);
+    // Nothing of the pack can be put back, so it stays as it is, with its damaged group.
+    assert_eq!(rig.repair().lost, 0);
+    assert_eq!(rig.memories(rig.source.id).len(), 1);
+    let made = rig.create(&mut disk.clone(), None).unwrap();
+    assert!(rig.restore(made.backup).unwrap() == disk.bytes());
+}

@@ -254,7 +254,8 @@ impl RepositoryArgs {
             return Ok(());
         }
         Err(Error::usage(format!(
-            "the repository {id} has one writer, and this host has not written it before: two hosts would destroy each other's backups.              When no other host writes it any more, say so once with --trust {id}; nothing was read or written"
+            "the repository {id} has one writer, and this host has not written it before: two hosts would destroy each other's backups. \
+             When no other host writes it any more, say so once with --trust {id}; nothing was read or written"
         )))
     }
 
