@@ -219,14 +219,9 @@ impl Needs {
         history.check_complete(source)?;
         let mut own = Vec::new();
         for backup in history.backups {
-            match repository.manifest(source.id, backup) {
-                Ok(manifest) => {
-                    self.popular.extend(manifest.popular);
-                    own.extend(manifest.own);
-                }
-                // Forgotten meanwhile.
-                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
-                Err(error) => return Err(error.into()),
+            if let Some(manifest) = repository.listed_manifest(source.id, backup)? {
+                self.popular.extend(manifest.popular);
+                own.extend(manifest.own);
             }
             self.popular = merged(std::mem::take(&mut self.popular));
             own = merged(own);

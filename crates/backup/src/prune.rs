@@ -163,8 +163,10 @@ impl PrunePlan {
         let (source, backups) = (source.id, history.backups);
         let mut needed = Vec::new();
         for backup in &backups {
-            needed.extend(repository.manifest(source, *backup)?.own);
-            needed = merged(needed);
+            if let Some(manifest) = repository.listed_manifest(source, *backup)? {
+                needed.extend(manifest.own);
+                needed = merged(needed);
+            }
         }
         let tables = repository.tables(source)?;
         let tables = stray_tables(repository, source, &needed, tables)?;

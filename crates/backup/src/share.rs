@@ -278,8 +278,9 @@ fn needed(
 ) -> Result<Vec<NumberRun>> {
     let mut needed = Vec::new();
     for backup in repository.backups(source.id)? {
-        match repository.manifest(source.id, backup) {
-            Ok(manifest) => needed.extend(manifest.own),
+        match repository.listed_manifest(source.id, backup) {
+            Ok(None) => {}
+            Ok(Some(manifest)) => needed.extend(manifest.own),
             Err(error) if error.is_of_object() => damaged.push(error.to_string()),
             Err(error) => return Err(error.into()),
         }

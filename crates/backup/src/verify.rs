@@ -244,9 +244,9 @@ impl Verifier<'_> {
         self.find(history.check_complete(source).err());
         self.find(history.damaged);
         for backup in history.backups {
-            self.verified.backups += 1;
             match check_recipe(self.repository, source, backup) {
-                Ok(manifest) => {
+                Ok(None) => continue,
+                Ok(Some(manifest)) => {
                     self.verified.objects += 1;
                     self.add(KnownBackup {
                         source: source.source.name.clone(),
@@ -266,6 +266,7 @@ impl Verifier<'_> {
                     }],
                 }),
             }
+            self.verified.backups += 1;
         }
         Ok(())
     }
@@ -625,14 +626,20 @@ pub(crate) fn damage(error: BackupError) -> Result<String> {
     }
 }
 
+/// The manifest of a backup whose recipe can be read. None if another command has forgotten it since it was listed.
 fn check_recipe(
     repository: &Repository,
     source: &KnownSource,
     backup: BackupNumber,
-) -> Result<Manifest> {
-    let recipe = repository.recipe(source.id, backup)?;
+) -> Result<Option<Manifest>> {
+    let recipe = match repository.recipe(source.id, backup) {
+        Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+            return Ok(repository.listed_manifest(source.id, backup)?);
+        }
+        recipe => recipe?,
+    };
     for page in 0..recipe.manifest().recipe_pages.len() as u64 {
         recipe.page(page)?;
     }
-    Ok(recipe.manifest().clone())
+    Ok(Some(recipe.manifest().clone()))
 }

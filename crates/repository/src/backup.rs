@@ -268,6 +268,27 @@ impl Repository {
         Manifest::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
+    /// The manifest of a backup that was listed a moment ago. None if another command has forgotten it since then.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it is gone, and no tombstone says that it was forgotten; `Damaged`; any failure of reading.
+    pub fn listed_manifest(
+        &self,
+        source: SourceId,
+        backup: BackupNumber,
+    ) -> Result<Option<Manifest>> {
+        match self.manifest(source, backup) {
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                match self.history(source)?.missing.contains(&backup) {
+                    true => Err(error),
+                    false => Ok(None),
+                }
+            }
+            read => read.map(Some),
+        }
+    }
+
     /// The packs that the backups of a source need. A manifest that cannot be read is left out; `verify` names it.
     ///
     /// # Errors

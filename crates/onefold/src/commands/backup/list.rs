@@ -6,7 +6,7 @@ use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Result, size};
-use onefold_repository::{Repository, RepositoryError, RepositoryErrorKind};
+use onefold_repository::{Repository, RepositoryError};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -72,15 +72,11 @@ fn of(
         let history = repository.history(source.id).map_err(repository_error)?;
         damaged.extend(history.check_complete(&source).err());
         for number in history.backups {
-            let manifest = match repository.manifest(source.id, number) {
-                Ok(manifest) => manifest,
+            let manifest = match repository.listed_manifest(source.id, number) {
+                Ok(Some(manifest)) => manifest,
+                Ok(None) => continue,
                 Err(error) => {
-                    // Another command may have forgotten it just now.
-                    let is_gone = error.kind() == RepositoryErrorKind::NotFound;
-                    let now = repository.history(source.id).map_err(repository_error)?;
-                    if !is_gone || now.missing.contains(&number) {
-                        damaged.push(error);
-                    }
+                    damaged.push(error);
                     continue;
                 }
             };

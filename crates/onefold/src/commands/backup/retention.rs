@@ -67,8 +67,9 @@ impl Candidate {
         let backups = repository.backups(source).map_err(repository_error)?;
         let (mut candidates, mut damaged) = (Vec::new(), Vec::new());
         for number in backups {
-            match repository.manifest(source, number) {
-                Ok(manifest) => candidates.push(Self {
+            match repository.listed_manifest(source, number) {
+                Ok(None) => {}
+                Ok(Some(manifest)) => candidates.push(Self {
                     number,
                     unix_seconds: manifest.unix_seconds,
                     tags: manifest.tags,

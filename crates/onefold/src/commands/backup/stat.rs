@@ -91,8 +91,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         let backups = repository.backups(known.id).map_err(repository_error)?;
         let mut logical_bytes = 0;
         for backup in &backups {
-            match repository.manifest(known.id, *backup) {
-                Ok(manifest) => {
+            match repository.listed_manifest(known.id, *backup) {
+                Ok(None) => {}
+                Ok(Some(manifest)) => {
                     let block_size = u64::from(manifest.block_size);
                     logical_bytes += manifest.counts.logical_blocks * block_size;
                 }
