@@ -150,7 +150,7 @@ impl Repository {
         }
         for name in before.objects.iter().copied().chain(wrong) {
             match self.remove(name) {
-                // Somebody else has verified, too; or nothing says that it is ours.
+                // Another verification has removed it; or nothing says that it is ours.
                 Err(error) if error.is_of_object() => {}
                 removed => removed?,
             }

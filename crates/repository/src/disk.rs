@@ -82,7 +82,7 @@ impl Root {
         })
     }
 
-    /// The same for so many writers.
+    /// The same folder, under the rules for this number of writers.
     pub(crate) fn for_writers(self, writers: Writers) -> Self {
         Self { writers, ..self }
     }

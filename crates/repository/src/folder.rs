@@ -39,7 +39,7 @@ impl Folder {
         })
     }
 
-    /// The same for so many writers.
+    /// The same folder, under the rules for this number of writers.
     pub(crate) fn for_writers(self, writers: Writers) -> Self {
         Self {
             root: self.root.for_writers(writers),

@@ -45,11 +45,11 @@ impl Repository {
     }
 
     /// Makes a repository in a new or empty folder, or in one in which that failed before. Every call that a repository
-    /// needs is tried. With encryption there is a recovery key besides `access`, which is shown to nobody again.
+    /// needs is tried. With encryption there is a recovery key besides `access`, which is shown only once.
     ///
     /// # Errors
     ///
-    /// `Exists` if the folder is not empty; `Io` if the file system does not have a call that so many writers need; any
+    /// `Exists` if the folder is not empty; `Io` if the file system does not have a call that is needed for this number of writers; any
     /// failure of writing.
     pub fn init_for(
         writers: Writers,

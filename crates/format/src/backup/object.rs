@@ -85,7 +85,7 @@ pub enum ObjectName {
     Source(SourceId),
     /// Blocks of a source.
     Pack {
-        /// Whose.
+        /// The source of the pack.
         source: SourceId,
         /// The number of its first block, in packs.
         number: u64,
@@ -125,14 +125,14 @@ pub enum ObjectName {
     Reserve,
     /// The copy of a pack's table.
     Table {
-        /// Whose.
+        /// The source of the pack.
         source: SourceId,
         /// The pack's number.
         number: u64,
         /// The pack's generation.
         generation: u32,
     },
-    /// Stored blocks that whoever drew this number found damaged.
+    /// Stored blocks that were found damaged by the verification that drew this number.
     Damage(SourceId, u64),
 }
 

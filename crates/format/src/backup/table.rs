@@ -27,7 +27,7 @@ impl TableCopy {
         [&self.header[..], &self.table.encode()].concat()
     }
 
-    /// Reads it back. Whoever uses the header decodes it, as that of the pack.
+    /// Reads it back. The header is not checked here: it is decoded when the pack is opened by it.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 //! `onefold backup repair`
 
-use super::verify::{FindingReply, warn_of_forgotten};
+use super::verify::{FindingReply, warn_if_not_remembered};
 use super::{
     ASIDE_BYTES, Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, is_full, reporting,
     repository_error,
@@ -69,7 +69,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         RepairPlan::new(&repository, &mut reporting(&progress, &interrupted, STATE))
     };
     let plan = plan.map_err(backup_error)?;
-    warn_of_forgotten(context, &plan.verified);
+    warn_if_not_remembered(context, &plan.verified);
     let mut reply = Reply {
         is_done: args.yes,
         sources: Vec::new(),

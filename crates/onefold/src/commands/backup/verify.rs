@@ -137,7 +137,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let report = &mut reporting(&progress, &interrupted, "nothing was changed");
     let verified = verify(&repository, only.as_ref(), args.data, report);
     let verified = verified.map_err(backup_error)?;
-    warn_of_forgotten(context, &verified);
+    warn_if_not_remembered(context, &verified);
     let foreign = repository.foreign(only.map(|source| source.id));
     let Foreign { names, has_more } = foreign.map_err(repository_error)?;
     for name in &names {
@@ -167,7 +167,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-pub(super) fn warn_of_forgotten(context: &Context, verified: &Verified) {
+pub(super) fn warn_if_not_remembered(context: &Context, verified: &Verified) {
     if let Some(error) = &verified.not_remembered {
         context.output.warn(format_args!(
             "later backups may refer to what is damaged, because it cannot be remembered in the repository: {error}"
