@@ -157,7 +157,7 @@ impl Store {
             let damage = self.damage.of(&pack);
             let slots = pack.slots().iter().zip(are_in(numbers, first)).zip(0..);
             for ((slot, is_in), in_pack) in slots {
-                if is_in && !damage.contains(&in_pack) {
+                if is_in && !damage.contains(in_pack) {
                     each(StoredSlot {
                         number: first + in_pack,
                         place: Place::new(self.index, n as u64 * BLOCKS_PER_PACK + in_pack),

@@ -473,7 +473,7 @@ fn check_needed(
         let damaged = damage.of(&pack);
         for block in are_needed(number) {
             match pack.slots().get(block) {
-                Some(Slot::Stored(_)) if damaged.contains(&(block as u64)) => {
+                Some(Slot::Stored(_)) if damaged.contains(block as u64) => {
                     return Err(pack.found_damaged(block).into());
                 }
                 Some(Slot::Stored(_)) => {}

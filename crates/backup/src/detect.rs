@@ -276,7 +276,7 @@ impl<'a> Stores<'a> {
             let witness = pack.reference().witness;
             tables.witnesses.insert((source, *number), witness);
             let damage = self.damage.get(&source).map(|known| known.of(&pack));
-            let is_sound = |block| damage.is_none_or(|damage| !damage.contains(&block));
+            let is_sound = |block| damage.is_none_or(|damage| !damage.contains(block));
             let slots = pack.slots().iter().zip(0..).filter(|(_, it)| is_sound(*it));
             for (slot, block) in slots {
                 let (number, listed) = (

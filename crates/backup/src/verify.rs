@@ -399,9 +399,8 @@ impl Verifier<'_> {
         let PackReference { number, witness } = pack.reference();
         let known = self.known.get(&store).map(|known| known.of(pack));
         let mut runs = Vec::new();
-        for block in known.into_iter().flatten() {
-            let slot = usize::try_from(*block).ok();
-            let slot = slot.and_then(|block| pack.slots().get(block));
+        for block in known.into_iter().flat_map(|blocks| blocks.iter()) {
+            let slot = pack.slots().get(block as usize);
             // One that is lost is a finding as it is.
             if slot.is_some_and(|slot| slot.stored().is_some()) {
                 push(&mut runs, number * BLOCKS_PER_PACK + block);

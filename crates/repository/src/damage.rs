@@ -2,8 +2,9 @@
 //!
 //! A verification needs no lease, so each writes an object of its own, and all that can be read count together.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
     Damage, DamagedPack, NumberRun, ObjectName, PackReference, SourceId, Witness,
 };
@@ -18,21 +19,50 @@ use crate::repository::Repository;
 /// Blocks of a source, or popular blocks, that were found damaged.
 #[derive(Debug, Clone, Default)]
 pub struct KnownDamage {
-    /// By the pack: numbers less the pack's first.
-    packs: BTreeMap<(u64, Witness), BTreeSet<u64>>,
+    packs: BTreeMap<(u64, Witness), Box<DamagedBlocks>>,
     /// The objects that say so.
     objects: Vec<ObjectName>,
     /// Those that cannot be read.
     wrong: Vec<(ObjectName, RepositoryError)>,
 }
 
-impl KnownDamage {
-    /// The damaged blocks of a pack, by their numbers less the pack's first.
+/// The words of a bit for each block of a pack.
+const WORDS: usize = BLOCKS_PER_PACK as usize / 64;
+
+/// Damaged blocks of a pack, by their numbers less the pack's first: 2 KiB, however many they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedBlocks([u64; WORDS]);
+
+impl DamagedBlocks {
+    const NONE: Self = Self([0; WORDS]);
+
+    /// Whether a block is one of them.
     #[must_use]
-    pub fn of(&self, pack: &Pack) -> &BTreeSet<u64> {
-        static NONE: BTreeSet<u64> = BTreeSet::new();
+    pub fn contains(&self, block: u64) -> bool {
+        let word = self.0.get(block as usize / 64);
+        word.is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    /// All of them, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..BLOCKS_PER_PACK).filter(|block| self.contains(*block))
+    }
+
+    fn insert(&mut self, block: u64) {
+        if let Some(word) = self.0.get_mut(block as usize / 64) {
+            *word |= 1 << (block % 64);
+        }
+    }
+}
+
+impl KnownDamage {
+    /// The damaged blocks of a pack.
+    #[must_use]
+    pub fn of(&self, pack: &Pack) -> &DamagedBlocks {
+        static NONE: DamagedBlocks = DamagedBlocks::NONE;
         let PackReference { number, witness } = pack.reference();
-        self.packs.get(&(number, witness)).unwrap_or(&NONE)
+        let blocks = self.packs.get(&(number, witness));
+        blocks.map_or(&NONE, Box::as_ref)
     }
 
     /// The errors of objects that cannot be read.
@@ -43,14 +73,17 @@ impl KnownDamage {
     /// Adds a block of a pack, by its number less the pack's first.
     pub fn add(&mut self, pack: PackReference, block: u64) {
         let blocks = self.packs.entry((pack.number, pack.witness));
-        blocks.or_default().insert(block);
+        let blocks = blocks.or_insert_with(|| Box::new(DamagedBlocks::NONE));
+        blocks.insert(block);
     }
 
     /// Adds what else is known of packs with some numbers.
     pub fn add_known(&mut self, known: &Self, is_wanted: impl Fn(u64) -> bool) {
         let wanted = known.packs.iter().filter(|(pack, _)| is_wanted(pack.0));
-        for (pack, blocks) in wanted {
-            self.packs.entry(*pack).or_default().extend(blocks);
+        for ((number, witness), blocks) in wanted {
+            let (number, witness) = (*number, *witness);
+            let pack = PackReference { number, witness };
+            blocks.iter().for_each(|block| self.add(pack, block));
         }
     }
 
@@ -65,11 +98,11 @@ impl KnownDamage {
     fn encoded(&self) -> Damage {
         let packs = self.packs.iter().map(|((number, witness), blocks)| {
             let mut runs: Vec<NumberRun> = Vec::new();
-            for block in blocks {
+            for block in blocks.iter() {
                 match runs.last_mut() {
-                    Some(last) if last.first + last.blocks == *block => last.blocks += 1,
+                    Some(last) if last.first + last.blocks == block => last.blocks += 1,
                     _ => runs.push(NumberRun {
-                        first: *block,
+                        first: block,
                         blocks: 1,
                     }),
                 }

@@ -70,7 +70,7 @@ mod writer;
 
 pub use access::{Access, RecoveryKey};
 pub use backup::{NeededPacks, NewRecipe, Recipe};
-pub use damage::KnownDamage;
+pub use damage::{DamagedBlocks, KnownDamage};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use history::{Course, History, Reached};
 pub use host::{host_name, machine_id};
