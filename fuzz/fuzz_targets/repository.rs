@@ -4,13 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::backup::recipe::{decode_page, encode_page};
 use onefold_format::backup::{
-    Closed, Condemned, Damage, Label, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId,
+    CacheHeader, CachedPack, Closed, Condemned, Damage, Label, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId,
     RepositoryObject, Source, TableCopy, WrappedKey,
 };
 
 fuzz_target!(|input: (u8, u16, &[u8])| {
     let (kind, blocks, bytes) = input;
-    match kind % 14 {
+    match kind % 16 {
         0 => {
             if let Ok(read) = Manifest::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
@@ -72,6 +72,21 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
         12 => {
             if let Ok(read) = TableCopy::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        13 => {
+            if let Some((header, packs)) = bytes.split_first_chunk() {
+                let checked = CacheHeader::check(header, packs);
+                if let (Ok(read), Ok(())) = (CacheHeader::decode(header), checked) {
+                    assert_eq!(&read.encode(packs), header, "{read:?} has one form");
+                }
+            }
+        }
+        14 => {
+            if let Some((pack, _)) = bytes.split_first_chunk()
+                && let Ok(read) = CachedPack::decode(pack)
+            {
+                assert_eq!(&read.encode(), pack, "{read:?} has one form");
             }
         }
         _ => {

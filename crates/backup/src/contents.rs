@@ -154,7 +154,7 @@ impl Store {
                 Err(error) => return Err(error.into()),
             };
             self.witnesses.push(pack.reference());
-            let damage = self.damage.of(&pack);
+            let damage = self.damage.of(pack.reference());
             let slots = pack.slots().iter().zip(are_in(numbers, first)).zip(0..);
             for ((slot, is_in), in_pack) in slots {
                 if is_in && !damage.contains(in_pack) {

@@ -1,20 +1,19 @@
 //! Makes backups of disks, stage by stage.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Manifest, NumberRun, PackReference, PoolSnapshot, Slot, SourceId,
-    Witness, packs_of, witness_of,
+    BackupNumber, ChangedBy, Manifest, NumberRun, PackReference, PoolSnapshot, SourceId, Witness,
+    packs_of, witness_of,
 };
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Repository, Writer};
 
+use crate::cache::TableCache;
 use crate::detect::{Detected, Scanned, detect};
 use crate::disk::{ChangedBlocks, Disk};
 use crate::error::{BackupError, Result};
-use crate::numbers::{are_in, merged, push};
 use crate::publish::{Numbering, RecipeWriter, Totals};
 use crate::ranks::Ranks;
 use crate::records::Place;
@@ -85,7 +84,8 @@ pub struct Batch {
 
 /// Backs disks up, each as the next backup of its source. They share their domain and the size of their
 /// blocks. What several of them have is stored once. Each backup is durable when this returns, and does not exist
-/// before; if one disk cannot be read, the others are backed up.
+/// before; if one disk cannot be read, the others are backed up. With the host's `cache`, tables of packs are read only where they
+/// may have what was read.
 ///
 /// # Errors
 ///
@@ -95,6 +95,7 @@ pub fn create(
     repository: &Repository,
     disks: &mut [DiskToBackUp<'_>],
     options: &Options,
+    cache: Option<&TableCache>,
     report: Report<'_>,
 ) -> Result<Batch> {
     let Some(first) = disks.first() else {
@@ -120,7 +121,14 @@ pub fn create(
         failed: disks.iter().map(|_| None).collect(),
     };
     let (rows, scanned, read_blocks) = backup.scan(disks, report)?;
-    let mut detected = detect(repository, popular, rows, &scanned, &backup.temporary)?;
+    let mut detected = detect(
+        repository,
+        popular,
+        rows,
+        &scanned,
+        &backup.temporary,
+        cache,
+    )?;
     let mut batch = Batch {
         damaged: std::mem::take(&mut detected.damaged),
         ..Batch::default()
@@ -411,84 +419,6 @@ impl Detected {
         });
         each.collect()
     }
-}
-
-/// Checks that a backup can serve as a parent: its recipe can be read, and every block that it needs is in the pack that
-/// it names, and was not found damaged.
-///
-/// # Errors
-///
-/// `Damaged` or `NotFound`, with the first object that is not as it should be; any failure of reading.
-pub fn check_parent(
-    repository: &Repository,
-    source: &KnownSource,
-    parent: BackupNumber,
-) -> Result<()> {
-    let recipe = repository.recipe(source.id, parent)?;
-    let manifest = recipe.manifest();
-    for page in 0..manifest.recipe_pages.len() as u64 {
-        recipe.page(page)?;
-    }
-    let popular = repository.popular_id(&source.source);
-    let (mut packs, mut needed) = (manifest.own_packs.clone(), manifest.own.clone());
-    (packs, needed) = check_needed(repository, source.id, false, packs, &needed)?;
-    packs.extend_from_slice(&manifest.popular_packs);
-    needed.extend_from_slice(&manifest.popular);
-    while !needed.is_empty() {
-        // Each time to lower numbers.
-        (packs, needed) = check_needed(repository, popular, true, packs, &merged(needed))?;
-    }
-    Ok(())
-}
-
-/// Checks that packs have the numbers that are needed. Returns to which popular packs and numbers some were moved.
-fn check_needed(
-    repository: &Repository,
-    store: SourceId,
-    is_popular: bool,
-    mut packs: Vec<PackReference>,
-    needed: &[NumberRun],
-) -> Result<(Vec<PackReference>, Vec<NumberRun>)> {
-    let (mut moved_to, mut moved) = (Vec::new(), Vec::new());
-    let are_needed = |number: u64| {
-        let are_in = are_in(needed, number * BLOCKS_PER_PACK);
-        let are_in = are_in.take(BLOCKS_PER_PACK as usize).enumerate();
-        are_in.filter_map(|(block, is_in)| is_in.then_some(block))
-    };
-    packs.retain(|pack| are_needed(pack.number).next().is_some());
-    packs.sort_unstable_by_key(|pack| (pack.number, pack.witness));
-    packs.dedup();
-    if packs.is_empty() {
-        return Ok((moved_to, moved));
-    }
-    let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
-    let damage = repository.known_damage(store)?;
-    for PackReference { number, witness } in packs {
-        // One that is missing is so by its first name.
-        let generation = there.get(&number).copied().unwrap_or(0);
-        let Some(pack) = repository.pack_or_newer(store, number, generation)? else {
-            return Err(repository.missing_pack(store, number).into());
-        };
-        pack.check_witness(witness)?;
-        let damaged = damage.of(&pack);
-        for block in are_needed(number) {
-            match pack.slots().get(block) {
-                Some(Slot::Stored(_)) if damaged.contains(block as u64) => {
-                    return Err(pack.found_damaged(block).into());
-                }
-                Some(Slot::Stored(_)) => {}
-                Some(Slot::Moved { number: to, .. }) => {
-                    if is_popular && *to >= number * BLOCKS_PER_PACK + block as u64 {
-                        return Err(pack.moved_in_circle(block).into());
-                    }
-                    push(&mut moved, *to);
-                }
-                _ => _ = pack.find(block)?,
-            }
-        }
-        moved_to.extend_from_slice(pack.popular_packs());
-    }
-    Ok((moved_to, moved))
 }
 
 impl DiskToBackUp<'_> {

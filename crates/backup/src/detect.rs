@@ -13,6 +13,7 @@ use onefold_repository::{KnownDamage, NeededPacks, Pack, Repository, RepositoryE
 use onefold_sorter::Sorter;
 use rustc_hash::FxHashMap;
 
+use crate::cache::{StoreCache, TableCache};
 use crate::error::Result;
 use crate::numbers::are_in;
 use crate::ranks::Ranks;
@@ -55,15 +56,21 @@ pub(crate) fn detect(
     mut rows: Rows,
     scanned: &[Scanned],
     temporary: &Temporary,
+    cache: Option<&TableCache>,
 ) -> Result<Detected> {
     let mut tables = Tables::default();
     let stores = Stores::list(repository, popular, scanned, &mut tables.damaged)?;
     if rows.read > 0 {
-        stores.add_to(&mut rows, &mut tables, temporary)?;
+        stores.add_to(&mut rows, &mut tables, temporary, cache)?;
     }
-    let Rows { sorter, filter, .. } = rows;
-    // Its memory is needed for what is decided.
-    drop(filter);
+    let Rows {
+        sorter,
+        filter,
+        words,
+        ..
+    } = rows;
+    // Their memory is needed for what is decided.
+    drop((filter, words));
     let decisions = stores.compare(sorter, temporary)?;
     tables.damaged.sort();
     tables.damaged.dedup();
@@ -140,12 +147,25 @@ impl<'a> Stores<'a> {
     }
 
     /// Adds the stored blocks that may have been read.
-    fn add_to(&self, rows: &mut Rows, tables: &mut Tables, temporary: &Temporary) -> Result<()> {
-        let Rows { filter, sorter, .. } = rows;
+    fn add_to(
+        &self,
+        rows: &mut Rows,
+        tables: &mut Tables,
+        temporary: &Temporary,
+        cache: Option<&TableCache>,
+    ) -> Result<()> {
+        let Rows {
+            filter,
+            sorter,
+            words,
+            ..
+        } = rows;
+        let words = words.sorted();
         // Those that others may refer to.
         let mut usable = Ranks::new(temporary, 16);
         let (popular, packs) = &self.popular;
-        self.each_block(*popular, packs, tables, |block, _| {
+        let cached = StoreCache::open(cache, *popular, packs);
+        self.each_block(cached, words, tables, |block, _| {
             let Some(fingerprint) = block.slot.content() else {
                 return Ok(());
             };
@@ -162,7 +182,8 @@ impl<'a> Stores<'a> {
             }
         })?;
         for (disk, (source, packs)) in self.own.iter().enumerate() {
-            self.each_block(*source, packs, tables, |block, witnesses| {
+            let cached = StoreCache::open(cache, *source, packs);
+            self.each_block(cached, words, tables, |block, witnesses| {
                 let Some(fingerprint) = block.slot.content() else {
                     return Ok(());
                 };
@@ -249,18 +270,20 @@ impl<'a> Stores<'a> {
         named.next().copied()
     }
 
-    /// Calls `each` for all numbers of some packs, in order, with the witnesses of the packs that were read. A pack that cannot be read is left out, and so are one with
-    /// another witness than the backups name, and blocks that were found damaged.
+    /// Calls `each` for all numbers of the packs that may have what was read, in order, with the witnesses of the packs that were read. A
+    /// pack that cannot be read is left out, and so are one with another witness than the backups name, and blocks that were found damaged.
     fn each_block(
         &self,
-        source: SourceId,
-        packs: &Packs,
+        mut cached: StoreCache<'_>,
+        words: Option<&[u64]>,
         tables: &mut Tables,
         mut each: impl FnMut(Block<'_>, &Witnesses) -> std::io::Result<()>,
     ) -> Result<()> {
-        for (listed, (number, generation)) in (0..).zip(packs) {
-            let opened = self.repository.pack_or_newer(source, *number, *generation);
-            let opened = opened.and_then(|pack| match (&pack, self.needed(source, *number)) {
+        let source = cached.store();
+        let to_read = cached.to_read(words, |number| self.needed(source, number));
+        for (listed, (number, generation)) in to_read {
+            let opened = self.repository.pack_or_newer(source, number, generation);
+            let opened = opened.and_then(|pack| match (&pack, self.needed(source, number)) {
                 (Some(found), Some(witness)) => found.check_witness(witness).map(|()| pack),
                 _ => Ok(pack),
             });
@@ -274,8 +297,12 @@ impl<'a> Stores<'a> {
                 Err(error) => return Err(error.into()),
             };
             let witness = pack.reference().witness;
-            tables.witnesses.insert((source, *number), witness);
-            let damage = self.damage.get(&source).map(|known| known.of(&pack));
+            tables.witnesses.insert((source, number), witness);
+            cached.add(&pack);
+            let damage = self
+                .damage
+                .get(&source)
+                .map(|known| known.of(pack.reference()));
             let is_sound = |block| damage.is_none_or(|damage| !damage.contains(block));
             let slots = pack.slots().iter().zip(0..).filter(|(_, it)| is_sound(*it));
             for (slot, block) in slots {
@@ -292,6 +319,7 @@ impl<'a> Stores<'a> {
                 each(block, &tables.witnesses)?;
             }
         }
+        cached.save();
         Ok(())
     }
 }

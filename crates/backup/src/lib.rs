@@ -12,6 +12,10 @@
 //! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
+//! `cache.rs` keeps what this host has read of the tables of packs, in files of `cached_tables.rs`: most tables need not be read again.
+//!
+//! `parent.rs` checks that a backup can be the one with which changes are compared.
+//!
 //! `prune.rs` gives back what no backup of a source needs any more, and `popular.rs` what none of any source does.
 //! `share.rs` makes popular what several sources have stored, each for itself; `prune.rs` then drops their copies, which
 //! `moves.rs` finds.
@@ -27,6 +31,8 @@
 
 mod blocks;
 mod by_pack;
+mod cache;
+mod cached_tables;
 mod compare;
 mod contents;
 mod create;
@@ -37,6 +43,7 @@ mod follow;
 mod lost;
 mod moves;
 mod numbers;
+mod parent;
 mod partitions;
 mod popular;
 mod prune;
@@ -53,10 +60,12 @@ mod verify;
 
 pub use blocks::BlockReader;
 pub use by_pack::{ReadCounts, ReceiveAnywhere};
-pub use create::{Batch, Created, DiskToBackUp, Options, Report, check_parent, create};
+pub use cache::TableCache;
+pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
 pub use lost::LostBlocks;
+pub use parent::check_parent;
 pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};

@@ -16,6 +16,7 @@ use crate::temporary::Temporary;
 pub(crate) struct Rows {
     pub(crate) sorter: Sorter<Row>,
     pub(crate) filter: Filter,
+    pub(crate) words: Words,
     /// Blocks that were read.
     pub(crate) read: u64,
 }
@@ -25,6 +26,10 @@ impl Rows {
         Self {
             sorter: temporary.sorter(2),
             filter: Filter::new(temporary.memory_bytes / FILTER_SHARE),
+            words: Words {
+                all: Vec::new(),
+                most: temporary.memory_bytes / WORDS_SHARE / size_of::<u64>(),
+            },
             read: 0,
         }
     }
@@ -32,6 +37,32 @@ impl Rows {
 
 /// One part in so many of the memory is the filter's.
 const FILTER_SHARE: usize = 8;
+
+/// One part in so many of the memory has the words of what was read.
+const WORDS_SHARE: usize = 8;
+
+/// Parts of the fingerprints of what was read, as long as there is memory for all.
+pub(crate) struct Words {
+    all: Vec<u64>,
+    most: usize,
+}
+
+impl Words {
+    fn insert(&mut self, word: u64) {
+        if self.all.len() < self.most {
+            self.all.push(word);
+        } else {
+            (self.all, self.most) = (Vec::new(), 0);
+        }
+    }
+
+    /// All of them, each once; none if there were too many.
+    pub(crate) fn sorted(&mut self) -> Option<&[u64]> {
+        self.all.sort_unstable();
+        self.all.dedup();
+        (self.most > 0).then_some(&self.all)
+    }
+}
 
 /// Which contents may have been read. It keeps the rows few with which few blocks are compared, however many blocks are stored.
 pub(crate) struct Filter {
@@ -118,6 +149,7 @@ pub(crate) fn scan(
                         let fingerprint = Fingerprint::new(fingerprint.0);
                         let found = Found::Read(Place::new(disk, block));
                         rows.filter.insert(fingerprint);
+                        rows.words.insert(fingerprint.word());
                         batch.push(Row::new(fingerprint, found));
                     }
                 }

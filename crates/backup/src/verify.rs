@@ -397,7 +397,10 @@ impl Verifier<'_> {
     /// What is remembered of a pack whose blocks are not compared now.
     fn find_known(&mut self, store: SourceId, pack: &Pack) {
         let PackReference { number, witness } = pack.reference();
-        let known = self.known.get(&store).map(|known| known.of(pack));
+        let known = self
+            .known
+            .get(&store)
+            .map(|known| known.of(pack.reference()));
         let mut runs = Vec::new();
         for block in known.into_iter().flat_map(|blocks| blocks.iter()) {
             let slot = pack.slots().get(block as usize);

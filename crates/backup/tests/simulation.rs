@@ -159,7 +159,7 @@ impl World {
                 snapshot: String::new(),
             })
             .collect();
-        let batch = create(&repository, &mut opened, &options, &mut |_, _| Ok(()))?;
+        let batch = create(&repository, &mut opened, &options, None, &mut |_, _| Ok(()))?;
         for ((n, _), made) in disks.iter().zip(batch.backups) {
             let number = made?.backup.0;
             self.note(|facts| {

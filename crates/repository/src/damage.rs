@@ -13,7 +13,6 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
 use crate::history::now;
 use crate::layout::hexadecimal;
-use crate::pack::Pack;
 use crate::repository::Repository;
 
 /// Blocks of a source, or popular blocks, that were found damaged.
@@ -58,10 +57,9 @@ impl DamagedBlocks {
 impl KnownDamage {
     /// The damaged blocks of a pack.
     #[must_use]
-    pub fn of(&self, pack: &Pack) -> &DamagedBlocks {
+    pub fn of(&self, pack: PackReference) -> &DamagedBlocks {
         static NONE: DamagedBlocks = DamagedBlocks::NONE;
-        let PackReference { number, witness } = pack.reference();
-        let blocks = self.packs.get(&(number, witness));
+        let blocks = self.packs.get(&(pack.number, pack.witness));
         blocks.map_or(&NONE, Box::as_ref)
     }
 

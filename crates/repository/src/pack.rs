@@ -114,6 +114,23 @@ impl Repository {
         Ok(found.collect())
     }
 
+    /// The bytes of a pack's object, which is not opened; none if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn pack_bytes(
+        &self,
+        source: SourceId,
+        number: u64,
+        generation: u32,
+    ) -> Result<Option<u64>> {
+        let path = pack_name(source, number, generation).path();
+        let found = self.folder.root().stat(&path);
+        let found = found.map_err(|e| cannot_read(&path, &e))?;
+        Ok(found.map(|stat| stat.st_size as u64))
+    }
+
     /// The number of the next pack of a source: higher than the number of every pack that is listed, or of which there is
     /// a copy of the table, that the source has ever removed, or that a backup needs.
     ///
@@ -232,6 +249,12 @@ impl Pack {
         };
         let read = file.read_exact_at(bytes, at);
         read.map_err(|e| cannot_read(&self.path, &e))
+    }
+
+    /// The pack's table.
+    #[must_use]
+    pub fn table(&self) -> &PackTable {
+        &self.table
     }
 
     /// What it has, by number less its first.

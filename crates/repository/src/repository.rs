@@ -313,7 +313,12 @@ impl Repository {
         Ok(sources)
     }
 
-    pub(crate) fn source_ids(&self) -> Result<Vec<SourceId>> {
+    /// The ids of all sources, stores of popular blocks among them.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn source_ids(&self) -> Result<Vec<SourceId>> {
         let names = self
             .folder
             .folders("sources")

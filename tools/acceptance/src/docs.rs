@@ -257,6 +257,7 @@ fn type_in(
         )
         .env("ONEFOLD_POOL", format!("{host}/srv/onefold"))
         .env("ONEFOLD_STATE", format!("{host}/state"))
+        .env("ONEFOLD_CACHE", format!("{host}/cache"))
         .env("host", &host)
         .run()?;
     Ok(ran)

@@ -321,8 +321,10 @@ impl Product {
 
     fn on_pool(&self, binary: Cmd) -> Cmd {
         // What it remembers of repositories is not this host's.
-        let state = self.place.directory().with_extension("state");
-        let binary = binary.env("ONEFOLD_STATE", state);
+        let of_pool = self.place.directory();
+        let binary = binary
+            .env("ONEFOLD_STATE", of_pool.with_extension("state"))
+            .env("ONEFOLD_CACHE", of_pool.with_extension("cache"));
         (self.place).found_by(binary.arg("--pool").arg(self.place.name()))
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_backup::{check_parent, verify};
+use onefold_backup::verify;
 use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 use onefold_repository::Access;
 
@@ -23,7 +23,7 @@ impl Rig {
     }
 
     fn check_first(&self) -> Result<(), String> {
-        let checked = check_parent(&self.repository, &self.source, FIRST);
+        let checked = self.check_parent(&self.source, FIRST);
         checked.map_err(|error| error.to_string())
     }
 }

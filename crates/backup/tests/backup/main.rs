@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 mod absence;
+mod cache;
 mod containment;
 mod damage;
 mod history;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex};
 
 use onefold_backup::{
     BackupError, Batch, BlockReader, Change, Created, Difference, Disk, DiskToBackUp, NeededBy,
-    Options, Restore, Result, Verified, create, verify,
+    Options, Restore, Result, TableCache, Verified, create, verify,
 };
 use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::{BackupNumber, Derivation, RecipeRun, Source, WrappedKey};
@@ -145,6 +146,8 @@ fn scratch() -> tempfile::TempDir {
 
 struct Rig {
     folder: tempfile::TempDir,
+    /// The cache of the host.
+    host: tempfile::TempDir,
     repository: Arc<Repository>,
     source: KnownSource,
 }
@@ -165,6 +168,7 @@ impl Rig {
         let source = repository.add_source(source("disk")).unwrap();
         Self {
             folder,
+            host: scratch(),
             repository: Arc::new(repository),
             source,
         }
@@ -204,7 +208,24 @@ impl Rig {
                 snapshot: String::new(),
             })
             .collect();
-        create(&self.repository, &mut disks, &options, &mut |_, _| Ok(()))
+        let cache = self.cache();
+        let made = create(
+            &self.repository,
+            &mut disks,
+            &options,
+            Some(&cache),
+            &mut |_, _| Ok(()),
+        );
+        assert!(cache.take_failure().is_none());
+        made
+    }
+
+    fn cache(&self) -> TableCache {
+        TableCache::open(self.host.path(), &self.repository, 1 << 20).unwrap()
+    }
+
+    fn check_parent(&self, source: &KnownSource, parent: BackupNumber) -> Result<()> {
+        onefold_backup::check_parent(&self.repository, source, parent, Some(&self.cache()))
     }
 
     fn verify(&self, data: bool) -> Verified {
@@ -647,6 +668,7 @@ fn a_reader_without_a_key_learns_no_name_and_no_block() {
     let known = repository.add_source(source("a-secret-name")).unwrap();
     let rig = Rig {
         folder,
+        host: scratch(),
         repository: Arc::new(repository),
         source: known,
     };

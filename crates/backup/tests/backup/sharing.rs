@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use onefold_backup::{
-    BackupError, PrunePlan, Relatives, Result, ShareOptions, SharePlan, Shared, check_parent,
-    plan_share, prune, relatives, share,
+    BackupError, PrunePlan, Relatives, Result, ShareOptions, SharePlan, Shared, plan_share, prune,
+    relatives, share,
 };
 use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 use onefold_repository::KnownSource;
@@ -187,7 +187,7 @@ fn whatever_the_order_each_content_is_stored_once() {
         for (n, disk) in disks.iter().enumerate() {
             let id = estate.sources[n].id;
             let last = repository.backups(id).unwrap().pop().unwrap();
-            check_parent(&repository, &estate.sources[n], last).unwrap();
+            estate.rig.check_parent(&estate.sources[n], last).unwrap();
             let last = repository.manifest(id, last).unwrap();
             let batch = estate.create(&[(n, disk)]);
             let made = &batch.backups[0].as_ref().unwrap().manifest;
@@ -429,7 +429,7 @@ fn damage_of_a_popular_block_concerns_whoever_was_moved_to_it_and_is_mended() {
 
     // The pack is gone for good: the content is stored again, and put back under the old numbers.
     std::fs::remove_file(&popular).unwrap();
-    let refused = check_parent(&estate.rig.repository, &estate.sources[0], BackupNumber(1));
+    let refused = estate.rig.check_parent(&estate.sources[0], BackupNumber(1));
     refused.unwrap_err();
     let batch = estate.create(&[(0, &shared)]);
     let counts = batch.backups[0].as_ref().unwrap().manifest.counts;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use onefold_backup::{Repaired, check_parent, prune_popular};
+use onefold_backup::{Repaired, prune_popular};
 use onefold_format::backup::{BackupNumber, ObjectName, Slot};
 use onefold_repository::{Access, KnownSource};
 
@@ -60,7 +60,7 @@ fn a_pack_is_read_by_the_copy_of_its_table() {
                 "{message}"
             );
             rig.assert_backups(&[(2, Some(&disks[1]))]);
-            check_parent(&rig.repository, &rig.source, BackupNumber(2)).unwrap();
+            rig.check_parent(&rig.source, BackupNumber(2)).unwrap();
             let made = rig.create(&mut disks[1].clone(), None).unwrap();
             assert_eq!(made.manifest.counts.new_blocks, 0);
             let repaired = rig.repair();
@@ -116,7 +116,7 @@ fn what_a_pack_lost_at_its_end_is_known() {
     let (rig, disks) = scene(&Access::Open);
     cut(&rig.file("01/1.0"), |len| len / 2);
     rig.assert_backups(&[(2, None)]);
-    let refused = check_parent(&rig.repository, &rig.source, BackupNumber(2));
+    let refused = rig.check_parent(&rig.source, BackupNumber(2));
     refused.unwrap_err();
     let made = rig.create(&mut disks[1].clone(), None).unwrap();
     let new = made.manifest.counts.new_blocks;

@@ -53,7 +53,9 @@ fn a_backup_does_not_begin_where_its_temporary_files_might_not_fit() {
             memory_bytes: 1 << 20,
             temporary,
         };
-        let batch = create(&rig.repository, &mut disks, &options, &mut |_, _| Ok(()));
+        let batch = create(&rig.repository, &mut disks, &options, None, &mut |_, _| {
+            Ok(())
+        });
         batch.and_then(|mut batch| batch.backups.remove(0))
     };
     let refused = attempt(false, folder.to_owned()).unwrap_err();

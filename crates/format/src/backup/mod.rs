@@ -16,7 +16,9 @@
 //! | [`closed`] | numbers of backups that do not exist any more |
 //! | [`table`] | the copy of a pack's table |
 //! | [`damage`] | stored blocks that were found damaged |
+//! | [`cache`] | what a host has read of the tables of packs |
 
+pub mod cache;
 pub mod closed;
 pub mod condemned;
 pub mod damage;
@@ -31,6 +33,7 @@ pub mod repository;
 pub mod source;
 pub mod table;
 
+pub use cache::{CacheHeader, CachedPack, CachedRow};
 pub use closed::Closed;
 pub use condemned::{Condemned, LeaseName};
 pub use damage::{Damage, DamagedPack};

@@ -4,17 +4,18 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use onefold_format::FormatError;
+use onefold_format::backup::cache::CACHED_PACK_BYTES;
 use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
 use onefold_format::backup::recipe::{
     BLOCKS_PER_RECIPE_PAGE, NUMBER_END, decode_page, encode_page,
 };
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Closed, Condemned, Counts, Damage, DamagedPack, Derivation, Label,
-    Lease, LeaseName, MachineId, Manifest, NumberRun, ObjectHeader, ObjectName, Origin,
-    PackReference, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId,
-    RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup, TAG_BYTES, TableCopy, Target,
-    Witness, WrappedKey, Writers, packs_of,
+    BackupNumber, CacheHeader, CachedPack, ChangedBy, Closed, Condemned, Counts, Damage,
+    DamagedPack, Derivation, Label, Lease, LeaseName, MachineId, Manifest, NumberRun, ObjectHeader,
+    ObjectName, Origin, PackReference, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun,
+    RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup, TAG_BYTES,
+    TableCopy, Target, Witness, WrappedKey, Writers, packs_of,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -596,6 +597,98 @@ fn key_document() {
         let refused = WrappedKey::decode(&resealed(sample.clone(), at), key().number, REPOSITORY);
         matches!(refused, Err(FormatError::Reserved { .. }))
     });
+}
+
+#[test]
+fn cache_header_document() {
+    let packs = [7; CACHED_PACK_BYTES];
+    let header = CacheHeader {
+        repository: RepositoryId(*b"a repository's i"),
+        store: SourceId(0x0102_0304_0506_0708),
+        rows: 9_876_543_210,
+        packs: 1,
+    };
+    let sample = header.encode(&packs);
+    CacheHeader::check(&sample, &packs).expect("its own packs");
+    let other = CacheHeader::check(&sample, &[8; CACHED_PACK_BYTES]);
+    assert!(matches!(other, Err(FormatError::Checksum { .. })));
+    assert_eq!(CacheHeader::decode(&sample), Ok(header));
+    let mut covered = sample.to_vec();
+    covered[60..].fill(0);
+    covered.extend(packs);
+    let checksum = crc32c::crc32c(&covered).to_le_bytes().to_vec();
+    let trials = vec![
+        ("magic", Trial::Is(b"1FTC".to_vec())),
+        ("version", Trial::Is(vec![1, 0, 0, 0])),
+        ("repository", Trial::Is(b"a repository's i".to_vec())),
+        ("store", Trial::Is(vec![8, 7, 6, 5, 4, 3, 2, 1])),
+        ("rows", Trial::Is(9_876_543_210_u64.to_le_bytes().to_vec())),
+        ("packs", Trial::Is(vec![1, 0, 0, 0])),
+        ("checksum", Trial::Is(checksum)),
+    ];
+    check(
+        &table(page!("cache"), "Cache header"),
+        &sample,
+        trials,
+        |at| {
+            let mut bytes = sample;
+            bytes[at] |= 1;
+            matches!(
+                CacheHeader::decode(&bytes),
+                Err(FormatError::Reserved { .. })
+            )
+        },
+    );
+}
+
+#[test]
+fn cached_pack_document() {
+    let pack = CachedPack {
+        pack: PackReference {
+            number: 0x0102_0304,
+            witness: Witness(*b"witness of packs"),
+        },
+        generation: 258,
+        stored_bytes: 9_876_543_210,
+        table_at: 8_765_432_109,
+        table_bytes: 772,
+        table_checksum: CachedPack::checksum_of(b"a table"),
+    };
+    let sample = pack.encode();
+    assert_eq!(CachedPack::decode(&sample), Ok(pack));
+    pack.check_table(b"a table").expect("its own table");
+    pack.check_table(b"a tablet").expect_err("another table");
+    let trials = vec![
+        ("number", Trial::Is(vec![4, 3, 2, 1, 0, 0, 0, 0])),
+        ("generation", Trial::Is(vec![2, 1, 0, 0])),
+        ("table bytes", Trial::Is(vec![4, 3, 0, 0])),
+        ("witness", Trial::Is(b"witness of packs".to_vec())),
+        (
+            "stored bytes",
+            Trial::Is(9_876_543_210_u64.to_le_bytes().to_vec()),
+        ),
+        (
+            "table at",
+            Trial::Is(8_765_432_109_u64.to_le_bytes().to_vec()),
+        ),
+        (
+            "table checksum",
+            Trial::Is(crc32c::crc32c(b"a table").to_le_bytes().to_vec()),
+        ),
+    ];
+    check(
+        &table(page!("cache"), "Cached pack"),
+        &sample,
+        trials,
+        |at| {
+            let mut bytes = sample;
+            bytes[at] |= 1;
+            matches!(
+                CachedPack::decode(&bytes),
+                Err(FormatError::Reserved { .. })
+            )
+        },
+    );
 }
 
 #[test]

@@ -255,6 +255,33 @@ fn without_memory_a_repository_is_trusted_and_with_a_damaged_one_it_is_not() {
     assert!(listed.stderr.contains("is not remembered"), "{listed:?}");
 }
 
+/// The host's cache is used where it can be, and a backup is what it is without it.
+#[test]
+fn a_cache_that_cannot_be_used_is_a_note() {
+    let mut scene = Scene::new();
+    scene.use_open_repository("repository");
+    scene.ok(&["backup", "init"]);
+    let cached = |scene: &Scene| {
+        let folder = scene.path("cache/tables");
+        let repositories = fs::read_dir(folder).map_or(0, Iterator::count);
+        repositories > 0
+    };
+    assert_eq!(back_up(&scene, 1, &["--no-cache"]).stderr, "");
+    assert!(!cached(&scene));
+    assert_eq!(back_up(&scene, 2, &[]).stderr, "");
+    assert!(cached(&scene));
+    scene.set(
+        "ONEFOLD_CACHE",
+        format!("{}/cache", scene.file("no-folder", b"")),
+    );
+    let made = back_up(&scene, 3, &[]);
+    assert_eq!((made.code, made.stderr.lines().count()), (Some(0), 1));
+    assert!(
+        made.stderr.contains("the cache of tables is not used"),
+        "{made:?}"
+    );
+}
+
 /// `script` gives it a terminal.
 #[test]
 fn a_terminal_is_asked_for_the_passphrase_and_does_not_show_it() {

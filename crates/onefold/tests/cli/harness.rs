@@ -339,6 +339,7 @@ impl Scene {
         let mut command = onefold(arguments);
         command.env("ONEFOLD_POOL", self.place());
         command.env("ONEFOLD_STATE", self.path("state"));
+        command.env("ONEFOLD_CACHE", self.path("cache"));
         if self.in_ceph.is_some() {
             command.env("ONEFOLD_RUN", self.pool());
         }

@@ -5,6 +5,7 @@
 //! counts: a file that cannot be read is refused, because its damage would otherwise end the protection in silence. A folder that
 //! cannot be written only means that nothing new is remembered; the caller says so.
 
+use super::folders::STATE;
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{RepositoryId, SourceId};
@@ -12,11 +13,8 @@ use onefold_repository::Reached;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The version of the files that this build writes. A higher one has something that this build must not ignore.
@@ -134,7 +132,7 @@ fn source_id(text: &str) -> Option<SourceId> {
 impl HostMemory {
     /// The memory in this folder, or in the usual one.
     pub(super) fn new(state: Option<&Path>) -> Self {
-        let folder = state.map_or_else(usual_folder, |state| Some(state.to_owned()));
+        let folder = state.map_or_else(|| STATE.usual(), |state| Some(state.to_owned()));
         Self {
             folder: folder.map(|folder| folder.join("repositories")),
         }
@@ -224,25 +222,6 @@ impl HostMemory {
         let folder = self.folder.as_ref()?;
         Some(folder.join(format!("{id}{SUFFIX}")))
     }
-}
-
-/// The folder that systemd gives a service, that of the system for root, or the user's.
-fn usual_folder() -> Option<PathBuf> {
-    let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
-    let of = |name| env::var_os(name).map(PathBuf::from).and_then(absolute);
-    if let Some(folders) = env::var_os("STATE_DIRECTORY") {
-        // A service may have several.
-        let first = folders.as_bytes().split(|byte| *byte == b':').next();
-        let first = first.map(|first| PathBuf::from(OsStr::from_bytes(first)));
-        if let Some(first) = first.and_then(absolute) {
-            return Some(first);
-        }
-    }
-    if rustix::process::geteuid().is_root() {
-        return Some("/var/lib/onefold".into());
-    }
-    let of_user = of("XDG_STATE_HOME").or_else(|| Some(of("HOME")?.join(".local/state")));
-    Some(of_user?.join("onefold"))
 }
 
 fn read(file: &Path) -> Result<Option<Known>> {

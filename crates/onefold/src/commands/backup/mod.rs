@@ -4,6 +4,7 @@ pub(crate) mod base;
 mod create;
 mod diff;
 mod disk;
+mod folders;
 mod forget;
 mod host;
 mod identity;
