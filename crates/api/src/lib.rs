@@ -23,6 +23,7 @@
 
 mod diff;
 mod error;
+mod health;
 mod index;
 mod job;
 pub mod limits;
@@ -45,6 +46,7 @@ mod volume;
 
 pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
 pub use error::{Error, ErrorKind, Result};
+pub use health::{Health, PoolState, Problem, ProblemReason};
 pub use index::{IndexConvert, IndexRebuild, IndexStat, IndexStatReply};
 pub use job::{JobList, JobListReply, JobPause, JobResume, SelectedJobs};
 pub use loss::{DamagedVolumeReply, VolumeAcceptLoss};

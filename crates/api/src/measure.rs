@@ -4,6 +4,7 @@ use onefold_jobs::{JobKind, JobState};
 use onefold_store::{MemoryStat, PoolStat, ScrubStatus};
 
 use crate::error::Result;
+use crate::health::Health;
 use crate::service::Service;
 
 /// The figures of one moment.
@@ -11,6 +12,8 @@ use crate::service::Service;
 pub struct Measurements {
     /// The pool, its volumes and snapshots.
     pub pool: PoolStat,
+    /// Whether the pool is well.
+    pub health: Health,
     /// Volumes that lost answered writes, and whose loss nobody has accepted.
     pub damaged_volumes: u64,
     /// Present and past scrubs.
@@ -98,8 +101,10 @@ impl Service {
     /// Where the host cannot say how much it has allocated, or the pool failed.
     pub fn measure(&self) -> Result<Measurements> {
         let clients = self.clients.as_ref();
+        let pool = self.store.stat()?;
         Ok(Measurements {
-            pool: self.store.stat()?,
+            health: self.health_of(&pool),
+            pool,
             damaged_volumes: self.store.damaged_volumes().len() as u64,
             scrub: self.store.scrub_status()?,
             memory: self.store.memory_stat()?,
@@ -136,25 +141,5 @@ impl Service {
             kind.duplicate_blocks += job.counts.duplicates;
         }
         Ok(kinds)
-    }
-
-    /// Why the daemon is not ready for guests, if so.
-    #[must_use]
-    pub fn not_ready_reason(&self) -> Option<String> {
-        if let Some(reason) = self.store.read_only_reason() {
-            return Some(reason);
-        }
-        let damaged = self.store.damaged_volumes();
-        if let Some((name, _)) = damaged.first() {
-            return Some(format!(
-                "{} volumes lost answered writes when a sync failed, '{name}' among them; see `pool \
-                 stat` and `volume accept-loss`",
-                damaged.len()
-            ));
-        }
-        match self.waiting_for_space() {
-            0 => None,
-            waiting => Some(format!("{waiting} requests wait for space in the pool")),
-        }
     }
 }

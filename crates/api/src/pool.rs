@@ -6,6 +6,7 @@ use onefold_store::{DedupMode, Finding, IndexKind, SpaceLevel, WhenFull};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::health::{PoolState, Problem};
 use crate::limits::FINDINGS_LISTED_MAX;
 use crate::loss::{self, DamagedVolumeReply};
 use crate::request::{Report, Request};
@@ -46,6 +47,10 @@ pub struct PoolVolume {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolStatReply {
+    /// How well the pool is.
+    pub state: PoolState,
+    /// What is wrong with the pool, the worst first.
+    pub problems: Vec<Problem>,
     /// Its id, 32 hexadecimal digits: no other pool has it.
     pub pool_id: String,
     /// Bytes in a block.
@@ -124,6 +129,7 @@ impl Request for PoolStat {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolStatReply> {
         let stat = service.store.stat()?;
+        let health = service.health_of(&stat);
         let saved_blocks = stat.logical_blocks.saturating_sub(stat.physical_blocks);
         // An empty pool saves nothing and wastes nothing: the ratio of a pool without dedup.
         let dedup_ratio = match stat.physical_blocks {
@@ -144,6 +150,8 @@ impl Request for PoolStat {
         let deletions = stat.deletions.into_iter();
         let deletions = deletions.map(|it| DeletionReply::of(it, stat.block_size.into()));
         Ok(PoolStatReply {
+            state: health.state(),
+            problems: health.problems,
             pool_id: stat.id.to_string(),
             block_size: stat.block_size,
             pool_blocks: stat.pool_blocks,

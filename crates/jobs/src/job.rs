@@ -30,6 +30,23 @@ pub enum JobKind {
     Scrub,
 }
 
+impl JobKind {
+    /// The kind's word in documents.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Finder => "finder",
+            Self::Collector => "collector",
+            Self::Counting => "counting",
+            Self::Copying => "copying",
+            Self::Deletion => "deletion",
+            Self::Rebuild => "rebuild",
+            Self::Accounting => "accounting",
+            Self::Scrub => "scrub",
+        }
+    }
+}
+
 /// The present state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]

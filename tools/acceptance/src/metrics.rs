@@ -194,8 +194,12 @@ fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Resu
         .context("cannot remove the index")?;
     broken.start()?;
     broken.io(&["write -P 9 0 1M", "flush"])?.run()?;
+    prometheus.wait_for(&broken.address, "OnefoldIndexDamaged", true)?;
     prometheus.wait_for(&broken.address, "OnefoldJobFailed", true)?;
-    println!("each of the 6 alerts has fired, and stops where its fault was mended");
+    let pause = broken.product.command().args(["job", "pause", "collector"]);
+    pause.run()?;
+    prometheus.wait_for(&broken.address, "OnefoldJobPaused", true)?;
+    println!("each of the 8 alerts has fired, and stops where its fault was mended");
     for daemon in [&mut full, &mut decayed, &mut broken] {
         daemon.stop()?;
     }

@@ -23,10 +23,11 @@ use onefold_harness::command::{Cmd, Running};
 use onefold_harness::fuse::Fused;
 use onefold_harness::packages;
 use onefold_harness::pools::Pools;
-use onefold_harness::server::{Daemon, Product};
+use onefold_harness::server::{self, Daemon, Product};
 use onefold_harness::workspace::Workspace;
 use onefold_nbd::client::{Address, Client};
 use rustix::process::Signal;
+use serde_json::Value;
 
 const BLOCK: usize = 4096;
 const VOLUMES: [&str; 3] = ["before", "busy", "idle"];
@@ -124,6 +125,52 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// An address on loopback that is free.
+fn free_tcp_port() -> Result<String> {
+    match server::Address::free_tcp_port()? {
+        server::Address::Tcp(port) => Ok(format!("127.0.0.1:{port}")),
+        server::Address::Unix(_) => Err(anyhow!("a port was asked for")),
+    }
+}
+
+/// Checks that `pool stat`, `/readyz` and `/metrics` say the same of the pool.
+fn check_verdict(
+    product: &Product,
+    monitored: &str,
+    state: &str,
+    reason: Option<&str>,
+) -> Result<()> {
+    let stat = product.command().args(["pool", "stat", "--format", "json"]);
+    let stat: Value = serde_json::from_str(&stat.read()?).context("no JSON")?;
+    ensure!(stat["state"] == state, "{state}: {stat}");
+    let first = &stat["problems"][0];
+    ensure!(first["reason"].as_str() == reason, "{reason:?}: {stat}");
+    let ask = |path: &str| {
+        let url = format!("http://{monitored}{path}");
+        Cmd::new("curl").args(["-sS", &url]).read()
+    };
+    let expected = first["message"].as_str().unwrap_or("ready");
+    let ready = ask("/readyz")?;
+    ensure!(ready.trim_end() == expected, "/readyz: {ready}");
+    let metrics = ask("/metrics")?;
+    let value = |name: &str, label: &str| {
+        let mut lines = metrics.lines();
+        let line = lines.find(|line| line.starts_with(name) && line.contains(label));
+        line.and_then(|line| line.rsplit(' ').next())
+    };
+    let is_ready = if reason.is_none() { "1" } else { "0" };
+    let found = value("onefold_pool_ready{", "");
+    ensure!(
+        found.is_some_and(|it| it.starts_with(is_ready)),
+        "{metrics}"
+    );
+    if let Some(reason) = reason {
+        let found = value("onefold_pool_problem{", &format!("reason=\"{reason}\""));
+        ensure!(found.is_some_and(|it| it.starts_with('1')), "{metrics}");
+    }
+    Ok(())
+}
+
 /// What happens in one pool.
 #[derive(Debug)]
 struct Case {
@@ -146,13 +193,14 @@ impl Case {
             let create = product.command().args(["volume", "create", volume]);
             create.args(["--size", "16M", "--dedup", "off"]).run()?;
         }
-        let daemon = product.serve(&["--cache", cache], &[])?;
+        let monitored = free_tcp_port()?;
+        let daemon = product.serve(&["--cache", cache, "--metrics", &monitored], &[])?;
+        check_verdict(product, &monitored, "ok", None)?;
         let uri = product.default_address().uri(VOLUMES[0]);
         let address: Address = uri.parse().map_err(anyhow::Error::msg)?;
         let mut volumes = VOLUMES.map(|name| Model::new(name, &address));
         load(&mut volumes)?;
-        let tail = product.place().directory().join("tail");
-        self.fail(&disk, daemon, &mut volumes[1], &tail)?;
+        self.fail(&disk, daemon, &mut volumes[1], product, &monitored)?;
         let daemon = start_as_a_supervisor(product, cache)?;
         let mut gone = Vec::new();
         for volume in &volumes {
@@ -181,7 +229,15 @@ impl Case {
         })
     }
     /// The disk hangs in a sync, and fails or goes on; the daemon ends.
-    fn fail(&self, disk: &Disk, mut daemon: Daemon, busy: &mut Model, tail: &Path) -> Result<()> {
+    fn fail(
+        &self,
+        disk: &Disk,
+        mut daemon: Daemon,
+        busy: &mut Model,
+        product: &Product,
+        monitored: &str,
+    ) -> Result<()> {
+        let tail = &product.place().directory().join("tail");
         if self.event != Event::KilledThenSucceeds {
             File::create(&disk.inject).context("cannot let the disk fail")?;
         }
@@ -190,6 +246,7 @@ impl Case {
                 busy.flush().is_err(),
                 "a sync failed, and the flush succeeded"
             );
+            check_verdict(product, monitored, "not-ready", Some("read-only"))?;
             daemon.signal(Signal::TERM)?;
             daemon.wait_for_end(LIMIT)?;
             return disk.heal();

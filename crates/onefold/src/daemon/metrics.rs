@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use onefold_api::{Error, Measurements, Result, Service};
+use onefold_api::{Error, Measurements, PoolState, ProblemReason, Result, Service};
 use onefold_jobs::JobState;
 use onefold_store::{SpaceLevel, VolumeStat};
 use prometheus_client::collector::Collector;
@@ -27,7 +27,14 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 /// The service, once the pool is open.
-type Opened = Arc<OnceLock<Service>>;
+type Opened = Arc<OnceLock<Monitored>>;
+
+#[derive(Clone)]
+struct Monitored {
+    service: Service,
+    /// The pool as the operator calls it: a label of each figure.
+    pool: String,
+}
 
 /// Answers until the process ends.
 pub(super) struct MetricsServer {
@@ -62,8 +69,8 @@ impl MetricsServer {
     }
 
     /// From now on there is something to measure.
-    pub(super) fn set(&self, service: Service) {
-        let _ = self.service.set(service);
+    pub(super) fn set(&self, service: Service, pool: String) {
+        let _ = self.service.set(Monitored { service, pool });
     }
 }
 
@@ -107,17 +114,19 @@ async fn ready(State(service): State<Opened>) -> Response {
     let Some(service) = service.get() else {
         return (StatusCode::SERVICE_UNAVAILABLE, OPENING).into_response();
     };
-    match service.not_ready_reason() {
+    let service = service.service.clone();
+    let asked = spawn_blocking(move || service.health().not_ready()).await;
+    match asked.unwrap_or_else(|e| Some(e.to_string())) {
         None => "ready\n".into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response(),
     }
 }
 
 async fn metrics(State(service): State<Opened>) -> Response {
-    let Some(service) = service.get().cloned() else {
+    let Some(monitored) = service.get().cloned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, OPENING).into_response();
     };
-    let written = spawn_blocking(move || exposition(&service)).await;
+    let written = spawn_blocking(move || exposition(monitored)).await;
     match written.unwrap_or_else(|e| Err(Error::failed(e.to_string()))) {
         Ok(text) => (
             [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
@@ -129,8 +138,9 @@ async fn metrics(State(service): State<Opened>) -> Response {
 }
 
 /// All figures in Prometheus' text format.
-fn exposition(service: &Service) -> Result<String> {
-    let mut registry = Registry::with_prefix("onefold");
+fn exposition(Monitored { service, pool }: Monitored) -> Result<String> {
+    let labels = [("pool".into(), pool.into())].into_iter();
+    let mut registry = Registry::with_prefix_and_labels("onefold", labels);
     registry.register_collector(Box::new(Figures(service.measure()?)));
     let mut text = String::new();
     let written = prometheus_text::encode(&mut text, &registry);
@@ -145,9 +155,11 @@ impl Collector for Figures {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         let mut out = Out(encoder);
         out.build_info()?;
+        out.health(&self.0)?;
         out.pool(&self.0)?;
         out.host(&self.0)?;
         out.volumes(&self.0)?;
+        out.inline(&self.0)?;
         out.requests(&self.0)?;
         out.jobs(&self.0)?;
         out.memory(&self.0)
@@ -210,6 +222,23 @@ impl Out<'_> {
         self.gauges("build_info", "The running version; always 1.", [version])
     }
 
+    fn health(&mut self, figures: &Measurements) -> fmt::Result {
+        let health = &figures.health;
+        self.gauge(
+            "pool_ready",
+            "1 if the pool serves its guests, 0 if they get errors or wait.",
+            u64::from(health.state() != PoolState::NotReady),
+        )?;
+        self.gauges(
+            "pool_problem",
+            "1 for each reason for which something is wrong with the pool, 0 for the others.",
+            ProblemReason::ALL.map(|reason| {
+                let is_one = u8::from(health.has(reason));
+                ([("reason", reason.name())], f64::from(is_one))
+            }),
+        )
+    }
+
     fn pool(&mut self, figures: &Measurements) -> fmt::Result {
         let pool = &figures.pool;
         let bytes = |blocks: u64| blocks * u64::from(pool.block_size);
@@ -232,6 +261,11 @@ impl Out<'_> {
             "pool_pending_free_bytes",
             "Blocks that are being freed.",
             bytes(pool.reclaim_blocks),
+        )?;
+        self.gauge(
+            "pool_claimed_bytes",
+            "References taken in line that the index does not count yet.",
+            bytes(pool.claimed_blocks),
         )?;
         self.gauge(
             "pool_lost_bytes",
@@ -330,6 +364,39 @@ impl Out<'_> {
         self.gauges("volume_clients", "Attached NBD clients.", clients)
     }
 
+    fn inline(&mut self, figures: &Measurements) -> fmt::Result {
+        let volumes = || {
+            let volumes = figures.pool.volumes.iter();
+            volumes.filter(|volume| volume.inline.scanned > 0)
+        };
+        let outcomes = volumes().flat_map(|volume| {
+            let (name, inline) = (volume.name.as_str(), &volume.inline);
+            [
+                ("zeros", inline.zeros),
+                ("hit", inline.hits),
+                ("miss", inline.misses()),
+            ]
+            .map(|(outcome, blocks)| ([("volume", name), ("outcome", outcome)], blocks))
+        });
+        self.counters(
+            "inline_blocks",
+            "Blocks that were looked up when they were written, of volumes that have any.",
+            outcomes,
+        )?;
+        let refused = volumes().flat_map(|volume| {
+            let reasons = volume.inline.refused.by_reason();
+            reasons.map(|(reason, blocks)| {
+                let labels = [("volume", volume.name.as_str()), ("reason", reason)];
+                (labels, blocks)
+            })
+        });
+        self.counters(
+            "inline_refused_blocks",
+            "Misses whose content was found, and that were stored all the same.",
+            refused,
+        )
+    }
+
     fn requests(&mut self, figures: &Measurements) -> fmt::Result {
         let ops = || {
             let exports = figures.nbd.exports.iter();
@@ -373,21 +440,15 @@ impl Out<'_> {
     }
 
     fn jobs(&mut self, figures: &Measurements) -> fmt::Result {
-        let words: Vec<(String, _)> = figures
-            .jobs
-            .iter()
-            .map(|job| (crate::rendering::word(job.kind), job))
-            .collect();
-        let states = words.iter().flat_map(|(word, job)| {
+        let states = figures.jobs.iter().flat_map(|job| {
             JobState::ALL.into_iter().map(move |state| {
-                let labels = [("job", word.as_str()), ("state", state.name())];
+                let labels = [("task", job.kind.name()), ("state", state.name())];
                 (labels, job.states[state as usize] as f64)
             })
         });
         self.gauges("job_state", "Jobs of a kind in a state.", states)?;
-        let backlogs = words
-            .iter()
-            .map(|(word, job)| ([("job", word.as_str())], job.backlog_blocks as f64));
+        let jobs = figures.jobs.iter();
+        let backlogs = jobs.map(|job| ([("task", job.kind.name())], job.backlog_blocks as f64));
         self.gauges(
             "job_backlog_blocks",
             "Blocks that jobs have left to do.",

@@ -202,15 +202,15 @@ fn serve_store(
         sockets.listeners,
         (store, maintenance.snapshot_reads()),
     )?);
-    let _housekeeping = Housekeeping::start(Arc::clone(store));
     let service = Service {
         store: Arc::clone(store),
         clients: Some(nbd.clone()),
         maintenance: Some(Arc::clone(&maintenance)),
         is_abandoned: None,
     };
+    let _housekeeping = Housekeeping::start(service.clone());
     if let Some(metrics) = metrics {
-        metrics.set(service.clone());
+        metrics.set(service.clone(), options.pool.to_string());
     }
     tracing::info!("serving {} on {}", options.pool, nbd.addresses_line());
     let end = runtime.block_on(async {

@@ -38,6 +38,10 @@ impl Render for PoolStatReply {
         } else {
             ""
         };
+        writeln!(out, "{:14}  {}", "state", self.state.name())?;
+        for problem in &self.problems {
+            writeln!(out, "{:14}  {}", "", problem.message)?;
+        }
         let lines = [
             (
                 "size",

@@ -29,14 +29,17 @@ fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-/// Each sample's value.
+/// Each sample's value. Every sample has the label of the pool, which is left out.
 fn samples(address: &str) -> BTreeMap<String, f64> {
     let (status, body) = ask(address, "GET", "/metrics");
     assert_eq!(status, 200, "{body}");
     let lines = body.lines().filter(|line| !line.starts_with('#'));
     let samples = lines.map(|line| {
         let (name, value) = line.rsplit_once(' ').unwrap();
-        (name.to_owned(), value.parse().unwrap())
+        let (start, label) = name.split_once("pool=\"").expect(line);
+        let (_, end) = label.split_once('"').unwrap();
+        let name = format!("{start}{}", end.strip_prefix(',').unwrap_or(end));
+        (name.replace("{}", ""), value.parse().unwrap())
     });
     samples.collect()
 }
@@ -133,6 +136,42 @@ fn every_figure_is_there_and_true() {
     );
 }
 
+/// What is refused is counted by reason, and a job is no Prometheus' job.
+#[test]
+fn what_is_found_in_line_is_counted() {
+    let scene = Scene::new();
+    scene.ok(&[
+        "volume", "create", "vm", "--size", "8M", "--dedup", "inline",
+    ]);
+    let (_daemon, address) = monitored(&scene);
+    let uri = scene.json(&["volume", "stat", "vm"])["nbd_uri"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let write = |what: &str| {
+        let mut io = Command::new("qemu-io");
+        let done = io.args(["-f", "raw", "-c", what, &uri]).output();
+        assert!(done.unwrap().status.success());
+    };
+    write("write -P 1 0 4k");
+    write("write -P 2 64k 4k");
+    scene.ok(&["pool", "dedup"]);
+    write("write -P 1 128k 4k");
+    let found = samples(&address);
+    let inline = |outcome: &str| {
+        let labels = format!("volume=\"vm\",outcome=\"{outcome}\"");
+        found[&format!("onefold_inline_blocks_total{{{labels}}}")]
+    };
+    assert_eq!(
+        (inline("hit"), inline("miss"), inline("zeros")),
+        (1.0, 2.0, 0.0)
+    );
+    let full = "onefold_inline_refused_blocks_total{volume=\"vm\",reason=\"claims-full\"}";
+    assert_eq!(found[full], 0.0);
+    assert!(found.contains_key("onefold_job_state{task=\"finder\",state=\"idle\"}"));
+    assert!(found.keys().all(|name| !name.contains("job=")));
+}
+
 #[test]
 fn a_daemon_whose_clients_wait_for_space_is_not_ready() {
     let scene = scene();
@@ -151,7 +190,22 @@ fn a_daemon_whose_clients_wait_for_space_is_not_ready() {
         "{status} {body}"
     );
     assert_eq!(ask(&address, "GET", "/healthz").0, 200);
-    assert!(samples(&address)["onefold_pool_waiting_requests"] > 0.0);
+    let found = samples(&address);
+    assert!(found["onefold_pool_waiting_requests"] > 0.0);
+    assert_eq!(found["onefold_pool_ready"], 0.0);
+    let waiting = "onefold_pool_problem{reason=\"waiting-for-space\"}";
+    assert_eq!(found[waiting], 1.0);
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["state"], "not-ready");
+    assert_eq!(stat["problems"][0]["reason"], "waiting-for-space");
+    assert_eq!(stat["problems"][0]["message"], body.trim_end());
+    let text = String::from_utf8(scene.ok(&["pool", "stat"]).stdout).unwrap();
+    let first = text.lines().next().unwrap();
+    assert_eq!(
+        first.split_whitespace().collect::<Vec<_>>(),
+        ["state", "not-ready"]
+    );
+    assert!(text.contains(body.trim_end()), "{text}");
     scene.ok(&["volume", "delete", "b", "--yes"]);
     for writer in writers {
         assert!(writer.wait_with_output().unwrap().status.success());

@@ -120,19 +120,27 @@ pub struct RefusedCounts {
 }
 
 impl RefusedCounts {
+    /// Each reason's word, and its count.
+    #[must_use]
+    pub fn by_reason(&self) -> [(&'static str, u64); 10] {
+        [
+            ("outdated", self.outdated),
+            ("releasing", self.releasing),
+            ("unsettled", self.unsettled),
+            ("claims-full", self.claims_full),
+            ("held", self.held),
+            ("shrinking", self.shrinking),
+            ("reserved", self.reserved),
+            ("bad", self.bad),
+            ("different", self.different),
+            ("short-run", self.short_run),
+        ]
+    }
+
     /// Over all reasons.
     #[must_use]
     pub fn sum(&self) -> u64 {
-        self.outdated
-            + self.releasing
-            + self.unsettled
-            + self.claims_full
-            + self.held
-            + self.shrinking
-            + self.reserved
-            + self.bad
-            + self.different
-            + self.short_run
+        self.by_reason().iter().map(|(_, count)| count).sum()
     }
 }
 
