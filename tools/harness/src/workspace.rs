@@ -11,6 +11,13 @@ use crate::command::Cmd;
 /// dependencies follow from the selection, so that what all use is compiled once.
 const TOGETHER: [&str; 3] = ["onefold", "onefold-acceptance", "onefold-bench"];
 
+/// The variable with the product's path, for a tool whose caller has just built it. Cargo would have nothing to do, but
+/// would wait for every other build of that profile.
+pub const BUILT_PRODUCT: &str = "ONEFOLD_BUILT_PRODUCT";
+
+/// The product.
+pub const PRODUCT: &str = "onefold";
+
 /// The workspace's directories, as Cargo sees them.
 pub struct Workspace {
     /// The repository.
@@ -58,8 +65,14 @@ impl Workspace {
         })
     }
 
-    /// Builds a binary of the product or of a tool that runs it, in release mode, and returns its path.
+    /// Builds a binary of the product or of a tool that runs it, in release mode, and returns its path. With
+    /// [`BUILT_PRODUCT`] the product is there.
     pub fn build_release(&self, binary: &str) -> Result<PathBuf> {
+        if binary == PRODUCT
+            && let Some(built) = std::env::var_os(BUILT_PRODUCT)
+        {
+            return Ok(PathBuf::from(built));
+        }
         let packages = TOGETHER.iter().flat_map(|package| ["--package", *package]);
         self.cargo()
             .args(["build", "--release", "--locked", "--quiet"])

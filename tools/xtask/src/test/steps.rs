@@ -1,5 +1,7 @@
 //! The steps, and their commands.
 
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -7,7 +9,7 @@ use onefold_harness::ceph::POOL;
 use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::pools::{CEPH_CONF, Ceph};
-use onefold_harness::workspace::Workspace;
+use onefold_harness::workspace::{BUILT_PRODUCT, PRODUCT, Workspace};
 
 use crate::{fuzz, mutations, tidy};
 
@@ -235,9 +237,11 @@ fn tool(workspace: &Workspace, name: &str) -> Result<Cmd> {
     Ok(Cmd::new(workspace.target.join("debug").join(name)).cleans_up())
 }
 
-/// The checks of the product as its users see it.
+/// The checks of the product as its users see it. They do not ask Cargo for it: they would wait as long as the
+/// steps beside them compile.
 pub(super) fn acceptance(workspace: &Workspace) -> Result<Cmd> {
-    tool(workspace, "onefold-acceptance")
+    let product = product(workspace)?;
+    Ok(tool(workspace, "onefold-acceptance")?.env(BUILT_PRODUCT, product))
 }
 
 fn unit_tests(workspace: &Workspace, said: &mut String) -> Result<()> {
@@ -257,7 +261,19 @@ pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
 
 /// What is shipped. Steps that run beside this one wait for it.
 fn build(workspace: &Workspace) -> Result<()> {
-    workspace.build_release("onefold").map(|_| ())
+    product(workspace).map(|_| ())
+}
+
+/// The path of what is shipped. A run builds it once; a step that wants it meanwhile waits. A build that failed is tried again.
+fn product(workspace: &Workspace) -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    // A panic while it is held leaves nothing half done.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = &*built {
+        return Ok(path.clone());
+    }
+    let path = workspace.build_release(PRODUCT)?;
+    Ok(built.insert(path).clone())
 }
 
 /// The real engine and store on a simulated disk, and backups in a folder whose host dies. In release mode, because its worth is in the
