@@ -278,21 +278,21 @@ fn product(workspace: &Workspace) -> Result<PathBuf> {
 
 /// The real engine and store on a simulated disk, and backups in a folder whose host dies. In release mode, because its worth is in the
 /// number of runs; the feature switches the guards' switches in. Every commit tries other seeds. One
-/// test at a time: the steps beside it have finders, which work only when a processor is idle.
+/// test at a time: the steps beside it have finders, which work only when a processor is idle. Both packages in one
+/// call: each by itself would select other features of what both depend on, and compile it again.
 fn simulation(workspace: &Workspace) -> Result<()> {
     let base = simulation_base(workspace)?;
     println!("seeds from {base} + 1 on (ONEFOLD_SIM_BASE={base})");
-    for package in ["onefold-store", "onefold-backup"] {
-        workspace
-            .cargo()
-            .env("ONEFOLD_SIM_BASE", base.to_string())
-            .env("RUST_TEST_THREADS", "1")
-            .args(CARGO_TEST)
-            .args(["--release", "-p", package])
-            .args(["--features", "simulation", "--test", "simulation"])
-            .show()?;
-    }
-    Ok(())
+    workspace
+        .cargo()
+        .env("ONEFOLD_SIM_BASE", base.to_string())
+        .env("RUST_TEST_THREADS", "1")
+        .args(CARGO_TEST)
+        .args(["--release", "-p", "onefold-store", "-p", "onefold-backup"])
+        .args(["--features", "onefold-store/simulation"])
+        .args(["--features", "onefold-backup/simulation"])
+        .args(["--test", "simulation"])
+        .show()
 }
 
 /// The simulation's first seed: from the environment, or else from the commit. Sources without a
