@@ -51,11 +51,13 @@ pub(super) enum Work {
     /// built they compute, too; later they mostly wait, for servers, kills, disks and the finder, which
     /// works only on an idle processor. None of them judges durations.
     Beside(fn(&Workspace, &mut String) -> Result<()>),
-    /// The same, as calls of `onefold-acceptance`.
+    /// Beside both, from the start: it waits for a cluster most of the time.
+    Waiting(fn(&Workspace, &mut String) -> Result<()>),
+    /// As `Beside`, as calls of `onefold-acceptance`.
     Accepting(&'static [&'static [&'static str]]),
 }
 
-use Work::{Accepting, Alone, Beside, Computing};
+use Work::{Accepting, Alone, Beside, Computing, Waiting};
 
 /// Cheap and frequent faults first.
 pub(super) const STEPS: &[Step] = &[
@@ -136,7 +138,7 @@ pub(super) const STEPS: &[Step] = &[
             INLINE_ANSWERED_ROUNDS,
         ]]),
     ),
-    step(CEPH, Beside(ceph)),
+    step(CEPH, Waiting(ceph)),
     step("demo", Accepting(&[&["demo"]])),
 ];
 
