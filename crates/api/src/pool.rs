@@ -2,7 +2,7 @@
 
 use clap::Args;
 use onefold_jobs::{JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now};
-use onefold_store::{DedupMode, Finding, IndexKind, SpaceLevel, WhenFull};
+use onefold_store::{DedupMode, Finding, IndexKind, SpaceLevel, Store, WhenFull};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -53,6 +53,8 @@ pub struct PoolStatReply {
     pub problems: Vec<Problem>,
     /// Its id, 32 hexadecimal digits: no other pool has it.
     pub pool_id: String,
+    /// The version of its format, as `1.0`.
+    pub format: String,
     /// Bytes in a block.
     pub block_size: u32,
     /// Blocks of the pool.
@@ -153,6 +155,7 @@ impl Request for PoolStat {
             state: health.state(),
             problems: health.problems,
             pool_id: stat.id.to_string(),
+            format: format!("{}.{}", stat.format.0, stat.format.1),
             block_size: stat.block_size,
             pool_blocks: stat.pool_blocks,
             shrinking_to_blocks: stat.shrinking_to_blocks,
@@ -193,7 +196,12 @@ impl Request for PoolStat {
 /// Brings the pool to the newest format.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct PoolUpgrade {}
+pub struct PoolUpgrade {
+    /// Do it; without it, the format is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+}
 
 /// The pool's format.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -201,6 +209,8 @@ pub struct PoolUpgrade {}
 pub struct PoolUpgradeReply {
     /// Major and minor version, as `1.0`.
     pub format: String,
+    /// The newest that this build writes.
+    pub newest: String,
     /// Whether anything was changed.
     pub upgraded: bool,
 }
@@ -210,10 +220,16 @@ impl Request for PoolUpgrade {
     type Reply = PoolUpgradeReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
-        let (major, minor) = service.store.format_version()?;
+        let before = service.store.format_version()?;
+        if self.yes {
+            service.store.upgrade()?;
+        }
+        let now = service.store.format_version()?;
+        let text = |(major, minor): (u8, u8)| format!("{major}.{minor}");
         Ok(PoolUpgradeReply {
-            format: format!("{major}.{minor}"),
-            upgraded: false,
+            format: text(now),
+            newest: text(Store::NEWEST_FORMAT),
+            upgraded: now != before,
         })
     }
 }

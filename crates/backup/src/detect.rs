@@ -1,8 +1,8 @@
 //! Stage 2: which contents the sources have already, and which are new.
 //!
-//! The tables of all packs of the sources, and of the popular ones, are read from front to back. What may be among the blocks that
-//! were read is sorted with them, and then everything of one content comes one after the other. So there is no index: the packs
-//! are one. Memory holds one content at a time, and nothing of it grows with the blocks that have it.
+//! The tables of packs of the sources, and of the popular ones, are read from front to back; those that the host's cache knows to
+//! have nothing of what was read are passed over. What may be among the blocks that were read is sorted with them, and then everything of
+//! one content comes one after the other. So there is no index: the packs are one. Memory holds one content at a time, and nothing of it grows with the blocks that have it.
 //!
 //! What two or more of the disks have, and not all of their sources, is *popular* and stored once [Zhang14
 //! §4.2, §5].

@@ -129,16 +129,16 @@ pub fn blank() -> Box<PageBytes> {
 
 /// Writes the header over `page`, whose body is complete, and returns the page's checksum.
 pub fn seal(page: &mut PageBytes, header: &PageHeader) -> u32 {
+    seal_as(page, header, MINOR_VERSION)
+}
+
+/// The same, for a page that says with its minor version who may write beside it.
+pub(crate) fn seal_as(page: &mut PageBytes, header: &PageHeader, minor: u8) -> u32 {
     put(page, 0, &MAGIC.to_le_bytes());
     put(
         page,
         4,
-        &[
-            header.kind as u8,
-            MAJOR_VERSION,
-            MINOR_VERSION,
-            header.level,
-        ],
+        &[header.kind as u8, MAJOR_VERSION, minor, header.level],
     );
     put(page, 8, &header.pool.0);
     put(page, 24, &header.page.0.to_le_bytes());
@@ -253,6 +253,11 @@ pub fn claimed_pool(page: &PageBytes) -> PoolId {
 /// The height above the leaves that a page claims.
 pub(crate) fn level(page: &PageBytes) -> u8 {
     page[7]
+}
+
+/// The minor version of a page that has been checked.
+pub(crate) fn minor(page: &PageBytes) -> u8 {
+    page[6]
 }
 
 /// Whether a page that has been checked was written by a later minor version, which this build

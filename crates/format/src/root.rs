@@ -100,6 +100,8 @@ pub struct OpenBatchHead {
 /// A checkpoint: where everything starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
+    /// The minor version of the pool, in the page's header: a release that knows a lower one only reads the pool.
+    pub minor: u8,
     /// Number of the root; each one written is higher than all before.
     pub sequence: u64,
     /// Counts openings of the pool.
@@ -184,7 +186,8 @@ impl Root {
             WHEN_FULL,
             &(self.when_full as u32).to_le_bytes(),
         );
-        page::seal(&mut page, &header(pool, self.slot(), self.sequence));
+        let header = header(pool, self.slot(), self.sequence);
+        page::seal_as(&mut page, &header, self.minor);
         page
     }
 
@@ -215,17 +218,7 @@ impl Root {
                 value: pool_blocks,
             });
         }
-        let ids = [
-            ("next volume id", 96),
-            ("next layer id", 104),
-            ("next batch", 152),
-        ];
-        for (field, at) in ids {
-            let value = u64_at(page, at);
-            if !(1..=ID_END).contains(&value) {
-                return Err(FormatError::Field { field, value });
-            }
-        }
+        check_ids(page)?;
         let next_domain_id = u32_at(page, 236);
         if next_domain_id > DOMAIN_END {
             return Err(FormatError::Field {
@@ -237,6 +230,7 @@ impl Root {
             return Err(FormatError::Reserved { structure: "root" });
         }
         let root = Self {
+            minor: page::minor(page),
             sequence,
             session: u64_at(page, 64),
             log_position,
@@ -372,6 +366,21 @@ fn when_full_at(page: &PageBytes) -> Result<WhenFull, FormatError> {
             value: other.into(),
         }),
     }
+}
+
+fn check_ids(page: &PageBytes) -> Result<(), FormatError> {
+    let ids = [
+        ("next volume id", 96),
+        ("next layer id", 104),
+        ("next batch", 152),
+    ];
+    for (field, at) in ids {
+        let value = u64_at(page, at);
+        if !(1..=ID_END).contains(&value) {
+            return Err(FormatError::Field { field, value });
+        }
+    }
+    Ok(())
 }
 
 fn header(pool: PoolId, slot: PageNumber, sequence: u64) -> PageHeader {

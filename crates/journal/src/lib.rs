@@ -56,6 +56,7 @@ mod session_end;
 mod size;
 mod tail_copy;
 mod tail_memory;
+mod version;
 mod watermarks;
 
 use std::collections::VecDeque;
@@ -129,6 +130,8 @@ pub struct Journal {
     failure: Failure,
     /// The treatment of writes for which there is no room: the next checkpoint makes it durable.
     when_full: AtomicU8,
+    /// The newest root's.
+    minor: AtomicU8,
     space_report: SpaceReport,
     due: (Mutex<bool>, Condvar),
 }
@@ -268,6 +271,7 @@ impl Journal {
             free_walk: Mutex::new(Some(0)),
             failure: Failure::default(),
             when_full: AtomicU8::new(root.when_full as u8),
+            minor: AtomicU8::new(root.minor),
             space_report: SpaceReport::default(),
             due: (Mutex::new(false), Condvar::new()),
         }

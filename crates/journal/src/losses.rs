@@ -22,7 +22,8 @@ use onefold_engine::{Disk, Engine, Part};
 use onefold_format::loss_page::{LOSS_LISTS, LOST_RUNS_MAX, LOST_VOLUMES_MAX};
 use onefold_format::page::{self, PAGE_BYTES};
 use onefold_format::{
-    DamagedVolume, FormatError, LossPage, Losses, LostRun, PageNumber, Pba, PoolId, VolumeId,
+    DamagedVolume, FormatError, LossPage, Losses, LostRun, MINOR_OF_CLAIMS, PageNumber, Pba,
+    PoolId, VolumeId,
 };
 use onefold_metadata::sync::{AtomicBool, Mutex, lock};
 use onefold_metadata::{Guard, PbaRun, Result, StoreError};
@@ -104,6 +105,7 @@ impl LossList {
         blocks: &[PbaRun],
         volumes: impl IntoIterator<Item = VolumeId>,
     ) -> Result<()> {
+        journal.ensure_minor(MINOR_OF_CLAIMS)?;
         for run in blocks {
             journal.data.lose(*run);
         }

@@ -34,6 +34,7 @@ mod pool;
 mod recovery;
 mod snapshots;
 mod store;
+mod version;
 mod volume;
 mod volume_options;
 

@@ -25,7 +25,8 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
-    FormatError, IndexKind, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot, WhenFull,
+    FormatError, IndexKind, MINOR_VERSION, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot,
+    WhenFull,
 };
 use onefold_journal::{
     BackgroundWork, BadBlocks, DataDisk, FoundLedger, IncompleteCommit, Journal, JournalParts, Log,
@@ -196,6 +197,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     )?;
     step("syncing the superblock", identity.sync())?;
     let root = Root {
+        minor: MINOR_VERSION,
         sequence: 1,
         session: 0,
         log_position: 0,

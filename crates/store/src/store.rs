@@ -13,8 +13,8 @@ use onefold_engine::Engine;
 use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, MIN_RUN_MAX};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
-    VolumeId, VolumeRecord, VolumeState, WhenFull,
+    DedupMode, DomainId, LayerCounts, LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord,
+    VolumeState, WhenFull,
 };
 use onefold_journal::{Admit, BackgroundExecutor, Hurry, Metadata, StopsOnPanic};
 use onefold_metadata::heat::COLD_PASSES_MAX;
@@ -174,16 +174,6 @@ impl Store {
             .map_or(Ok(()), |index| Ok(index.close()?))
     }
 
-    /// The version of the pool's format, major and minor: the newest, because there is only one.
-    ///
-    /// # Errors
-    ///
-    /// `ReadOnly` where a later version wrote it, and after a failure.
-    pub fn format_version(&self) -> Result<(u8, u8)> {
-        self.pool.journal.check_writable()?;
-        Ok((MAJOR_VERSION, MINOR_VERSION))
-    }
-
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
     #[must_use]
     pub fn block_size(&self) -> u32 {
@@ -317,6 +307,7 @@ impl Store {
         self.check_size(options.size_bytes)?;
         let _changing = self.changing();
         self.check_name_is_free(name)?;
+        self.ensure_version_for(options)?;
         let metadata = self.pool.journal.metadata()?;
         let catalogue = &metadata.catalogue();
         let volume = VolumeRecord {
@@ -404,6 +395,7 @@ impl Store {
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
         }
+        self.ensure_version_for(&options)?;
         let change = |record: &mut VolumeRecord| {
             record.dedup = options.dedup;
             record.verify = options.verify;

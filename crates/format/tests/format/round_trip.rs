@@ -27,9 +27,9 @@ use onefold_format::units::{
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
     ExportMark, Fault, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses, LostRun,
-    OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
-    Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId,
-    VolumeRecord, VolumeState, WhenFull, record,
+    MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement,
+    Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot,
+    UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull, record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -361,9 +361,11 @@ proptest! {
         (claims_head, claims_end, claims) in queues(),
         (next_batch, open) in open_batches(),
         batch in option::of((pointers(Just(0)), 1..=LEVELS_MAX)),
+        minor in 0..=MINOR_VERSION,
     ) {
         let [sequence, session, log_position, commit] = numbers;
         let written = Root {
+            minor,
             sequence,
             session,
             log_position: log_position / SECTOR_BYTES * SECTOR_BYTES,

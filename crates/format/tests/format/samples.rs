@@ -17,9 +17,9 @@ use onefold_format::trace::{
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
     ExportMark, Fault, FormatError, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses,
-    LostRun, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
-    Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo,
-    VolumeId, VolumeRecord, VolumeState, WhenFull,
+    LostRun, MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
+    QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
+    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
@@ -39,6 +39,7 @@ pub(crate) fn superblock() -> Superblock {
 
 pub(crate) fn root() -> Root {
     Root {
+        minor: MINOR_VERSION,
         sequence: 0x0123,
         session: 7,
         log_position: 0x45_6000,

@@ -126,7 +126,8 @@ enum PoolVerb {
     ImportMetadata(pool_import_metadata::Args),
     /// Bring the pool to the newest format.
     ///
-    /// There is only one so far: this says so, and changes nothing.
+    /// A pool keeps its format until this, or until it uses what needs a newer one. Releases that do not know the
+    /// format only read the pool then. Without --yes, this says what would change.
     Upgrade(PoolUpgrade),
     /// Read stored blocks and find those that have decayed; exit code 3 if there are any.
     ///
@@ -387,7 +388,11 @@ impl PoolVerb {
             Self::Dedup(request) => context.dedup(&request),
             Self::ExportMetadata(args) => pool_export_metadata::run(context, args),
             Self::ImportMetadata(args) => pool_import_metadata::run(context, args),
-            Self::Upgrade(request) => context.call(&request),
+            Self::Upgrade(request) => {
+                let reply = context.request(&request, Bar::None)?;
+                let is_newest = reply.format == reply.newest;
+                context.print_plan(&reply, is_newest)
+            }
             Self::Scrub(args) => pool_scrub::run(context, args),
             Self::Resize(request) => context.call_planned(&request, Bar::Bytes("resizing")),
             Self::Trim(request) => context.call_showing(&request, Bar::Bytes("trimming")),

@@ -53,6 +53,7 @@ impl Render for PoolStatReply {
                 },
             ),
             ("block size", size::display(self.block_size.into())),
+            ("format", self.format.clone()),
             (
                 "free",
                 match self.reserved_unused_blocks {
@@ -151,11 +152,19 @@ impl Render for PoolStatReply {
 
 impl Render for PoolUpgradeReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "the pool has format {}, the newest that there is: nothing to do",
-            self.format
-        )
+        let Self { format, newest, .. } = self;
+        match (self.upgraded, format == newest) {
+            (true, _) => writeln!(out, "the pool has format {format} now"),
+            (false, true) => writeln!(
+                out,
+                "the pool has format {format}, the newest that there is: nothing to do"
+            ),
+            (false, false) => writeln!(
+                out,
+                "the pool has format {format}, and would get {newest}: releases that do not know it only read the \
+                 pool then"
+            ),
+        }
     }
 }
 

@@ -351,13 +351,85 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, step)
 }
 
+/// Gives pages of a part another minor version.
+fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
+    let file = scene.pool().join(part);
+    let mut bytes = fs::read(&file).unwrap();
+    for page in bytes.chunks_mut(4096).take(pages) {
+        // A root slot that was never written is zeros.
+        if page[5] == 0 {
+            continue;
+        }
+        page[6] = minor;
+        page[60..64].fill(0);
+        let checksum = crc32c(page);
+        page[60..64].copy_from_slice(&checksum.to_le_bytes());
+    }
+    fs::write(&file, bytes).unwrap();
+}
+
+/// The minor versions of both roots: a release that knows a lower one only reads the pool.
+fn minors(scene: &Scene) -> [u8; 2] {
+    let meta = fs::read(scene.pool().join("meta")).unwrap();
+    [meta[6], meta[4096 + 6]]
+}
+
 #[test]
-fn the_only_format_is_the_newest() {
+fn a_pool_keeps_its_format_until_it_needs_another() {
     if is_left_out_in_ceph("it changes the file of a part") {
         return;
     }
     let scene = Scene::new();
-    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.1", "upgraded": false});
+    let image = scene.file("image", &noise(1, 20 * 4096));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let make_older = || {
+        set_minor(&scene, "superblock", 1, 0);
+        set_minor(&scene, "meta", 2, 0);
+    };
+    make_older();
+    scene.ok(&["volume", "list"]);
+    assert_eq!(scene.json(&["pool", "stat"])["format"], "1.0");
+    let daemon = scene.daemon();
+    scene.ok(&["snapshot", "create", "vm@s"]);
+    scene.ok(&["volume", "create", "other", "--size", "1M"]);
+    scene.ok(&["volume", "set", "vm", "--interval", "7"]);
+    scene.ok(&["pool", "dedup"]);
+    scene.ok(&["pool", "scrub"]);
+    daemon.terminate();
+    scene.ok(&["pool", "check"]);
+    assert_eq!(minors(&scene), [0, 0]);
+
+    let plan = scene.run(&["pool", "upgrade"]);
+    assert_eq!(plan.code, Some(2), "{plan:?}");
+    assert!(String::from_utf8_lossy(&plan.stdout).contains("would get 1.1"));
+    assert_eq!(minors(&scene), [0, 0]);
+    scene.ok(&["pool", "upgrade", "--yes"]);
+    assert_eq!(scene.json(&["pool", "stat"])["format"], "1.1");
+    assert!(minors(&scene).contains(&1));
+
+    for needs in [
+        &["volume", "create", "i", "--size", "1M", "--dedup", "inline"][..],
+        &["volume", "set", "other", "--dedup", "auto"],
+        &["volume", "set", "vm", "--min-run", "4"],
+    ] {
+        scene.ok(&["volume", "set", "vm", "--min-run", "1"]);
+        scene.ok(&["volume", "set", "other", "--dedup", "offline"]);
+        make_older();
+        scene.ok(&["pool", "stat"]);
+        assert_eq!(minors(&scene), [0, 0]);
+        scene.ok(needs);
+        assert!(minors(&scene).contains(&1), "{needs:?}");
+    }
+    scene.ok(&["pool", "check"]);
+}
+
+#[test]
+fn a_later_format_is_only_read() {
+    if is_left_out_in_ceph("it changes the file of a part") {
+        return;
+    }
+    let scene = Scene::new();
+    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.1", "newest": "1.1", "upgraded": false});
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
     let daemon = scene.daemon();
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);

@@ -7,7 +7,7 @@ use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{BatchKind, DedupMode, IndexKind, PoolId, WhenFull};
+use onefold_format::{BatchKind, DedupMode, IndexKind, MAJOR_VERSION, PoolId, WhenFull};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 
@@ -80,6 +80,8 @@ pub struct SnapshotStat {
 pub struct PoolStat {
     /// No other pool has it.
     pub id: PoolId,
+    /// The version of the pool's format, major and minor.
+    pub format: (u8, u8),
     /// Bytes in a block.
     pub block_size: u32,
     /// Blocks of the pool, the label's included.
@@ -280,6 +282,7 @@ impl Store {
         let pages = pool.journal.page_count() + 1;
         Ok(PoolStat {
             id: pool.superblock.pool,
+            format: (MAJOR_VERSION, pool.journal.minor()),
             block_size: self.block_size(),
             pool_blocks,
             shrinking_to_blocks: (end < pool_blocks).then_some(end),

@@ -140,6 +140,7 @@ fn full_tree() -> TreeRoot {
 /// A root of zeros, except for the fields that every encoding has.
 fn empty_root() -> Root {
     Root {
+        minor: MINOR_VERSION,
         sequence: 1,
         session: 0,
         log_position: 0,

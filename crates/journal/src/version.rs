@@ -1,0 +1,38 @@
+//! The version of the pool, as in the root: opening a pool does not raise it.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use onefold_format::{MAJOR_VERSION, Root};
+use onefold_metadata::Result;
+
+use super::Journal;
+
+impl Journal {
+    /// The minor version of the pool.
+    pub fn minor(&self) -> u8 {
+        self.minor.load(SeqCst)
+    }
+
+    /// Raises the minor version of the pool to this one, if it is lower. What needs the version is written only when this has
+    /// returned: it is durable then, and a release that does not know the version only reads the pool.
+    pub fn ensure_minor(&self, minor: u8) -> Result<()> {
+        let mut root = self.checkpoints.lock();
+        self.check_writable()?;
+        if root.minor >= minor {
+            return Ok(());
+        }
+        let next = Root {
+            minor,
+            sequence: root.sequence + 1,
+            ..*root
+        };
+        self.write_root(&next)
+            .inspect_err(|error| self.fail(error))?;
+        *root = next;
+        self.minor.store(minor, SeqCst);
+        tracing::info!(
+            "the pool has format {MAJOR_VERSION}.{minor} from now on: releases that do not know it only read the pool"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! The version of the pool: opening it does not change the version.
+
+use onefold_format::{DedupMode, MAJOR_VERSION, MINOR_OF_CLAIMS, MINOR_VERSION};
+use onefold_metadata::Result;
+
+use crate::store::Store;
+use crate::volume_options::VolumeOptions;
+
+impl Store {
+    /// The newest format that this build writes, major and minor.
+    pub const NEWEST_FORMAT: (u8, u8) = (MAJOR_VERSION, MINOR_VERSION);
+
+    /// The version of the pool's format, major and minor. Opening a pool does not change it.
+    ///
+    /// # Errors
+    ///
+    /// `ReadOnly` where a later version wrote it, and after a failure.
+    pub fn format_version(&self) -> Result<(u8, u8)> {
+        self.pool.journal.check_writable()?;
+        Ok((MAJOR_VERSION, self.pool.journal.minor()))
+    }
+
+    /// Brings the pool to the newest format. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// `ReadOnly` where a later version wrote it, and after a failure; `Io`.
+    pub fn upgrade(&self) -> Result<()> {
+        self.pool.journal.ensure_minor(MINOR_VERSION)
+    }
+
+    /// Raises the version of the pool if volumes with these options need a later one.
+    pub(crate) fn ensure_version_for(&self, options: &VolumeOptions) -> Result<()> {
+        let is_inline = matches!(options.dedup, DedupMode::Inline | DedupMode::Auto);
+        match is_inline || options.min_run > 1 {
+            true => self.pool.journal.ensure_minor(MINOR_OF_CLAIMS),
+            false => Ok(()),
+        }
+    }
+}
