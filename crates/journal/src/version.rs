@@ -17,10 +17,10 @@ impl Journal {
     /// returned: it is durable then, and a release that does not know the version only reads the pool.
     pub fn ensure_minor(&self, minor: u8) -> Result<()> {
         let mut root = self.checkpoints.lock();
-        self.check_writable()?;
         if root.minor >= minor {
             return Ok(());
         }
+        self.check_writable()?;
         let next = Root {
             minor,
             sequence: root.sequence + 1,

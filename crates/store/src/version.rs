@@ -26,6 +26,7 @@ impl Store {
     ///
     /// `ReadOnly` where a later version wrote it, and after a failure; `Io`.
     pub fn upgrade(&self) -> Result<()> {
+        self.pool.journal.check_writable()?;
         self.pool.journal.ensure_minor(MINOR_VERSION)
     }
 

@@ -81,6 +81,7 @@ impl World {
         let is_killed = recovery.kind == CrashKind::ProcessKilled;
         // Once the power fails, nothing that was not flushed is missed.
         state.has_lost_data = is_killed && (state.has_lost_data || after.has_lost_data());
+        state.power_failed |= !is_killed;
         state.survived &= is_killed && !state.has_lost_data;
         for part in Part::ALL {
             after.set_capacity(part, None);
@@ -197,6 +198,7 @@ impl World {
         }
         self.state().survived = true;
         self.state().has_lost_data = false;
+        self.state().power_failed = false;
         self.state().knows_of_loss = false;
         self.state().may_remember_loss = false;
         self.state().coverage.recoveries += 1;
@@ -266,7 +268,7 @@ impl World {
             let state = self.state();
             let knows = state.knows_of_loss;
             (
-                knows,
+                knows && !state.power_failed,
                 state.has_lost_data && knows || state.may_remember_loss,
             )
         };

@@ -94,6 +94,8 @@ pub(crate) struct State {
     /// A process died with a sync of the data that failed, and the host lives: what is lost has to be
     /// told.
     pub(crate) has_lost_data: bool,
+    /// The power failed since all was compared, so what was not flushed may be gone for that reason alone.
+    pub(crate) power_failed: bool,
     /// The opening knows of it.
     pub(crate) knows_of_loss: bool,
     /// An opening that found losses was cut short after it may have recorded them. The record survives a
@@ -175,6 +177,7 @@ impl World {
             is_sync_untold: false,
             survived: true,
             has_lost_data: false,
+            power_failed: false,
             knows_of_loss: false,
             may_remember_loss: false,
             is_beyond_model: false,
