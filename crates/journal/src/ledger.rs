@@ -126,6 +126,14 @@ impl SyncLedger {
         synced
     }
 
+    /// Notes that the host reports data that it could not write. The host tells that once, so a process
+    /// that dies before the loss is listed leaves it here for the next one.
+    pub fn note_failure(&self) {
+        if self.is_counting {
+            self.write(Word::Failed, 1);
+        }
+    }
+
     /// Notes that a volume is about to write in place, or has done so and is about to be answered.
     #[inline]
     pub fn mark(&self, mark: &RewriteMark, volume: VolumeId) {

@@ -331,7 +331,7 @@ pub(crate) fn open(
     let from = Predecessor {
         ledger: parts.found_ledger,
         is_closed,
-        host_reports_losses: !is_closed && host_reports_losses(engine)?,
+        host_reports_losses: !is_closed && host_reports_losses(engine, &parts.ledger)?,
         losses: &losses,
         engine,
     };
@@ -511,12 +511,17 @@ pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {
 }
 
 /// Whether the host reports data of the pool that it could not write since the pool was last opened.
-fn host_reports_losses(engine: &dyn Engine) -> Result<bool> {
+fn host_reports_losses(engine: &dyn Engine, ledger: &SyncLedger) -> Result<bool> {
     if !Guard::HostAskedForLosses.holds() {
         return Ok(false);
     }
     let reported = engine.has_lost_writes();
-    reported.map_err(|error| StoreError::io("looking for data that the host has lost", error))
+    let reported = reported
+        .map_err(|error| StoreError::io("looking for data that the host has lost", error))?;
+    if reported {
+        ledger.note_failure();
+    }
+    Ok(reported)
 }
 
 /// Makes later reads agree with the medium.

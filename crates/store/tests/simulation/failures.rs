@@ -10,7 +10,7 @@ use onefold_store::{Blocking, CreateOptions, PoolStat, StoreErrorKind, VolumeOpt
 
 use crate::common::{BLOCK, MIB, pool_of};
 use crate::crash::Recovery;
-use crate::guards::crash_is_fine;
+use crate::guards::{crash_is_fine, with_new_blocks};
 use crate::world::{Fill, World};
 
 /// A pool with one volume, of which a quarter is written and flushed.
@@ -244,4 +244,30 @@ fn a_zeroing_that_is_cut_short_tears_no_sector() {
         crash_is_fine(zero).unwrap();
         world.recover_by(Recovery::KILLED).unwrap();
     }
+}
+
+/// The host reports once what it could not write. The opening that hears of it is killed in each of its
+/// I/Os; the next one knows of the loss all the same.
+#[test]
+fn what_the_host_reports_is_known_after_a_killed_opening() {
+    let (mut killed, mut known) = (0, 0);
+    for seed in 0..4 {
+        for crash_at in (1..).take_while(|n| *n < 60) {
+            let (world, _) = with_new_blocks(seed).unwrap();
+            world.engine().set_orphan_failure_rate(1.0);
+            let cut_short = Recovery {
+                crash_at: Some(crash_at),
+                ..Recovery::KILLED
+            };
+            world.engine().halt();
+            let after = world.engine().crash(cut_short.kind);
+            after.set_orphan_failure_rate(0.0);
+            let will_report = after.has_to_report();
+            killed += u64::from(!world.open_after(cut_short, after).unwrap());
+            let recovered = world.recover_by(Recovery::KILLED);
+            recovered.unwrap_or_else(|stop| panic!("seed {seed}, I/O {crash_at}: {stop:?}"));
+            known += u64::from(will_report && world.state().coverage.losses_found > 0);
+        }
+    }
+    assert!(killed > 20 && known > 20, "{killed} killed, {known} known");
 }

@@ -635,7 +635,7 @@ fn left_behind_then_power_loss(seed: u64) -> Step {
 }
 
 /// A pool of which a volume has durable content, and answered writes to new blocks.
-fn with_new_blocks(seed: u64) -> Result<(Arc<World>, u64), Stop> {
+pub(crate) fn with_new_blocks(seed: u64) -> Result<(Arc<World>, u64), Stop> {
     let world = small_pool(seed)?;
     let id = world.new_volume(MIB)?;
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
