@@ -1,4 +1,4 @@
-//! Whether a pool is well: the one verdict of `/readyz`, the metrics, `pool stat` and the daemon's log.
+//! The health of a pool: the one verdict of `/readyz`, the metrics, `pool stat` and the daemon's log.
 
 use onefold_jobs::JobState;
 use onefold_store::{PoolStat, SpaceLevel};
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::service::Service;
 use crate::size;
 
-/// How well a pool is.
+/// The health of a pool, in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolState {
-    /// Nothing is wrong.
+    /// The pool has no problem.
     Ok,
     /// Guests are served, and something needs an operator.
     Degraded,
@@ -32,7 +32,7 @@ impl PoolState {
     }
 }
 
-/// What can be wrong with a pool.
+/// A kind of problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -97,20 +97,20 @@ impl ProblemReason {
     }
 }
 
-/// Something that is wrong with a pool.
+/// A problem of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Problem {
-    /// What is wrong, as a word.
+    /// The kind of problem.
     pub reason: ProblemReason,
-    /// What is wrong and what helps, as a sentence without its full stop.
+    /// The problem and its remedy, as a sentence without its full stop.
     pub message: String,
 }
 
-/// A pool's verdict, and what it is for.
+/// A pool's state and its problems.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
-    /// What is wrong, the worst first; each reason at most once.
+    /// The worst problem first; each reason at most once.
     pub problems: Vec<Problem>,
 }
 
@@ -148,7 +148,7 @@ impl Service {
     pub fn health(&self) -> Health {
         match self.store.stat() {
             Ok(stat) => self.health_of(&stat),
-            // Then what is wrong is known otherwise, or nothing can be said for it.
+            // A failed pool has a reason already.
             Err(error) => {
                 let mut health = self.health_of_guests();
                 if health.state() != PoolState::NotReady {
@@ -169,8 +169,10 @@ impl Service {
         health
     }
 
-    /// That for which guests get errors or wait.
-    fn health_of_guests(&self) -> Health {
+    /// The problems that make guests wait or get errors. Finding them does no I/O, so that a disk that hangs does not
+    /// delay the answer.
+    #[must_use]
+    pub fn health_of_guests(&self) -> Health {
         let mut health = Health::default();
         if let Some(message) = self.store.read_only_reason() {
             health.add(ProblemReason::ReadOnly, message);

@@ -65,6 +65,9 @@ pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 /// that, so it is rare: as often as file systems commit their journals by themselves.
 pub(crate) const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The interval at which the daemon looks for problems of the pool, to log them.
+pub(crate) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The interval at which a daemon scans all maps, to find out what each volume holds alone: its
 /// reads cost little at this rate, and a user can also request it at once.
 pub(crate) const ACCOUNTING_INTERVAL: Duration = Duration::from_secs(3600);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! header   64 bytes
-//! packs    64 bytes each, in ascending order of numbers and generations
+//! packs    64 bytes each, in any order
 //! tables   for each pack, its table without fingerprints and with empty groups, compressed with zstd
 //! rows     12 bytes each, in ascending order, up to the end of the file
 //! ```

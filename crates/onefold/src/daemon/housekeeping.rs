@@ -1,7 +1,9 @@
-//! A thread that runs the store's housekeeping, about once a second and whenever much is due, and logs how well the pool is.
+//! Two threads: one runs the store's housekeeping, about once a second and whenever much is due; the other
+//! logs how well the pool is. Finding that out may wait for a disk or a cluster, and no commit waits for it.
 
-use crate::limits::{COMMIT_INTERVAL, HOUSEKEEPING_INTERVAL};
+use crate::limits::{COMMIT_INTERVAL, HEALTH_INTERVAL, HOUSEKEEPING_INTERVAL};
 use onefold_api::{Health, PoolState, Problem, Service};
+use onefold_store::Store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -10,36 +12,19 @@ use std::time::Instant;
 /// Runs until dropped.
 pub(super) struct Housekeeping {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Housekeeping {
     pub(super) fn start(service: Service) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let (store, stopped) = (Arc::clone(&service.store), Arc::clone(&stop));
+        let tidying = thread::spawn(move || tidy(&store, &stopped));
         let stopped = Arc::clone(&stop);
-        let thread = thread::spawn(move || {
-            let store = Arc::clone(&service.store);
-            let (mut committed, mut verdict) = (Instant::now(), Health::default());
-            while !stopped.load(Ordering::Acquire) {
-                store.wait_until_due(HOUSEKEEPING_INTERVAL);
-                let commits = committed.elapsed() >= COMMIT_INTERVAL;
-                if commits {
-                    committed = Instant::now();
-                }
-                // Clients of an affected volume get their own errors; this is for the log.
-                if let Err(error) = store.tidy(commits) {
-                    tracing::error!(%error, "housekeeping failed");
-                }
-                if commits {
-                    let now = service.health();
-                    log_news(&verdict, &now);
-                    verdict = now;
-                }
-            }
-        });
+        let logging = thread::spawn(move || log_health(&service, &stopped));
         Self {
             stop,
-            thread: Some(thread),
+            threads: vec![tidying, logging],
         }
     }
 }
@@ -47,15 +32,41 @@ impl Housekeeping {
 impl Drop for Housekeeping {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
             // A panic was printed when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// Logs what has become wrong, and that nothing is any more.
-fn log_news(before: &Health, now: &Health) {
+fn tidy(store: &Store, stopped: &AtomicBool) {
+    let mut committed = Instant::now();
+    while !stopped.load(Ordering::Acquire) {
+        store.wait_until_due(HOUSEKEEPING_INTERVAL);
+        let commits = committed.elapsed() >= COMMIT_INTERVAL;
+        if commits {
+            committed = Instant::now();
+        }
+        // Clients of an affected volume get their own errors; this is for the log.
+        if let Err(error) = store.tidy(commits) {
+            tracing::error!(%error, "housekeeping failed");
+        }
+    }
+}
+
+fn log_health(service: &Service, stopped: &AtomicBool) {
+    let mut before = Health::default();
+    while !stopped.load(Ordering::Acquire) {
+        let now = service.health();
+        log_changes(&before, &now);
+        before = now;
+        thread::park_timeout(HEALTH_INTERVAL);
+    }
+}
+
+/// Logs each new problem, and the end of the last one.
+fn log_changes(before: &Health, now: &Health) {
     let news = now.problems.iter().filter(|it| !before.has(it.reason));
     for Problem { reason, message } in news {
         match reason.state() {

@@ -115,7 +115,7 @@ async fn ready(State(service): State<Opened>) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, OPENING).into_response();
     };
     let service = service.service.clone();
-    let asked = spawn_blocking(move || service.health().not_ready()).await;
+    let asked = spawn_blocking(move || service.health_of_guests().not_ready()).await;
     match asked.unwrap_or_else(|e| Some(e.to_string())) {
         None => "ready\n".into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response(),
