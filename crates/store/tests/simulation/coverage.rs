@@ -45,6 +45,8 @@ coverage! {
     /// Runs whose log went round its ring.
     log_wraps,
     meta_writes,
+    /// Pools of the format's first minor version that got a later one.
+    versions_raised,
     imports_removed,
     /// Code that ran in the middle of an I/O.
     hooks_run,

@@ -460,7 +460,10 @@ impl World {
         self.cover_late();
         let mut state = self.state();
         let engine = state.engine.clone();
-        let position = newest_root(&engine).map_or(0, |root| root.log_position);
+        let root = newest_root(&engine);
+        let is_raised = state.is_first_minor && root.as_ref().is_some_and(|root| root.minor > 0);
+        state.coverage.versions_raised += u64::from(is_raised);
+        let position = root.map_or(0, |root| root.log_position);
         state.coverage.log_wraps += position / superblock(&engine).log_bytes;
         state.coverage.meta_writes += engine.count(Part::Meta, Op::Write).count;
     }

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Engine as _, Part};
+use onefold_format::Root;
+use onefold_format::page::PAGE_BYTES;
 use onefold_store::{
     Blocking, CreateOptions, Guard, Import, IndexKind, RecoveryReport, Scarcity, Store, StoreError,
     StoreErrorKind, Volume, VolumeOptions,
@@ -74,6 +76,8 @@ pub(crate) struct State {
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) block_size: u64,
     pub(crate) index: IndexKind,
+    /// The pool had the format's first minor version when it was made.
+    pub(crate) is_first_minor: bool,
     /// Bytes that the pool may have: one size, unless it was being changed when the machine stopped.
     pub(crate) pool_sizes: Vec<u64>,
     pub(crate) volumes: Vec<VolumeModel>,
@@ -160,11 +164,16 @@ impl World {
 
     fn on(engine: SimulatedEngine, seed: u64, options: &CreateOptions) -> Arc<Self> {
         Store::create(&engine, options).unwrap();
+        let is_first_minor = seed.is_multiple_of(3);
+        if is_first_minor {
+            make_first_minor(&engine);
+        }
         Arc::new(Self(Mutex::new(State {
             engine,
             store: None,
             block_size: u64::from(options.block_size),
             index: options.index,
+            is_first_minor,
             pool_sizes: vec![options.size_bytes],
             volumes: Vec::new(),
             import: None,
@@ -921,4 +930,19 @@ impl State {
             }
         }
     }
+}
+
+/// Makes a new pool one of the format's first minor version.
+fn make_first_minor(engine: &SimulatedEngine) {
+    let root = Root {
+        minor: 0,
+        ..common::newest_root(engine).expect("a new pool has a root")
+    };
+    let (page, at) = (
+        root.encode(common::superblock(engine).pool),
+        root.slot().0 * PAGE_BYTES as u64,
+    );
+    let meta = engine.open(Part::Meta).expect("a new pool has metadata");
+    let written = meta.write_at(&page[..], at).and_then(|()| meta.sync());
+    written.expect("nothing fails yet");
 }
