@@ -2,7 +2,7 @@
 //! atomic: small volumes, a few requests, all jobs.
 //!
 //! ```text
-//! cargo test --release -p onefold-store --features shuttle,simulation --test schedules
+//! cargo test --profile simulation -p onefold-store --features shuttle,simulation --test schedules
 //! ONEFOLD_SCHEDULES=n      so many schedules for each test
 //! ```
 //!

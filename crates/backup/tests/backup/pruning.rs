@@ -236,7 +236,7 @@ fn an_interrupted_prune_leaves_all_backups_and_is_done_again() {
         made.create(&mut day.clone(), None).unwrap();
     }
     made.forget([1, 3, 5]);
-    for reports in 0..12 {
+    for reports in [0, 1, 2, 3, 5, 8, 11] {
         let rig = made.copied(&Access::Open);
         let kept = BTreeSet::from([2, 4, 6]);
         let ended = rig.prune_until(&ALL_WASTE, reports);

@@ -39,10 +39,10 @@ fn disks_of_any_size_take_the_memory_that_is_given() {
         assert!(peak <= PEAK_MIB_MAX, "{peak} MiB: {arguments:?}");
         highest = highest.max(peak);
     };
-    // 4 TiB with hardly anything, and 64 GiB with half a gibibyte.
+    // 4 TiB with hardly anything, and 64 GiB with a quarter of a gibibyte.
     for (name, size_bytes, pieces, piece_bytes) in [
         ("huge", 4096 * GIB, 1024, 4096),
-        ("big", 64 * GIB, 512, 1 << 20),
+        ("big", 64 * GIB, 256, 1 << 20),
     ] {
         let wanted = format!(
             "{name}={}",

@@ -1,7 +1,7 @@
 //! The real store on a simulated machine that loses power, tears writes and fails.
 //!
 //! ```text
-//! cargo test --release -p onefold-store --features simulation --test simulation
+//! cargo test --profile simulation -p onefold-store --features simulation --test simulation
 //! ONEFOLD_SIM_SEED=n      one seed, with a trace of what it does
 //! ONEFOLD_SIM_RUNS=n      so many seeds
 //! ONEFOLD_SIM_BASE=n      seeds from n + 1 on; what a seed does does not depend on it
@@ -87,7 +87,7 @@ const RECOVERIES_PER_RUN: u64 = 4;
 const THREADS: u64 = 2;
 
 /// The command that replays a seed, behind the variable with the seed.
-const REPLAY: &str = "cargo test --release -p onefold-store --features simulation \
+const REPLAY: &str = "cargo test --profile simulation -p onefold-store --features simulation \
                       --test simulation -- --nocapture";
 
 fn number(variable: &str) -> Option<u64> {

@@ -4,8 +4,8 @@
 //! tool is installed or is a failure. The exceptions are cargo-deny, which takes long to build, and Ceph, which not
 //! every machine can have. Each is named in a closing line if it is missing: nothing is left out silently.
 //!
-//! Two steps run at a time, and from when the product is built one of them mostly waits; beside both is the step that
-//! has a cluster. The output of those that wait appears at their end.
+//! Two steps run at a time, and from when the product is built one of them mostly waits. The output of those that wait
+//! appears at their end.
 
 mod steps;
 
@@ -82,15 +82,11 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
     let outcomes_beside = std::thread::scope(|scope| {
         let beside = of(|work| matches!(work, Work::Beside(_) | Work::Accepting(_)));
         let beside = scope.spawn(move || beside.map(perform).collect::<Vec<_>>());
-        let waiting = of(|work| matches!(work, Work::Waiting(_)));
-        let waiting = scope.spawn(move || waiting.map(perform).collect::<Vec<_>>());
         outcomes.extend(of(|work| matches!(work, Work::Computing(_))).map(perform));
-        [beside.join(), waiting.join()]
+        beside.join()
     });
-    for others in outcomes_beside {
-        // A panic of another thread is one of this run.
-        outcomes.extend(others.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-    }
+    // A panic of another thread is one of this run.
+    outcomes.extend(outcomes_beside.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     outcomes
 }
 
@@ -103,7 +99,7 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
             println!("\n=== {name}");
             (String::new(), work(workspace).err())
         }
-        Work::Beside(work) | Work::Waiting(work) => {
+        Work::Beside(work) => {
             let mut said = beside();
             let error = work(workspace, &mut said).err();
             (said, error)

@@ -14,7 +14,7 @@ use onefold_harness::workspace::{BUILT_PRODUCT, PRODUCT, Workspace};
 use crate::{fuzz, mutations, tidy};
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
-const KILL_ROUNDS: &str = "12";
+const KILL_ROUNDS: &str = "8";
 
 /// The same in line, where each round waits for the finder; and with answered requests, enough to
 /// see hits.
@@ -22,14 +22,14 @@ const INLINE_KILL_ROUNDS: &str = "2";
 const INLINE_ANSWERED_ROUNDS: &str = "8";
 
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
-const FUZZ_SECONDS: u32 = 4;
+const FUZZ_SECONDS: u32 = 2;
 
 /// Seconds for each of the three stress tests.
 const STRESS_SECONDS: &str = "10";
 
 /// No command of a step takes so long on the slowest machine. One that hangs fails its step, and what it had printed is
 /// shown, instead of all of the run ending with nothing.
-const COMMAND_TIME_MAX: Duration = Duration::from_secs(25 * 60);
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// Tests that run at a time. Many of them wait for something most of the time.
 const TESTS_AT_A_TIME: &str = "8";
@@ -51,13 +51,11 @@ pub(super) enum Work {
     /// built they compute, too; later they mostly wait, for servers, kills, disks and the finder, which
     /// works only on an idle processor. None of them judges durations.
     Beside(fn(&Workspace, &mut String) -> Result<()>),
-    /// Beside both, from the start: it waits for a cluster most of the time.
-    Waiting(fn(&Workspace, &mut String) -> Result<()>),
     /// As `Beside`, as calls of `onefold-acceptance`.
     Accepting(&'static [&'static [&'static str]]),
 }
 
-use Work::{Accepting, Alone, Beside, Computing, Waiting};
+use Work::{Accepting, Alone, Beside, Computing};
 
 /// Cheap and frequent faults first.
 pub(super) const STEPS: &[Step] = &[
@@ -138,15 +136,15 @@ pub(super) const STEPS: &[Step] = &[
             INLINE_ANSWERED_ROUNDS,
         ]]),
     ),
-    step(CEPH, Waiting(ceph)),
+    step(CEPH, Beside(ceph)),
     step("demo", Accepting(&[&["demo"]])),
 ];
 
 /// The step that needs a cluster.
 pub(super) const CEPH: &str = "ceph";
 
-/// Rounds of the kill loop in it, with two moves to another host.
-const CEPH_KILL_ROUNDS: &str = "6";
+/// Rounds of the kill loop in it, with a move to another host and back.
+const CEPH_KILL_ROUNDS: &str = "4";
 
 /// The step that needs cargo-deny.
 pub(super) const LICENSES: &str = "licenses and sources";
@@ -278,7 +276,7 @@ fn product(workspace: &Workspace) -> Result<PathBuf> {
     Ok(built.insert(path).clone())
 }
 
-/// The real engine and store on a simulated disk, and backups in a folder whose host dies. In release mode, because its worth is in the
+/// The real engine and store on a simulated disk, and backups in a folder whose host dies. Optimised, because its worth is in the
 /// number of runs; the feature switches the guards' switches in. Every commit tries other seeds. One
 /// test at a time: the steps beside it have finders, which work only when a processor is idle. Both packages in one
 /// call: each by itself would select other features of what both depend on, and compile it again.
@@ -290,7 +288,8 @@ fn simulation(workspace: &Workspace) -> Result<()> {
         .env("ONEFOLD_SIM_BASE", base.to_string())
         .env("RUST_TEST_THREADS", "1")
         .args(CARGO_TEST)
-        .args(["--release", "-p", "onefold-store", "-p", "onefold-backup"])
+        .args(["--profile", "simulation"])
+        .args(["-p", "onefold-store", "-p", "onefold-backup"])
         .args(["--features", "onefold-store/simulation"])
         .args(["--features", "onefold-backup/simulation"])
         .args(["--test", "simulation"])
@@ -322,16 +321,9 @@ fn schedules(workspace: &Workspace) -> Result<()> {
         .cargo()
         .env("RUST_TEST_THREADS", "1")
         .args(CARGO_TEST)
-        .args([
-            "--release",
-            "-p",
-            "onefold-index",
-            "-p",
-            "onefold-metadata",
-            "-p",
-            "onefold-journal",
-        ])
-        .args(["-p", "onefold-store"])
+        .args(["--profile", "simulation"])
+        .args(["-p", "onefold-index", "-p", "onefold-metadata"])
+        .args(["-p", "onefold-journal", "-p", "onefold-store"])
         .args(["--features", "shuttle,simulation"])
         .args(["--lib", "--test", "schedules"])
         .show()
