@@ -10,36 +10,37 @@ use std::fmt;
 pub const HEAD_BYTES: usize = 512;
 
 /// The kind of a file that does not hold a disk's bytes as they are.
+///
+/// A command has `FILE` where the file is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Container {
-    /// Another format of disk images, by `qemu-img`'s name for it.
+    /// Another format of disk images.
     Image {
         /// Its display name.
         name: &'static str,
-        /// For `qemu-img -f`.
-        qemu: &'static str,
+        /// The command that writes the disk to a file.
+        command: &'static str,
     },
     /// A format that is read when it is named.
     Qcow2,
-    /// A compressed file: its display name, and the command that writes its content to standard
-    /// output.
+    /// A compressed file.
     Compressed {
         /// Its display name.
         name: &'static str,
-        /// The command, without the file.
+        /// The command that writes its content to a file.
         command: &'static str,
     },
-    /// An archive of files: its display name, and the command that unpacks it.
+    /// An archive of files.
     Archive {
         /// Its display name.
         name: &'static str,
-        /// The command, without the file.
+        /// The command that unpacks it.
         command: &'static str,
     },
 }
 
-const fn image(name: &'static str, qemu: &'static str) -> Container {
-    Container::Image { name, qemu }
+const fn image(name: &'static str, command: &'static str) -> Container {
+    Container::Image { name, command }
 }
 
 const fn compressed(name: &'static str, command: &'static str) -> Container {
@@ -50,33 +51,84 @@ const fn archive(name: &'static str, command: &'static str) -> Container {
     Container::Archive { name, command }
 }
 
-/// Offset of the bytes, the bytes, and the format that has them.
-const MAGICS: [(usize, &[u8], Container); 21] = [
+const QCOW1: Container = image(
+    "qcow version 1",
+    "qemu-img convert -f qcow -O raw FILE DISK.raw",
+);
+const VMDK: Container = image("VMDK", "qemu-img convert -f vmdk -O raw FILE DISK.raw");
+const VDI: Container = image("VDI", "qemu-img convert -f vdi -O raw FILE DISK.raw");
+const VHDX: Container = image("VHDX", "qemu-img convert -f vhdx -O raw FILE DISK.raw");
+const VHD: Container = image("VHD", "qemu-img convert -f vpc -O raw FILE DISK.raw");
+const QED: Container = image("QED", "qemu-img convert -f qed -O raw FILE DISK.raw");
+const PARALLELS: Container = image(
+    "Parallels",
+    "qemu-img convert -f parallels -O raw FILE DISK.raw",
+);
+const EWF: Container = image("EWF (E01)", "ewfexport -f raw -t DISK FILE");
+const TAR: Container = archive("tar (as OVA files are)", "tar -xf FILE");
+
+/// Offset of the bytes, the bytes, and the format that has them. The first that fits counts.
+const MAGICS: [(usize, &[u8], Container); 28] = [
+    (0, b"QFI\xfb\0\0\0\x01", QCOW1),
     (0, &crate::QCOW2_MAGIC, Container::Qcow2),
-    (0, b"KDMV", image("VMDK", "vmdk")),
-    (0, b"COWD", image("VMDK", "vmdk")),
-    (0, b"# Disk DescriptorFile", image("VMDK", "vmdk")),
-    (64, &[0x7f, 0x10, 0xda, 0xbe], image("VDI", "vdi")),
-    (0, b"vhdxfile", image("VHDX", "vhdx")),
-    (0, b"conectix", image("VHD", "vpc")),
-    (0, b"QED\0", image("QED", "qed")),
-    (0, b"WithoutFreeSpace", image("Parallels", "parallels")),
-    (0, b"WithouFreSpacExt", image("Parallels", "parallels")),
-    (0, &[0x1f, 0x8b, 8], compressed("gzip", "gzip -dc")),
-    (0, b"\xfd7zXZ\0", compressed("xz", "xz -dc")),
-    (0, &[0x28, 0xb5, 0x2f, 0xfd], compressed("zstd", "zstd -dc")),
-    (0, &[0x04, 0x22, 0x4d, 0x18], compressed("LZ4", "lz4 -dc")),
-    (0, b"LZIP", compressed("lzip", "lzip -dc")),
-    (0, b"\x89LZO\0\r\n\x1a\n", compressed("lzop", "lzop -dc")),
-    (0, &[0x1f, 0x9d], compressed("compress", "gzip -dc")),
-    (0, b"PK\x03\x04", archive("ZIP", "unzip")),
-    (0, b"7z\xbc\xaf\x27\x1c", archive("7z", "7z x")),
+    (0, b"KDMV", VMDK),
+    (0, b"COWD", VMDK),
+    (0, b"# Disk DescriptorFile", VMDK),
+    (64, &[0x7f, 0x10, 0xda, 0xbe], VDI),
+    (0, b"vhdxfile", VHDX),
+    (0, b"conectix", VHD),
+    (0, b"QED\0", QED),
+    (0, b"WithoutFreeSpace", PARALLELS),
+    (0, b"WithouFreSpacExt", PARALLELS),
+    (0, b"EVF\x09\r\n\xff\0", EWF),
+    (0, b"EVF2\r\n\x81\0", EWF),
     (
-        257,
-        b"ustar\0",
-        archive("tar (as OVA files are)", "tar -xf"),
+        0,
+        &[0x3a, 0xff, 0x26, 0xed],
+        image("Android sparse", "simg2img FILE DISK.raw"),
     ),
-    (257, b"ustar ", archive("tar (as OVA files are)", "tar -xf")),
+    (
+        0,
+        &[0x1f, 0x8b, 8],
+        compressed("gzip", "gzip -dc FILE > DISK"),
+    ),
+    (0, b"\xfd7zXZ\0", compressed("xz", "xz -dc FILE > DISK")),
+    (
+        0,
+        &[0x28, 0xb5, 0x2f, 0xfd],
+        compressed("zstd", "zstd -dc FILE > DISK"),
+    ),
+    (
+        0,
+        &[0x04, 0x22, 0x4d, 0x18],
+        compressed("LZ4", "lz4 -dc FILE > DISK"),
+    ),
+    (0, b"LZIP", compressed("lzip", "lzip -dc FILE > DISK")),
+    (
+        0,
+        b"\x89LZO\0\r\n\x1a\n",
+        compressed("lzop", "lzop -dc FILE > DISK"),
+    ),
+    (
+        0,
+        &[0x1f, 0x9d],
+        compressed("compress", "gzip -dc FILE > DISK"),
+    ),
+    (0, b"PK\x03\x04", archive("ZIP", "unzip FILE")),
+    (0, b"7z\xbc\xaf\x27\x1c", archive("7z", "7z x FILE")),
+    (0, b"Rar!\x1a\x07", archive("RAR", "unrar x FILE")),
+    (
+        0,
+        b"VMA\0",
+        archive("VMA (of Proxmox)", "vma extract FILE DIRECTORY"),
+    ),
+    (
+        0,
+        b"MSWIM\0\0\0",
+        archive("WIM", "wimlib-imagex apply FILE DIRECTORY"),
+    ),
+    (257, b"ustar\0", TAR),
+    (257, b"ustar ", TAR),
 ];
 
 /// The block magics behind `BZh` and the block size: of data, and of the end.
@@ -103,30 +155,28 @@ impl Container {
                 .get(3)
                 .is_some_and(|level| (b'1'..=b'9').contains(level))
             && BZIP2_BLOCKS.iter().any(|magic| stands_at(4, magic));
-        is_bzip2.then_some(compressed("bzip2", "bzip2 -dc"))
+        is_bzip2.then_some(compressed("bzip2", "bzip2 -dc FILE > DISK"))
     }
 
     /// The format by the last 512 bytes of a file: a VHD of fixed size has its only mark there.
     #[must_use]
     pub fn of_footer(foot: &[u8]) -> Option<Container> {
-        foot.starts_with(b"conectix").then_some(image("VHD", "vpc"))
+        foot.starts_with(b"conectix").then_some(VHD)
     }
 
     /// How to import the disk inside; messages call the file `shown`.
     #[must_use]
     pub fn advice(&self, shown: &str) -> String {
-        match self {
-            Container::Image { qemu, .. } => format!(
-                "convert it with 'qemu-img convert -f {qemu} -O raw {shown} DISK.raw' and import that"
-            ),
-            Container::Qcow2 => "import the disk inside it with --image-format qcow2".to_owned(),
-            Container::Compressed { command, .. } => {
-                format!("decompress it with '{command} {shown} > DISK' and import that")
+        let (doing, command, then) = match self {
+            Container::Qcow2 => {
+                return "import the disk inside it with --image-format qcow2".to_owned();
             }
-            Container::Archive { command, .. } => {
-                format!("unpack it with '{command} {shown}' and import the disk in it")
-            }
-        }
+            Container::Image { command, .. } => ("convert", command, "import that"),
+            Container::Compressed { command, .. } => ("decompress", command, "import that"),
+            Container::Archive { command, .. } => ("unpack", command, "import the disk in it"),
+        };
+        let command = command.replace("FILE", shown);
+        format!("{doing} it with '{command}' and {then}")
     }
 }
 
@@ -152,7 +202,12 @@ mod tests {
             head.extend_from_slice(magic);
             assert_eq!(Container::of(&head), Some(container));
             head.pop();
-            assert_eq!(Container::of(&head), None, "{container} cut short");
+            let cut = (container == QCOW1).then_some(Container::Qcow2);
+            assert_eq!(Container::of(&head), cut, "{container} cut short");
+            assert!(
+                container == Container::Qcow2 || container.advice("'x'").contains("'x'"),
+                "{container}"
+            );
             assert!(at + magic.len() <= HEAD_BYTES);
         }
         for block in BZIP2_BLOCKS {

@@ -31,6 +31,12 @@ const BACKING_DEPTH_MAX: usize = 64;
 /// The unit of an image's size and of compressed data, whose last sector need not be complete in the file.
 const SECTOR_BYTES: u64 = 512;
 
+/// Incompatible features that QEMU writes on request, by their bits in the header.
+const UNREAD_FEATURES: [(u64, &str); 2] = [
+    (1 << 3, "clusters compressed with zstd"),
+    (1 << 4, "extended L2 entries"),
+];
+
 /// The treatment of the images beneath an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
@@ -183,7 +189,7 @@ fn open_seekable(path: &Path) -> io::Result<File> {
 }
 
 /// The start of the header, up to and including the size of the first table.
-const HEADER_BYTES: usize = 40;
+const HEADER_BYTES: usize = 80;
 
 /// Refuses features that imago does not check: encryption, where it would take ciphertext for the
 /// disk's content, and tables too small for the disk, whose missing part it would take for zeros.
@@ -199,6 +205,16 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
             .iter()
             .fold(0, |number, byte| number << 8 | u64::from(*byte))
     };
+    // The version comes first: it gives all other fields their places.
+    if field(4..8) == 1 {
+        return Err(ImageError::new(format!(
+            "{shown} is a qcow image of version 1; convert it with 'qemu-img convert -f qcow -O raw {shown} \
+             DISK.raw' and import that"
+        )));
+    }
+    if field(4..8) >= 3 {
+        refuse_unread_features(field(72..80), shown)?;
+    }
     let (cluster_bits, size_bytes) = (field(20..24), field(24..32));
     let (encryption, table_entries) = (field(32..36), field(36..40));
     if encryption != 0 {
@@ -220,6 +236,20 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Refuses features that imago does not read, with the command that makes an image without them.
+fn refuse_unread_features(incompatible: u64, shown: &str) -> Result<()> {
+    let found = UNREAD_FEATURES
+        .iter()
+        .find(|(bit, _)| incompatible & bit != 0);
+    let Some((_, name)) = found else {
+        return Ok(());
+    };
+    Err(ImageError::new(format!(
+        "{shown} has {name}, which cannot be read; convert it with 'qemu-img convert -f qcow2 -O qcow2 {shown} \
+         DISK.qcow2' and import that"
+    )))
 }
 
 impl Image for Qcow2Image {
