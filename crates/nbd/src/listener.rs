@@ -217,6 +217,7 @@ impl Listener {
                 files.push((fd_name, file));
                 continue;
             }
+            refuse_connected(index)?;
             let (socket, name) = if let Ok(Some(unix)) = descriptors.take_unix_listener(index) {
                 let address = unix.local_addr()?;
                 let path = address
@@ -306,6 +307,23 @@ fn take_file(descriptors: &mut listenfd::ListenFd, index: usize) -> io::Result<O
     let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
     Ok(Some(file))
+}
+
+/// Refuses a socket that is connected to a client: nothing can be accepted from it.
+fn refuse_connected(index: usize) -> io::Result<()> {
+    let number = FIRST_INHERITED + index as RawFd;
+    // SAFETY: the service manager passed this descriptor, and it stays open during the call.
+    let socket = unsafe { BorrowedFd::borrow_raw(number) };
+    if rustix::net::sockopt::socket_acceptconn(socket)? {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "descriptor {number} is a socket that does not listen, as a systemd socket with Accept=yes passes \
+             it; the daemon serves all clients itself: set Accept=no"
+        ),
+    ))
 }
 
 /// The first descriptor that a service manager passes.

@@ -6,9 +6,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -443,4 +444,39 @@ fn the_log_says_who_attaches_and_has_one_format() {
         let level = words.next();
         assert!(matches!(level, Some("INFO" | "WARN" | "ERROR")), "{line}");
     }
+}
+
+/// The daemon, started as a service manager does, with this socket.
+fn activated(scene: &Scene, socket: OwnedFd) -> Command {
+    let serve = scene.command(&["serve"]);
+    let mut shell = Command::new("sh");
+    let script = r#"exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@""#;
+    shell.args(["-c", script, "sh"]).arg(serve.get_program());
+    shell.args(serve.get_args()).stdin(socket);
+    for (name, value) in serve.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
+}
+
+#[test]
+fn a_socket_of_a_service_manager_is_served_if_it_listens() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "a", "--size", "1M"]);
+    let path = scene.path("activated");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut daemon = Daemon::start(activated(&scene, listener.into()).stderr(Stdio::piped()));
+    daemon.wait_for_line("serving");
+    let address = format!("nbd+unix:///a?socket={path}");
+    Client::connect(&address.parse().unwrap()).unwrap();
+    assert!(daemon.terminate().success());
+
+    let (connected, _client) = UnixStream::pair().unwrap();
+    let mut started = activated(&scene, connected.into());
+    let started = started.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let refused = Outcome::of(started.spawn().unwrap());
+    refused.is_refusal(1, &["descriptor 3", "Accept=no"]);
 }
