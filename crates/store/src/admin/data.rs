@@ -155,9 +155,7 @@ fn count(
         maps.resolve(layer, segment, slots, Blocking::Yes, &mut entries)?;
         found += with_data(&entries);
         if let Some(base) = base {
-            hidden += maps
-                .leaf(base, segment, Blocking::Yes)?
-                .with(|entries| with_data(entries));
+            hidden += with_data(&maps.peek(base, segment, Blocking::Yes)?[..]);
         }
         from = segment + 1;
     }
