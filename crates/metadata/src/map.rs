@@ -12,7 +12,8 @@
 //! view is made do not go into the cache: only requests, and changes, put a layer's own segments there.
 //! The finder and merges still change frozen layers; [`Maps::view`] tells how views keep up.
 //!
-//! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments.
+//! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments; the
+//! uncommitted state, then the layers that contain another, then a shard of the cache.
 
 mod checkpoint;
 mod layer;
@@ -49,7 +50,7 @@ pub use self::leaf::Leaf;
 pub(crate) use self::leaf::{DirtyLeaf, LeafOf, SealedLeaf};
 use self::occupancy::{Occupancy, OccupancyBudget};
 pub use self::view::fill_absent;
-use self::view::view_key;
+use self::view::{Containing, view_key};
 
 const SHARDS: usize = 16;
 
@@ -84,9 +85,11 @@ pub struct Maps {
     frozen_changes: AtomicU64,
     /// Changes of frozen layers that have begun and not ended, one inside the other.
     frozen_changing: AtomicUsize,
-    /// Raised when a frozen layer has got its first entry, before the entry leaves the layer below:
-    /// readers that passed it by begin again.
-    occupied: AtomicU64,
+    /// Raised when layers are put above others or removed, and when a frozen layer is about to get its
+    /// first entry, before the entry leaves the layer below: readers that passed it by begin again.
+    arranged: AtomicU64,
+    /// The layers whose views contain the frozen layer that was changed last.
+    containing: Mutex<Containing>,
 }
 
 impl Maps {
@@ -105,7 +108,8 @@ impl Maps {
             empty: Arc::new(EMPTY_SEGMENT),
             frozen_changes: AtomicU64::new(0),
             frozen_changing: AtomicUsize::new(0),
-            occupied: AtomicU64::new(0),
+            arranged: AtomicU64::new(0),
+            containing: Mutex::default(),
         }
     }
 
@@ -141,6 +145,7 @@ impl Maps {
         }
         let next = layer.below().and_then(|below| below.first_occupied());
         self.set_next(layer, next.as_ref());
+        self.arranged.fetch_add(1, SeqCst);
         Ok(())
     }
 
@@ -177,6 +182,7 @@ impl Maps {
             *write(&layer.next) = below;
         }
         let removed = write(&self.layers).remove(&id);
+        self.arranged.fetch_add(1, SeqCst);
         // A thread that is loading a segment of its tree now has put it into the cache after this.
         drop(removed.as_ref().map(|layer| write(&layer.root)));
         lock(&self.dirty).retain(|dirty| dirty.layer.id != id);
@@ -395,7 +401,7 @@ impl Maps {
             for above in above {
                 self.set_next(&above, Some(layer));
             }
-            self.occupied.fetch_add(1, SeqCst);
+            self.arranged.fetch_add(1, SeqCst);
         }
     }
 

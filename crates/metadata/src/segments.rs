@@ -16,8 +16,8 @@ pub struct Segments {
     /// Those that are not empty, and those that are not frozen, from the bottom: an entry that a merge
     /// takes out of a layer meanwhile is in the next one by then.
     layers: Vec<Ahead>,
-    /// The value of [`Maps::occupied`] when they were collected.
-    occupied: Option<u64>,
+    /// The value of [`Maps::arranged`] when they were collected.
+    arranged: Option<u64>,
     /// The count of changes of frozen layers when their next entries were looked up.
     changes: Option<u64>,
 }
@@ -52,7 +52,7 @@ impl Segments {
         Self {
             which,
             layers: Vec::new(),
-            occupied: None,
+            arranged: None,
             changes: None,
         }
     }
@@ -79,11 +79,11 @@ impl Segments {
     /// Asks all layers, or, if frozen ones have not changed, those that may have another entry now.
     fn look(&mut self, maps: &Maps, from: SegmentIndex, is_kept: bool) -> Result<()> {
         loop {
-            let occupied = maps.occupied();
-            let is_kept = is_kept && self.occupied == Some(occupied);
-            if self.occupied != Some(occupied) {
+            let arranged = maps.arranged();
+            let is_kept = is_kept && self.arranged == Some(arranged);
+            if self.arranged != Some(arranged) {
                 self.layers = self.which.layers();
-                self.occupied = Some(occupied);
+                self.arranged = Some(arranged);
             }
             for ahead in &mut self.layers {
                 let is_before = ahead.next.is_some_and(|next| next < from);
@@ -92,7 +92,7 @@ impl Segments {
                 }
             }
             // A merge may have moved it to a layer that was empty, and was not asked.
-            if maps.occupied() == occupied {
+            if maps.arranged() == arranged {
                 return Ok(());
             }
         }

@@ -220,3 +220,17 @@ fn shuttle_who_holds_a_removed_layer_finds_what_moves_below_it() {
     shuttle::check_random(interleave, 2000);
     shuttle::check_pct(interleave, 2000, 3);
 }
+
+#[test]
+fn shuttle_a_change_below_drops_the_views_of_snapshots_made_since() {
+    let interleave = || {
+        let (maps, [bottom, _, snapshot]) = maps();
+        set(&maps, &bottom, 0, 20);
+        set(&maps, &snapshot, 2, 13);
+        let live = layer(&maps, 4, Some(3), &[]);
+        assert_eq!(blocks(&maps, &live), [20, 11, 13]);
+        set(&maps, &bottom, 0, 30);
+        assert_eq!(blocks(&maps, &live), [30, 11, 13]);
+    };
+    shuttle::check_random(interleave, 10);
+}

@@ -30,6 +30,14 @@ pub fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
     }
 }
 
+/// The layers whose views contain one layer, kept because changes come many to a layer.
+#[derive(Default)]
+pub(super) struct Containing {
+    /// That layer, and the value of [`Maps::arranged`] then.
+    of: Option<(LayerId, u64)>,
+    layers: Vec<LayerId>,
+}
+
 /// A change of frozen layers, until it is dropped.
 pub(super) struct FrozenChange<'a>(&'a Maps);
 
@@ -94,12 +102,12 @@ impl Maps {
         blocking: Blocking,
     ) -> Result<Arc<Segment>> {
         loop {
-            let occupied = self.occupied();
+            let arranged = self.arranged();
             let view = match layer.first_occupied() {
                 Some(top) => self.view_of_occupied(&top, segment, blocking)?,
                 None => Arc::clone(&self.empty),
             };
-            if self.occupied() == occupied {
+            if self.arranged() == arranged {
                 return Ok(view);
             }
         }
@@ -189,9 +197,9 @@ impl Maps {
         self.frozen_changes.load(SeqCst)
     }
 
-    /// Which layers have entries is as it was while this has not changed.
-    pub(crate) fn occupied(&self) -> u64 {
-        self.occupied.load(SeqCst)
+    /// While this has not changed, the layers are as they were, and which of them are empty.
+    pub(crate) fn arranged(&self) -> u64 {
+        self.arranged.load(SeqCst)
     }
 
     /// Announces that frozen layers are about to change. The caller holds the uncommitted state,
@@ -203,15 +211,29 @@ impl Maps {
         FrozenChange(self)
     }
 
-    /// Drops the views of a segment that a frozen layer is part of. Empty layers have none.
+    /// Drops the views of a segment that a frozen layer is part of. The caller holds the uncommitted state.
     pub(super) fn forget_views(&self, layer: &Arc<Layer>, segment: SegmentIndex) {
-        let mut concerned = vec![Arc::clone(layer)];
+        let mut containing = lock(&self.containing);
+        let of = Some((layer.id, self.arranged()));
+        if containing.of != of {
+            let layers = self.layers_containing(layer);
+            *containing = Containing { of, layers };
+        }
+        for id in &containing.layers {
+            let key = (view_key(*id), segment);
+            lock(self.shard(key.0, segment)).remove(key);
+        }
+    }
+
+    /// The layers whose views this one is part of: itself and those above it, except empty ones.
+    fn layers_containing(&self, layer: &Arc<Layer>) -> Vec<LayerId> {
+        let (mut containing, mut concerned) = (Vec::new(), vec![Arc::clone(layer)]);
         while let Some(layer) = concerned.pop() {
             if !layer.occupancy.is_empty() {
-                let key = (view_key(layer.id), segment);
-                lock(self.shard(key.0, segment)).remove(key);
+                containing.push(layer.id);
             }
             concerned.extend(self.layers_above(&layer));
         }
+        containing
     }
 }
