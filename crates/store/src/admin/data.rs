@@ -299,28 +299,29 @@ impl Forest {
         data: &mut FxHashMap<VolumeId, Found>,
     ) -> Result<u64> {
         let mut pages = 0;
+        let empty = Arc::new(EMPTY_SEGMENT);
         for tree in &mut self.trees {
             let is_next = |node: &Node| node.next.is_some_and(|(next, _)| next == segment);
             if !tree.iter().any(is_next) {
                 continue;
             }
-            // The combined entries of the layers on the way to a node, and what is in them.
-            let mut found: Vec<(Box<Segment>, InSegment)> = Vec::new();
+            // The combined entries of the layers on the way to a node, and what is in them. One without
+            // entries of its own shares those of the node below.
+            let mut found: Vec<(Arc<Segment>, InSegment)> = Vec::new();
             for node in tree {
                 let volume = &snapshot.volumes[node.number];
                 let below = node.depth.checked_sub(1).map(|depth| found[depth].clone());
-                let (lower, count) =
-                    below.unwrap_or_else(|| (Box::new(EMPTY_SEGMENT), InSegment::default()));
+                let below = below.unwrap_or_else(|| (Arc::clone(&empty), InSegment::default()));
                 let resolved = match node.next {
                     Some((next, pointer)) if next == segment => {
                         let mut entries = snapshot.entries(volume, segment, pointer)?;
-                        fill_absent(&mut entries[..], &lower[..]);
+                        fill_absent(&mut entries[..], &below.0[..]);
                         pages += 1;
                         node.next = snapshot.next_map_page(volume, segment + 1)?;
                         let count = InSegment::of(&entries[..]);
-                        (entries, count)
+                        (Arc::from(entries), count)
                     }
-                    _ => (lower, count),
+                    _ => below,
                 };
                 if let Some(data) = data.get_mut(&volume.id) {
                     data.add(segment, resolved.1);
