@@ -149,8 +149,8 @@ impl Maps {
         Ok(())
     }
 
-    /// The nearest layer below this one that is not empty is this one; also of those for which it
-    /// is empty itself.
+    /// Notes the nearest layer below `layer` that is not empty. As long as layers are empty, those above
+    /// them have the same one.
     fn set_next(&self, layer: &Arc<Layer>, next: Option<&Arc<Layer>>) {
         let mut concerned = vec![Arc::clone(layer)];
         while let Some(layer) = concerned.pop() {

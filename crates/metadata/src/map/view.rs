@@ -153,6 +153,19 @@ impl Maps {
         }
     }
 
+    /// The combined entries of this layer and those below it at one moment of the call. Puts nothing into
+    /// the cache: this is for callers that go through more segments than it should hold for them.
+    pub fn peek_resolved(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<Arc<Segment>> {
+        loop {
+            let changes = self.frozen_changes();
+            let entries = self.compose(layer, segment)?;
+            if changes.is_multiple_of(2) && self.frozen_changes() == changes {
+                return Ok(entries);
+            }
+            yield_now();
+        }
+    }
+
     /// The entries of a layer's segment, with absent ones taken from the layers below it. Reads each
     /// layer that has the segment once at most, and puts none of them into the cache.
     fn compose(&self, top: &Arc<Layer>, segment: SegmentIndex) -> Result<Arc<Segment>> {

@@ -10,10 +10,9 @@ use std::sync::Arc;
 
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::Pointer;
-use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId};
 use onefold_journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
-use onefold_metadata::{Blocking, Entries, Layer, Maps, Result, Segments, fill_absent};
+use onefold_metadata::{Blocking, Layer, Maps, Result, Segments, fill_absent};
 use rustc_hash::FxHashMap;
 
 use crate::store::Store;
@@ -93,15 +92,12 @@ impl Volume {
         let (maps, layer) = (&self.pool.maps(), self.layer());
         let mut segments = Segments::under(&layer);
         let (mut found, mut from) = (Found::default(), SegmentIndex(0));
-        let mut entries = Entries::with_capacity(BLOCKS_PER_SEGMENT as usize);
         for _ in 0..segments_max {
             let Some(segment) = segments.next(maps, from)? else {
                 return Ok(Some(found));
             };
-            entries.clear();
-            let slots = 0..BLOCKS_PER_SEGMENT as usize;
-            maps.resolve(&layer, segment, slots, Blocking::Yes, &mut entries)?;
-            found.add(segment, InSegment::of(&entries));
+            let entries = maps.peek_resolved(&layer, segment)?;
+            found.add(segment, InSegment::of(&entries[..]));
             from = segment + 1;
         }
         Ok(segments.next(maps, from)?.is_none().then_some(found))
@@ -145,15 +141,11 @@ fn count(
     segments_max: u64,
 ) -> Result<Option<(u64, u64)>> {
     let (mut found, mut hidden, mut from) = (0, 0, SegmentIndex(0));
-    let mut entries = Entries::with_capacity(BLOCKS_PER_SEGMENT as usize);
     for _ in 0..segments_max {
         let Some(segment) = segments.next(maps, from)? else {
             return Ok(Some((found, hidden)));
         };
-        entries.clear();
-        let slots = 0..BLOCKS_PER_SEGMENT as usize;
-        maps.resolve(layer, segment, slots, Blocking::Yes, &mut entries)?;
-        found += with_data(&entries);
+        found += with_data(&maps.peek_resolved(layer, segment)?[..]);
         if let Some(base) = base {
             hidden += with_data(&maps.peek(base, segment, Blocking::Yes)?[..]);
         }

@@ -153,3 +153,20 @@ fn comparing_snapshots_puts_only_views_into_the_cache() {
         }
     );
 }
+
+#[test]
+fn counting_the_data_of_a_volume_puts_nothing_into_the_cache() {
+    let world = two_volumes();
+    snapshot(&world, "many", "old");
+    write(&world.volume("many").unwrap(), 100, [100, 101]);
+    snapshot(&world, "many", "new");
+    write(&world.volume("many").unwrap(), 1, [102]);
+    let world = closed_and_opened(world);
+    let count = || {
+        let data = world.data("many", u64::MAX).unwrap().unwrap();
+        assert_eq!(data.blocks, SEGMENTS - 1 + 3);
+        let locality = world.locality("many", u64::MAX).unwrap().unwrap();
+        assert_eq!(locality.blocks, data.blocks);
+    };
+    assert_eq!(cost(&world, count).segments, 0);
+}
