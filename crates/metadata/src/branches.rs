@@ -60,8 +60,7 @@ impl Branches {
         let mut sides = [EMPTY_SEGMENT; 2];
         for (side, layers) in sides.iter_mut().zip([&self.old, &self.new]) {
             for layer in layers {
-                let leaf = maps.leaf(layer, segment, blocking)?;
-                leaf.with(|upper| lay_over(side, upper));
+                lay_over(side, &*maps.peek(layer, segment, blocking)?);
             }
         }
         let [old, new] = &sides;
@@ -69,13 +68,9 @@ impl Branches {
             return Ok(vec![Change::Same; BLOCKS_PER_SEGMENT as usize]);
         }
         let view = maps.view(&self.common, segment, blocking)?;
-        let changes = view.with(|common| {
-            let slots = old.iter().zip(new).zip(common);
-            slots
-                .map(|((old, new), common)| change([*old, *new], *common))
-                .collect()
-        });
-        Ok(changes)
+        let slots = old.iter().zip(new).zip(view.iter());
+        let changes = slots.map(|((old, new), common)| change([*old, *new], *common));
+        Ok(changes.collect())
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Limits {
     pub dirty_leaves_max: usize,
     /// Inner pages kept in memory.
     pub nodes_max: usize,
+    /// The memory for telling which segments layers have, in bytes.
+    pub occupancy_bytes: usize,
     /// Pages of the free-space map kept in memory.
     pub space_pages_max: usize,
     /// Pages of the free-space map changed since the last checkpoint.
@@ -60,17 +62,18 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for inner
-    /// pages, for free space and for the index, a sixteenth for records, three sixty-fourths for hash
-    /// caches, a sixty-fourth at most for what was found lately, and a thirty-second each for scans such
-    /// as `check` and for the scrub.
+    /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for free
+    /// space and for the index, three thirty-seconds for inner pages, a sixteenth for records, three
+    /// sixty-fourths for hash caches, a sixty-fourth at most for what was found lately, and a
+    /// thirty-second each for which segments layers have, for scans such as `check` and for the scrub.
     pub fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
         Self {
             leaves_max: count(memory / 16 * 5, LEAF_BYTES),
             dirty_leaves_max: count(memory / 8, LEAF_BYTES),
-            nodes_max: count(memory / 8, NODE_BYTES),
+            nodes_max: count(memory / 32 * 3, NODE_BYTES),
+            occupancy_bytes: (memory / 32) as usize,
             space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
             dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
             tail_bytes_max: (memory / 32) as usize,

@@ -8,14 +8,17 @@
 //! A lookup that misses in one layer falls through to the layer below. Layers below others are
 //! frozen: no request changes them. The combined entries of such a layer and those below it, for
 //! one segment, are a *view*, cached beside the segments, so that a read looks in two places
-//! however many layers there are. The finder and merges still change frozen layers; [`Maps::view`]
-//! tells how views keep up.
+//! however many layers there are. Layers without entries are passed by, and the segments of which a
+//! view is made do not go into the cache: only requests, and changes, put a layer's own segments there.
+//! The finder and merges still change frozen layers; [`Maps::view`] tells how views keep up.
 //!
-//! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments.
+//! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments; the
+//! uncommitted state, then the layers that contain another, then a shard of the cache.
 
 mod checkpoint;
 mod layer;
 mod leaf;
+mod occupancy;
 #[cfg(all(test, feature = "shuttle"))]
 #[allow(clippy::unwrap_used, reason = "how tests fail")]
 pub(crate) mod shuttle_tests;
@@ -28,7 +31,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::Blocking;
 use onefold_format::map_page::{self, EMPTY_SEGMENT, Segment};
 use onefold_format::page::PageKind;
-use onefold_format::{Entry, LayerCounts, LayerId, Pointer, SegmentIndex, VolumeRecord};
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Entry, LayerCounts, LayerId, Pointer, SegmentIndex, TreeRoot, VolumeRecord};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -44,8 +48,9 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
 pub use self::layer::Layer;
 pub use self::leaf::Leaf;
 pub(crate) use self::leaf::{DirtyLeaf, LeafOf, SealedLeaf};
+use self::occupancy::{Occupancy, OccupancyBudget};
 pub use self::view::fill_absent;
-use self::view::view_key;
+use self::view::{Containing, view_key};
 
 const SHARDS: usize = 16;
 
@@ -67,6 +72,8 @@ pub type Entries = SmallVec<[Entry; 8]>;
 pub struct Maps {
     pages: Arc<Pages>,
     layers: RwLock<FxHashMap<LayerId, Arc<Layer>>>,
+    segment_bytes: u64,
+    occupancy_budget: Arc<OccupancyBudget>,
     pub(super) space_limits_table: SpaceLimitsTable,
     shards: Vec<Mutex<ClockCache<CacheKey, Arc<Leaf>>>>,
     dirty: Mutex<Vec<DirtyLeaf>>,
@@ -78,6 +85,11 @@ pub struct Maps {
     frozen_changes: AtomicU64,
     /// Changes of frozen layers that have begun and not ended, one inside the other.
     frozen_changing: AtomicUsize,
+    /// Raised when layers are put above others or removed, and when a frozen layer is about to get its
+    /// first entry, before the entry leaves the layer below: readers that passed it by begin again.
+    arranged: AtomicU64,
+    /// The layers whose views contain the frozen layer that was changed last.
+    containing: Mutex<Containing>,
 }
 
 impl Maps {
@@ -87,6 +99,8 @@ impl Maps {
         Self {
             pages,
             layers: RwLock::default(),
+            segment_bytes: u64::from(block_size) * BLOCKS_PER_SEGMENT,
+            occupancy_budget: Arc::new(OccupancyBudget::new(limits.occupancy_bytes)),
             space_limits_table: SpaceLimitsTable::new(block_size),
             shards: (0..SHARDS).map(|_| shard()).collect(),
             dirty: Mutex::default(),
@@ -94,12 +108,16 @@ impl Maps {
             empty: Arc::new(EMPTY_SEGMENT),
             frozen_changes: AtomicU64::new(0),
             frozen_changing: AtomicUsize::new(0),
+            arranged: AtomicU64::new(0),
+            containing: Mutex::default(),
         }
     }
 
     pub(super) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
         let space_limits = self.space_limits_table.of(volume);
-        let layer = Arc::new(Layer::new(volume, space_limits));
+        let segments = volume.size_bytes.div_ceil(self.segment_bytes);
+        let occupancy = Occupancy::new(segments, Arc::clone(&self.occupancy_budget));
+        let layer = Arc::new(Layer::new(volume, space_limits, occupancy));
         write(&self.layers).insert(layer.id, Arc::clone(&layer));
         layer
     }
@@ -125,7 +143,27 @@ impl Maps {
         if let Some(before) = before {
             lock(&before.above).retain(|id| *id != layer.id);
         }
+        let next = layer.below().and_then(|below| below.first_occupied());
+        self.set_next(layer, next.as_ref());
+        self.arranged.fetch_add(1, SeqCst);
         Ok(())
+    }
+
+    /// Notes the nearest layer below `layer` that is not empty. As long as layers are empty, those above
+    /// them have the same one.
+    fn set_next(&self, layer: &Arc<Layer>, next: Option<&Arc<Layer>>) {
+        let mut concerned = vec![Arc::clone(layer)];
+        while let Some(layer) = concerned.pop() {
+            if layer.occupancy.is_empty() {
+                concerned.extend(self.layers_above(&layer));
+            }
+            *write(&layer.next) = next.cloned();
+        }
+    }
+
+    fn layers_above(&self, layer: &Layer) -> Vec<Arc<Layer>> {
+        let above = layer.above().into_iter();
+        above.filter_map(|id| self.layer(id).ok()).collect()
     }
 
     /// Forgets a layer in which nothing is mapped; those above it are above the one below it then.
@@ -138,11 +176,13 @@ impl Maps {
                 self.put_above(&self.layer(above)?, below)?;
             }
             // It keeps the one below it: a reader may still be on its way there through this one.
-            if let Some(below) = below {
+            if let Some(below) = &below {
                 lock(&below.above).retain(|above| *above != id);
             }
+            *write(&layer.next) = below;
         }
         let removed = write(&self.layers).remove(&id);
+        self.arranged.fetch_add(1, SeqCst);
         // A thread that is loading a segment of its tree now has put it into the cache after this.
         drop(removed.as_ref().map(|layer| write(&layer.root)));
         lock(&self.dirty).retain(|dirty| dirty.layer.id != id);
@@ -180,6 +220,46 @@ impl Maps {
         all
     }
 
+    /// The segment, from memory or from disk; nothing where the layer has no entries in it.
+    pub(super) fn leaf_if_any(
+        &self,
+        layer: &Layer,
+        segment: SegmentIndex,
+        blocking: Blocking,
+    ) -> Result<Option<Arc<Leaf>>> {
+        match layer.occupancy.may_have(segment) {
+            true => self.leaf(layer, segment, blocking).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// The entries of a segment at one moment of the call. It stays out of the cache if it is not in it:
+    /// this is for callers that go through more segments than the cache should hold for them.
+    pub fn peek(
+        &self,
+        layer: &Layer,
+        segment: SegmentIndex,
+        blocking: Blocking,
+    ) -> Result<Arc<Segment>> {
+        if !layer.occupancy.may_have(segment) {
+            return Ok(Arc::clone(&self.empty));
+        }
+        if let Some(leaf) = self.cached((layer.id, segment)) {
+            return Ok(leaf.segment());
+        }
+        if blocking == Blocking::No {
+            return Err(StoreError::would_block());
+        }
+        // It was not dirty, because it was not in the cache, so the tree has it.
+        let root = read(&layer.root);
+        let stored = self.load(layer, *root, segment)?;
+        Ok(stored.unwrap_or_else(|| Arc::clone(&self.empty)))
+    }
+
+    fn cached(&self, key: CacheKey) -> Option<Arc<Leaf>> {
+        lock(self.shard(key.0, key.1)).get(key).cloned()
+    }
+
     /// The segment, from memory or from disk.
     pub fn leaf(
         &self,
@@ -187,39 +267,47 @@ impl Maps {
         segment: SegmentIndex,
         blocking: Blocking,
     ) -> Result<Arc<Leaf>> {
-        let shard = self.shard(layer.id, segment);
-        if let Some(leaf) = lock(shard).get((layer.id, segment)) {
-            return Ok(Arc::clone(leaf));
+        let key = (layer.id, segment);
+        if let Some(leaf) = self.cached(key) {
+            return Ok(leaf);
         }
         if blocking == Blocking::No {
             return Err(StoreError::would_block());
         }
         let root = read(&layer.root);
-        // Entries that are still in a removed layer's tree have moved elsewhere.
-        let stored = match read(&self.layers).contains_key(&layer.id) {
-            true => tree::lookup(&self.pages, layer.id.0, *root, segment.0)?,
-            false => None,
-        };
+        let stored = self.load(layer, *root, segment)?;
         let heat = Heat::new(stored.is_some());
-        let entries = match stored {
-            None => Arc::clone(&self.empty),
-            Some(pointer) => {
-                let page = self
-                    .pages
-                    .read(PageKind::Map, 0, layer.id.0, segment.0, pointer)?;
-                let what = format_args!("map page {}", pointer.page);
-                Arc::from(map_page::decode(&page).map_err(|e| StoreError::format(what, e))?)
-            }
-        };
-        let mut shard = lock(shard);
-        if let Some(leaf) = shard.get((layer.id, segment)) {
+        let entries = stored.unwrap_or_else(|| Arc::clone(&self.empty));
+        let mut shard = lock(self.shard(layer.id, segment));
+        if let Some(leaf) = shard.get(key) {
             return Ok(Arc::clone(leaf));
         }
         let leaf = Arc::new(Leaf::new(entries, heat));
-        shard.insert((layer.id, segment), Arc::clone(&leaf), |leaf| {
-            Arc::strong_count(leaf) == 1
-        });
+        shard.insert(key, Arc::clone(&leaf), |leaf| Arc::strong_count(leaf) == 1);
         Ok(leaf)
+    }
+
+    /// Reads a segment from the tree on disk, if it is there. The caller holds the root.
+    fn load(
+        &self,
+        layer: &Layer,
+        root: TreeRoot,
+        segment: SegmentIndex,
+    ) -> Result<Option<Arc<Segment>>> {
+        // Entries that are still in a removed layer's tree have moved elsewhere.
+        if !read(&self.layers).contains_key(&layer.id) {
+            return Ok(None);
+        }
+        let owner = layer.id.0;
+        let Some(pointer) = tree::lookup(&self.pages, owner, root, segment.0)? else {
+            return Ok(None);
+        };
+        let page = self
+            .pages
+            .read(PageKind::Map, 0, owner, segment.0, pointer)?;
+        let what = format_args!("map page {}", pointer.page);
+        let entries = map_page::decode(&page).map_err(|e| StoreError::format(what, e))?;
+        Ok(Some(Arc::from(entries)))
     }
 
     /// The first segment at or after `from` in which something may be mapped, or of these only those
@@ -230,6 +318,9 @@ impl Maps {
         from: SegmentIndex,
         wanted: Wanted,
     ) -> Result<Option<SegmentIndex>> {
+        if layer.occupancy.is_empty() {
+            return Ok(None);
+        }
         let is_wanted = |pointer: &Pointer| wanted == Wanted::Mapped || pointer.info > 0;
         let root = read(&layer.root);
         let stored = tree::next_leaf(&self.pages, layer.id.0, *root, from.0, &is_wanted)?;
@@ -273,8 +364,9 @@ impl Maps {
         slots: Range<usize>,
         change: impl FnOnce(&mut [Entry]),
     ) {
-        let is_frozen = !lock(&layer.above).is_empty();
+        let is_frozen = layer.is_frozen();
         let _changing = is_frozen.then(|| self.change_frozen());
+        self.occupy(layer, segment);
         let mut state = write(&leaf.state);
         let entries = &mut Arc::make_mut(&mut state.entries)[slots];
         let count = |entries: &[Entry], each| layer.counts.add(&layer.space_limits, entries, each);
@@ -293,6 +385,23 @@ impl Maps {
         drop(state);
         if is_frozen {
             self.forget_views(layer, segment);
+        }
+    }
+
+    /// The layer is about to have entries in this segment. If they come from the layer below, no reader
+    /// may pass this one by once they have left.
+    fn occupy(&self, layer: &Arc<Layer>, segment: SegmentIndex) {
+        let was_empty = layer.occupancy.is_empty();
+        layer.occupancy.insert(segment);
+        let above = match was_empty {
+            true => self.layers_above(layer),
+            false => Vec::new(),
+        };
+        if !above.is_empty() {
+            for above in above {
+                self.set_next(&above, Some(layer));
+            }
+            self.arranged.fetch_add(1, SeqCst);
         }
     }
 

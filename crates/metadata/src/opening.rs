@@ -32,20 +32,23 @@ pub fn open(
     catalogue.next_layer_id = root.next_layer_id;
     catalogue.next_domain_id = root.next_domain_id;
     for (_, volume) in catalogue.volumes() {
+        let layer = maps.add_layer(volume);
         tree::walk(
             pages,
             volume.layer.0,
             volume.map,
             &mut |visit| match visit {
                 tree::Visit::Node(page) => pages.mark_used(page),
-                tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
+                tree::Visit::Leaf(segment, pointer) => {
+                    layer.note_segment(SegmentIndex(segment));
+                    pages.mark_used(pointer.page)
+                }
             },
         )
         .map_err(|error| {
             let name = catalogue.name_of(volume);
             error.during(format_args!("the map of volume '{name}'"))
         })?;
-        maps.add_layer(volume);
     }
     for (_, volume) in catalogue.volumes() {
         maps.put_above(&maps.layer(volume.layer)?, volume.below)?;

@@ -12,11 +12,22 @@ use crate::error::Result;
 
 /// The segments in which one of some layers may have something.
 pub struct Segments {
-    /// From the bottom: an entry that a merge takes out of a layer meanwhile is in the next one by
-    /// then.
+    which: Which,
+    /// Those that are not empty, and those that are not frozen, from the bottom: an entry that a merge
+    /// takes out of a layer meanwhile is in the next one by then.
     layers: Vec<Ahead>,
+    /// The value of [`Maps::arranged`] when they were collected.
+    arranged: Option<u64>,
     /// The count of changes of frozen layers when their next entries were looked up.
     changes: Option<u64>,
+}
+
+/// Which layers are asked.
+enum Which {
+    /// This one and those below it.
+    Under(Arc<Layer>),
+    /// These, one above the other, from the bottom.
+    Listed(Vec<Arc<Layer>>),
 }
 
 struct Ahead {
@@ -29,26 +40,26 @@ struct Ahead {
 impl Segments {
     /// Of layers one above the other, from the bottom.
     pub fn of<'a>(layers: impl IntoIterator<Item = &'a Arc<Layer>>) -> Self {
-        let ahead = |layer: &Arc<Layer>| Ahead {
-            layer: Arc::clone(layer),
-            is_frozen: !layer.above().is_empty(),
-            next: None,
-        };
-        Self {
-            layers: layers.into_iter().map(ahead).collect(),
-            changes: None,
-        }
+        Self::new(Which::Listed(layers.into_iter().cloned().collect()))
     }
 
     /// Of a layer and those below it.
     pub fn under(layer: &Arc<Layer>) -> Self {
-        Self::of(Maps::lineage(layer).iter().rev())
+        Self::new(Which::Under(Arc::clone(layer)))
+    }
+
+    fn new(which: Which) -> Self {
+        Self {
+            which,
+            layers: Vec::new(),
+            arranged: None,
+            changes: None,
+        }
     }
 
     /// Whether they are those of this layer and below.
     pub fn is_under(&self, layer: &Arc<Layer>) -> bool {
-        let top = self.layers.last();
-        top.is_some_and(|top| Arc::ptr_eq(&top.layer, layer))
+        matches!(&self.which, Which::Under(top) if Arc::ptr_eq(top, layer))
     }
 
     /// The first one at or after `from`, which never goes back.
@@ -67,13 +78,49 @@ impl Segments {
 
     /// Asks all layers, or, if frozen ones have not changed, those that may have another entry now.
     fn look(&mut self, maps: &Maps, from: SegmentIndex, is_kept: bool) -> Result<()> {
-        for ahead in &mut self.layers {
-            let is_before = ahead.next.is_some_and(|next| next < from);
-            if !is_kept || !ahead.is_frozen || is_before {
-                ahead.next = maps.next_segment(&ahead.layer, from, Wanted::Mapped)?;
+        loop {
+            let arranged = maps.arranged();
+            let is_kept = is_kept && self.arranged == Some(arranged);
+            if self.arranged != Some(arranged) {
+                self.layers = self.which.layers();
+                self.arranged = Some(arranged);
+            }
+            for ahead in &mut self.layers {
+                let is_before = ahead.next.is_some_and(|next| next < from);
+                if !is_kept || !ahead.is_frozen || is_before {
+                    ahead.next = maps.next_segment(&ahead.layer, from, Wanted::Mapped)?;
+                }
+            }
+            // A merge may have moved it to a layer that was empty, and was not asked.
+            if maps.arranged() == arranged {
+                return Ok(());
             }
         }
-        Ok(())
+    }
+}
+
+impl Which {
+    fn layers(&self) -> Vec<Ahead> {
+        let ahead = |layer: &Arc<Layer>| Ahead {
+            layer: Arc::clone(layer),
+            is_frozen: layer.is_frozen(),
+            next: None,
+        };
+        match self {
+            Self::Under(top) => {
+                let below = std::iter::successors(top.next_occupied(), |it| it.next_occupied());
+                let mut layers: Vec<Ahead> = below.map(|layer| ahead(&layer)).collect();
+                layers.reverse();
+                layers.push(ahead(top));
+                layers
+            }
+            Self::Listed(layers) => {
+                let asked = layers.iter().map(ahead);
+                asked
+                    .filter(|ahead| !ahead.is_frozen || ahead.layer.has_entries())
+                    .collect()
+            }
+        }
     }
 }
 

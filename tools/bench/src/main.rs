@@ -10,7 +10,7 @@
 //! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
 //! `index_worker` and `index_report` are a command of their own, and so are `study` and
 //! `study_report`; `inline` (rows), `inline_load` (its client), `inline_images`, `request_limit` and
-//! `inline_report`; `evaluation` and what it names; `locality`; `backup` with `backup_report`; and
+//! `inline_report`; `evaluation` and what it names; `locality`; `chains`; `backup` with `backup_report`; and
 //! `ceph` with `ceph_report`. `goals` has the goals of all.
 //! `dissertation` counts in the user's own files.
 
@@ -18,6 +18,7 @@ mod backup;
 mod backup_report;
 mod ceph;
 mod ceph_report;
+mod chains;
 mod checking;
 mod dissertation;
 mod evaluation;
@@ -87,6 +88,8 @@ enum Of {
     Ceph(ceph::Arguments),
     /// Reads of an image alone in its pool, shared, with short runs left private, and defragmented
     Locality(locality::Arguments),
+    /// Reads of a volume with many snapshots, in small caches
+    Snapshots(chains::Arguments),
     /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
     Study(study::Arguments),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
@@ -114,6 +117,7 @@ fn run(arguments: &Cli) -> anyhow::Result<()> {
         Some(Of::Backup(arguments)) => backup::run(&prepare()?, arguments),
         Some(Of::Ceph(arguments)) => ceph::run(&prepare()?, arguments),
         Some(Of::Locality(arguments)) => locality::run(&prepare()?, arguments),
+        Some(Of::Snapshots(arguments)) => chains::run(&prepare()?, arguments),
         Some(Of::Study(arguments)) => study::run(&prepare()?, arguments),
         Some(Of::Dissertation(arguments)) => dissertation::run(&prepare()?, arguments),
     }

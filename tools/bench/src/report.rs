@@ -372,7 +372,8 @@ fn snapshots_section(page: &mut String, results: &Results) {
          it, beside that in as long a time before; the 99th percentile until all that it held is given up, \
          against the seconds before it is deleted. *Chain*: 4 KiB random reads, in the caches, of 512 MiB \
          with {} snapshots, after each of which one part in {} of the blocks was written anew at random, \
-         against an equal volume of the same pool without snapshots. *First write*: one 4 KiB random write to each block of 512 MiB \
+         against an equal volume of the same pool without snapshots; for 100 and 1,000 snapshots, empty and changed, in \
+         caches that are smaller, see [decision 16](decisions/0016-snapshots-are-layers.md). *First write*: one 4 KiB random write to each block of 512 MiB \
          just after a snapshot, against the pass-through. A deletion took {:.1} s in the median.\n\n\
          | | number | 95 % | with | without | unit | must | |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- |\n",

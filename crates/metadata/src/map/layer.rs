@@ -9,6 +9,7 @@ use onefold_format::{DomainId, Entry, LayerCounts, LayerId, SegmentIndex, TreeRo
 
 use crate::block_lock::BlockLocks;
 use crate::hash_cache::HashCache;
+use crate::map::occupancy::Occupancy;
 use crate::space_limits::SpaceLimits;
 use crate::sync::{AtomicU64, Mutex, RwLock, lock, read, write};
 
@@ -24,6 +25,10 @@ pub struct Layer {
     pub(super) below: RwLock<Option<Arc<Layer>>>,
     /// The layers of which this is the one below. If there are any, this one is frozen.
     pub(super) above: Mutex<Vec<LayerId>>,
+    pub(super) occupancy: Occupancy,
+    /// A layer below this one; those between the two are empty. Of a layer of [`Maps`](super::Maps), the
+    /// nearest one that is not empty; of a removed one, the one below.
+    pub(super) next: RwLock<Option<Arc<Layer>>>,
     /// The tree on disk. Held for reading while a segment is loaded from it and put into the cache,
     /// so that publishing a new root waits until the pages that it releases are not in use, and no
     /// stale segment can enter the cache.
@@ -46,7 +51,11 @@ pub(super) struct Counts {
 
 impl Layer {
     /// As the volume's record has it; its entries count against these limits from now on.
-    pub(super) fn new(volume: &VolumeRecord, space_limits: Arc<SpaceLimits>) -> Self {
+    pub(super) fn new(
+        volume: &VolumeRecord,
+        space_limits: Arc<SpaceLimits>,
+        occupancy: Occupancy,
+    ) -> Self {
         let LayerCounts {
             private,
             unshareable,
@@ -59,6 +68,8 @@ impl Layer {
             locks: Arc::default(),
             below: RwLock::default(),
             above: Mutex::default(),
+            occupancy,
+            next: RwLock::default(),
             root: RwLock::new(volume.map),
             fresh: Mutex::default(),
             counts: Counts {
@@ -107,6 +118,38 @@ impl Layer {
     /// The layer below this one.
     pub fn below(&self) -> Option<Arc<Layer>> {
         read(&self.below).clone()
+    }
+
+    /// The nearest layer in which something may be mapped: this one, or one below it.
+    pub(crate) fn first_occupied(self: &Arc<Self>) -> Option<Arc<Layer>> {
+        match self.occupancy.is_empty() {
+            true => self.next_occupied(),
+            false => Some(Arc::clone(self)),
+        }
+    }
+
+    /// The nearest layer below this one in which something may be mapped.
+    pub(crate) fn next_occupied(&self) -> Option<Arc<Layer>> {
+        let mut next = read(&self.next).clone();
+        while let Some(layer) = next.take_if(|layer| layer.occupancy.is_empty()) {
+            next.clone_from(&read(&layer.next));
+        }
+        next
+    }
+
+    /// Whether something may be mapped in it.
+    pub(crate) fn has_entries(&self) -> bool {
+        !self.occupancy.is_empty()
+    }
+
+    /// Its tree has a page of this segment, as opening finds.
+    pub(crate) fn note_segment(&self, segment: SegmentIndex) {
+        self.occupancy.insert(segment);
+    }
+
+    /// Whether there is a layer above it, so that no request changes it.
+    pub(crate) fn is_frozen(&self) -> bool {
+        !lock(&self.above).is_empty()
     }
 
     /// The layers of which this is the one below.

@@ -60,6 +60,11 @@ impl Leaf {
         into.extend(read(&self.state).entries[slots].iter().copied());
     }
 
+    /// All entries as they are now.
+    pub(super) fn segment(&self) -> Arc<Segment> {
+        Arc::clone(&read(&self.state).entries)
+    }
+
     /// Visits all entries, which do not change meanwhile.
     pub fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
         look(&read(&self.state).entries)

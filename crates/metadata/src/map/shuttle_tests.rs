@@ -159,3 +159,78 @@ fn shuttle_merging_changes_nothing_for_those_above() {
     // A reader that stands still while all layers below it are removed.
     shuttle::check_pct(interleave, 2000, 3);
 }
+
+/// Two live layers above an empty one, so that nothing but it can have what leaves the layers below.
+fn maps_with_empty() -> (Arc<Maps>, [Arc<Layer>; 3], [Arc<Layer>; 2]) {
+    let (maps, [bottom, middle, empty]) = maps();
+    let live = [4, 5].map(|id| layer(&maps, id, Some(3), &[]));
+    (maps, [bottom, middle, empty], live)
+}
+
+#[test]
+fn shuttle_an_empty_layer_is_not_passed_by_once_it_has_entries() {
+    let interleave = || {
+        let (maps, [bottom, middle, empty], live) = maps_with_empty();
+        let readers = live.clone().map(|live| {
+            let maps = Arc::clone(&maps);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+                }
+            })
+        });
+        merge_away(&maps, &middle, &empty);
+        merge_away(&maps, &bottom, &empty);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+        assert!(empty.below().is_none() && empty.next_occupied().is_none());
+        assert!(
+            live.iter()
+                .all(|live| live.next_occupied().is_some_and(|it| it.id == empty.id))
+        );
+        assert_eq!(blocks(&maps, &live[0]), [10, 11, 12]);
+    };
+    shuttle::check_random(interleave, 2000);
+    shuttle::check_pct(interleave, 2000, 3);
+}
+
+#[test]
+fn shuttle_who_holds_a_removed_layer_finds_what_moves_below_it() {
+    let interleave = || {
+        let (maps, [bottom, middle, empty]) = maps();
+        merge_away(&maps, &bottom, &middle);
+        let removed = layer(&maps, 4, Some(3), &[(3, 13)]);
+        let live = layer(&maps, 5, Some(4), &[]);
+        let reader = {
+            let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+                }
+            })
+        };
+        merge_away(&maps, &removed, &live);
+        merge_away(&maps, &middle, &empty);
+        reader.join().unwrap();
+        // A reader that stood still all the time finds the layers as they are now.
+        let view = maps.view(&removed, SEGMENT, Blocking::Yes).unwrap();
+        assert_eq!(view[2], Entry::shared(Pba(12)));
+    };
+    shuttle::check_random(interleave, 2000);
+    shuttle::check_pct(interleave, 2000, 3);
+}
+
+#[test]
+fn shuttle_a_change_below_drops_the_views_of_snapshots_made_since() {
+    let interleave = || {
+        let (maps, [bottom, _, snapshot]) = maps();
+        set(&maps, &bottom, 0, 20);
+        set(&maps, &snapshot, 2, 13);
+        let live = layer(&maps, 4, Some(3), &[]);
+        assert_eq!(blocks(&maps, &live), [20, 11, 13]);
+        set(&maps, &bottom, 0, 30);
+        assert_eq!(blocks(&maps, &live), [30, 11, 13]);
+    };
+    shuttle::check_random(interleave, 10);
+}

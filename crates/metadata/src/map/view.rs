@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_engine::Blocking;
-use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::map_page::Segment;
 use onefold_format::{Entry, LayerId, SegmentIndex};
 
 use super::layer::Layer;
 use super::leaf::Leaf;
 use super::{Entries, Maps};
-use crate::error::Result;
+use crate::error::{Result, StoreError};
 use crate::heat::Heat;
 use crate::sync::{lock, yield_now};
 
@@ -28,6 +28,14 @@ pub fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
             *entry = *lower;
         }
     }
+}
+
+/// The layers whose views contain one layer, kept because changes come many to a layer.
+#[derive(Default)]
+pub(super) struct Containing {
+    /// That layer, and the value of [`Maps::arranged`] then.
+    of: Option<(LayerId, u64)>,
+    layers: Vec<LayerId>,
 }
 
 /// A change of frozen layers, until it is dropped.
@@ -51,19 +59,27 @@ impl Maps {
         blocking: Blocking,
         into: &mut Entries,
     ) -> Result<()> {
-        let leaf = self.leaf(layer, segment, blocking)?;
+        let own = self.leaf_if_any(layer, segment, blocking)?;
         let first = into.len();
-        leaf.entries(slots.clone(), into);
+        match &own {
+            Some(leaf) => leaf.entries(slots.clone(), into),
+            None => into.resize(first + slots.len(), Entry::ABSENT),
+        }
         let resolved = &mut into[first..];
         if !resolved.contains(&Entry::ABSENT) {
             return Ok(());
         }
         if let Some(below) = layer.below() {
             let view = self.view(&below, segment, blocking)?;
-            view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
+            fill_absent(resolved, &view[slots.clone()]);
         }
         // An entry that a merge moved here meanwhile left the layer below only after it had
         // arrived; that layer may be gone already, and with it the last one below.
+        let own = match own {
+            None => self.leaf_if_any(layer, segment, blocking)?,
+            own => own,
+        };
+        let Some(leaf) = own else { return Ok(()) };
         leaf.with(|own| {
             for (entry, own) in resolved.iter_mut().zip(&own[slots]) {
                 if *own != Entry::ABSENT {
@@ -74,32 +90,56 @@ impl Maps {
         Ok(())
     }
 
-    /// The combined entries of a frozen layer and those below it, for one segment. They are
-    /// read-only.
+    /// The combined entries of a frozen layer and those below it, for one segment.
     ///
-    /// A view in the cache always matches the layers. A change of frozen layers raises a counter
-    /// before and after, and drops the affected views between the two; a view is made again if the
-    /// counter was odd or has changed since its making began, and goes into the cache only while it
-    /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
+    /// Layers without entries are passed by, so a snapshot that changed nothing has no view: it uses
+    /// that of the first layer below in which something is. If such a layer gets its first entry,
+    /// which a merge takes out of the one below, the view is looked up again.
     pub fn view(
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
         blocking: Blocking,
-    ) -> Result<Arc<Leaf>> {
-        if layer.below().is_none() {
-            return self.leaf(layer, segment, blocking);
+    ) -> Result<Arc<Segment>> {
+        loop {
+            let arranged = self.arranged();
+            let view = match layer.first_occupied() {
+                Some(top) => self.view_of_occupied(&top, segment, blocking)?,
+                None => Arc::clone(&self.empty),
+            };
+            if self.arranged() == arranged {
+                return Ok(view);
+            }
+        }
+    }
+
+    /// A view in the cache always matches the layers. A change of frozen layers raises a counter
+    /// before and after, and drops the affected views between the two; a view is made again if the
+    /// counter was odd or has changed since its making began, and goes into the cache only while it
+    /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
+    fn view_of_occupied(
+        &self,
+        layer: &Arc<Layer>,
+        segment: SegmentIndex,
+        blocking: Blocking,
+    ) -> Result<Arc<Segment>> {
+        if layer.next_occupied().is_none() {
+            let leaf = self.leaf_if_any(layer, segment, blocking)?;
+            return Ok(leaf.map_or_else(|| Arc::clone(&self.empty), |leaf| leaf.segment()));
         }
         let key = (view_key(layer.id), segment);
         loop {
-            if let Some(view) = lock(self.shard(key.0, segment)).get(key) {
-                return Ok(Arc::clone(view));
+            if let Some(view) = self.cached(key) {
+                return Ok(view.segment());
+            }
+            if blocking == Blocking::No {
+                return Err(StoreError::would_block());
             }
             let changes = self.frozen_changes();
             let is_still =
                 |maps: &Self| changes.is_multiple_of(2) && maps.frozen_changes() == changes;
-            let entries = self.compose(layer, segment, blocking)?;
-            let view = Arc::new(Leaf::new(entries, Heat::new(false)));
+            let entries = self.compose(layer, segment)?;
+            let view = Arc::new(Leaf::new(Arc::clone(&entries), Heat::new(false)));
             let mut shard = lock(self.shard(key.0, segment));
             if !is_still(self) {
                 drop(shard);
@@ -107,31 +147,57 @@ impl Maps {
                 continue;
             }
             if shard.get(key).is_none() {
-                shard.insert(key, Arc::clone(&view), |leaf| Arc::strong_count(leaf) == 1);
+                shard.insert(key, view, |leaf| Arc::strong_count(leaf) == 1);
             }
-            return Ok(view);
+            return Ok(entries);
         }
     }
 
-    /// The entries of a layer's segment, with absent ones taken from the layers below it.
-    fn compose(
-        &self,
-        layer: &Arc<Layer>,
-        segment: SegmentIndex,
-        blocking: Blocking,
-    ) -> Result<Arc<Segment>> {
-        let mut entries = EMPTY_SEGMENT;
-        let mut next = Some(Arc::clone(layer));
-        while let Some(layer) = next {
-            let key = (view_key(layer.id), segment);
-            let view = lock(self.shard(key.0, segment)).get(key).cloned();
-            let is_view = view.is_some();
-            let leaf = view.map_or_else(|| self.leaf(&layer, segment, blocking), Ok)?;
-            leaf.with(|lower| fill_absent(&mut entries, lower));
-            let is_whole = is_view || !entries.contains(&Entry::ABSENT);
-            next = layer.below().filter(|_| !is_whole);
+    /// The combined entries of this layer and those below it at one moment of the call. Puts nothing into
+    /// the cache: this is for callers that go through more segments than it should hold for them.
+    pub fn peek_resolved(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<Arc<Segment>> {
+        loop {
+            let changes = self.frozen_changes();
+            let entries = self.compose(layer, segment)?;
+            if changes.is_multiple_of(2) && self.frozen_changes() == changes {
+                return Ok(entries);
+            }
+            yield_now();
         }
-        Ok(Arc::new(entries))
+    }
+
+    /// The entries of a layer's segment, with absent ones taken from the layers below it. Reads each
+    /// layer that has the segment once at most, and puts none of them into the cache.
+    fn compose(&self, top: &Arc<Layer>, segment: SegmentIndex) -> Result<Arc<Segment>> {
+        let mut composed: Option<Arc<Segment>> = None;
+        let mut next = Some(Arc::clone(top));
+        // Just after a snapshot the view that readers used until then is that of the layer below.
+        let second = top.next_occupied().map(|layer| layer.id);
+        while let Some(layer) = next {
+            let has_segment = layer.occupancy.may_have(segment);
+            let view = match has_segment || Some(layer.id) == second {
+                true => self.cached((view_key(layer.id), segment)),
+                false => None,
+            };
+            let lower = match &view {
+                Some(view) => Some(view.segment()),
+                None if has_segment => Some(self.peek(&layer, segment, Blocking::Yes)?),
+                None => None,
+            };
+            composed = match (composed, lower) {
+                (Some(mut upper), Some(lower)) => {
+                    fill_absent(&mut Arc::make_mut(&mut upper)[..], &lower[..]);
+                    Some(upper)
+                }
+                (upper, lower) => upper.or(lower),
+            };
+            let is_whole = |entries: &Arc<Segment>| !entries.contains(&Entry::ABSENT);
+            if view.is_some() || composed.as_ref().is_some_and(is_whole) {
+                break;
+            }
+            next = layer.next_occupied();
+        }
+        Ok(composed.unwrap_or_else(|| Arc::clone(&self.empty)))
     }
 
     /// This layer and those below it, from the top.
@@ -144,6 +210,11 @@ impl Maps {
         self.frozen_changes.load(SeqCst)
     }
 
+    /// While this has not changed, the layers are as they were, and which of them are empty.
+    pub(crate) fn arranged(&self) -> u64 {
+        self.arranged.load(SeqCst)
+    }
+
     /// Announces that frozen layers are about to change. The caller holds the uncommitted state,
     /// and has loaded the segments: threads that make views wait.
     pub(super) fn change_frozen(&self) -> FrozenChange<'_> {
@@ -153,15 +224,29 @@ impl Maps {
         FrozenChange(self)
     }
 
-    /// Drops the views of a segment that a frozen layer is part of.
-    pub(super) fn forget_views(&self, layer: &Layer, segment: SegmentIndex) {
-        let mut concerned = vec![layer.id];
-        while let Some(id) = concerned.pop() {
-            let key = (view_key(id), segment);
-            lock(self.shard(key.0, segment)).remove(key);
-            if let Ok(layer) = self.layer(id) {
-                concerned.extend(layer.above());
-            }
+    /// Drops the views of a segment that a frozen layer is part of. The caller holds the uncommitted state.
+    pub(super) fn forget_views(&self, layer: &Arc<Layer>, segment: SegmentIndex) {
+        let mut containing = lock(&self.containing);
+        let of = Some((layer.id, self.arranged()));
+        if containing.of != of {
+            let layers = self.layers_containing(layer);
+            *containing = Containing { of, layers };
         }
+        for id in &containing.layers {
+            let key = (view_key(*id), segment);
+            lock(self.shard(key.0, segment)).remove(key);
+        }
+    }
+
+    /// The layers whose views this one is part of: itself and those above it, except empty ones.
+    fn layers_containing(&self, layer: &Arc<Layer>) -> Vec<LayerId> {
+        let (mut containing, mut concerned) = (Vec::new(), vec![Arc::clone(layer)]);
+        while let Some(layer) = concerned.pop() {
+            if !layer.occupancy.is_empty() {
+                containing.push(layer.id);
+            }
+            concerned.extend(self.layers_above(&layer));
+        }
+        containing
     }
 }

@@ -10,10 +10,9 @@ use std::sync::Arc;
 
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::Pointer;
-use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId};
 use onefold_journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
-use onefold_metadata::{Blocking, Entries, Layer, Maps, Result, Segments, fill_absent};
+use onefold_metadata::{Blocking, Layer, Maps, Result, Segments, fill_absent};
 use rustc_hash::FxHashMap;
 
 use crate::store::Store;
@@ -93,15 +92,12 @@ impl Volume {
         let (maps, layer) = (&self.pool.maps(), self.layer());
         let mut segments = Segments::under(&layer);
         let (mut found, mut from) = (Found::default(), SegmentIndex(0));
-        let mut entries = Entries::with_capacity(BLOCKS_PER_SEGMENT as usize);
         for _ in 0..segments_max {
             let Some(segment) = segments.next(maps, from)? else {
                 return Ok(Some(found));
             };
-            entries.clear();
-            let slots = 0..BLOCKS_PER_SEGMENT as usize;
-            maps.resolve(&layer, segment, slots, Blocking::Yes, &mut entries)?;
-            found.add(segment, InSegment::of(&entries));
+            let entries = maps.peek_resolved(&layer, segment)?;
+            found.add(segment, InSegment::of(&entries[..]));
             from = segment + 1;
         }
         Ok(segments.next(maps, from)?.is_none().then_some(found))
@@ -145,19 +141,13 @@ fn count(
     segments_max: u64,
 ) -> Result<Option<(u64, u64)>> {
     let (mut found, mut hidden, mut from) = (0, 0, SegmentIndex(0));
-    let mut entries = Entries::with_capacity(BLOCKS_PER_SEGMENT as usize);
     for _ in 0..segments_max {
         let Some(segment) = segments.next(maps, from)? else {
             return Ok(Some((found, hidden)));
         };
-        entries.clear();
-        let slots = 0..BLOCKS_PER_SEGMENT as usize;
-        maps.resolve(layer, segment, slots, Blocking::Yes, &mut entries)?;
-        found += with_data(&entries);
+        found += with_data(&maps.peek_resolved(layer, segment)?[..]);
         if let Some(base) = base {
-            hidden += maps
-                .leaf(base, segment, Blocking::Yes)?
-                .with(|entries| with_data(entries));
+            hidden += with_data(&maps.peek(base, segment, Blocking::Yes)?[..]);
         }
         from = segment + 1;
     }
@@ -301,28 +291,29 @@ impl Forest {
         data: &mut FxHashMap<VolumeId, Found>,
     ) -> Result<u64> {
         let mut pages = 0;
+        let empty = Arc::new(EMPTY_SEGMENT);
         for tree in &mut self.trees {
             let is_next = |node: &Node| node.next.is_some_and(|(next, _)| next == segment);
             if !tree.iter().any(is_next) {
                 continue;
             }
-            // The combined entries of the layers on the way to a node, and what is in them.
-            let mut found: Vec<(Box<Segment>, InSegment)> = Vec::new();
+            // The combined entries of the layers on the way to a node, and what is in them. One without
+            // entries of its own shares those of the node below.
+            let mut found: Vec<(Arc<Segment>, InSegment)> = Vec::new();
             for node in tree {
                 let volume = &snapshot.volumes[node.number];
                 let below = node.depth.checked_sub(1).map(|depth| found[depth].clone());
-                let (lower, count) =
-                    below.unwrap_or_else(|| (Box::new(EMPTY_SEGMENT), InSegment::default()));
+                let below = below.unwrap_or_else(|| (Arc::clone(&empty), InSegment::default()));
                 let resolved = match node.next {
                     Some((next, pointer)) if next == segment => {
                         let mut entries = snapshot.entries(volume, segment, pointer)?;
-                        fill_absent(&mut entries[..], &lower[..]);
+                        fill_absent(&mut entries[..], &below.0[..]);
                         pages += 1;
                         node.next = snapshot.next_map_page(volume, segment + 1)?;
                         let count = InSegment::of(&entries[..]);
-                        (entries, count)
+                        (Arc::from(entries), count)
                     }
-                    _ => (lower, count),
+                    _ => below,
                 };
                 if let Some(data) = data.get_mut(&volume.id) {
                     data.add(segment, resolved.1);

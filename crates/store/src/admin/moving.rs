@@ -105,8 +105,7 @@ impl Pool {
     }
 
     pub(super) fn segment(&self, layer: &Layer, segment: SegmentIndex) -> Result<Segment> {
-        let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
-        Ok(leaf.with(Segment::clone))
+        Ok(*self.maps().peek(layer, segment, Blocking::Yes)?)
     }
 
     /// Moves the chosen blocks of these entries.

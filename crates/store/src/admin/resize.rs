@@ -278,18 +278,15 @@ impl Pool {
         for layer in self.maps().layers() {
             let mut from = SegmentIndex(0);
             while let Some(segment) = self.maps().next_segment(&layer, from, Wanted::Mapped)? {
-                let leaf = self.maps().leaf(&layer, segment, Blocking::Yes)?;
-                leaf.with(|entries| {
-                    let named = entries.iter().filter_map(|entry| entry.pba());
-                    for pba in named.filter(|pba| pba.0 >= end) {
-                        // A pool that has grown meanwhile has room for the blocks beyond the last
-                        // part.
-                        let part = ((pba.0 - end) / part_blocks) as usize;
-                        if let Some(count) = counts.get_mut(part) {
-                            *count += 1;
-                        }
+                let entries = self.maps().peek(&layer, segment, Blocking::Yes)?;
+                let named = entries.iter().filter_map(|entry| entry.pba());
+                for pba in named.filter(|pba| pba.0 >= end) {
+                    // A pool that has grown meanwhile has room for the blocks beyond the last part.
+                    let part = ((pba.0 - end) / part_blocks) as usize;
+                    if let Some(count) = counts.get_mut(part) {
+                        *count += 1;
                     }
-                });
+                }
                 from = segment + 1;
             }
         }

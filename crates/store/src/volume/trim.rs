@@ -88,9 +88,10 @@ impl Volume {
             .entries(slots.clone(), &mut entries);
         let hidden: Vec<bool> = match layer.below() {
             None => vec![false; slots.len()],
-            Some(below) => maps
-                .view(&below, first.segment(), Blocking::Yes)?
-                .with(|lower| lower[slots].iter().map(|it| it.pba().is_some()).collect()),
+            Some(below) => maps.view(&below, first.segment(), Blocking::Yes)?[slots]
+                .iter()
+                .map(|it| it.pba().is_some())
+                .collect(),
         };
         let mut records: SmallVec<[Record; 1]> = SmallVec::new();
         let mut at = 0;

@@ -304,7 +304,7 @@ impl Volume {
         };
         for part in piece.blocks().by_segment() {
             let view = self.pool.maps().view(&below, part.segment(), blocking)?;
-            view.entries(part.slots(), &mut entries);
+            entries.extend_from_slice(&view[part.slots()]);
         }
         Ok(entries)
     }

@@ -18,6 +18,7 @@ mod prepared_reads;
 mod runs;
 mod semantics;
 mod sharing;
+mod snapshots;
 mod space;
 mod space_limits;
 mod threads;
