@@ -9,7 +9,7 @@
 //!           4 domain    u32     below 65536
 //!           8 volume    u64
 //!          16 layer     u64     the live one
-//!          24 size      u64     bytes
+//!          24 size      u64     bytes, a multiple of 512
 //!          32 created   u64     seconds since the Unix epoch
 //!          40 map       tree root of the live layer; empty in a log record
 //!          56 flags     u8      bit 0: bytes are compared before blocks are shared
@@ -35,7 +35,9 @@ use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::TreeRoot;
 use crate::page::{BODY, PAGE_BYTES, PageBytes};
-use crate::units::{BLOCK_SIZES, DomainId, LayerId, VOLUME_BLOCKS_MAX, VolumeId, is_id};
+use crate::units::{
+    BLOCK_SIZES, DomainId, LayerId, SECTOR_BYTES, VOLUME_BLOCKS_MAX, VolumeId, is_id,
+};
 
 /// Records in a page.
 pub const RECORDS_PER_PAGE: usize = 15;
@@ -137,7 +139,7 @@ pub struct VolumeRecord {
     pub snapshot_of: Option<VolumeId>,
     /// Where it is in its life.
     pub state: VolumeState,
-    /// Size in bytes, a multiple of the block size.
+    /// Size in bytes, a multiple of [`SECTOR_BYTES`]. What is beyond it in the last block is zeros.
     pub size_bytes: u64,
     /// When it was created, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
@@ -251,8 +253,8 @@ impl VolumeRecord {
         if !is_id(layer) {
             return field("layer id", layer);
         }
-        let whole_blocks = size_bytes.is_multiple_of(u64::from(BLOCK_SIZES[0]));
-        if !whole_blocks || !(1..=SIZE_BYTES_MAX).contains(&size_bytes) {
+        let is_whole = size_bytes.is_multiple_of(SECTOR_BYTES);
+        if !is_whole || !(1..=SIZE_BYTES_MAX).contains(&size_bytes) {
             return field("volume size", size_bytes);
         }
         if bytes[56] & !FLAG_VERIFY != 0 {
@@ -381,7 +383,7 @@ impl LayerCounts {
         };
         let most = map
             .top
-            .map_or(0, |_| size_bytes / u64::from(BLOCK_SIZES[0]));
+            .map_or(0, |_| size_bytes.div_ceil(BLOCK_SIZES[0].into()));
         let sum = counts
             .private
             .saturating_add(counts.unshareable)

@@ -74,7 +74,10 @@ pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, V
 pub const MAJOR_VERSION: u8 = 1;
 
 /// Minor version of everything written by this build: a higher one opens read-only.
-pub const MINOR_VERSION: u8 = 1;
+pub const MINOR_VERSION: u8 = 2;
 
 /// The minor version that a pool needs for deduplication in line, for shortest runs of more than one block, and for a list of lost blocks.
 pub const MINOR_OF_CLAIMS: u8 = 1;
+
+/// The minor version that a pool needs for a volume whose size is no multiple of the block size.
+pub const MINOR_OF_SHORT_BLOCKS: u8 = 2;

@@ -21,6 +21,8 @@ pub enum Guard {
     BlocksLocked,
     /// Whether a volume is still long enough is checked once more with its blocks locked.
     EndLookedAtLocked,
+    /// What a smaller volume no longer has of its last block becomes zeros.
+    LastBlockCut,
     /// P2: the record is appended only after the data was written.
     DataBeforeRecord,
     /// P2: pages are durable before the root that refers to them is written.
@@ -156,7 +158,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 69] = [
+    pub const ALL: [Self; 70] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -164,6 +166,7 @@ impl Guard {
         Self::ReuseAfterReaders,
         Self::BlocksLocked,
         Self::EndLookedAtLocked,
+        Self::LastBlockCut,
         Self::DataBeforeRecord,
         Self::PagesSyncedBeforeRoot,
         Self::RootSyncedBeforeReuse,

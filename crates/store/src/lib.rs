@@ -52,6 +52,7 @@ pub use integrity::{BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};
 pub use latency::LatencyCounts;
+pub use onefold_format::units::SECTOR_BYTES;
 pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
 pub use onefold_journal::SpaceLevel;
 pub use onefold_journal::{BackgroundExecutor, Hurry};

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use onefold_engine::Engine;
 use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, MIN_RUN_MAX};
-use onefold_format::units::VOLUME_BLOCKS_MAX;
+use onefold_format::units::{SECTOR_BYTES, VOLUME_BLOCKS_MAX};
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord,
+    DedupMode, DomainId, LayerCounts, LayerId, Record, TreeRoot, VolumeId, VolumeRecord,
     VolumeState, WhenFull,
 };
 use onefold_journal::{Admit, BackgroundExecutor, Hurry, Metadata, StopsOnPanic};
@@ -488,13 +488,14 @@ impl Store {
     }
 
     /// Gives a volume another size; its snapshots keep theirs. Blocks beyond a smaller one are
-    /// released, or hidden where a snapshot has them, before the size changes. So a crash or an
-    /// error before the end leaves the old size with zeros beyond the new in part, and a range that
-    /// is added again reads as zeros there.
+    /// released, or hidden where a snapshot has them, and the rest of a last block that is short becomes
+    /// zeros, before the size changes. So a crash or an error before the end leaves the old size with
+    /// zeros beyond the new in part, and a range that is added again reads as zeros there.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for an impossible size; those of the disk.
+    /// `NotFound`; `Invalid` for an impossible size; `NoSpace` where the short block is a snapshot's, too;
+    /// those of the disk.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.check_size(size_bytes)?;
         let _changing = self.changing();
@@ -502,15 +503,12 @@ impl Store {
         let old_size = volume.size_bytes();
         if size_bytes < old_size {
             volume.set_size_bytes(size_bytes);
-            let block_size = self.pool.block_size();
-            let beyond = Lba(size_bytes / block_size)..Lba(old_size / block_size);
-            // Whoever puts another layer above this one, or deletes it, waits for `changing`.
-            let layer = volume.layer();
-            let blocks = beyond.start.0..beyond.end.0;
-            let _locked = layer.locks.lock(blocks, Blocking::Yes);
-            let cut = volume.unmap(&layer, beyond);
-            cut.inspect_err(|_| volume.set_size_bytes(old_size))?;
+            volume
+                .cut(size_bytes..old_size)
+                .inspect_err(|_| volume.set_size_bytes(old_size))?;
         }
+        self.ensure_version_for_size(size_bytes)
+            .inspect_err(|_| volume.set_size_bytes(old_size))?;
         self.change_volume(volume.id, |record| record.size_bytes = size_bytes, None)
             .inspect_err(|_| volume.set_size_bytes(old_size))?;
         volume.set_size_bytes(size_bytes);
@@ -565,8 +563,8 @@ impl Store {
             "a volume needs a size above 0".to_owned()
         } else if size_bytes > max {
             format!("a volume of {size_bytes} bytes exceeds the largest possible, {max}")
-        } else if !size_bytes.is_multiple_of(block_size) {
-            format!("a size of {size_bytes} bytes is no multiple of the block size {block_size}")
+        } else if !size_bytes.is_multiple_of(SECTOR_BYTES) {
+            format!("a size of {size_bytes} bytes is no multiple of a sector, {SECTOR_BYTES} bytes")
         } else {
             return Ok(());
         };

@@ -1,6 +1,8 @@
 //! The version of the pool: opening it does not change the version.
 
-use onefold_format::{DedupMode, MAJOR_VERSION, MINOR_OF_CLAIMS, MINOR_VERSION};
+use onefold_format::{
+    DedupMode, MAJOR_VERSION, MINOR_OF_CLAIMS, MINOR_OF_SHORT_BLOCKS, MINOR_VERSION,
+};
 use onefold_metadata::Result;
 
 use crate::store::Store;
@@ -33,9 +35,17 @@ impl Store {
     /// Raises the version of the pool if volumes with these options need a later one.
     pub(crate) fn ensure_version_for(&self, options: &VolumeOptions) -> Result<()> {
         let is_inline = matches!(options.dedup, DedupMode::Inline | DedupMode::Auto);
-        match is_inline || options.min_run > 1 {
-            true => self.pool.journal.ensure_minor(MINOR_OF_CLAIMS),
-            false => Ok(()),
+        if is_inline || options.min_run > 1 {
+            self.pool.journal.ensure_minor(MINOR_OF_CLAIMS)?;
+        }
+        self.ensure_version_for_size(options.size_bytes)
+    }
+
+    /// Raises the version of the pool if a volume of this size, in bytes, needs a later one.
+    pub(crate) fn ensure_version_for_size(&self, size_bytes: u64) -> Result<()> {
+        match size_bytes.is_multiple_of(self.pool.block_size()) {
+            true => Ok(()),
+            false => self.pool.journal.ensure_minor(MINOR_OF_SHORT_BLOCKS),
         }
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     })?;
     if reply.size_bytes != reply.image_bytes {
         context.output.note(format_args!(
-            "the image's {} bytes were rounded up to {}, a whole number of blocks",
+            "the image's {} bytes were rounded up to {}, a whole number of sectors",
             reply.image_bytes, reply.size_bytes
         ));
     }

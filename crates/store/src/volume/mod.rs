@@ -115,7 +115,8 @@ impl Volume {
         self.id.0
     }
 
-    /// Its size in bytes, a multiple of the block size.
+    /// Its size in bytes, a multiple of 512. Where the last block is short, the rest of it is zeros: what
+    /// is stored, compared and fingerprinted are whole blocks.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(SeqCst)

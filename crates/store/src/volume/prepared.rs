@@ -118,7 +118,7 @@ impl Volume {
         let (first, count) = (Lba(offset / block_size), data.len() as u64 / block_size);
         let resolved = self.resolve(data, Blocking::No)?;
         let resolved = resolved.as_ref();
-        let (layer, locked) = self.lock_blocks(first.0..first.0 + count, Blocking::No)?;
+        let (layer, locked) = self.lock_blocks(offset..offset + data.len() as u64, Blocking::No)?;
         if resolved.is_some_and(Resolved::is_without_new) {
             self.write_locked(&layer, first, data, resolved, Blocking::No)?;
             self.note_written(count, resolved);

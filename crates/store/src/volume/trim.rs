@@ -2,15 +2,19 @@
 //!
 //! One record for each segment with mapped blocks; the rest costs nothing, so trimming an empty
 //! terabyte reads a few inner pages.
+//!
+//! The last block of a volume may be short for clients. A range that reaches the volume's end covers all
+//! of it.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, UnmapTo};
+use onefold_index::is_zero;
 
 use super::Volume;
-use onefold_metadata::{Blocking, Layer, Result, Segments, StoreError, owned_runs};
+use onefold_metadata::{Blocking, Guard, Layer, Result, Segments, StoreError, owned_runs};
 use smallvec::SmallVec;
 
 /// Zeros for the parts of blocks at the ends of a range.
@@ -18,33 +22,68 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Volume {
     pub(super) fn trim_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
+        self.release_whole(offset..offset + len, blocking).map(drop)
+    }
+
+    pub(super) fn zero_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
+        let (end, block_size) = (offset + len, self.pool.block_size());
+        if Lba(offset.div_ceil(block_size)) >= self.end_of_whole(end) {
+            return self.write_zero_bytes(offset, end, blocking);
+        }
+        let first_whole = offset.next_multiple_of(block_size);
+        self.write_zero_bytes(offset, first_whole, blocking)?;
+        let released = self.release_whole(first_whole..end, blocking)?;
+        self.write_zero_bytes(released, end, blocking)
+    }
+
+    /// Releases the whole blocks of the range. Returns where they end, or the start of the range if it has none.
+    fn release_whole(&self, bytes: Range<u64>, blocking: Blocking) -> Result<u64> {
         let block_size = self.pool.block_size();
-        let first = Lba(offset.div_ceil(block_size));
-        let end = Lba((offset + len) / block_size);
+        let first = Lba(bytes.start.div_ceil(block_size));
+        let end = self.end_of_whole(bytes.end);
         if first >= end {
-            return Ok(());
+            return Ok(bytes.start);
         }
         if blocking == Blocking::No {
             // Segments may have to be loaded, and how many is not known beforehand.
             return Err(StoreError::would_block());
         }
-        let blocks = first.0..end.0;
-        self.with_blocks(blocks, blocking, |layer| self.unmap(layer, first..end))
+        let whole = first.0 * block_size..bytes.end.min(end.0 * block_size);
+        self.with_blocks(whole, blocking, |layer| {
+            // A volume that has grown since has other bytes in the block that was its last.
+            let end = end.min(self.end_of_whole(bytes.end));
+            self.unmap(layer, first..end)?;
+            Ok(bytes.end.min(end.0 * block_size))
+        })
     }
 
-    pub(super) fn zero_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
+    /// The end of the blocks that a range up to this byte has as a whole, as far as its end decides that.
+    fn end_of_whole(&self, end: u64) -> Lba {
         let block_size = self.pool.block_size();
-        let end = offset + len;
-        let (first_whole, last_whole) = (
-            offset.next_multiple_of(block_size),
-            end / block_size * block_size,
-        );
-        if first_whole >= last_whole {
-            return self.write_zero_bytes(offset, end, blocking);
+        match end == self.size_bytes() {
+            true => Lba(end.div_ceil(block_size)),
+            false => Lba(end / block_size),
         }
-        self.write_zero_bytes(offset, first_whole, blocking)?;
-        self.trim_admitted(first_whole, last_whole - first_whole, blocking)?;
-        self.write_zero_bytes(last_whole, end, blocking)
+    }
+
+    /// Makes zeros of what a smaller volume no longer has: the rest of a block that becomes its short last one, and
+    /// all blocks after it. Whoever puts another layer above the live one, or deletes it, has to wait for the caller.
+    pub(crate) fn cut(&self, bytes: Range<u64>) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let (last, kept) = (Lba(bytes.start / block_size), bytes.start % block_size);
+        let beyond = Lba(bytes.start.div_ceil(block_size))..Lba(bytes.end.div_ceil(block_size));
+        let layer = self.layer();
+        let _locked = layer.locks.lock(last.0..beyond.end.0, Blocking::Yes);
+        if kept > 0 && Guard::LastBlockCut.holds() {
+            let mut block = vec![0; block_size as usize];
+            self.read_admitted(last.0 * block_size, &mut block, Blocking::Yes)?;
+            let rest = &mut block[kept as usize..];
+            if !is_zero(rest) {
+                rest.fill(0);
+                self.write_locked(&layer, last, &block, None, Blocking::Yes)?;
+            }
+        }
+        self.unmap(&layer, beyond)
     }
 
     /// Less than two blocks.

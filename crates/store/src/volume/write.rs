@@ -78,9 +78,10 @@ impl Volume {
         if blocking == Blocking::No && self.pool.data().writes_wait() && !is_without_new {
             return Err(StoreError::would_block());
         }
-        let count = data.len() as u64 / self.pool.block_size();
-        let blocks = first.0..first.0 + count;
-        let written = self.with_blocks(blocks, blocking, |layer| {
+        let block_size = self.pool.block_size();
+        let (start, len) = (first.0 * block_size, data.len() as u64);
+        let count = len / block_size;
+        let written = self.with_blocks(start..start + len, blocking, |layer| {
             self.write_locked(layer, first, data, resolved, blocking)
         });
         // An attempt that would block is made again.
@@ -90,40 +91,48 @@ impl Volume {
         written
     }
 
-    /// Steps 3 to 9 for part of one block: the rest of it is read under the lock.
+    /// Steps 3 to 9 for part of one block: the rest of it is read under the lock. All that clients see of a
+    /// short last block is such a part, too, and its rest is zeros.
     fn write_part(&self, lba: Lba, at: usize, data: &[u8], blocking: Blocking) -> Result<()> {
         if blocking == Blocking::No && self.pool.data().writes_wait() {
             return Err(StoreError::would_block());
         }
         let block_size = self.pool.block_size();
-        self.with_blocks(lba.0..lba.0 + 1, blocking, |layer| {
+        let first = lba.0 * block_size;
+        let start = first + at as u64;
+        let end = start + data.len() as u64;
+        self.with_blocks(start..end, blocking, |layer| {
             let mut block = vec![0; block_size as usize];
-            self.read_admitted(lba.0 * block_size, &mut block, blocking)?;
+            let is_all_of_the_last = at == 0 && end == self.size_bytes();
+            if !is_all_of_the_last {
+                self.read_admitted(first, &mut block, blocking)?;
+            }
             block[at..at + data.len()].copy_from_slice(data);
             self.write_locked(layer, lba, &block, None, blocking)
         })
     }
 
-    /// [step 3 lock] Works on the live layer with these blocks locked.
+    /// [step 3 lock] Works on the live layer with the blocks of these bytes locked.
     pub(super) fn with_blocks<T>(
         &self,
-        blocks: Range<u64>,
+        bytes: Range<u64>,
         blocking: Blocking,
         work: impl FnOnce(&Arc<Layer>) -> Result<T>,
     ) -> Result<T> {
-        let (layer, _locked) = self.lock_blocks(blocks, blocking)?;
+        let (layer, _locked) = self.lock_blocks(bytes, blocking)?;
         work(&layer)
     }
 
-    /// The live layer with these blocks locked; unlocked where the simulation breaks this rule. By the time a
-    /// request has its lock the volume may be smaller, or gone; blocks stored then would be lost, or reappear
-    /// when the volume grows again.
+    /// The live layer with the blocks of these bytes locked; unlocked where the simulation breaks this rule. By
+    /// the time a request has its lock the volume may be smaller, or gone; bytes stored then would be lost, or
+    /// reappear when the volume grows again.
     pub(super) fn lock_blocks(
         &self,
-        blocks: Range<u64>,
+        bytes: Range<u64>,
         blocking: Blocking,
     ) -> Result<(Arc<Layer>, Option<BlockGuard>)> {
         let block_size = self.pool.block_size();
+        let blocks = bytes.start / block_size..bytes.end.div_ceil(block_size);
         let is_locked = Guard::BlocksLocked.holds();
         loop {
             let layer = self.layer();
@@ -137,8 +146,7 @@ impl Volume {
             }
             self.check_in_use()?;
             if Guard::EndLookedAtLocked.holds() {
-                let len = (blocks.end - blocks.start) * block_size;
-                self.admit(blocks.start * block_size, len, u64::MAX)?;
+                self.admit(bytes.start, bytes.end - bytes.start, u64::MAX)?;
             }
             return Ok((layer, locked));
         }

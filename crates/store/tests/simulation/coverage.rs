@@ -47,6 +47,8 @@ coverage! {
     meta_writes,
     /// Pools of the format's first minor version that got a later one.
     versions_raised,
+    /// Volumes that became smaller and ended inside a block.
+    cut_in_a_block,
     imports_removed,
     /// Code that ran in the middle of an I/O.
     hooks_run,

@@ -296,13 +296,9 @@ impl World {
         let block_size = self.state().block_size;
         for (id, block) in lost {
             self.state().coverage.lost_blocks += 1;
-            self.write(
-                *id,
-                block * block_size,
-                block_size,
-                Fill::Data,
-                Blocking::Yes,
-            )?;
+            let offset = block * block_size;
+            let len = block_size.min(self.size(*id) - offset);
+            self.write(*id, offset, len, Fill::Data, Blocking::Yes)?;
             self.flush(*id)?;
         }
         if !lost.is_empty() {

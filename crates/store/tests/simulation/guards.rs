@@ -149,6 +149,18 @@ fn cut_while_written(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// A volume ends inside a block for a while.
+fn cut_in_a_block(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    let id = world.new_volume(MIB)?;
+    world.write(id, 0, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.flush(id)?;
+    world.resize_volume(id, 2 * BLOCK + 512)?;
+    world.resize_volume(id, MIB)?;
+    world.read(id, 0, 4 * BLOCK, Blocking::Yes)?;
+    power_loss(&world)
+}
+
 /// Other flushes commit while a write to a block that held something else is in flight.
 fn committed_before_written(seed: u64) -> Step {
     let world = small_pool(seed)?;
@@ -784,6 +796,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::ReuseAfterReaders => reused_while_read,
         Guard::BlocksLocked => two_writers_of_a_block,
         Guard::EndLookedAtLocked => cut_while_written,
+        Guard::LastBlockCut => cut_in_a_block,
         Guard::DataBeforeRecord => committed_before_written,
         Guard::PagesSyncedBeforeRoot | Guard::RootSyncedBeforeReuse => checkpoints_cut_short,
         Guard::DataGrownBeforeRoot => grown_before_root,

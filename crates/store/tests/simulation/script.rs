@@ -172,6 +172,49 @@ fn snapshots(world: &Arc<World>) -> Step {
     world.verify_contents()
 }
 
+/// Volumes that end inside a block: written to their ends, cut, extended, frozen, shared.
+fn short_blocks(world: &Arc<World>) -> Step {
+    let (a, b) = (
+        world.new_volume(16 * BLOCK + 1024)?,
+        world.new_volume(12 * BLOCK + 512)?,
+    );
+    world.write(a, 0, 16 * BLOCK + 1024, Fill::Data, Blocking::Yes)?;
+    world.write(b, 0, 12 * BLOCK + 512, Fill::Common, Blocking::Yes)?;
+    world.flush(a)?;
+    world.create_snapshots(&[a])?;
+    let frozen = world.snapshot_ids()[0];
+    world.resize_volume(a, 10 * BLOCK + 512)?;
+    world.write(a, 10 * BLOCK, 512, Fill::Data, Blocking::Yes)?;
+    world.flush(a)?;
+    world.verify_contents()?;
+    world.resize_volume(a, 10 * BLOCK + 1536)?;
+    world.resize_volume(b, 12 * BLOCK + 2048)?;
+    world.verify_contents()?;
+    world.write_zeroes(a, 9 * BLOCK + 512, BLOCK + 1024, Blocking::Yes)?;
+    world.write(
+        b,
+        11 * BLOCK + 512,
+        BLOCK + 1536,
+        Fill::Common,
+        Blocking::No,
+    )?;
+    world.trim(b, 8 * BLOCK, 4 * BLOCK + 2048, Blocking::Yes)?;
+    world.clone_volume(frozen)?;
+    for id in [a, b, frozen] {
+        world.dedup(id, Ready::All, 2)?;
+    }
+    world.check()?;
+    world.roll_back(frozen)?;
+    world.resize_volume(a, 20 * BLOCK)?;
+    world.verify_contents()?;
+    world.delete_snapshot(frozen)?;
+    world.finish_deletions()?;
+    world.collect()?;
+    world.close_and_open(8 * MIB)?;
+    world.verify_contents()?;
+    world.check()
+}
+
 /// Clones of a snapshot, of a volume, and of a clone, each written; a volume that is rolled back to
 /// its snapshot; and everything that they have in common deleted before them.
 fn clones(world: &Arc<World>) -> Step {
@@ -469,6 +512,12 @@ fn every_io_of_snapshots_can_be_the_last() {
         assert!(coverage.snapshots > 0 && coverage.snapshots_deleted > 0);
         assert!(coverage.deletions_resumed > 0, "{coverage:?}");
     }
+}
+
+#[test]
+fn every_io_of_short_blocks_can_be_the_last() {
+    let coverage = stop_everywhere(IndexKind::Hash, short_blocks, 60);
+    assert!(coverage.clones > 0 && coverage.rolled_back > 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use onefold_store::{
 
 use crate::common::{KINDS, MIB};
 use crate::crash::Recovery;
-use crate::model::Violation;
+use crate::model::{SECTOR, Violation};
 use crate::random::Random;
 use crate::world::{Fill, Step, Stop, World};
 
@@ -544,12 +544,16 @@ impl World {
         }
     }
 
+    /// One in three ends inside a block.
     fn draw_size(&self) -> u64 {
         self.draw(|random| {
-            if random.one_in(5) {
-                WIDE_BYTES
-            } else {
-                random.between(1, 48) * (128 << 10)
+            let size = match random.one_in(5) {
+                true => WIDE_BYTES,
+                false => random.between(1, 48) * (128 << 10),
+            };
+            match random.one_in(3) {
+                true => size - random.between(1, 127) * SECTOR,
+                false => size,
             }
         })
     }
@@ -578,6 +582,9 @@ impl World {
                 0
             };
             let offset = base + random.below(span + 1);
+            if random.one_in(10) {
+                return (size - len, len);
+            }
             (offset / unit * unit, len)
         })
     }

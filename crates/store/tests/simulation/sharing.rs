@@ -578,8 +578,13 @@ impl World {
         let block_size = self.state().block_size as usize;
         let walked = self.walk(store, id, &mut |_, found| {
             if let Found::Data(bytes) = found {
-                let blocks = bytes.chunks(block_size);
-                blocks.for_each(|block| truth.add(&domain, block));
+                let mut blocks = bytes.chunks_exact(block_size);
+                blocks.by_ref().for_each(|block| truth.add(&domain, block));
+                let mut short = blocks.remainder().to_vec();
+                if !short.is_empty() {
+                    short.resize(block_size, 0);
+                    truth.add(&domain, &short);
+                }
             }
             Ok(())
         });

@@ -115,6 +115,8 @@ pub(crate) struct State {
     /// A write in flight covers some sectors in part. Their content then depends on writes before
     /// it, which the model does not follow.
     pub(crate) partial_sectors: bool,
+    /// The request that has just ended may have done only a part, though it was answered.
+    is_in_part: bool,
     /// Counts requests at the top: which one a hook was meant for.
     pub(crate) request: u64,
     /// Faults found by code in the middle of an I/O.
@@ -193,6 +195,7 @@ impl World {
             must_reopen: false,
             depth: 0,
             partial_sectors: false,
+            is_in_part: false,
             request: 0,
             found: None,
             job: None,
@@ -398,13 +401,22 @@ impl World {
 
     pub(crate) fn trim(&self, id: u64, offset: u64, len: u64, blocking: Blocking) -> Step {
         let block_size = self.state().block_size;
+        let size = self.size(id);
         let start = offset.next_multiple_of(block_size);
-        let end = (offset + len) / block_size * block_size;
+        let end = match offset + len {
+            end if end == size => end,
+            end => end / block_size * block_size,
+        };
         let sectors = end.saturating_sub(start) / SECTOR;
         let versions = vec![0; sectors as usize];
         let what = || format!("trim {len} bytes at {offset} of {id}, blocking {blocking:?}");
         self.change(id, start, &versions, what, blocking, |volume| {
-            volume.trim(offset, len, blocking)
+            let trimmed = volume.trim(offset, len, blocking);
+            // In a volume that got another end meanwhile, the last block may not have counted as whole.
+            let is_short = !end.is_multiple_of(block_size);
+            let is_in_part = is_short && volume.size_bytes() != size;
+            self.state().is_in_part = is_in_part;
+            trimmed
         })
     }
 
@@ -427,8 +439,9 @@ impl World {
         let (room_before, quota_before) = (self.room(), self.quota(id));
         let done = request(&volume);
         self.state().partial_sectors = false;
+        let is_in_part = std::mem::take(&mut self.state().is_in_part);
         // Once the machine has stopped, no client gets an answer.
-        let ended = if done.is_ok() && !self.engine().is_crashed() {
+        let ended = if done.is_ok() && !is_in_part && !self.engine().is_crashed() {
             Ended::Answered
         } else {
             Ended::Failed
@@ -720,9 +733,13 @@ impl World {
         let beyond = size / SECTOR..self.size(id) / SECTOR;
         // Until the volume has its new size.
         self.with(id, |volume| volume.may_become_zeros(&beyond));
-        self.catalogue_change(Pending::Resize(id, size), || {
+        let block_size = self.state().block_size;
+        let is_cut = !beyond.is_empty() && !size.is_multiple_of(block_size);
+        let done = self.catalogue_change(Pending::Resize(id, size), || {
             store.resize_volume(&name, size)
-        })
+        });
+        self.state().coverage.cut_in_a_block += u64::from(is_cut && done.is_ok());
+        done
     }
 
     /// Makes the pool larger.
