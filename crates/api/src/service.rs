@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use onefold_jobs::Maintenance;
-use onefold_store::{Store, VolumeStat};
+use onefold_store::{SECTOR_BYTES, Store, VolumeStat};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -272,6 +272,15 @@ pub(crate) fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result
     }
     let rounded = size_bytes.checked_next_multiple_of(u64::from(block_size));
     rounded.ok_or_else(|| Error::usage(format!("{size_bytes} bytes are too many for a {of}")))
+}
+
+/// The size of a volume that a user has given: a whole number of sectors is meant as it is, anything else, such as `1.3G`,
+/// means at least that much.
+pub(crate) fn volume_size(size_bytes: u64, block_size: u32) -> Result<u64> {
+    match size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
+        true => Ok(size_bytes),
+        false => whole_blocks(size_bytes, block_size, "volume"),
+    }
 }
 
 #[cfg(test)]

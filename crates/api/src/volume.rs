@@ -12,7 +12,7 @@ use crate::options::{
     interval_parser, min_run_parser, parse_switch,
 };
 use crate::request::{Report, Request};
-use crate::service::{DataReply, LocalityReply, Service, check_name, whole_blocks};
+use crate::service::{DataReply, LocalityReply, Service, check_name, volume_size};
 use crate::size;
 use crate::snapshot::BACKUP_SNAPSHOT;
 
@@ -22,7 +22,7 @@ use crate::snapshot::BACKUP_SNAPSHOT;
 pub struct VolumeCreate {
     /// The new volume's name.
     pub name: String,
-    /// Its size in bytes, rounded up to whole blocks; for example 20G.
+    /// Its size in bytes, for example 20G. A multiple of 512 is kept; anything else is rounded up to whole blocks.
     #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
     pub size_bytes: u64,
     #[command(flatten)]
@@ -304,7 +304,7 @@ impl Request for VolumeCreate {
     }
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
-        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
+        let size_bytes = volume_size(self.size_bytes, service.store.block_size())?;
         let options = self.options.volume_options(size_bytes);
         service.store.create_volume(&self.name, &options)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
@@ -501,7 +501,7 @@ impl Request for VolumeRename {
 pub struct VolumeResize {
     /// The volume's name.
     pub name: String,
-    /// Its new size in bytes, rounded up to whole blocks.
+    /// Its new size in bytes. A multiple of 512 is kept; anything else is rounded up to whole blocks.
     #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
     pub size_bytes: u64,
     /// Carry out a plan that discards data beyond the new end; without it, the plan is only returned.
@@ -556,7 +556,7 @@ impl Request for VolumeResize {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
-        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
+        let size_bytes = volume_size(self.size_bytes, service.store.block_size())?;
         let volume = service.find(&self.name)?;
         let shrinks = size_bytes < volume.size_bytes;
         let mut plan = vec![format!(

@@ -10,7 +10,7 @@ mod piece;
 use std::sync::Arc;
 
 use clap::Args;
-use onefold_store::{Blocking, DedupMode, Import, Volume};
+use onefold_store::{Blocking, DedupMode, Import, SECTOR_BYTES, Volume};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -83,10 +83,9 @@ impl VolumeImport {
                 "the image is empty; a volume's size must not be 0",
             ));
         }
-        let block_size = service.store.block_size();
         let size_bytes = self
             .image_bytes
-            .checked_next_multiple_of(u64::from(block_size))
+            .checked_next_multiple_of(SECTOR_BYTES)
             .ok_or_else(|| Error::usage("the image is larger than any volume can be"))?;
         // Dropped on any of the ways out below, this deletes the volume again.
         let options = self.options.volume_options(size_bytes);
@@ -94,12 +93,12 @@ impl VolumeImport {
         let store = &service.store;
         let (read_bytes, published) = match self.options.dedup {
             DedupMode::Off => {
-                let read_bytes = self.write_all(&mut pieces, &import, block_size, None)?;
+                let read_bytes = self.write_all(&mut pieces, &import, None)?;
                 (read_bytes, Published::default())
             }
             DedupMode::Offline | DedupMode::Inline | DedupMode::Auto => {
                 load_and_publish(store, &import, |loading| {
-                    self.write_all(&mut pieces, &import, block_size, Some(loading))
+                    self.write_all(&mut pieces, &import, Some(loading))
                 })?
             }
         };
@@ -121,7 +120,6 @@ impl VolumeImport {
         &self,
         pieces: &mut PieceReceiver,
         import: &Import,
-        block_size: u32,
         loading: Option<&Loading>,
     ) -> Result<u64> {
         let mut read_bytes = 0;
@@ -145,7 +143,7 @@ impl VolumeImport {
                 Some(Ok(Piece::Data(mut chunk))) => {
                     let len = chunk.as_ref().len() as u64;
                     read_bytes += len;
-                    chunk.pad_to(block_size as usize);
+                    chunk.pad_to(SECTOR_BYTES as usize);
                     import.write(chunk.offset, chunk.as_ref())?;
                     if let Some(loading) = loading {
                         loading.add_written(len);

@@ -52,10 +52,10 @@ impl Chunk {
         self.len = len;
     }
 
-    /// Adds zeros until the length is a multiple of `block_size`, a divisor of the chunk size.
-    pub fn pad_to(&mut self, block_size: usize) {
+    /// Adds zeros until the length is a multiple of `unit`, a divisor of the chunk size.
+    pub fn pad_to(&mut self, unit: usize) {
         let len = self.len;
-        self.set_len(len.next_multiple_of(block_size));
+        self.set_len(len.next_multiple_of(unit));
         if let Some(added) = self.as_mut().get_mut(len..) {
             added.fill(0);
         }

@@ -76,8 +76,9 @@ fn sizes_are_what_their_units_say() {
     for (name, size, bytes) in [
         ("a", "1.5G", 3u64 << 29),
         ("b", "1GiB", 1 << 30),
-        // Not a whole number of blocks of 4 KiB, and at least so much.
-        ("c", "1GB", 1_000_001_536),
+        // A whole number of sectors, though not of blocks.
+        ("c", "1GB", 1_000_000_000),
+        // Not even that: so much at least, in whole blocks.
         ("d", "1.3M", 1_363_968),
     ] {
         let made = scene.json(&["volume", "create", name, "--size", size]);

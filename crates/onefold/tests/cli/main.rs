@@ -36,6 +36,7 @@ mod recovery;
 mod resizing;
 mod scrub;
 mod sharing;
+mod sizes;
 mod snapshots;
 mod transfers;
 mod volumes;

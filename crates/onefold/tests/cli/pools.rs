@@ -401,16 +401,23 @@ fn a_pool_keeps_its_format_until_it_needs_another() {
 
     let plan = scene.run(&["pool", "upgrade"]);
     assert_eq!(plan.code, Some(2), "{plan:?}");
-    assert!(String::from_utf8_lossy(&plan.stdout).contains("would get 1.1"));
+    assert!(String::from_utf8_lossy(&plan.stdout).contains("would get 1.2"));
     assert_eq!(minors(&scene), [0, 0]);
     scene.ok(&["pool", "upgrade", "--yes"]);
-    assert_eq!(scene.json(&["pool", "stat"])["format"], "1.1");
-    assert!(minors(&scene).contains(&1));
+    assert_eq!(scene.json(&["pool", "stat"])["format"], "1.2");
+    assert!(minors(&scene).contains(&2));
 
-    for needs in [
-        &["volume", "create", "i", "--size", "1M", "--dedup", "inline"][..],
-        &["volume", "set", "other", "--dedup", "auto"],
-        &["volume", "set", "vm", "--min-run", "4"],
+    let odd = scene.file("odd", &noise(2, 4096 + 512));
+    for (minor, needs) in [
+        (
+            1,
+            &["volume", "create", "i", "--size", "1M", "--dedup", "inline"][..],
+        ),
+        (1, &["volume", "set", "other", "--dedup", "auto"]),
+        (1, &["volume", "set", "vm", "--min-run", "4"]),
+        (2, &["volume", "create", "o", "--size", "1049088"]),
+        (2, &["volume", "resize", "other", "--size", "2097664"]),
+        (2, &["volume", "import", "odd", &odd]),
     ] {
         scene.ok(&["volume", "set", "vm", "--min-run", "1"]);
         scene.ok(&["volume", "set", "other", "--dedup", "offline"]);
@@ -418,7 +425,7 @@ fn a_pool_keeps_its_format_until_it_needs_another() {
         scene.ok(&["pool", "stat"]);
         assert_eq!(minors(&scene), [0, 0]);
         scene.ok(needs);
-        assert!(minors(&scene).contains(&1), "{needs:?}");
+        assert_eq!(minors(&scene).into_iter().max(), Some(minor), "{needs:?}");
     }
     scene.ok(&["pool", "check"]);
 }
@@ -429,7 +436,7 @@ fn a_later_format_is_only_read() {
         return;
     }
     let scene = Scene::new();
-    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.1", "newest": "1.1", "upgraded": false});
+    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.2", "newest": "1.2", "upgraded": false});
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
     let daemon = scene.daemon();
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
@@ -437,8 +444,8 @@ fn a_later_format_is_only_read() {
     let superblock = scene.pool().join("superblock");
     let page = fs::read(&superblock).unwrap();
     for (at, version, words) in [
-        (5, 2, "format version 2.1: onefold 2.x or later can read it"),
-        (6, 2, "a later version of onefold wrote it"),
+        (5, 2, "format version 2.2: onefold 2.x or later can read it"),
+        (6, 3, "a later version of onefold wrote it"),
     ] {
         let mut later = page.clone();
         later[at] = version;
