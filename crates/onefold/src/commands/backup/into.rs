@@ -4,10 +4,13 @@ use crate::commands::backup::backup_error;
 use crate::commands::backup::restore::stopped_by;
 use crate::progress::Progress;
 use crate::session::Session;
-use onefold_api::{Error, ErrorKind, Result, VolumeStat};
+use onefold_api::{
+    DiffContent, DiffExtent, Error, ErrorKind, NextPage, Result, SnapshotDiff, VolumeStat,
+};
 use onefold_backup::{LostBlocks, Restore};
 use onefold_nbd::client::{Address, Client};
-use onefold_store::{Blocking, Volume};
+use onefold_store::{Blocking, SECTOR_BYTES, Volume};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,8 +37,10 @@ pub(super) fn restore_into(
     interrupted: &AtomicBool,
     progress: &Progress,
 ) -> Result<u64> {
-    let size_bytes = restore.manifest().size_bytes;
+    // An image can end inside a sector, a volume cannot: the rest of the sector is zeros.
+    let size_bytes = restore.manifest().size_bytes.next_multiple_of(SECTOR_BYTES);
     let mut target = Target::open(session, volume, size_bytes)?;
+    let mut data = VolumeData::of(session, volume);
     let (mut wanted, mut found) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     let (mut at, mut changed_bytes) = (0, 0);
     while at < size_bytes {
@@ -43,6 +48,11 @@ pub(super) fn restore_into(
             return Err(Error::failed(
                 "interrupted; a part of the volume is restored, and the same command restores the rest",
             ));
+        }
+        let start = data.next(at)?.min(next_data(restore, at, size_bytes)?);
+        at = at.max(start - start % CHUNK_BYTES as u64);
+        if at >= size_bytes {
+            break;
         }
         let len = (size_bytes - at).min(CHUNK_BYTES as u64) as usize;
         let (wanted, found) = (&mut wanted[..len], &mut found[..len]);
@@ -62,8 +72,65 @@ pub(super) fn restore_into(
         at += len as u64;
         progress.set(at, size_bytes);
     }
+    progress.set(size_bytes, size_bytes);
     target.flush()?;
     Ok(changed_bytes)
+}
+
+/// Where the backup has data next, from this byte on; its end where it has none.
+fn next_data(restore: &Restore, at: u64, end: u64) -> Result<u64> {
+    let runs = restore.extents(&(at..end), 1).map_err(backup_error)?;
+    Ok(match runs.first() {
+        Some(run) if !run.what => at + run.bytes,
+        _ => at,
+    })
+}
+
+/// Where the volume has data: so a large disk with little on it is not read.
+struct VolumeData<'a> {
+    session: &'a Session,
+    name: &'a str,
+    /// The rest of a page.
+    extents: VecDeque<DiffExtent>,
+    /// Where the page after it begins; `Some(None)` for the first one.
+    page: Option<Option<NextPage>>,
+}
+
+impl<'a> VolumeData<'a> {
+    fn of(session: &'a Session, name: &'a str) -> Self {
+        Self {
+            session,
+            name,
+            extents: VecDeque::new(),
+            page: Some(None),
+        }
+    }
+
+    /// The next byte with data from this one on; the largest number where there is none. Never called
+    /// with a smaller one than before.
+    fn next(&mut self, at: u64) -> Result<u64> {
+        loop {
+            while let Some(extent) = self.extents.front() {
+                if extent.offset + extent.length > at {
+                    return Ok(extent.offset.max(at));
+                }
+                self.extents.pop_front();
+            }
+            let Some(page) = self.page else {
+                return Ok(u64::MAX);
+            };
+            let request = SnapshotDiff {
+                since: None,
+                name: self.name.to_owned(),
+                page,
+            };
+            let reply = self.session.call(&request, &mut |_, _| {})?;
+            let data = reply.extents.into_iter();
+            self.extents
+                .extend(data.filter(|it| it.content == DiffContent::Data));
+            self.page = reply.next.map(Some);
+        }
+    }
 }
 
 /// Of what was lost, the volume keeps what it has.
