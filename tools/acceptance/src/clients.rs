@@ -23,6 +23,8 @@ use onefold_harness::pools::{PoolArguments, Pools};
 use onefold_harness::server::{Against, Disks, Product, Setting};
 use onefold_harness::workspace::Workspace;
 
+use crate::mirror;
+
 /// The volume on which odd requests and an ext4 file system are tried.
 const SMALL_BYTES: u64 = 128 << 20;
 
@@ -54,6 +56,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 /// Runs every check against a fresh server. The first that fails is an error.
 fn check(workspace: &Workspace, against: Against, pools: Pools) -> Result<()> {
     packages::require(packages::CLIENTS)?;
+    packages::require(packages::EMULATION)?;
     let image = images::make(workspace)?
         .into_iter()
         .next()
@@ -65,6 +68,7 @@ fn check(workspace: &Workspace, against: Against, pools: Pools) -> Result<()> {
         ("odd", SMALL_BYTES),
         ("ext4", SMALL_BYTES),
         ("history", SMALL_BYTES),
+        ("gpt", mirror::DISK_BYTES),
     ];
     let setting = Setting {
         pools,
@@ -77,13 +81,17 @@ fn check(workspace: &Workspace, against: Against, pools: Pools) -> Result<()> {
         scratch,
         image,
     };
-    let checks: [(&str, Check); 9] = [
+    let checks: [(&str, Check); 10] = [
         ("nbdinfo tells size, exports and abilities", abilities),
         ("qemu-img convert in, compare, convert out", qemu_img),
         ("nbdcopy in, across and out; nbdinfo --map", nbdcopy),
         (
             "qemu-io: odd ranges, FUA, zeroes, discard, refusal",
             qemu_io,
+        ),
+        (
+            "QEMU mirrors a disk of whole sectors in and out",
+            mirror_of_sectors,
         ),
         ("two clients on one export, on both addresses", two_clients),
         ("rude clients harm only themselves", rude_clients),
@@ -129,7 +137,7 @@ fn abilities(table: &mut Table) -> Result<()> {
     if table.against != Against::Onefold {
         return Ok(());
     }
-    ensure!(names.len() == 5, "every volume is an export, got {names:?}");
+    ensure!(names.len() == 6, "every volume is an export, got {names:?}");
     ensure!(
         list.get("structured") == Some(&Value::Bool(true)),
         "no structured replies: {list}"
@@ -384,6 +392,10 @@ fn qemu_io_run(uri: &str, requests: &[String]) -> Result<()> {
         Some(complaint) => bail!("qemu-io {uri}: {complaint}\n{said}"),
         None => Ok(()),
     }
+}
+
+fn mirror_of_sectors(table: &mut Table) -> Result<()> {
+    mirror::there_and_back(table.scratch.path(), &table.disks.uri("gpt"))
 }
 
 fn two_clients(table: &mut Table) -> Result<()> {

@@ -24,6 +24,7 @@ mod inline;
 mod kill_loop;
 mod memory_limit;
 mod metrics;
+mod mirror;
 mod ownership;
 mod reconnect;
 mod sharing;

@@ -12,6 +12,7 @@ use crate::workspace::Workspace;
 pub const CLIENTS: &[&str] = &[
     "e2fsprogs",  // mkfs.ext4 -d, e2fsck, debugfs
     "fio",        // load with verification
+    "gdisk",      // sgdisk
     "fuse3",      // fusermount3, through which nbdfuse mounts
     "libnbd-bin", // nbdinfo, nbdcopy, nbdfuse
     "qemu-utils", // qemu-img, qemu-io, qemu-nbd
@@ -20,7 +21,7 @@ pub const CLIENTS: &[&str] = &[
 /// Also used by `sick-disk`.
 pub const SICK_DISKS: &[&str] = &["nbdkit", "mount"];
 
-/// Also used by `guest`.
+/// Also used by `guest`, and by `clients` for `qemu-storage-daemon`.
 pub const EMULATION: &[&str] = &["qemu-system-x86"];
 
 /// Also used by `docs`.
