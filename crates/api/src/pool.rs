@@ -221,6 +221,7 @@ impl Request for PoolUpgrade {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
         let before = service.store.format_version()?;
+        service.store.check_writable()?;
         if self.yes {
             service.store.upgrade()?;
         }
@@ -333,6 +334,7 @@ impl PoolResize {
     fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
         let store = &service.store;
         let before = store.size_bytes()?;
+        store.check_writable()?;
         // Deleted blocks need not be moved.
         store.finish_deletions(&mut service.blocks(report))?;
         let wanted = store.plan_shrink(size_bytes)?;

@@ -514,6 +514,10 @@ pub struct VolumeResize {
     pub force: bool,
 }
 
+/// What a request does to a volume that must not be attached, in words.
+const SHRINK: &str = "shrink";
+pub(crate) const DELETE: &str = "delete";
+
 /// The plan of a destructive request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -527,20 +531,29 @@ pub struct PlanReply {
 }
 
 impl PlanReply {
-    pub(crate) fn of(service: &Service, volume: &str, mut plan: Vec<String>, done: bool) -> Self {
-        let clients = service.clients(volume);
-        if !clients.is_empty() && !done {
-            plan.push(format!("disconnect {} (needs --force)", clients.join(", ")));
+    /// A plan that is not carried out yet, and disconnects the clients of these volumes and snapshots.
+    pub(crate) fn planned(service: &Service, names: &[String], mut plan: Vec<String>) -> Self {
+        let clients = names.iter().flat_map(|name| service.clients(name));
+        let clients: Vec<String> = clients.collect();
+        if !clients.is_empty() {
+            plan.push(format!("disconnect {}", clients.join(", ")));
         }
         Self {
             plan,
-            done,
+            done: false,
             clients,
         }
     }
-}
 
-impl PlanReply {
+    /// A plan that was carried out.
+    pub(crate) fn done(service: &Service, volume: &str, plan: Vec<String>) -> Self {
+        Self {
+            plan,
+            done: true,
+            clients: service.clients(volume),
+        }
+    }
+
     /// Of something that no client can stand in the way of.
     pub(crate) fn without_clients(plan: Vec<String>, done: bool) -> Self {
         Self {
@@ -557,24 +570,30 @@ impl Request for VolumeResize {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
         let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
-        let volume = service.find(&self.name)?;
-        let shrinks = size_bytes < volume.size_bytes;
+        let volume = service.store.check_resizable(&self.name, size_bytes)?;
+        let old_bytes = volume.size_bytes();
+        let shrinks = size_bytes < old_bytes;
         let mut plan = vec![format!(
             "resize volume '{}' {}",
             self.name,
-            size::change(volume.size_bytes, size_bytes)
+            size::change(old_bytes, size_bytes)
         )];
         if shrinks {
             plan.push(format!(
                 "discard everything in its last {}",
-                size::display(volume.size_bytes - size_bytes)
+                size::display(old_bytes - size_bytes)
             ));
         }
         if shrinks && !self.yes {
-            return Ok(PlanReply::of(service, &self.name, plan, false));
+            service.check_detachable(&self.name, self.force, SHRINK)?;
+            return Ok(PlanReply::planned(
+                service,
+                std::slice::from_ref(&self.name),
+                plan,
+            ));
         }
         let hold = match shrinks {
-            true => service.detach(&self.name, self.force, "shrink")?,
+            true => service.detach(&self.name, self.force, SHRINK)?,
             false => None,
         };
         let clients = service.clients(&self.name);
@@ -586,7 +605,7 @@ impl Request for VolumeResize {
         }
         service.store.resize_volume(&self.name, size_bytes)?;
         drop(hold);
-        Ok(PlanReply::of(service, &self.name, plan, true))
+        Ok(PlanReply::done(service, &self.name, plan))
     }
 }
 
@@ -615,35 +634,37 @@ impl Request for VolumeDelete {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
-        let volume = service.store.volume(&self.name)?;
-        let mut plan = vec![format!(
-            "delete volume '{}' of {} with {}",
-            self.name,
-            size::display(volume.size_bytes()),
-            service.data_in_words(&self.name)
-        )];
         let prefix = format!("{}@", self.name);
         let goes_along = |snapshot: &str| {
             let name = snapshot.strip_prefix(&prefix);
             name.is_some_and(|name| self.snapshots || name.starts_with(BACKUP_SNAPSHOT))
         };
-        let mut snapshots = service.store.snapshot_names_after(&prefix, usize::MAX);
-        snapshots.retain(|it| goes_along(it));
-        let deleted = |it: &String| {
-            let data = service.data_in_words(it);
-            format!("delete snapshot '{it}' with {data}")
-        };
-        plan.extend(snapshots.iter().map(deleted));
-        if !self.yes {
-            return Ok(PlanReply::of(service, &self.name, plan, false));
+        let deleted = service.store.check_deletable(&self.name, goes_along)?;
+        let mut plan = Vec::new();
+        for volume in &deleted {
+            let (name, size) = (volume.name(), size::display(volume.size_bytes()));
+            let data = service.data_in_words(&name);
+            plan.push(match volume.is_snapshot() {
+                true => format!("delete snapshot '{name}' with {data}"),
+                false => format!("delete volume '{name}' of {size} with {data}"),
+            });
         }
-        let names = [&self.name].into_iter().chain(&snapshots);
+        // The volume is named first, although it is deleted last.
+        plan.rotate_right(1);
+        let names: Vec<String> = deleted.iter().map(|volume| volume.name()).collect();
+        if !self.yes {
+            names
+                .iter()
+                .try_for_each(|name| service.check_detachable(name, self.force, DELETE))?;
+            return Ok(PlanReply::planned(service, &names, plan));
+        }
         let holds: Result<Vec<_>> = names
-            .map(|name| service.detach(name, self.force, "delete"))
+            .iter()
+            .map(|name| service.detach(name, self.force, DELETE))
             .collect();
         let _holds = holds?;
         service.store.delete_volume_and(&self.name, goes_along)?;
         service.finish_deletions(report)?;
-        Ok(PlanReply::of(service, &self.name, plan, true))
+        Ok(PlanReply::done(service, &self.name, plan))
     }
 }

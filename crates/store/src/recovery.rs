@@ -238,7 +238,7 @@ fn new_secret(engine: &dyn Engine) -> Result<Secret> {
     Ok(secret)
 }
 
-fn check_options(options: &CreateOptions) -> Result<u64> {
+pub(crate) fn check_options(options: &CreateOptions) -> Result<u64> {
     let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
     let CreateOptions {
         block_size,

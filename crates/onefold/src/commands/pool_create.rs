@@ -113,13 +113,6 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         host_free_bytes: None,
         done: false,
     };
-    if let (Some(device_bytes), false) = (device_bytes, args.yes) {
-        context.output.document(&reply)?;
-        return Err(Error::usage(format!(
-            "this overwrites what is on the device ({}); nothing was changed, --yes goes on",
-            size::display(device_bytes)
-        )));
-    }
     let options = CreateOptions {
         block_size: args.block_size,
         size_bytes,
@@ -142,6 +135,14 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         data: args.data,
         options,
     };
+    if let (Some(device_bytes), false) = (device_bytes, args.yes) {
+        pool.check()?;
+        context.output.document(&reply)?;
+        return Err(Error::usage(format!(
+            "this overwrites what is on the device ({}); nothing was changed, --yes goes on",
+            size::display(device_bytes)
+        )));
+    }
     pool.create()?;
     reply.done = true;
     if device_bytes.is_none() {

@@ -340,6 +340,11 @@ impl Device {
     }
 }
 
+/// Refuses a device that is in use, or too small for a disk of `size_bytes`. Changes nothing.
+pub(crate) fn check_device(path: &Path, size_bytes: u64) -> Result<()> {
+    Device::open(path, size_bytes).map(drop)
+}
+
 /// Whether an export to it overwrites a device.
 pub(crate) fn is_block_device(path: &Path) -> bool {
     let metadata = path.metadata();

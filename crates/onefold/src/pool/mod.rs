@@ -3,13 +3,14 @@
 pub(crate) mod place;
 pub(crate) mod restoration;
 
+use crate::image::writer::is_block_device;
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_engine::Engine;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
 use onefold_engine::rados::{OwnerEvent, RadosEngine, TakeError, TakeOptions};
 use onefold_store::{
-    CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreErrorKind,
+    CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
 };
 use place::{CephPlace, PoolPlace};
 use std::fmt;
@@ -195,8 +196,22 @@ pub(crate) struct NewPool {
 }
 
 impl NewPool {
+    /// Refuses what cannot be made. Changes nothing.
+    pub(crate) fn check(&self) -> Result<()> {
+        Store::check_options(&self.options).map_err(|error| self.refused(&error))?;
+        let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
+        engine.check_directory().map_err(|e| self.failed(&e))?;
+        let device = self.data.as_deref().filter(|data| is_block_device(data));
+        let Some(device) = device else {
+            return Ok(());
+        };
+        let checked = engine.check_device(device, self.options.size_bytes);
+        checked.map_err(|e| self.failed(&e))
+    }
+
     /// Makes it, or leaves everything as it was.
     pub(crate) fn create(&self) -> Result<()> {
+        self.check()?;
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         let directory_existed = self.directory.exists();
         // A dangling link exists as well, and must not be removed.
@@ -218,16 +233,18 @@ impl NewPool {
                 .create_data_link(target)
                 .map_err(|e| self.failed(&e))?;
         }
-        Store::create(engine, &self.options).map_err(|error| {
-            let kind = match error.kind() {
-                StoreErrorKind::Invalid => ErrorKind::Usage,
-                _ => ErrorKind::Failed,
-            };
-            Error {
-                kind,
-                message: self.message(&error),
-            }
-        })
+        Store::create(engine, &self.options).map_err(|error| self.refused(&error))
+    }
+
+    fn refused(&self, error: &StoreError) -> Error {
+        let kind = match error.kind() {
+            StoreErrorKind::Invalid => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        };
+        Error {
+            kind,
+            message: self.message(error),
+        }
     }
 
     fn message(&self, cause: &dyn std::error::Error) -> String {

@@ -262,7 +262,7 @@ fn a_stopped_daemon_leaves_nothing_to_replay() {
     }
 }
 
-fn attach(scene: &Scene, volume: &str) -> Client {
+pub(crate) fn attach(scene: &Scene, volume: &str) -> Client {
     let socket = scene.pool().join("nbd.sock");
     let address = format!("nbd+unix:///{volume}?socket={}", socket.display());
     Client::connect(&address.parse().unwrap()).unwrap()

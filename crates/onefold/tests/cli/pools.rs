@@ -352,7 +352,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Gives pages of a part another minor version.
-fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
+pub(crate) fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
     let file = scene.pool().join(part);
     let mut bytes = fs::read(&file).unwrap();
     for page in bytes.chunks_mut(4096).take(pages) {

@@ -1,6 +1,6 @@
 //! `onefold backup restore`
 
-use super::into::restore_into;
+use super::into::{check_target, restore_into};
 use super::losses::{Losses, MapFile};
 use super::{
     BackupName, Context, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error,
@@ -9,7 +9,7 @@ use super::{
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
-use crate::image::writer::{Anywhere, ImageWriter, is_block_device};
+use crate::image::writer::{Anywhere, ImageWriter, check_device, is_block_device};
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
@@ -219,14 +219,15 @@ fn to_file(
             "only a raw image can be written to a block device or to standard output",
         ));
     }
+    let backup = Backup::new(args, from)?;
+    backup.check()?;
+    let size_bytes = backup.size_bytes();
     if is_block_device(file) && !args.yes {
+        check_device(file, size_bytes)?;
         return Err(Error::usage(format!(
             "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
         )));
     }
-    let backup = Backup::new(args, from)?;
-    backup.check()?;
-    let size_bytes = backup.size_bytes();
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
     let mut pack_reads = None;
@@ -334,14 +335,16 @@ fn into_volume(
 ) -> Result<Reply> {
     let volume = args.into.as_deref().unwrap_or_default();
     let backup = Backup::new(args, from)?;
+    backup.check()?;
     if !args.yes {
+        let size_bytes = backup.size_bytes();
+        context.with_session(|session| check_target(session, volume, size_bytes))?;
         let name = &backup.name;
         return Err(Error::usage(format!(
             "this makes volume '{volume}' what {name} is, and what it holds besides is lost unless a snapshot \
              has it; nothing was changed, --yes goes on"
         )));
     }
-    backup.check()?;
     let progress = Progress::bytes(&context.output, "restoring");
     let written_bytes = context.with_session(|session| {
         let (restore, lost) = (&backup.restore, backup.lost.as_ref());
