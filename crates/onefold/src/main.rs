@@ -16,6 +16,7 @@ mod http;
 mod image;
 mod limits;
 mod output;
+mod overwriting;
 mod pool;
 mod progress;
 mod rendering;

@@ -5,6 +5,7 @@ use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::ImageFormat;
 use crate::image::writer::{ImageWriter, check_device, is_block_device};
+use crate::overwriting::Overwritten;
 use crate::progress::Progress;
 use onefold_api::VolumeStat;
 use onefold_api::transfer::{VolumeExport, VolumeExportReply};
@@ -52,10 +53,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         )?;
         if to_device && !args.yes {
             check_device(&args.file, stat.size_bytes)?;
-            return Err(Error::usage(format!(
-                "this overwrites what is on the device {:?}; nothing was changed, --yes goes on",
-                args.file
-            )));
+            return Err(Overwritten::new(&args.file).refusal(stat.size_bytes));
         }
         if !stat.clients.is_empty() {
             context.output.warn(format_args!(

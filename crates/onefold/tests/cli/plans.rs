@@ -3,6 +3,8 @@
 use crate::daemon::attach;
 use crate::harness::{Daemon, Loop, Scene, is_left_out_in_ceph, noise};
 use crate::pools::set_minor;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 const MIB: usize = 1 << 20;
 
@@ -285,4 +287,54 @@ fn a_plan_refuses_to_remove_a_key_that_stays() {
             (&remove(used), 2, &[used, "opened the repository"]),
         ],
     );
+}
+
+#[test]
+fn what_a_device_holds_is_named_before_it_is_overwritten() {
+    if is_left_out_in_ceph("pools of this test are in directories") {
+        return;
+    }
+    let scene = scene();
+    let disk = scene.file("disk", &vec![0; 16 * MIB]);
+    let Some(device) = Loop::new(&disk) else {
+        println!("left out: no loop device can be made");
+        return;
+    };
+    let device = device.0.as_str();
+    let (first, second) = (scene.path("first"), scene.path("second"));
+    let create = ["pool", "create", &first, "--data", device, "--yes"];
+    let created = scene.json(&create);
+    assert_eq!(created["overwrites"], "zeros in its first 128 KiB");
+    let stat = scene.json(&["--pool", &first, "pool", "stat"]);
+    let id = stat["pool_id"].as_str().unwrap();
+    let commands: [&[&str]; 3] = [
+        &["pool", "create", &second, "--data", device],
+        &["volume", "export", "vm", device],
+        &["backup", "restore", "vm@1", device],
+    ];
+    let all_name = |words: &[&str]| {
+        for command in commands {
+            let planned = scene.run(command);
+            assert_eq!(planned.code, Some(2), "{planned:?}");
+            let words = [words, &[device, "nothing was changed"]].concat();
+            let said = words.iter().all(|word| planned.stderr.contains(word));
+            assert!(said, "{words:?} in {planned:?}");
+        }
+    };
+    all_name(&["the blocks of the onefold pool", id]);
+    let write = |at: u64, bytes: &[u8]| {
+        let file = File::options().write(true).open(device).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+        file.sync_all().unwrap();
+    };
+    write(0, &[0; 4096]);
+    write(1080, b"\x53\xef");
+    all_name(&["ext4"]);
+    write(0, &[0; 4096]);
+    write(512, b"LABELONE");
+    all_name(&["an LVM physical volume"]);
+    write(0, b"LUKS\xba\xbe");
+    all_name(&["a LUKS volume"]);
+    write(0, &[7; 4096]);
+    all_name(&["data of an unknown kind"]);
 }

@@ -11,6 +11,7 @@ use crate::commands::parse_size;
 use crate::image::ImageFormat;
 use crate::image::writer::{Anywhere, ImageWriter, check_device, is_block_device};
 use crate::output::Render;
+use crate::overwriting::Overwritten;
 use crate::progress::Progress;
 use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
 use onefold_api::{Error, ErrorKind, NewVolumeOptions, Result, size};
@@ -224,9 +225,7 @@ fn to_file(
     let size_bytes = backup.size_bytes();
     if is_block_device(file) && !args.yes {
         check_device(file, size_bytes)?;
-        return Err(Error::usage(format!(
-            "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
-        )));
+        return Err(Overwritten::new(file).refusal(size_bytes));
     }
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
