@@ -21,6 +21,7 @@ mod pool;
 mod progress;
 mod rendering;
 mod session;
+mod version;
 
 use onefold_api::{Error, ErrorKind};
 use std::process::ExitCode;

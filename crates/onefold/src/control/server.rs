@@ -13,6 +13,7 @@ use crate::limits::{
     CONTROL_EVENTS_MAX, CONTROL_REQUEST_TIME_MAX, CONTROL_REQUEST_TIME_MIN, IMPORT_PAUSE_MAX,
     TRANSFERS_MAX,
 };
+use crate::version::BUILD;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -176,7 +177,7 @@ impl Visitor for Routes {
 }
 
 async fn openapi() -> Response {
-    let json = onefold_api::openapi::json(env!("CARGO_PKG_VERSION"));
+    let json = onefold_api::openapi::json(BUILD);
     ([(CONTENT_TYPE, "application/json")], json).into_response()
 }
 

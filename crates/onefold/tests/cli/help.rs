@@ -126,3 +126,17 @@ fn a_refused_value_is_refused_with_the_limit() {
     }
     assert!(!std::fs::exists(other).unwrap());
 }
+
+#[test]
+fn the_version_says_which_commit_and_which_formats() {
+    for flag in ["--version", "-V"] {
+        let outcome = run(&[flag]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let text = String::from_utf8(outcome.stdout).unwrap();
+        let release = env!("CARGO_PKG_VERSION");
+        let begins = format!("onefold {release} (commit ");
+        assert!(text.starts_with(&begins), "{text}");
+        let ends = "; writes pool format 1.1, repository format 2.0)\n";
+        assert!(text.ends_with(ends), "{text}");
+    }
+}
