@@ -268,6 +268,46 @@ pub(crate) fn attach(scene: &Scene, volume: &str) -> Client {
     Client::connect(&address.parse().unwrap()).unwrap()
 }
 
+#[test]
+fn a_client_that_names_no_export_gets_the_default_one() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "only", "--size", "1M"]);
+    scene.ok(&["snapshot", "create", "only@s"]);
+    let socket = scene.pool().join("nbd.sock");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let info = || {
+        let mut info = Command::new("qemu-img");
+        info.args(["info", &uri]).output().unwrap()
+    };
+    let daemon = scene.daemon();
+    let found = info();
+    assert!(found.status.success(), "{found:?}");
+    assert_eq!(attach(&scene, "").bytes(), 1 << 20);
+    scene.ok(&["volume", "create", "second", "--size", "2M"]);
+    let refused = info();
+    assert!(!refused.status.success(), "{refused:?}");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("no default export"), "{said}");
+    daemon.terminate();
+
+    let mut daemon = scene.starting_daemon(&["--default-export", "second"]);
+    daemon.wait_for_line("serving");
+    assert_eq!(attach(&scene, "").bytes(), 2 << 20);
+    let client = attach(&scene, "");
+    // The client is known under the name of the volume.
+    scene
+        .run(&["volume", "delete", "second", "--yes"])
+        .is_refusal(1, &["second", "attached to"]);
+    drop(client);
+    daemon.terminate();
+
+    let mut daemon = scene.starting_daemon(&["--default-export", "third"]);
+    daemon.wait_for_lines(&["'third' is not a volume yet", "serving"]);
+    scene
+        .run(&["serve", "--default-export", "a b"])
+        .is_refusal(2, &["\"a b\""]);
+}
+
 /// Whether the server has hung up, which is no answer.
 fn is_disconnected(mut client: Client) -> bool {
     let error = client.read(&mut [0; 512], 0).unwrap_err();
