@@ -88,9 +88,8 @@ impl Render for PoolCreateReply {
             self.pool,
             word(self.index)
         )?;
-        match &self.data {
-            Some(data) => writeln!(out, "{mark}: keep its blocks in {data}")?,
-            None => {}
+        if let Some(data) = &self.data {
+            writeln!(out, "{mark}: keep its blocks in {data}")?;
         }
         match &self.overwrites {
             Some(content) => writeln!(out, "{mark}: overwrite {content}"),

@@ -251,7 +251,7 @@ impl Drop for PartialFile {
 fn in_the_way(wanted: &Path, what: FileType) -> Error {
     if what.is_file() || what.is_symlink() || what.is_dir() {
         return Error::failed(format!(
-            "{wanted:?} exists already; export to another name, or move it away"
+            "{wanted:?} exists already; choose another name, or move it away"
         ));
     }
     Error::failed(format!(
