@@ -1,6 +1,7 @@
 //! `onefold backup create`
 
 use super::base::{Parent, Pool};
+use super::clock::warn_if_it_went_back;
 use super::disk::PoolDisk;
 use super::folders::{self, CACHE};
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
@@ -380,6 +381,8 @@ impl Job<'_> {
                         seen.push((writer.source().id, reached));
                         let backup = BackupReply::of(wanted, writer.source(), &made);
                         reply.backups.push(backup);
+                        let output = &self.context.output;
+                        warn_if_it_went_back(self.repository, writer.source(), output);
                         self.backed_up(wanted, pool.as_deref_mut())?;
                     }
                     Err(error) => failures.push(backup_error(error)),

@@ -1,6 +1,7 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by this process itself.
 
 pub(crate) mod base;
+mod clock;
 mod create;
 mod diff;
 mod disk;
