@@ -152,19 +152,27 @@ pub struct RefusedReply {
 }
 
 impl RefusedReply {
+    /// Each reason in the words of metrics and documents, with its blocks.
+    #[must_use]
+    pub fn by_reason(&self) -> [(&'static str, u64); 10] {
+        [
+            ("outdated", self.outdated_blocks),
+            ("releasing", self.releasing_blocks),
+            ("unsettled", self.unsettled_blocks),
+            ("bad", self.bad_blocks),
+            ("claims-full", self.claims_full_blocks),
+            ("held", self.held_blocks),
+            ("shrinking", self.shrinking_blocks),
+            ("reserved", self.reserved_blocks),
+            ("different", self.different_blocks),
+            ("short-run", self.short_run_blocks),
+        ]
+    }
+
     /// Over all reasons.
     #[must_use]
     pub fn sum(&self) -> u64 {
-        self.outdated_blocks
-            + self.releasing_blocks
-            + self.unsettled_blocks
-            + self.bad_blocks
-            + self.claims_full_blocks
-            + self.held_blocks
-            + self.shrinking_blocks
-            + self.reserved_blocks
-            + self.different_blocks
-            + self.short_run_blocks
+        self.by_reason().iter().map(|(_, blocks)| blocks).sum()
     }
 }
 

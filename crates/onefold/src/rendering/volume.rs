@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use onefold_api::{
-    InlineReply, LocalityReply, PlanReply, UnshareReply, UsageReply, VolumeListReply, VolumeReply,
-    size,
+    InlineReply, LocalityReply, PlanReply, RefusedReply, UnshareReply, UsageReply, VolumeListReply,
+    VolumeReply, size,
 };
 
 use super::{short, utc, word};
@@ -178,20 +178,55 @@ fn write_inline(inline: &InlineReply, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "in line    {}, {} not written; {}, {} refused",
+        "in line    {}, {} not written; {}, {}",
         size::count(inline.hit_blocks, "hit"),
         size::display(inline.not_written_bytes),
         match inline.miss_blocks {
             1 => "1 miss".to_owned(),
             misses => format!("{misses} misses"),
         },
-        inline.refused.sum()
+        refused(&inline.refused)
     )
+}
+
+/// Blocks that were found and written all the same, and why: the most frequent reason first.
+fn refused(refused: &RefusedReply) -> String {
+    let mut reasons = refused.by_reason().to_vec();
+    reasons.retain(|(_, blocks)| *blocks > 0);
+    reasons.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
+    let words = reasons
+        .iter()
+        .map(|(reason, blocks)| format!("{blocks} {reason}"));
+    let words: Vec<String> = words.collect();
+    match words.is_empty() {
+        true => "0 refused".to_owned(),
+        false => format!("{} refused ({})", refused.sum(), words.join(", ")),
+    }
 }
 
 fn count_passes(passes: u8) -> String {
     match passes {
         1 => "1 cold pass".to_owned(),
         passes => format!("{passes} cold passes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reasons_of_refused_hits_are_named() {
+        let mut counts: RefusedReply = serde_json::from_str(
+            r#"{"outdated_blocks": 3, "releasing_blocks": 0, "unsettled_blocks": 0, "bad_blocks": 0,
+                "claims_full_blocks": 22901, "held_blocks": 0, "shrinking_blocks": 0,
+                "reserved_blocks": 0, "different_blocks": 0, "short_run_blocks": 0}"#,
+        )
+        .unwrap();
+        let words = "22904 refused (22901 claims-full, 3 outdated)";
+        assert_eq!(refused(&counts), words);
+        counts.claims_full_blocks = 0;
+        counts.outdated_blocks = 0;
+        assert_eq!(refused(&counts), "0 refused");
     }
 }
