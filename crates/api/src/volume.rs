@@ -6,7 +6,7 @@ use clap::Args;
 use onefold_store::{DedupMode, Usage, VolumeChange};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::{
     NewVolumeOptions, check_cold_passes, check_interval, check_min_run, cold_passes_parser,
     interval_parser, min_run_parser, parse_switch,
@@ -492,10 +492,8 @@ impl Request for VolumeRename {
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
         service.find(&self.name)?;
         if service.find(&self.new_name).is_ok() {
-            return Err(Error::failed(format!(
-                "a volume '{}' exists already",
-                self.new_name
-            )));
+            let message = format!("a volume '{}' exists already", self.new_name);
+            return Err(Error::new(ErrorKind::Exists, message));
         }
         let _hold = service.detach(&self.name, self.force, "rename")?;
         service.store.rename_volume(&self.name, &self.new_name)?;

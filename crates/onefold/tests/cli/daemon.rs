@@ -144,9 +144,10 @@ fn sockets_have_the_permissions_that_were_asked_for() {
 #[test]
 fn only_loopback_is_listened_on_unless_it_is_said() {
     let scene = Scene::new();
-    scene
-        .run(&["serve", "--nbd", "0.0.0.0:0"])
-        .is_refusal(2, &["--insecure-listen"]);
+    scene.run(&["serve", "--nbd", "0.0.0.0:0"]).is_refusal(
+        2,
+        &["machines can reach 0.0.0.0:0, and", "--insecure-listen"],
+    );
     scene
         .run(&["serve", "--nbd", "nonsense"])
         .is_refusal(2, &["unix:PATH or HOST:PORT"]);
@@ -427,9 +428,7 @@ fn the_control_socket_survives_nonsense() {
     // Announces a frame of an import and leaves.
     let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
     let head = b"POST /v1/volume/import HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
-        onefold-request: {\"name\":\"vm\",\"image_bytes\":4096,\"sharing\":{\"dedup\":\"offline\",\
-        \"domain\":\"default\",\"verify\":false,\"rounds\":2,\"interval_seconds\":10,\
-        \"hash_cache_bytes\":0,\"quota_bytes\":0,\"reservation_bytes\":0}}\r\n\r\n\
+        onefold-request: {\"name\":\"vm\",\"image_bytes\":4096}\r\n\r\n\
         5\r\nabcde\r\n";
     stream.write_all(head).unwrap();
     drop(stream);
@@ -519,4 +518,39 @@ fn a_socket_of_a_service_manager_is_served_if_it_listens() {
     let started = started.stdout(Stdio::piped()).stderr(Stdio::piped());
     let refused = Outcome::of(started.spawn().unwrap());
     refused.is_refusal(1, &["descriptor 3", "Accept=no"]);
+}
+
+#[test]
+fn a_field_that_a_request_has_not_is_refused_by_name() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    let ask = |path: &str, body: &str| {
+        let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
+        let len = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n"
+        );
+        stream.write_all((head + body).as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let refused = ask(
+        "/v1/volume/create",
+        r#"{"name":"vm","size_bytes":1048576,"dedpu":"off"}"#,
+    );
+    assert!(refused.starts_with("HTTP/1.1 400 "), "{refused}");
+    assert!(refused.contains("no field 'dedpu'"), "{refused}");
+    assert_eq!(scene.volumes(), [""; 0]);
+    let made = ask(
+        "/v1/volume/create",
+        r#"{"name":"vm","size_bytes":1048576,"dedup":"off"}"#,
+    );
+    assert!(made.starts_with("HTTP/1.1 200 "), "{made}");
+    let unknown = ask("/v1/snapshot/delete", r#"{"name":"vm@none","yes":true}"#);
+    assert!(unknown.starts_with("HTTP/1.1 404 "), "{unknown}");
+    assert!(unknown.contains("\"kind\":\"not-found\""), "{unknown}");
+    scene.ok(&["volume", "create", "other", "--size", "1M"]);
+    let taken = ask("/v1/volume/rename", r#"{"name":"vm","new_name":"other"}"#);
+    assert!(taken.contains("\"kind\":\"exists\""), "{taken}");
 }

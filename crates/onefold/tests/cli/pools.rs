@@ -1,7 +1,7 @@
 //! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
 
 use crate::harness::{
-    Outcome, Scene, contents, is_in_ceph, is_left_out_in_ceph, noise, run, wait_until,
+    Daemon, Outcome, Scene, contents, is_in_ceph, is_left_out_in_ceph, noise, run, wait_until,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -448,4 +448,34 @@ fn a_later_format_is_only_read() {
         fs::write(&superblock, &later).unwrap();
         scene.run(&["pool", "upgrade"]).is_refusal(1, &[words]);
     }
+}
+
+#[test]
+fn a_pool_is_made_only_where_a_daemon_can_serve_it() {
+    if is_left_out_in_ceph("its pool is in a directory") {
+        return;
+    }
+    let scene = Scene::new();
+    let inside = scene.pool().join("inside");
+    let inside = inside.to_str().unwrap();
+    let words = ["is inside the pool at", "beside it"];
+    scene.run(&["pool", "create", inside]).is_refusal(2, &words);
+    let data = scene.pool().join("other-data");
+    let other = scene.path("other");
+    let create = ["pool", "create", &other, "--data", data.to_str().unwrap()];
+    scene.run(&create).is_refusal(2, &words);
+    let fits = 106 - "/control.sock".len();
+    let begin = scene.path("").len();
+    let longest = scene.path(&"x".repeat(fits - begin));
+    assert_eq!(longest.len(), fits);
+    let too_long = format!("{longest}x");
+    let words = ["94 bytes", "more than 93", "control socket"];
+    scene
+        .run(&["pool", "create", &too_long])
+        .is_refusal(2, &words);
+    assert!(!fs::exists(&too_long).unwrap() && !fs::exists(&other).unwrap());
+    scene.ok(&["pool", "create", &longest]);
+    let mut daemon = Daemon::start(&mut scene.command(&["--pool", &longest, "serve"]));
+    daemon.wait_for_line("serving");
+    scene.ok(&["--pool", &longest, "volume", "list"]);
 }
