@@ -280,6 +280,8 @@ pub struct PoolDedupReply {
     #[serde(flatten)]
     /// Blocks by outcome.
     pub counts: JobCounts,
+    /// Bytes in a block.
+    pub block_size: u32,
     /// Duration.
     pub seconds: f64,
     /// Rate of the scan.
@@ -305,11 +307,12 @@ impl Request for PoolDedup {
         if totals.was_broken_off {
             return Err(Error::failed(format!(
                 "the daemon was stopped after {}; the rest is found later",
-                size::count(totals.counts.scanned, "block")
+                size::display(totals.counts.bytes)
             )));
         }
         Ok(PoolDedupReply {
             counts: totals.counts,
+            block_size: service.store.block_size(),
             seconds: totals.seconds,
             bytes_per_second: (totals.counts.bytes as f64 / totals.seconds.max(1e-9)) as u64,
         })

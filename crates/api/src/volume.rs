@@ -81,6 +81,8 @@ pub struct VolumeReply {
     pub shared_blocks: u64,
     /// Private blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
+    /// Their size in bytes.
+    pub pending_dedup_bytes: u64,
     /// What writes found in line since the pool was opened.
     pub inline: InlineReply,
     #[serde(flatten)]
@@ -295,6 +297,7 @@ impl VolumeReply {
             private_blocks: stat.private_blocks,
             shared_blocks: stat.shared_blocks,
             pending_dedup_blocks: stat.dirty_blocks,
+            pending_dedup_bytes: stat.dirty_blocks * block_size,
             logical_bytes: stat.logical_blocks * block_size,
             number: stat.number,
             name: stat.name,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use onefold_format::VolumeState;
 use onefold_format::catalogue_page::ALLOTMENT_BYTES_MAX;
 use onefold_format::units::VOLUME_BLOCKS_MAX;
-use onefold_metadata::{Result, StoreError, StoreErrorKind};
+use onefold_metadata::{Result, StoreError, StoreErrorKind, display_bytes};
 
 use crate::store::Store;
 use crate::volume::Volume;
@@ -96,9 +96,13 @@ impl Store {
         let message = if size_bytes == 0 {
             "a volume needs a size above 0".to_owned()
         } else if size_bytes > max {
-            format!("a volume of {size_bytes} bytes exceeds the largest possible, {max}")
+            format!(
+                "a volume of {} exceeds the largest possible, {}",
+                display_bytes(size_bytes),
+                display_bytes(max)
+            )
         } else if !size_bytes.is_multiple_of(block_size) {
-            format!("a size of {size_bytes} bytes is no multiple of the block size {block_size}")
+            format!("a size of {size_bytes} bytes is not a multiple of the block size {block_size}")
         } else {
             return Ok(());
         };
@@ -112,9 +116,15 @@ impl Store {
             ("reservation", options.reservation_bytes),
         ] {
             let message = if !bytes.is_multiple_of(block_size) {
-                format!("a {what} of {bytes} bytes is no multiple of the block size {block_size}")
+                format!(
+                    "a {what} of {bytes} bytes is not a multiple of the block size {block_size}"
+                )
             } else if bytes > ALLOTMENT_BYTES_MAX {
-                format!("a {what} of {bytes} bytes exceeds {ALLOTMENT_BYTES_MAX}")
+                format!(
+                    "a {what} of {} exceeds the largest possible, {}",
+                    display_bytes(bytes),
+                    display_bytes(ALLOTMENT_BYTES_MAX)
+                )
             } else {
                 continue;
             };

@@ -60,7 +60,7 @@ pub use onefold_journal::{IncompleteCommit, LossReport};
 #[cfg(feature = "simulation")]
 pub use onefold_metadata::Scarcity;
 pub use onefold_metadata::{
-    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
+    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind, display_bytes,
 };
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use snapshots::DeletionStat;

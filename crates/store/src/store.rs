@@ -420,7 +420,8 @@ impl Store {
             pool.journal
                 .admit_reservation(Some(space_limits), metadata, options.reservation_bytes)
         };
-        self.change_volume(volume.id, change, Some(&admit))?;
+        self.change_volume(volume.id, change, Some(&admit))
+            .map_err(|error| error.during(format_args!("cannot set volume '{name}'")))?;
         volume.set_options(&options);
         Ok(())
     }

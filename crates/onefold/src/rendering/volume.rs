@@ -92,7 +92,7 @@ impl Render for VolumeListReply {
                 size::display(volume.new_bytes),
                 freed(&volume.usage),
                 word(volume.dedup),
-                volume.pending_dedup_blocks,
+                size::display(volume.pending_dedup_bytes),
                 volume.clients.len()
             )?;
         }

@@ -103,17 +103,17 @@ fn a_refused_value_is_refused_with_the_limit() {
     for (arguments, limit) in [
         (
             &["pool", "create", &other, "--size", "1"][..],
-            "has 8192 to 4503599627370496",
+            "has 8 KiB to 4 PiB",
         ),
         (
             &["pool", "create", &other, "--size", "15E"],
-            "has 8192 to 4503599627370496",
+            "has 8 KiB to 4 PiB",
         ),
         (
             &["pool", "create", &other, "--log-size", "1K"],
             "256 KiB to 1 GiB",
         ),
-        (&["pool", "resize", "--size", "15E"], "has 8192 to"),
+        (&["pool", "resize", "--size", "15E"], "has 8 KiB to"),
         (&["serve", "--memory", "63M"], "at least 64 MiB"),
         (
             &["serve", "--inline-without", "zero,bloom"],

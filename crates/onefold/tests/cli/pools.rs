@@ -479,3 +479,35 @@ fn a_pool_is_made_only_where_a_daemon_can_serve_it() {
     daemon.wait_for_line("serving");
     scene.ok(&["--pool", &longest, "volume", "list"]);
 }
+
+#[test]
+fn amounts_have_units() {
+    let scene = Scene::with_pool_options(&["--size", "64M"]);
+    let image = scene.file("image", &[noise(1, 2 << 20), noise(1, 1 << 20)].concat());
+    let imported = scene.ok(&["volume", "import", "vm", &image]).stdout;
+    let imported = String::from_utf8(imported).unwrap();
+    let words = "imported: 3 MiB, 3 MiB of it data, of which 1 MiB were there already";
+    assert!(imported.contains(words), "{imported}");
+    scene
+        .run(&["volume", "set", "vm", "--reservation", "100T"])
+        .is_refusal(1, &["'vm'", "100 TiB cannot be kept free", "MiB are free"]);
+    let large = scene.file("large", &noise(2, 40 << 20));
+    scene.ok(&["volume", "import", "large", &large, "--dedup", "off"]);
+    scene
+        .run(&["pool", "resize", "--size", "1M"])
+        .is_refusal(1, &["42 MiB are in use", "a pool of 1 MiB", "16 KiB free"]);
+    scene.run(&["pool", "resize", "--size", "1K"]).is_refusal(
+        2,
+        &["a pool of 4 KiB is too small: with blocks of 4 KiB it has 8 KiB to 4 PiB"],
+    );
+    scene
+        .run(&["volume", "create", "huge", "--size", "9E"])
+        .is_refusal(2, &["a volume of 9 EiB exceeds the largest possible, "]);
+    scene.ok(&["volume", "set", "large", "--dedup", "offline"]);
+    let list = String::from_utf8(scene.ok(&["volume", "list"]).stdout).unwrap();
+    let large = list.lines().find(|line| line.starts_with("large")).unwrap();
+    assert!(large.contains("offline      40 MiB"), "{list}");
+    let dedup = String::from_utf8(scene.ok(&["pool", "dedup"]).stdout).unwrap();
+    let words = "40 MiB scanned: 40 MiB new, 0 B duplicate";
+    assert!(dedup.contains(words), "{dedup}");
+}
