@@ -17,10 +17,14 @@ impl Render for VolumeReply {
         let as_of = self.data.data_as_of.map(|at| format!(" as of {}", utc(at)));
         writeln!(
             out,
-            "data       {}{}, {} of it in no snapshot of this volume",
+            "data       {}{}, {} {}",
             short(self.data),
             as_of.unwrap_or_default(),
-            size::display(self.new_bytes)
+            size::display(self.new_bytes),
+            match self.name.contains('@') {
+                true => "of it written since the snapshot before it",
+                false => "of it in no snapshot of this volume",
+            }
         )?;
         write_locality(self.locality, out)?;
         writeln!(
