@@ -5,7 +5,7 @@
 
 use super::connections::{Connections, Permit, Permits, Stage};
 use super::frame::{PieceBody, PieceDecoder};
-use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
+use super::{Event, NOT_UNDERSTOOD, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::descriptors::{Spare, are_lacking};
 use crate::http::serve_connection;
 use crate::limits::{
@@ -369,22 +369,21 @@ async fn body_json<T: DeserializeOwned + Serialize>(body: Body) -> Result<T> {
         .await
         .map_err(|_| Error::usage("the request did not arrive in time"))?;
     let bytes = collected.map_err(|e| Error::usage(format!("cannot read the request: {e}")))?;
-    request_of(&bytes.to_bytes(), "request")
+    request_of(&bytes.to_bytes(), "")
 }
 
 fn header_json<T: DeserializeOwned + Serialize>(headers: &HeaderMap) -> Result<T> {
     let header = headers.get(REQUEST_HEADER).map(|value| value.as_bytes());
     request_of(
         header.unwrap_or_default(),
-        &format!("header {REQUEST_HEADER}"),
+        &format!(" in the header {REQUEST_HEADER}"),
     )
 }
 
 /// A request from its JSON. A field that the request has not is refused: an option with a slip of the pen, or of a later
 /// release, would be left out without a word.
-fn request_of<T: DeserializeOwned + Serialize>(json: &[u8], what: &str) -> Result<T> {
-    let failed =
-        |cause: &dyn Display| Error::usage(format!("cannot understand the {what}: {cause}"));
+fn request_of<T: DeserializeOwned + Serialize>(json: &[u8], place: &str) -> Result<T> {
+    let failed = |cause: &dyn Display| Error::usage(format!("{NOT_UNDERSTOOD}{place}: {cause}"));
     let found: Value = serde_json::from_slice(json).map_err(|e| failed(&e))?;
     let request = T::deserialize(&found).map_err(|e| failed(&e))?;
     // serde's own refusal does not work with flattened fields. A request writes all fields that it has.

@@ -554,3 +554,26 @@ fn a_field_that_a_request_has_not_is_refused_by_name() {
     let taken = ask("/v1/volume/rename", r#"{"name":"vm","new_name":"other"}"#);
     assert!(taken.contains("\"kind\":\"exists\""), "{taken}");
 }
+
+#[test]
+fn a_daemon_of_another_version_is_named() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let socket = scene.pool().join("control.sock");
+    fs::remove_file(&socket).unwrap();
+    let other = UnixListener::bind(&socket).unwrap();
+    let command = scene.command(&["job", "pause"]).spawn().unwrap();
+    // The first connection only shows that somebody listens.
+    drop(other.accept().unwrap());
+    let (mut connection, _) = other.accept().unwrap();
+    let _ = connection.read(&mut [0; 4096]);
+    let error = r#"{"error":{"kind":"usage","message":"cannot understand the request: missing field `jobs`"}}"#;
+    let len = error.len() + 1;
+    let answer = format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {len}\r\n\r\n{error}\n");
+    connection.write_all(answer.as_bytes()).unwrap();
+    Outcome::of(command).is_refusal(
+        2,
+        &["missing field `jobs`", "another version", "restart it"],
+    );
+    drop(daemon);
+}
