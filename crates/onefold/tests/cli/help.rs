@@ -140,3 +140,11 @@ fn the_version_says_which_commit_and_which_formats() {
         assert!(text.ends_with(ends), "{text}");
     }
 }
+
+#[test]
+fn a_restore_asks_for_any_of_its_targets_and_memory_has_a_least_size() {
+    run(&["backup", "restore", "web@1"]).is_refusal(2, &["a new file", "--volume", "--into"]);
+    for verb in ["create", "restore", "share"] {
+        run(&["backup", verb, "--memory", "1K"]).is_refusal(2, &["--memory", "at least 1 MiB"]);
+    }
+}

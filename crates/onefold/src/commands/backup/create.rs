@@ -8,9 +8,8 @@ use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
-    reporting, repository_error, threads,
+    parse_memory, reporting, repository_error, threads,
 };
-use crate::commands::parse_size;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, open_image};
 use crate::output::Render;
@@ -92,7 +91,7 @@ pub(in crate::commands) struct Args {
     threads: Option<u16>,
 
     /// Memory for each stage.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
     /// The folder of temporary files: 48 bytes for each block that is read, and up to as much for each that is stored.

@@ -4,10 +4,9 @@ use super::into::{check_target, restore_into};
 use super::losses::{Losses, MapFile};
 use super::{
     BackupName, Context, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error,
-    threads,
+    parse_memory, threads,
 };
 use crate::commands::foreground::interruption;
-use crate::commands::parse_size;
 use crate::image::ImageFormat;
 use crate::image::writer::{Anywhere, ImageWriter, check_device, is_block_device};
 use crate::output::Render;
@@ -31,7 +30,7 @@ pub(in crate::commands) struct Args {
     name: BackupName,
 
     /// A new file, a block device, or - for standard output (these two raw only).
-    #[arg(required_unless_present_any = ["volume", "into"], conflicts_with_all = ["volume", "into"])]
+    #[arg(conflicts_with_all = ["volume", "into"])]
     file: Option<PathBuf>,
 
     #[command(flatten)]
@@ -67,7 +66,7 @@ pub(in crate::commands) struct Args {
     threads: Option<u16>,
 
     /// Memory for blocks that are needed again.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
     #[command(flatten)]
@@ -96,7 +95,16 @@ const HOLES: &str = "there are zeros instead";
 /// The same in a volume that was there.
 const KEPT: &str = "the volume still has there what it had before";
 
+fn no_target() -> Error {
+    Error::usage(
+        "restore to what? give a new file or a device, --volume for a new volume, or --into for a volume that is there",
+    )
+}
+
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    if args.file.is_none() && args.volume.is_none() && args.into.is_none() {
+        return Err(no_target());
+    }
     let opened = args.repository.open(context)?;
     let blocks = BlockReader::new(Arc::clone(&opened.repository), args.memory as usize / 2);
     let from = RestoredFrom { opened, blocks };
@@ -106,7 +114,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         _ if args.into.is_some() => into_volume(context, &args, &from, &interrupted)?,
         (_, Some(volume)) => to_volume(context, &args, &from, volume, &interrupted)?,
         (Some(file), None) => to_file(context, &args, &from, file, &interrupted)?,
-        (None, None) => return Err(Error::usage("restore to what? give a file, or --volume")),
+        (None, None) => return Err(no_target()),
     };
     if let (Some(map), Some(losses)) = (map, &restored.lost) {
         map.write(losses, &restored.name, restored.size_bytes)?;
