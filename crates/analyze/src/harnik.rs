@@ -30,11 +30,18 @@ use crate::worker::fingerprint_key;
 use onefold_index::is_zero;
 
 /// Passes of drawing, each for the number that the last ones were short of.
-const ROUNDS: u32 = 8;
+const ROUNDS: u32 = 16;
 
 /// Bytes drawn in all, for each that is needed: if nearly all are zeros, the sample stays smaller,
 /// and the bound is wider.
 const DRAWS_MAX: u64 = 64;
+
+/// Bytes drawn in a round, for each that is needed: their places are in memory.
+const ROUND_DRAWS_MAX: u64 = DRAWS_MAX / ROUNDS as u64;
+
+/// Memory for each block of a sample: 112 bytes for its fingerprint and its counts, in tables that are half empty, and 40 for
+/// the place and the fingerprint of each byte of a round.
+const SAMPLE_BLOCK_BYTES: u64 = 112 + ROUND_DRAWS_MAX * 40;
 
 /// Bytes drawn from a file that are worth a thread.
 const PLACES_MIN: usize = 256;
@@ -50,6 +57,30 @@ pub struct EstimateOptions {
     pub confidence: f64,
     /// It determines the bytes drawn.
     pub seed: u64,
+}
+
+impl EstimateOptions {
+    /// The memory that the sample may take, in bytes.
+    #[must_use]
+    pub fn sample_bytes(&self) -> u64 {
+        wanted(self.error, self.confidence).saturating_mul(SAMPLE_BLOCK_BYTES)
+    }
+
+    /// Refuses impossible options.
+    ///
+    /// # Errors
+    /// [`AnalyzeError::Usage`], with the option.
+    pub fn check(&self) -> Result<(), AnalyzeError> {
+        let is_part = |value: f64| value > 0.0 && value < 1.0;
+        if is_part(self.error) && is_part(self.confidence) {
+            return Ok(());
+        }
+        Err(AnalyzeError::usage(format!(
+            "an error of {} % with a confidence of {} % cannot be had: both are above 0 % and below 100 %",
+            100.0 * self.error,
+            100.0 * self.confidence
+        )))
+    }
 }
 
 /// The estimate.
@@ -151,12 +182,7 @@ pub fn estimate(
     progress: &Progress,
 ) -> Result<Estimate, AnalyzeError> {
     let chunking = Chunking::fixed(options.block_bytes).map_err(AnalyzeError::usage)?;
-    let is_part = |value: f64| value > 0.0 && value < 1.0;
-    if !is_part(options.error) || !is_part(options.confidence) {
-        return Err(AnalyzeError::usage(
-            "error and confidence are above 0 and below 1",
-        ));
-    }
+    options.check()?;
     let sample = match source {
         Source::Paths { paths, disks } => draw((paths, disks), options, progress),
         Source::Traces(traces) => draw_from_traces(traces, chunking, options, progress)?,
@@ -201,7 +227,8 @@ fn draw(
     let (mut sample, mut drawn) = (Sample::new(), 0);
     for _ in 0..ROUNDS {
         let missing = wanted.saturating_sub(sample.blocks());
-        let most = (wanted * DRAWS_MAX).saturating_sub(drawn);
+        let most = wanted.saturating_mul(DRAWS_MAX).saturating_sub(drawn);
+        let most = most.min(wanted.saturating_mul(ROUND_DRAWS_MAX));
         // As many of those that were drawn were not zero.
         let each = drawn as f64 / sample.blocks().max(1) as f64;
         let count = ((missing as f64 * each.max(1.0)).ceil() as u64).min(most);
@@ -326,5 +353,16 @@ mod tests {
         assert_eq!(blocks, 38_005);
         assert!(bound(blocks, 0.999) <= 0.01 && bound(blocks - 1, 0.999) > 0.01);
         assert_eq!(bound(0, 0.5), 1.0);
+        let options = |error| EstimateOptions {
+            block_bytes: 4096,
+            error,
+            confidence: 0.999,
+            seed: 0,
+        };
+        assert!(
+            options(0.01).sample_bytes() < 16 << 20,
+            "as documents promise"
+        );
+        assert_eq!(options(1e-12).sample_bytes(), u64::MAX);
     }
 }

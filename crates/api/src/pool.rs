@@ -221,6 +221,7 @@ impl Request for PoolUpgrade {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
         let before = service.store.format_version()?;
+        service.store.check_writable()?;
         if self.yes {
             service.store.upgrade()?;
         }
@@ -279,6 +280,8 @@ pub struct PoolDedupReply {
     #[serde(flatten)]
     /// Blocks by outcome.
     pub counts: JobCounts,
+    /// Bytes in a block.
+    pub block_size: u32,
     /// Duration.
     pub seconds: f64,
     /// Rate of the scan.
@@ -304,11 +307,12 @@ impl Request for PoolDedup {
         if totals.was_broken_off {
             return Err(Error::failed(format!(
                 "the daemon was stopped after {}; the rest is found later",
-                size::count(totals.counts.scanned, "block")
+                size::display(totals.counts.bytes)
             )));
         }
         Ok(PoolDedupReply {
             counts: totals.counts,
+            block_size: service.store.block_size(),
             seconds: totals.seconds,
             bytes_per_second: (totals.counts.bytes as f64 / totals.seconds.max(1e-9)) as u64,
         })
@@ -333,6 +337,7 @@ impl PoolResize {
     fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
         let store = &service.store;
         let before = store.size_bytes()?;
+        store.check_writable()?;
         // Deleted blocks need not be moved.
         store.finish_deletions(&mut service.blocks(report))?;
         let wanted = store.plan_shrink(size_bytes)?;

@@ -212,6 +212,22 @@ impl Service {
         Ok(self.store.volume_stat(name)?)
     }
 
+    /// Refuses, naming the clients, while the volume is attached and clients must not be disconnected.
+    pub(crate) fn check_detachable(&self, volume: &str, force: bool, action: &str) -> Result<()> {
+        let clients = self.clients(volume);
+        if clients.is_empty() || force {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InUse,
+            format!(
+                "cannot {action} volume '{volume}': it is attached to {}; detach it there, \
+                 or disconnect with --force",
+                clients.join(", ")
+            ),
+        ))
+    }
+
     /// Makes sure that the volume is not in use, now and until the result is dropped: refuses,
     /// naming the clients, or disconnects them.
     pub(crate) fn detach(&self, volume: &str, force: bool, action: &str) -> Result<Option<Hold>> {
@@ -219,17 +235,7 @@ impl Service {
             return Ok(None);
         };
         let hold = server.hold(volume);
-        let clients = server.clients(volume);
-        if !clients.is_empty() && !force {
-            return Err(Error::new(
-                ErrorKind::InUse,
-                format!(
-                    "cannot {action} volume '{volume}': it is attached to {}; detach it there, \
-                 or disconnect with --force",
-                    clients.join(", ")
-                ),
-            ));
-        }
+        self.check_detachable(volume, force, action)?;
         server.disconnect(volume)?;
         Ok(Some(hold))
     }

@@ -3,7 +3,9 @@
 //! A letter alone, or with `iB`, is a power of 1024: `4K` is `4KiB`, as QEMU has it. With `B` alone it is a
 //! power of 1000, as disks are sold. Either case is accepted.
 
-/// The units, largest first, so that printing can take the first that fits.
+use onefold_store::display_bytes;
+
+/// The units.
 const UNITS: [(char, u32); 6] = [('E', 6), ('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1)];
 
 /// Digits behind the point that are worth reading; more are no size that anybody means.
@@ -65,15 +67,7 @@ fn unit_bytes(unit: &str) -> Option<u64> {
 /// `bytes` with at most one decimal and a binary unit, for people; never parsed again.
 #[must_use]
 pub fn display(bytes: u64) -> String {
-    let mut units = UNITS
-        .iter()
-        .map(|(letter, power)| (letter, 1024u64.pow(*power)));
-    let Some((letter, unit)) = units.find(|(_, unit)| bytes >= *unit) else {
-        return format!("{bytes} B");
-    };
-    // Only people read this, so the rounding of f64 beyond 2^53 does no harm.
-    let number = format!("{:.1}", bytes as f64 / unit as f64);
-    format!("{} {letter}iB", number.trim_end_matches(".0"))
+    display_bytes(bytes)
 }
 
 /// `from 1 GiB to 2 GiB`, or both in bytes where people would see no difference.

@@ -11,10 +11,13 @@ use crate::limits::DIFF_EXTENTS_MAX;
 use crate::request::{Report, Request};
 use crate::service::{DataReply, Service, check_plain};
 use crate::size;
-use crate::volume::{PlanReply, UsageReply};
+use crate::volume::{DELETE, PlanReply, UsageReply};
 
 /// How the names of snapshots begin that `backup create` takes: they belong to it, and no user relies on them.
 pub const BACKUP_SNAPSHOT: &str = "onefold-backup-";
+
+/// What a rollback does to a volume that must not be attached, in words.
+const ROLL_BACK: &str = "roll back";
 
 /// `VOLUME@SNAPSHOT`. In JSON it is a string of this form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -255,22 +258,20 @@ impl Request for SnapshotDelete {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
-        let stat = service.store.stat()?.snapshots;
-        let Some(stat) = stat.into_iter().find(|stat| stat.name == full) else {
-            return Err(Error::failed(format!("no snapshot is named '{full}'")));
-        };
+        let found = service.store.check_snapshot(volume, snapshot)?;
         let plan = vec![format!(
             "delete snapshot '{full}' with {}, of which at most {} is in no other",
             service.data_in_words(&full),
-            size::display(stat.own_blocks * u64::from(service.store.block_size()))
+            size::display(found.logical_blocks() * u64::from(service.store.block_size()))
         )];
         if !self.yes {
-            return Ok(PlanReply::of(service, &full, plan, false));
+            service.check_detachable(&full, self.force, DELETE)?;
+            return Ok(PlanReply::planned(service, &[full], plan));
         }
-        let _hold = service.detach(&full, self.force, "delete")?;
+        let _hold = service.detach(&full, self.force, DELETE)?;
         service.store.delete_snapshot(volume, snapshot)?;
         service.finish_deletions(report)?;
-        Ok(PlanReply::of(service, &full, plan, true))
+        Ok(PlanReply::done(service, &full, plan))
     }
 }
 
@@ -297,7 +298,8 @@ impl Request for SnapshotRollback {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
-        let (before, to) = (service.find(volume)?, service.find(&full)?);
+        let before = service.find(volume)?;
+        let to = service.store.check_snapshot(volume, snapshot)?;
         let mut plan = vec![format!(
             "take volume '{volume}' with {} back to '{full}' with {}",
             service.data_in_words(volume),
@@ -313,17 +315,19 @@ impl Request for SnapshotRollback {
                 format!("discard what was written since, which cannot be counted ({error})")
             }
         });
-        if before.size_bytes != to.size_bytes {
-            let (before, after) = (before.size_bytes, to.size_bytes);
+        let (before, after) = (before.size_bytes, to.size_bytes());
+        if before != after {
             plan.push(format!("resize it {}", size::change(before, after)));
         }
         if !self.yes {
-            return Ok(PlanReply::of(service, volume, plan, false));
+            service.check_detachable(volume, self.force, ROLL_BACK)?;
+            let names = std::slice::from_ref(volume);
+            return Ok(PlanReply::planned(service, names, plan));
         }
-        let _hold = service.detach(volume, self.force, "roll back")?;
+        let _hold = service.detach(volume, self.force, ROLL_BACK)?;
         service.store.roll_back(volume, snapshot)?;
         service.finish_deletions(report)?;
-        Ok(PlanReply::of(service, volume, plan, true))
+        Ok(PlanReply::done(service, volume, plan))
     }
 }
 

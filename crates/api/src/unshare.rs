@@ -149,6 +149,7 @@ impl Wanted<'_> {
             reply.plan.done = true;
             return Ok(reply);
         }
+        store.check_writable()?;
         if !yes {
             return Ok(reply);
         }

@@ -6,7 +6,7 @@ use clap::Args;
 use onefold_store::{DedupMode, Usage, VolumeChange};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::{
     NewVolumeOptions, check_cold_passes, check_interval, check_min_run, cold_passes_parser,
     interval_parser, min_run_parser, parse_switch,
@@ -81,6 +81,8 @@ pub struct VolumeReply {
     pub shared_blocks: u64,
     /// Private blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
+    /// Their size in bytes.
+    pub pending_dedup_bytes: u64,
     /// What writes found in line since the pool was opened.
     pub inline: InlineReply,
     #[serde(flatten)]
@@ -152,19 +154,27 @@ pub struct RefusedReply {
 }
 
 impl RefusedReply {
+    /// Each reason in the words of metrics and documents, with its blocks.
+    #[must_use]
+    pub fn by_reason(&self) -> [(&'static str, u64); 10] {
+        [
+            ("outdated", self.outdated_blocks),
+            ("releasing", self.releasing_blocks),
+            ("unsettled", self.unsettled_blocks),
+            ("bad", self.bad_blocks),
+            ("claims-full", self.claims_full_blocks),
+            ("held", self.held_blocks),
+            ("shrinking", self.shrinking_blocks),
+            ("reserved", self.reserved_blocks),
+            ("different", self.different_blocks),
+            ("short-run", self.short_run_blocks),
+        ]
+    }
+
     /// Over all reasons.
     #[must_use]
     pub fn sum(&self) -> u64 {
-        self.outdated_blocks
-            + self.releasing_blocks
-            + self.unsettled_blocks
-            + self.bad_blocks
-            + self.claims_full_blocks
-            + self.held_blocks
-            + self.shrinking_blocks
-            + self.reserved_blocks
-            + self.different_blocks
-            + self.short_run_blocks
+        self.by_reason().iter().map(|(_, blocks)| blocks).sum()
     }
 }
 
@@ -287,6 +297,7 @@ impl VolumeReply {
             private_blocks: stat.private_blocks,
             shared_blocks: stat.shared_blocks,
             pending_dedup_blocks: stat.dirty_blocks,
+            pending_dedup_bytes: stat.dirty_blocks * block_size,
             logical_bytes: stat.logical_blocks * block_size,
             number: stat.number,
             name: stat.name,
@@ -484,10 +495,8 @@ impl Request for VolumeRename {
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
         service.find(&self.name)?;
         if service.find(&self.new_name).is_ok() {
-            return Err(Error::failed(format!(
-                "a volume '{}' exists already",
-                self.new_name
-            )));
+            let message = format!("a volume '{}' exists already", self.new_name);
+            return Err(Error::new(ErrorKind::Exists, message));
         }
         let _hold = service.detach(&self.name, self.force, "rename")?;
         service.store.rename_volume(&self.name, &self.new_name)?;
@@ -514,6 +523,10 @@ pub struct VolumeResize {
     pub force: bool,
 }
 
+/// What a request does to a volume that must not be attached, in words.
+const SHRINK: &str = "shrink";
+pub(crate) const DELETE: &str = "delete";
+
 /// The plan of a destructive request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -527,20 +540,29 @@ pub struct PlanReply {
 }
 
 impl PlanReply {
-    pub(crate) fn of(service: &Service, volume: &str, mut plan: Vec<String>, done: bool) -> Self {
-        let clients = service.clients(volume);
-        if !clients.is_empty() && !done {
-            plan.push(format!("disconnect {} (needs --force)", clients.join(", ")));
+    /// A plan that is not carried out yet, and disconnects the clients of these volumes and snapshots.
+    pub(crate) fn planned(service: &Service, names: &[String], mut plan: Vec<String>) -> Self {
+        let clients = names.iter().flat_map(|name| service.clients(name));
+        let clients: Vec<String> = clients.collect();
+        if !clients.is_empty() {
+            plan.push(format!("disconnect {}", clients.join(", ")));
         }
         Self {
             plan,
-            done,
+            done: false,
             clients,
         }
     }
-}
 
-impl PlanReply {
+    /// A plan that was carried out.
+    pub(crate) fn done(service: &Service, volume: &str, plan: Vec<String>) -> Self {
+        Self {
+            plan,
+            done: true,
+            clients: service.clients(volume),
+        }
+    }
+
     /// Of something that no client can stand in the way of.
     pub(crate) fn without_clients(plan: Vec<String>, done: bool) -> Self {
         Self {
@@ -557,24 +579,30 @@ impl Request for VolumeResize {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
         let size_bytes = volume_size(self.size_bytes, service.store.block_size())?;
-        let volume = service.find(&self.name)?;
-        let shrinks = size_bytes < volume.size_bytes;
+        let volume = service.store.check_resizable(&self.name, size_bytes)?;
+        let old_bytes = volume.size_bytes();
+        let shrinks = size_bytes < old_bytes;
         let mut plan = vec![format!(
             "resize volume '{}' {}",
             self.name,
-            size::change(volume.size_bytes, size_bytes)
+            size::change(old_bytes, size_bytes)
         )];
         if shrinks {
             plan.push(format!(
                 "discard everything in its last {}",
-                size::display(volume.size_bytes - size_bytes)
+                size::display(old_bytes - size_bytes)
             ));
         }
         if shrinks && !self.yes {
-            return Ok(PlanReply::of(service, &self.name, plan, false));
+            service.check_detachable(&self.name, self.force, SHRINK)?;
+            return Ok(PlanReply::planned(
+                service,
+                std::slice::from_ref(&self.name),
+                plan,
+            ));
         }
         let hold = match shrinks {
-            true => service.detach(&self.name, self.force, "shrink")?,
+            true => service.detach(&self.name, self.force, SHRINK)?,
             false => None,
         };
         let clients = service.clients(&self.name);
@@ -586,7 +614,7 @@ impl Request for VolumeResize {
         }
         service.store.resize_volume(&self.name, size_bytes)?;
         drop(hold);
-        Ok(PlanReply::of(service, &self.name, plan, true))
+        Ok(PlanReply::done(service, &self.name, plan))
     }
 }
 
@@ -615,35 +643,37 @@ impl Request for VolumeDelete {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
-        let volume = service.store.volume(&self.name)?;
-        let mut plan = vec![format!(
-            "delete volume '{}' of {} with {}",
-            self.name,
-            size::display(volume.size_bytes()),
-            service.data_in_words(&self.name)
-        )];
         let prefix = format!("{}@", self.name);
         let goes_along = |snapshot: &str| {
             let name = snapshot.strip_prefix(&prefix);
             name.is_some_and(|name| self.snapshots || name.starts_with(BACKUP_SNAPSHOT))
         };
-        let mut snapshots = service.store.snapshot_names_after(&prefix, usize::MAX);
-        snapshots.retain(|it| goes_along(it));
-        let deleted = |it: &String| {
-            let data = service.data_in_words(it);
-            format!("delete snapshot '{it}' with {data}")
-        };
-        plan.extend(snapshots.iter().map(deleted));
-        if !self.yes {
-            return Ok(PlanReply::of(service, &self.name, plan, false));
+        let deleted = service.store.check_deletable(&self.name, goes_along)?;
+        let mut plan = Vec::new();
+        for volume in &deleted {
+            let (name, size) = (volume.name(), size::display(volume.size_bytes()));
+            let data = service.data_in_words(&name);
+            plan.push(match volume.is_snapshot() {
+                true => format!("delete snapshot '{name}' with {data}"),
+                false => format!("delete volume '{name}' of {size} with {data}"),
+            });
         }
-        let names = [&self.name].into_iter().chain(&snapshots);
+        // The volume is named first, although it is deleted last.
+        plan.rotate_right(1);
+        let names: Vec<String> = deleted.iter().map(|volume| volume.name()).collect();
+        if !self.yes {
+            names
+                .iter()
+                .try_for_each(|name| service.check_detachable(name, self.force, DELETE))?;
+            return Ok(PlanReply::planned(service, &names, plan));
+        }
         let holds: Result<Vec<_>> = names
-            .map(|name| service.detach(name, self.force, "delete"))
+            .iter()
+            .map(|name| service.detach(name, self.force, DELETE))
             .collect();
         let _holds = holds?;
         service.store.delete_volume_and(&self.name, goes_along)?;
         service.finish_deletions(report)?;
-        Ok(PlanReply::of(service, &self.name, plan, true))
+        Ok(PlanReply::done(service, &self.name, plan))
     }
 }

@@ -28,7 +28,14 @@ impl Journal {
                 placement.blocks(),
                 purpose,
             );
-            uncommitted.metadata.space_mut().allocate(placement, kept)
+            let allocated = uncommitted.metadata.space_mut().allocate(placement, kept);
+            allocated.map_err(|error| match error.kind() {
+                StoreErrorKind::NoSpace => {
+                    let free = uncommitted.metadata.space().free_blocks();
+                    self.pool_is_full(placement.blocks(), free, kept, purpose)
+                }
+                _ => error,
+            })
         };
         let mut uncommitted = self.uncommitted()?;
         if self

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_metadata::{
     Blocking, Guard, MetadataState, Result, Space, SpaceLimits, StoreError, StoreErrorKind,
+    display_bytes,
 };
 
 use super::Journal;
@@ -167,12 +168,10 @@ impl Journal {
             }
             SpaceLevel::Full => "the pool is full",
         };
-        let bytes = free * self.block_size();
+        let free = display_bytes(free * self.block_size());
         match self.host_lacks() {
-            0 => format!("{then}: {free} blocks, {bytes} bytes, are free"),
-            _ => format!(
-                "{then}: the file system under it has room for {free} blocks, {bytes} bytes"
-            ),
+            0 => format!("{then}: {free} are free"),
+            _ => format!("{then}: the file system under it has room for {free}"),
         }
     }
 
@@ -189,14 +188,48 @@ impl Journal {
             true => 0,
             false => self.watermarks(metadata.space()).kept_from(purpose),
         };
-        // A guest's write may find blocks that the host has allocated; an import leaves those to it.
-        let host_lacks = match purpose {
-            Purpose::Import => self.host_lacks(),
-            Purpose::New | Purpose::Overwrite => 0,
-        };
+        let host_lacks = self.lacking_for(purpose);
         match Guard::ReservedKeptFromOthers.holds() {
             true => host_lacks + reserve + space_limits.unused_by_others(),
             false => host_lacks + reserve,
+        }
+    }
+
+    /// Why a request gets no blocks although so many are free: they are kept for others, or the host has no room for them.
+    pub(super) fn pool_is_full(
+        &self,
+        wanted: u64,
+        free: u64,
+        kept: u64,
+        purpose: Purpose,
+    ) -> StoreError {
+        let bytes = |blocks: u64| display_bytes(blocks * self.block_size());
+        let lacking = self.lacking_for(purpose).min(free);
+        let kept = kept.saturating_sub(lacking).min(free - lacking);
+        let mut message = format!(
+            "the pool is full: {} wanted, {} free",
+            bytes(wanted),
+            bytes(free)
+        );
+        if lacking > 0 {
+            message += &format!(
+                ", of which the file system under the pool has no room for {}",
+                bytes(lacking)
+            );
+        }
+        if kept > 0 {
+            message += &format!(", of which {} are kept for other uses", bytes(kept));
+        }
+        message += "; delete volumes or snapshots, or trim what is not needed";
+        StoreError::new(StoreErrorKind::NoSpace, message)
+    }
+
+    /// Free blocks for which the host has no room. A guest's write may find blocks that the host has allocated; an import
+    /// leaves those to it.
+    fn lacking_for(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Import => self.host_lacks(),
+            Purpose::New | Purpose::Overwrite => 0,
         }
     }
 
@@ -256,9 +289,12 @@ impl Journal {
         if more == 0 || kept.saturating_add(more) <= free {
             return Ok(());
         }
+        let bytes = |blocks: u64| display_bytes(blocks.saturating_mul(self.block_size()));
         let message = format!(
-            "{more} blocks cannot be kept free for it: {free} are free, of which {kept} are kept \
-             already; make room, or reserve less"
+            "{} cannot be kept free for it: {} are free, of which {} are kept already; make room, or reserve less",
+            bytes(more),
+            bytes(free),
+            bytes(kept)
         );
         Err(StoreError::new(StoreErrorKind::NoSpace, message))
     }

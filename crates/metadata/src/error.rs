@@ -108,19 +108,6 @@ impl StoreError {
     }
 }
 
-/// Free blocks are kept for others, or are out of use.
-pub(crate) fn no_space(wanted: u64, free: u64, kept: u64) -> StoreError {
-    let kept = match kept {
-        0 => String::new(),
-        kept => format!(", of which {kept} are kept for other uses"),
-    };
-    let message = format!(
-        "the pool is full: {wanted} blocks wanted, {free} free{kept}; delete volumes or snapshots, \
-         or trim what is not needed"
-    );
-    StoreError::new(StoreErrorKind::NoSpace, message)
-}
-
 impl From<IndexError> for StoreError {
     fn from(error: IndexError) -> Self {
         let kind = match &error {

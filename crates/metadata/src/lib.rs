@@ -22,7 +22,7 @@
 //! | `block_lock.rs` | who may change a block |
 //! | `heat.rs` `hash_cache.rs` | hints: what to leave alone; fingerprints made while blocks are written |
 //! | `run.rs` | consecutive blocks, of the pool and of a volume |
-//! | `error.rs` `guard.rs` `sync.rs` | errors; guards that simulations turn off; locks and atomics |
+//! | `error.rs` `display.rs` `guard.rs` `sync.rs` | errors, and the amounts in them; guards that simulations turn off; locks and atomics |
 
 mod apply;
 mod batch;
@@ -31,6 +31,7 @@ mod block_lock;
 mod branches;
 mod cache;
 mod catalogue;
+mod display;
 mod error;
 mod guard;
 mod hash_cache;
@@ -57,6 +58,7 @@ pub use batch::{Batches, OpenBatch};
 pub use block_lock::{BlockGuard, BlockLocks};
 pub use branches::{Branches, Change};
 pub use catalogue::{Catalogue, free_slot};
+pub use display::display_bytes;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use guard::Guard;
 #[cfg(feature = "simulation")]

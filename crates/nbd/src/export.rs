@@ -210,6 +210,15 @@ pub trait Exports: Send + Sync {
     /// The properties of an export that a client may know before it attaches.
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
 
+    /// The export that a client attaches to if it names none; by default the only one that there is.
+    fn default_export(&self) -> Option<String> {
+        let mut names = self.names(None, 2);
+        match names.len() {
+            1 => names.pop(),
+            _ => None,
+        }
+    }
+
     /// How many exports there are of which each has a place kept for its first client.
     fn devices(&self) -> usize {
         0
@@ -281,6 +290,9 @@ pub enum AttachError {
     /// There is no export of this name.
     #[error("there is no export of this name")]
     Unknown,
+    /// The client named no export, and there is no default.
+    #[error("no export was named, and there is no default export: name one of the list")]
+    NoDefault,
     /// The export exists, but not for this client or not now; the text is shown to the client.
     #[error("{0}")]
     Refused(String),

@@ -220,15 +220,11 @@ impl Handshake<'_> {
     }
 
     fn export_name(&mut self, data: &[u8]) -> Result<Next, HandshakeError> {
-        let name = String::from_utf8_lossy(data).into_owned();
-        if data.len() > NAME_BYTES_MAX {
-            return Err(HandshakeError::NotAttached {
-                name,
-                reason: AttachError::Unknown,
-            });
-        }
-        match self.attach(&name) {
-            Ok(attached) => {
+        let attached = self
+            .export_named(data)
+            .and_then(|name| Ok((self.attach(&name)?, name)));
+        match attached {
+            Ok((attached, name)) => {
                 let summary = ExportSummary::of(attached.export.as_ref());
                 let flags = self.transmission_flags(&summary);
                 self.replies = wire::export_fields(summary.size_bytes, flags);
@@ -237,7 +233,10 @@ impl Handshake<'_> {
                 }
                 Ok(self.serve(name, attached, &summary))
             }
-            Err(reason) => Err(HandshakeError::NotAttached { name, reason }),
+            Err(reason) => Err(HandshakeError::NotAttached {
+                name: String::from_utf8_lossy(data).into_owned(),
+                reason,
+            }),
         }
     }
 
@@ -276,23 +275,24 @@ impl Handshake<'_> {
         let Some((name, wants_name)) = parse_info(data) else {
             return self.refuse(number, option_reply::ERR_INVALID, "malformed request");
         };
-        let Some(name) = export_name_of(name) else {
-            return self.refuse_attach(number, &AttachError::Unknown);
+        let name = match self.export_named(name) {
+            Ok(name) => name,
+            Err(reason) => return self.refuse_attach(number, &reason),
         };
         if number == option::INFO {
-            return match self.exports.describe(name) {
+            return match self.exports.describe(&name) {
                 Ok(summary) => {
-                    self.describe(number, name, &summary, wants_name);
+                    self.describe(number, &name, &summary, wants_name);
                     Next::Option
                 }
                 Err(reason) => self.refuse_attach(number, &reason),
             };
         }
-        match self.attach(name) {
+        match self.attach(&name) {
             Ok(attached) => {
                 let summary = ExportSummary::of(attached.export.as_ref());
-                self.describe(number, name, &summary, wants_name);
-                self.serve(name.to_owned(), attached, &summary)
+                self.describe(number, &name, &summary, wants_name);
+                self.serve(name, attached, &summary)
             }
             Err(reason) => self.refuse_attach(number, &reason),
         }
@@ -333,14 +333,13 @@ impl Handshake<'_> {
         let Some((name, queries)) = parse_meta_context(data) else {
             return self.refuse(number, option_reply::ERR_INVALID, "malformed request");
         };
-        let Some(name) = export_name_of(name) else {
-            return self.refuse_attach(number, &AttachError::Unknown);
+        let named = self.export_named(name);
+        let name = match named.and_then(|name| self.exports.describe(&name).map(|_| name)) {
+            Ok(name) => name,
+            Err(reason) => return self.refuse_attach(number, &reason),
         };
-        if let Err(reason) = self.exports.describe(name) {
-            return self.refuse_attach(number, &reason);
-        }
         if selects {
-            name.clone_into(&mut self.contexts.export);
+            self.contexts.export.clone_from(&name);
         }
         // A list includes whole families of names; only named contexts can be selected.
         let is_named = |text: &str| queries.contains(&text.as_bytes());
@@ -354,8 +353,8 @@ impl Handshake<'_> {
         let is_family = |query: &&[u8]| [&b"qemu:"[..], DIRTY_BITMAP.as_bytes()].contains(query);
         let lists_all = !selects && (queries.is_empty() || queries.iter().any(is_family));
         let mut snapshots = match lists_all {
-            true => self.exports.snapshots(name, CONTEXTS_LISTED_MAX),
-            false => self.named_snapshots(name, &queries),
+            true => self.exports.snapshots(&name, CONTEXTS_LISTED_MAX),
+            false => self.named_snapshots(&name, &queries),
         };
         if selects {
             snapshots.truncate(BITMAPS_MAX);
@@ -380,6 +379,15 @@ impl Handshake<'_> {
             .filter(|snapshot| self.exports.has_snapshot(name, snapshot))
             .collect();
         named.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The export that these bytes name; without any, the default export.
+    fn export_named(&self, bytes: &[u8]) -> Result<String, AttachError> {
+        match std::str::from_utf8(bytes) {
+            Ok("") => self.exports.default_export().ok_or(AttachError::NoDefault),
+            Ok(name) if name.len() <= NAME_BYTES_MAX => Ok(name.to_owned()),
+            _ => Err(AttachError::Unknown),
+        }
     }
 
     fn attach(&self, name: &str) -> Result<Attached, AttachError> {
@@ -425,7 +433,7 @@ impl Handshake<'_> {
 
     fn refuse_attach(&mut self, number: u32, reason: &AttachError) -> Next {
         let kind = match reason {
-            AttachError::Unknown => option_reply::ERR_UNKNOWN,
+            AttachError::Unknown | AttachError::NoDefault => option_reply::ERR_UNKNOWN,
             AttachError::Refused(_) => option_reply::ERR_POLICY,
             AttachError::ShuttingDown => option_reply::ERR_SHUTDOWN,
         };
@@ -440,12 +448,6 @@ impl Handshake<'_> {
     fn reply(&mut self, number: u32, kind: u32, data: &[u8]) {
         wire::push_option_reply(&mut self.replies, number, kind, data);
     }
-}
-
-fn export_name_of(bytes: &[u8]) -> Option<&str> {
-    std::str::from_utf8(bytes)
-        .ok()
-        .filter(|name| name.len() <= NAME_BYTES_MAX)
 }
 
 /// The export's name, and whether the client wants it repeated.

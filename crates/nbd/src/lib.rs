@@ -71,5 +71,5 @@ pub use server::{Server, ServerLimits, Shutdown};
 pub use statistics::{
     DURATION_BUCKETS, ExportStatistics, Histogram, Op, Outcomes, PerOp, ServerStatistics, Totals,
 };
-pub use unix_socket::{SocketName, lacks_space, listen_unix};
+pub use unix_socket::{SOCKET_PATH_BYTES_MAX, SocketName, lacks_space, listen_unix};
 pub use volume::{PreparedWrite, VolumeChanges};

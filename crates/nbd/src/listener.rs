@@ -85,8 +85,9 @@ pub enum ListenError {
     NotASocket(PathBuf),
     /// Other machines can reach this address.
     #[error(
-        "{address} is {resolved}, which other machines can reach, and NBD connections are not \
-         protected; choose a loopback address, or allow it with --insecure-listen"
+        "other machines can reach {}, and NBD connections are not protected; choose a loopback address, or allow it \
+         with --insecure-listen",
+        resolved_words(address, resolved)
     )]
     NotLoopback {
         /// As given.
@@ -102,6 +103,15 @@ pub enum ListenError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// An address, and what its name stands for.
+fn resolved_words(address: &ListenAddress, resolved: &SocketAddr) -> String {
+    let (address, resolved) = (address.to_string(), resolved.to_string());
+    match address == resolved {
+        true => address,
+        false => format!("{address} ({resolved})"),
+    }
 }
 
 impl ListenError {

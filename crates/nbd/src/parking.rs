@@ -98,7 +98,7 @@ impl<T: Task> Parking<T> {
             let mut state = self.lock();
             if state.waiting == 0 && state.quiet_since.elapsed() >= PARKED_QUIET_TIME {
                 state.has_thread = false;
-                tracing::warn!("no write waits for space any more");
+                tracing::info!("no write waits for space any more");
                 return;
             }
             let parked = std::mem::take(&mut state.parked);

@@ -361,6 +361,10 @@ impl Exports for RegisteringExports<'_> {
         self.exports.describe(name)
     }
 
+    fn default_export(&self) -> Option<String> {
+        self.exports.default_export()
+    }
+
     fn devices(&self) -> usize {
         self.exports.devices()
     }

@@ -8,6 +8,7 @@
 //!   for the new one.
 
 use rustix::fs::{Gid, Mode};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -19,6 +20,10 @@ use std::path::{Path, PathBuf};
 /// Clients that may wait to be accepted: all guests of a host, which come back at the same time when
 /// a daemon is restarted. The kernel's own limit (`somaxconn`) counts as well.
 const BACKLOG: i32 = 1024;
+
+/// Bytes of the longest path that [`listen_unix`] can listen at: the kernel takes 107, and a new socket has one more in its
+/// name until it takes its place.
+pub const SOCKET_PATH_BYTES_MAX: usize = 106;
 
 /// The name of a listening socket, which is removed on drop.
 #[derive(Debug)]
@@ -39,6 +44,13 @@ pub fn listen_unix(
     mode: u32,
     group: Option<u32>,
 ) -> io::Result<(UnixListener, SocketName)> {
+    let len = path.as_os_str().len();
+    if len > SOCKET_PATH_BYTES_MAX {
+        let message = format!(
+            "its path has {len} bytes, and that of a socket at most {SOCKET_PATH_BYTES_MAX}; choose a shorter one"
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidFilename, message));
+    }
     let hidden = hidden_name(path);
     // Left by a process that died at just this point.
     remove_if_there(&hidden)?;
@@ -100,13 +112,27 @@ fn make(path: &Path, mode: u32, group: Option<u32>) -> io::Result<(UnixListener,
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     if let Some(group) = group {
-        rustix::fs::chown(path, None, Some(Gid::from_raw(group)))?;
+        let given = rustix::fs::chown(path, None, Some(Gid::from_raw(group)));
+        given.map_err(|error| not_given(error, group))?;
     }
     // After the group, so that the wrong group is never let in.
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
     let metadata = fs::symlink_metadata(path)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok((UnixListener::from(socket), metadata))
+}
+
+/// Why a socket could not be given to a group.
+fn not_given(error: Errno, group: u32) -> io::Error {
+    match error {
+        Errno::PERM => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "a socket can be given to group {group} only by root or by a member of the group, and this process is neither"
+            ),
+        ),
+        error => error.into(),
+    }
 }
 
 impl Drop for SocketName {
@@ -137,5 +163,30 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         drop(name);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_too_long_and_whose_group_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let begin = directory.path().as_os_str().len() + 1;
+        for (len, fits) in [
+            (SOCKET_PATH_BYTES_MAX, true),
+            (SOCKET_PATH_BYTES_MAX + 1, false),
+        ] {
+            let path = directory.path().join("s".repeat(len - begin));
+            let listens = listen_unix(&path, 0o600, None);
+            assert_eq!(listens.is_ok(), fits, "{len}");
+            let said = listens.err().map(|error| error.to_string());
+            assert!(said.is_none_or(|it| it.contains("107 bytes") && it.contains("at most 106")));
+        }
+        let said = not_given(Errno::PERM, 36).to_string();
+        assert!(
+            said.contains("group 36 only by root or by a member"),
+            "{said}"
+        );
+        assert_eq!(
+            not_given(Errno::NOSPC, 36).kind(),
+            io::ErrorKind::StorageFull
+        );
     }
 }

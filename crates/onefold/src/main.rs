@@ -16,10 +16,12 @@ mod http;
 mod image;
 mod limits;
 mod output;
+mod overwriting;
 mod pool;
 mod progress;
 mod rendering;
 mod session;
+mod version;
 
 use onefold_api::{Error, ErrorKind};
 use std::process::ExitCode;

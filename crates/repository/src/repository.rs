@@ -204,25 +204,31 @@ impl Repository {
     ///
     /// `NotFound`; `Invalid` if it is the last one, or the one that opened this repository; any failure of writing.
     pub fn remove_key(&self, number: u64) -> Result<()> {
-        let keys = self.keys()?;
-        if !keys.iter().any(|key| key.number == number) {
-            let message = format!("the repository has no key {number:016x}");
-            return Err(RepositoryError::new(RepositoryErrorKind::NotFound, message));
-        }
-        if keys.len() == 1 {
-            let message = format!(
-                "key {number:016x} is the only one: without it nobody could open the repository again"
-            );
-            return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
-        }
-        if self.opened_by == Some(number) {
-            let message = format!(
-                "key {number:016x} is the one that opened the repository just now: open it with the passphrase or the \
-                 key file that shall stay, and remove this key then"
-            );
-            return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
-        }
+        self.check_key_removable(number)?;
         self.remove(ObjectName::Key(number))
+    }
+
+    /// Refuses a key that [`Repository::remove_key`] would refuse.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn check_key_removable(&self, number: u64) -> Result<()> {
+        use RepositoryErrorKind::{Invalid, NotFound};
+        let keys = self.keys()?;
+        let (kind, message) = if !keys.iter().any(|key| key.number == number) {
+            (NotFound, format!("the repository has no key {number:016x}"))
+        } else if keys.len() == 1 {
+            let message = "is the only one: without it nobody could open the repository again";
+            (Invalid, format!("key {number:016x} {message}"))
+        } else if self.opened_by == Some(number) {
+            let message = "is the one that opened the repository just now: open it with the passphrase or the key file \
+                           that shall stay, and remove this key then";
+            (Invalid, format!("key {number:016x} {message}"))
+        } else {
+            return Ok(());
+        };
+        Err(RepositoryError::new(kind, message))
     }
 
     /// Fails unless what has this name is this object of this repository, by its header: nothing else is removed.

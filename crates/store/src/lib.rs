@@ -8,7 +8,7 @@
 //!
 //! | folder, file | purpose |
 //! | --- | --- |
-//! | `store.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
+//! | `store.rs` `checks.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
 //! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read and trimmed; changes between two volumes |
 //! | `pool.rs` | state that volumes share |
 //! | `snapshots/` | snapshots and clones, going back, deleting |
@@ -27,6 +27,7 @@
 //! runs on the executor of [`Store::set_background_executor`].
 
 mod admin;
+mod checks;
 mod dedup;
 mod integrity;
 mod latency;
@@ -60,7 +61,7 @@ pub use onefold_journal::{IncompleteCommit, LossReport};
 #[cfg(feature = "simulation")]
 pub use onefold_metadata::Scarcity;
 pub use onefold_metadata::{
-    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
+    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind, display_bytes,
 };
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use snapshots::DeletionStat;

@@ -32,7 +32,9 @@ use onefold_journal::{
     BackgroundWork, BadBlocks, DataDisk, FoundLedger, IncompleteCommit, Journal, JournalParts, Log,
     LogMark, LossList, LossReport, Predecessor, SyncLedger, TailMemory, check_length,
 };
-use onefold_metadata::{self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind};
+use onefold_metadata::{
+    self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind, display_bytes,
+};
 
 use crate::dedup::{self, IndexSlot};
 use crate::pool::{Pool, PoolParts};
@@ -238,7 +240,7 @@ fn new_secret(engine: &dyn Engine) -> Result<Secret> {
     Ok(secret)
 }
 
-fn check_options(options: &CreateOptions) -> Result<u64> {
+pub(crate) fn check_options(options: &CreateOptions) -> Result<u64> {
     let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
     let CreateOptions {
         block_size,
@@ -273,7 +275,11 @@ pub(crate) fn pool_size_problem(size_bytes: u64, block_size: u64) -> Option<Stri
         _ => return None,
     };
     Some(format!(
-        "a pool of {size_bytes} bytes is {what}: with blocks of {block_size} it has {least} to {most} bytes"
+        "a pool of {} is {what}: with blocks of {} it has {} to {}",
+        display_bytes(size_bytes),
+        display_bytes(block_size),
+        display_bytes(least),
+        display_bytes(most)
     ))
 }
 

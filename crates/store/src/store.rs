@@ -10,8 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use onefold_engine::Engine;
-use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, MIN_RUN_MAX};
-use onefold_format::units::{SECTOR_BYTES, VOLUME_BLOCKS_MAX};
+use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, MIN_RUN_MAX};
 use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Record, TreeRoot, VolumeId, VolumeRecord,
     VolumeState, WhenFull,
@@ -81,6 +80,15 @@ impl Store {
     pub fn read_only_reason(&self) -> Option<String> {
         let checked = self.pool.journal.check_writable();
         checked.err().map(|error| error.to_string())
+    }
+
+    /// Refuses options that [`Store::create`] would refuse.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid`, with the option that is impossible.
+    pub fn check_options(options: &CreateOptions) -> Result<()> {
+        recovery::check_options(options).map(drop)
     }
 
     /// Makes a new pool.
@@ -412,7 +420,8 @@ impl Store {
             pool.journal
                 .admit_reservation(Some(space_limits), metadata, options.reservation_bytes)
         };
-        self.change_volume(volume.id, change, Some(&admit))?;
+        self.change_volume(volume.id, change, Some(&admit))
+            .map_err(|error| error.during(format_args!("cannot set volume '{name}'")))?;
         volume.set_options(&options);
         Ok(())
     }
@@ -497,9 +506,8 @@ impl Store {
     /// `NotFound`; `Invalid` for an impossible size; `NoSpace` where the short block is a snapshot's, too;
     /// those of the disk.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
-        self.check_size(size_bytes)?;
         let _changing = self.changing();
-        let volume = self.volume_proper(name)?;
+        let volume = self.check_resizable(name, size_bytes)?;
         let old_size = volume.size_bytes();
         if size_bytes < old_size {
             volume.set_size_bytes(size_bytes);
@@ -538,65 +546,6 @@ impl Store {
     /// Sleeps until [`Store::tidy`] has more to do than usual, `timeout` at most.
     pub fn wait_until_due(&self, timeout: Duration) {
         self.pool.journal.wait_until_due(timeout);
-    }
-
-    /// Also of those that are being imported.
-    pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
-        let metadata = self.pool.journal.metadata()?;
-        let Some((_, taken)) = metadata.catalogue().by_name(name) else {
-            return Ok(());
-        };
-        let state = match taken.state {
-            VolumeState::Importing => "is being imported",
-            VolumeState::Ready | VolumeState::Deleting => "exists already",
-        };
-        Err(StoreError::new(
-            StoreErrorKind::Exists,
-            format!("volume '{name}' {state}"),
-        ))
-    }
-
-    fn check_size(&self, size_bytes: u64) -> Result<()> {
-        let block_size = self.pool.block_size();
-        let max = VOLUME_BLOCKS_MAX * block_size;
-        let message = if size_bytes == 0 {
-            "a volume needs a size above 0".to_owned()
-        } else if size_bytes > max {
-            format!("a volume of {size_bytes} bytes exceeds the largest possible, {max}")
-        } else if !size_bytes.is_multiple_of(SECTOR_BYTES) {
-            format!("a size of {size_bytes} bytes is no multiple of a sector, {SECTOR_BYTES} bytes")
-        } else {
-            return Ok(());
-        };
-        Err(StoreError::new(StoreErrorKind::Invalid, message))
-    }
-
-    fn check_space_limits(&self, options: &VolumeOptions) -> Result<()> {
-        let block_size = self.pool.block_size();
-        for (what, bytes) in [
-            ("quota", options.quota_bytes),
-            ("reservation", options.reservation_bytes),
-        ] {
-            let message = if !bytes.is_multiple_of(block_size) {
-                format!("a {what} of {bytes} bytes is no multiple of the block size {block_size}")
-            } else if bytes > ALLOTMENT_BYTES_MAX {
-                format!("a {what} of {bytes} bytes exceeds {ALLOTMENT_BYTES_MAX}")
-            } else {
-                continue;
-            };
-            return Err(StoreError::new(StoreErrorKind::Invalid, message));
-        }
-        Ok(())
-    }
-
-    /// A volume in use that is no snapshot.
-    pub(crate) fn volume_proper(&self, name: &str) -> Result<Arc<Volume>> {
-        let volume = self.volume(name)?;
-        if volume.is_snapshot() {
-            let message = format!("'{name}' is a snapshot, not a volume");
-            return Err(StoreError::new(StoreErrorKind::Invalid, message));
-        }
-        Ok(volume)
     }
 
     /// Changes a volume's record if `admit` allows it.

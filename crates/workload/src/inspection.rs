@@ -1,15 +1,18 @@
-//! Looks whether a target holds anything, before a load destroys it.
+//! Looks whether a target holds anything, before a load or another command destroys it.
 
 use std::io;
 
 use onefold_analyze::is_zero;
+use onefold_format::PoolId;
+use onefold_format::page::{PAGE_BYTES, claimed_pool};
+use onefold_format::superblock::check_data_label;
 use onefold_image::QCOW2_MAGIC;
 
 use crate::run::LoadProgress;
 use crate::target::{Buffer, Target};
 
-/// Bytes read for the marks of a target's content: btrfs' is the last.
-const MARKS_BYTES: u64 = 128 << 10;
+/// Bytes at the beginning of a target that have the marks of its content: the mark of btrfs is the last.
+pub const MARKS_BYTES: u64 = 128 << 10;
 
 /// Bytes read at a time.
 const STEP_BYTES: usize = 1 << 20;
@@ -33,8 +36,8 @@ pub fn inspect(
     let mut buffer = Buffer::new(STEP_BYTES);
     let marks = target.bytes().min(MARKS_BYTES) as usize / 512 * 512;
     connection.read(&mut buffer.bytes()[..marks], 0)?;
-    if let Some(known) = known(&buffer.bytes()[..marks]) {
-        return Ok(Some(known.to_owned()));
+    if let Some(known) = known_content(&buffer.bytes()[..marks]) {
+        return Ok(Some(known));
     }
     let mut data = 0..0;
     let mut at = 0;
@@ -60,8 +63,21 @@ pub fn inspect(
     Ok(None)
 }
 
-/// The format that begins like this, if it is known.
-fn known(bytes: &[u8]) -> Option<&'static str> {
+/// The format that begins with these bytes, if it is known: the first [`MARKS_BYTES`] of a target decide.
+#[must_use]
+pub fn known_content(bytes: &[u8]) -> Option<String> {
+    let pool = pool_with_data(bytes).map(|pool| format!("the blocks of the onefold pool {pool}"));
+    pool.or_else(|| foreign_content(bytes).map(str::to_owned))
+}
+
+/// The pool whose blocks begin with these bytes.
+fn pool_with_data(bytes: &[u8]) -> Option<PoolId> {
+    let label = bytes.first_chunk::<PAGE_BYTES>()?;
+    let pool = claimed_pool(label);
+    check_data_label(label, pool).is_ok().then_some(pool)
+}
+
+fn foreign_content(bytes: &[u8]) -> Option<&'static str> {
     let has = |at: usize, mark: &[u8]| bytes.get(at..at + mark.len()) == Some(mark);
     let lvm = (0..LVM_SECTORS).any(|sector| has(sector * 512, b"LABELONE"));
     let marks = [

@@ -1,8 +1,8 @@
 //! Load whose duplicates follow a distribution: writes contents, reads them, compares every byte, and
 //! measures how long that takes; and the distributions, which are counted in real data.
 //!
-//! May use: `onefold-analyze`, for counts of chunks and runs, and `onefold-image`, to recognise a
-//! target's content. May not use the store or the NBD server: a load knows files, devices and
+//! May use: `onefold-analyze`, for counts of chunks and runs, and `onefold-image` and `onefold-format`, to
+//! recognise a target's content. May not use the store or the NBD server: a load knows files, devices and
 //! memory, and any other target is given to it as a [`Target`]. No crate of the product but the
 //! binary uses this one.
 //!
@@ -45,7 +45,7 @@ pub use content::Contents;
 pub use deal::{ContentId, Dealer, Run, Share, UNIQUE};
 pub use distribution::{CopyCount, Distribution, DistributionError, shipped_distributions};
 pub use error::WorkloadError;
-pub use inspection::inspect;
+pub use inspection::{MARKS_BYTES, inspect, known_content};
 pub use job::{Found, Mismatch};
 pub use measure::{Measured, Measurement, Operation, Timeline};
 pub use permutation::Permutation;

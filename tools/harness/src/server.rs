@@ -608,7 +608,7 @@ impl Disks {
         let seconds = RECONNECT_LIMIT.as_secs();
         Ok(format!(
             "driver=nbd,server.type=unix,server.path={socket},export={volume},\
-             reconnect-delay={seconds}"
+             open-timeout={seconds},reconnect-delay={seconds}"
         ))
     }
 

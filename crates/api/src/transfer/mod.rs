@@ -58,6 +58,10 @@ pub struct VolumeImportReply {
     pub unique_blocks: u64,
     /// Of these, blocks whose content the pool, or an earlier part of the image, had already.
     pub duplicate_blocks: u64,
+    /// Data of the volume, in bytes.
+    pub logical_bytes: u64,
+    /// Of this, data that the pool, or an earlier part of the image, had already, in bytes.
+    pub duplicate_bytes: u64,
     /// Why some blocks were not scanned for duplicates, although the volume's dedup is on.
     pub sharing_failure: Option<String>,
 }
@@ -103,14 +107,18 @@ impl VolumeImport {
             }
         };
         import.finish()?;
+        let logical_blocks = service.find(&self.name)?.logical_blocks;
+        let bytes = |blocks: u64| blocks * u64::from(service.store.block_size());
         Ok(VolumeImportReply {
             name: self.name.clone(),
             image_bytes: self.image_bytes,
             size_bytes,
             read_bytes,
-            logical_blocks: service.find(&self.name)?.logical_blocks,
+            logical_blocks,
             unique_blocks: published.unique_blocks,
             duplicate_blocks: published.duplicate_blocks,
+            logical_bytes: bytes(logical_blocks),
+            duplicate_bytes: bytes(published.duplicate_blocks),
             sharing_failure: published.failure(),
         })
     }

@@ -126,19 +126,47 @@ impl EmbeddedEngine {
     /// Makes the pool directory durably; its parent must exist. `AlreadyExists` if it exists and is
     /// not empty.
     pub fn create_directory(&self) -> io::Result<()> {
+        self.check_directory()?;
         let path = &self.directory;
-        let doing = |cause| explain(format!("creating the directory {}", path.display()), cause);
+        let doing = |cause| self.creating(cause);
         match fs::create_dir(path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if fs::read_dir(path).map_err(doing)?.next().is_some() {
-                    return Err(error_at(io::ErrorKind::AlreadyExists, path, "is not empty"));
-                }
-            }
-            Err(error) => return Err(doing(error)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(doing(error)),
+            _ => {}
         }
         let absolute = std::path::absolute(path).map_err(doing)?;
         sync_parent(&absolute)
+    }
+
+    /// Refuses a directory that [`EmbeddedEngine::create_directory`] would refuse. Changes nothing.
+    pub fn check_directory(&self) -> io::Result<()> {
+        let path = &self.directory;
+        match fs::read_dir(path) {
+            Ok(mut entries) => match entries.next() {
+                Some(_) => Err(error_at(io::ErrorKind::AlreadyExists, path, "is not empty")),
+                None => Ok(()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let absolute = std::path::absolute(path).map_err(|e| self.creating(e))?;
+                match absolute.parent().is_none_or(Path::is_dir) {
+                    true => Ok(()),
+                    false => Err(self.creating(error)),
+                }
+            }
+            Err(error) => Err(self.creating(error)),
+        }
+    }
+
+    /// Refuses a block device that is in use, or has fewer than `len` bytes. Changes nothing.
+    pub fn check_device(&self, device: &Path, len: u64) -> io::Result<()> {
+        let engine = self.clone().with_data(device);
+        engine.create(Part::Data, len).map(drop)
+    }
+
+    fn creating(&self, cause: io::Error) -> io::Error {
+        explain(
+            format!("creating the directory {}", self.directory.display()),
+            cause,
+        )
     }
 
     /// Places the data part of a pool that is being created at `target`: a block device, or a file

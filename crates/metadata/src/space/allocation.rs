@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{PAGE_BLOCKS, Space};
 use crate::bits;
-use crate::error::{Result, StoreError, no_space};
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::placement::{PLACE_BLOCKS, Placement, PlacementOffset};
 use crate::run::{BlockRange, PbaRun, PbaRuns};
 
@@ -29,7 +29,7 @@ impl Space {
     pub fn allocate(&mut self, placement: &Placement, kept: u64) -> Result<PbaRuns> {
         let count = placement.blocks();
         if count.saturating_add(kept) > self.free_blocks() {
-            return Err(no_space(count, self.free_blocks(), kept));
+            return Err(StoreError::new(StoreErrorKind::NoSpace, "the pool is full"));
         }
         let BlockRange { first, count: span } = placement.span();
         let remembered = self.recent.of(placement.layer, first.segment().0);

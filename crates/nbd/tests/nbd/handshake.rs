@@ -3,9 +3,9 @@
 use crate::TestExports;
 use crate::client::{be32, be64, info_bytes, meta_context_bytes, option_bytes, string_bytes};
 use crate::memory::{MemoryExport, SNAPSHOTS};
-use onefold_nbd::Peer;
 use onefold_nbd::handshake::{HandshakeError, Session, Terms, negotiate};
 use onefold_nbd::wire::{option, option_reply, transmission_flag};
+use onefold_nbd::{AttachError, Attached, ExportSummary, Exports, Peer};
 use std::io::{self, Cursor, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -342,4 +342,60 @@ fn who_does_not_speak_the_protocol_is_cut_off() {
         run(3, &[endless]).0,
         Err(HandshakeError::OptionTooLong { .. })
     ));
+}
+
+#[test]
+fn no_name_is_the_default_export() {
+    let mut exports = TestExports::new(Arc::new(MemoryExport::new(1 << 20)));
+    let options = [
+        option_bytes(option::STRUCTURED_REPLY, &[]),
+        option_bytes(
+            option::SET_META_CONTEXT,
+            &meta_context_bytes("", &["base:allocation"]),
+        ),
+        option_bytes(option::INFO, b"\0\0\0\0\0\x01\0\x01"),
+        option_bytes(option::GO, &info_bytes("")),
+    ];
+    exports.default_export = Some("vol".to_owned());
+    let (outcome, told) = run_with(&exports, 3, &options);
+    let session = session(outcome);
+    assert_eq!(session.name, "vol");
+    assert!(session.terms.base_allocation, "the contexts are kept");
+    let name = (option_reply::INFO, b"\0\x01vol".to_vec());
+    assert!(answers(&told).contains(&name), "the name is told");
+    let (outcome, _) = run_with(&exports, 3, &[option_bytes(option::EXPORT_NAME, b"")]);
+    assert_eq!(outcome.unwrap().unwrap().name, "vol");
+
+    exports.default_export = None;
+    let go = option_bytes(option::GO, &info_bytes(""));
+    let (_, told) = run_with(&exports, 3, &[go, option_bytes(option::ABORT, &[])]);
+    let (kind, text) = answers(&told).swap_remove(0);
+    assert_eq!(kind, option_reply::ERR_UNKNOWN);
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("no default export"), "{text}");
+}
+
+/// Exports of these names, none of which can be had.
+struct Named(&'static [&'static str]);
+
+impl Exports for Named {
+    fn names(&self, _: Option<&str>, names_max: usize) -> Vec<String> {
+        let names = self.0.iter().take(names_max);
+        names.map(|name| (*name).to_owned()).collect()
+    }
+
+    fn describe(&self, _: &str) -> Result<ExportSummary, AttachError> {
+        Err(AttachError::Unknown)
+    }
+
+    fn attach(&self, _: &str, _: &[String], _: &Peer) -> Result<Attached, AttachError> {
+        Err(AttachError::Unknown)
+    }
+}
+
+#[test]
+fn the_only_export_is_the_default_one() {
+    assert_eq!(Named(&["vol"]).default_export().as_deref(), Some("vol"));
+    assert_eq!(Named(&[]).default_export(), None);
+    assert_eq!(Named(&["a", "b"]).default_export(), None);
 }

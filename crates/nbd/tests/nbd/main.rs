@@ -37,6 +37,7 @@ pub(crate) struct TestExports {
     pub(crate) others: AtomicUsize,
     /// The most names that were requested at once.
     pub(crate) asked_max: AtomicUsize,
+    pub(crate) default_export: Option<String>,
 }
 
 impl TestExports {
@@ -47,6 +48,7 @@ impl TestExports {
             barred: AtomicBool::new(false),
             others: AtomicUsize::new(0),
             asked_max: AtomicUsize::new(0),
+            default_export: None,
         }
     }
 }
@@ -69,6 +71,10 @@ impl Exports for TestExports {
             "locked" => Err(AttachError::Refused("it is locked".to_owned())),
             _ => Err(AttachError::Unknown),
         }
+    }
+
+    fn default_export(&self) -> Option<String> {
+        self.default_export.clone()
     }
 
     fn snapshots(&self, _name: &str, snapshots_max: usize) -> Vec<String> {

@@ -2,6 +2,7 @@
 //! plots, and the figures as tables. Nothing in them is wider than the window, down to that of a
 //! telephone.
 
+use crate::version::BUILD;
 use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 use onefold_api::{Error, Result};
 use rustix::system::uname;
@@ -99,7 +100,7 @@ fn conditions() -> [(&'static str, String); 4] {
     [
         ("date", now.to_string()),
         ("host", uname().nodename().to_string_lossy().into_owned()),
-        ("version", format!("onefold {}", env!("CARGO_PKG_VERSION"))),
+        ("version", format!("onefold {BUILD}")),
         ("command", format!("onefold {}", arguments.join(" "))),
     ]
 }

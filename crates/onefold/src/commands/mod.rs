@@ -23,6 +23,7 @@ use crate::pool::place::{CephOptions, PoolPlace};
 use crate::progress::Progress;
 use crate::rendering;
 use crate::session::Session;
+use crate::version;
 use clap::{Parser, Subcommand};
 use onefold_api::{
     Error, IndexConvert, IndexRebuild, IndexStat, JobList, JobPause, JobResume, PlanReply,
@@ -44,7 +45,7 @@ const DELETE: &str = "rm";
 
 /// Volumes for virtual machines, every block stored once.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version = version::in_words(), about)]
 pub(crate) struct Cli {
     /// The pool: its directory, or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
     #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "POOL", help_heading = GLOBAL)]

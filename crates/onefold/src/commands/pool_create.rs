@@ -2,6 +2,7 @@
 
 use super::{Context, parse_size};
 use crate::output::Render;
+use crate::overwriting::Overwritten;
 use crate::pool::place::PoolPlace;
 use crate::pool::{NewPool, create_in_ceph};
 use crate::rendering::word;
@@ -69,6 +70,8 @@ struct PoolCreateReply {
     data: Option<String>,
     /// What the file system has free in which its blocks are; nothing for a device.
     host_free_bytes: Option<u64>,
+    /// What the device holds, or held, that its blocks are on.
+    overwrites: Option<String>,
     done: bool,
 }
 
@@ -85,8 +88,11 @@ impl Render for PoolCreateReply {
             self.pool,
             word(self.index)
         )?;
-        match &self.data {
-            Some(data) => writeln!(out, "{mark}: keep its blocks in {data}"),
+        if let Some(data) = &self.data {
+            writeln!(out, "{mark}: keep its blocks in {data}")?;
+        }
+        match &self.overwrites {
+            Some(content) => writeln!(out, "{mark}: overwrite {content}"),
             None => Ok(()),
         }
     }
@@ -111,15 +117,9 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         index: args.index,
         data: args.data.as_ref().map(|data| data.display().to_string()),
         host_free_bytes: None,
+        overwrites: None,
         done: false,
     };
-    if let (Some(device_bytes), false) = (device_bytes, args.yes) {
-        context.output.document(&reply)?;
-        return Err(Error::usage(format!(
-            "this overwrites what is on the device ({}); nothing was changed, --yes goes on",
-            size::display(device_bytes)
-        )));
-    }
     let options = CreateOptions {
         block_size: args.block_size,
         size_bytes,
@@ -142,6 +142,15 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         data: args.data,
         options,
     };
+    if let (Some(device), Some(_)) = (&pool.data, device_bytes) {
+        let overwritten = Overwritten::new(device);
+        reply.overwrites = Some(overwritten.content().to_owned());
+        if !args.yes {
+            pool.check()?;
+            context.output.document(&reply)?;
+            return Err(overwritten.refusal(size_bytes));
+        }
+    }
     pool.create()?;
     reply.done = true;
     if device_bytes.is_none() {

@@ -5,7 +5,7 @@ use crate::arguments::parse_duration;
 use crate::daemon::{self, ServeOptions};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use onefold_api::size;
-use onefold_api::{Error, Result};
+use onefold_api::{Error, Result, check_name};
 use onefold_engine::embedded::CacheMode;
 use onefold_nbd::ListenAddress;
 use onefold_store::InlineFilter;
@@ -19,6 +19,10 @@ pub(super) struct Args {
     /// the pool's directory, unless systemd passes sockets].
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     nbd: Vec<ListenAddress>,
+
+    /// The volume for clients that name no export. [default: the volume, if the pool has exactly one]
+    #[arg(long, value_name = "VOLUME")]
+    default_export: Option<String>,
 
     /// Ask another host that has the pool to give it up, and wait for that. For a pool in Ceph.
     #[arg(long)]
@@ -82,6 +86,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             size::display(MEMORY_BYTES_MIN)
         )));
     }
+    args.default_export.as_deref().map_or(Ok(()), check_name)?;
     let options = ServeOptions {
         pool: context.pool()?.clone(),
         take: args.take,
@@ -97,6 +102,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         socket_mode: args.socket_mode,
         socket_group: args.socket_group,
         insecure_listen: args.insecure_listen,
+        default_export: args.default_export,
     };
     daemon::serve(&options)?;
     Ok(ExitCode::SUCCESS)

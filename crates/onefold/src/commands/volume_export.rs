@@ -4,7 +4,8 @@ use super::Context;
 use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::ImageFormat;
-use crate::image::writer::{ImageWriter, is_block_device};
+use crate::image::writer::{ImageWriter, check_device, is_block_device};
+use crate::overwriting::Overwritten;
 use crate::progress::Progress;
 use onefold_api::VolumeStat;
 use onefold_api::transfer::{VolumeExport, VolumeExportReply};
@@ -36,18 +37,11 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             "only a raw image can be written to standard output",
         ));
     }
-    if is_block_device(&args.file) {
-        if args.image_format != ImageFormat::Raw {
-            return Err(Error::usage(
-                "only a raw image can be written to a block device",
-            ));
-        }
-        if !args.yes {
-            return Err(Error::usage(format!(
-                "this overwrites what is on the device {:?}; nothing was changed, --yes goes on",
-                args.file
-            )));
-        }
+    let to_device = is_block_device(&args.file);
+    if to_device && args.image_format != ImageFormat::Raw {
+        return Err(Error::usage(
+            "only a raw image can be written to a block device",
+        ));
     }
     let reply = context.with_session(|session| {
         let stat = session.call(
@@ -57,6 +51,10 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             },
             &mut |_, _| {},
         )?;
+        if to_device && !args.yes {
+            check_device(&args.file, stat.size_bytes)?;
+            return Err(Overwritten::new(&args.file).refusal(stat.size_bytes));
+        }
         if !stat.clients.is_empty() {
             context.output.warn(format_args!(
                 "volume '{}' is attached to {}; what is written while it is exported may be \

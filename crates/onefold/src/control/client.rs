@@ -1,7 +1,7 @@
 //! The command line's end of the control socket.
 
 use super::frame::{Flow, PieceBody, PieceDecoder};
-use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
+use super::{Event, NOT_UNDERSTOOD, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::limits::{ANSWER_PATIENCE, TRANSFERS_MAX};
 use crate::output::Output;
 use bytes::{Buf, Bytes, BytesMut};
@@ -157,6 +157,14 @@ fn request<B>(path: &str, body: B) -> Result<hyper::Request<B>> {
     request.map_err(|e| Error::failed(format!("cannot send the request: {e}")))
 }
 
+/// A daemon of another release may not know a request, or a field of it.
+fn of_version(mut error: Error) -> Error {
+    if error.kind == ErrorKind::Usage && error.message.starts_with(NOT_UNDERSTOOD) {
+        error.message += "; the daemon is of another version than this command, so restart it";
+    }
+    error
+}
+
 fn not_understood() -> Error {
     Error::failed(
         "cannot understand the daemon's answer; the daemon may be of another version than this \
@@ -182,7 +190,7 @@ async fn read_events<R: DeserializeOwned>(mut body: Incoming, report: Report<'_>
             match serde_json::from_slice(&line).map_err(|_| not_understood())? {
                 Event::Progress { done, all } => report(done, all),
                 Event::Result(result) => return Ok(Versioned::into_document(result)),
-                Event::Error(error) => return Err(error),
+                Event::Error(error) => return Err(of_version(error)),
             }
         }
         let frame = body

@@ -23,6 +23,9 @@ use std::path::{Path, PathBuf};
 /// Where the request of an import or export is, its body being the image.
 pub(crate) const REQUEST_HEADER: &str = "onefold-request";
 
+/// How the refusal of a request begins that a daemon cannot read.
+pub(crate) const NOT_UNDERSTOOD: &str = "cannot understand the request";
+
 /// The header of an export's reply with the size of the volume in bytes.
 pub(crate) const SIZE_HEADER: &str = "onefold-size-bytes";
 

@@ -5,7 +5,7 @@
 
 use super::connections::{Connections, Permit, Permits, Stage};
 use super::frame::{PieceBody, PieceDecoder};
-use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
+use super::{Event, NOT_UNDERSTOOD, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::descriptors::{Spare, are_lacking};
 use crate::http::serve_connection;
 use crate::limits::{
@@ -13,6 +13,7 @@ use crate::limits::{
     CONTROL_EVENTS_MAX, CONTROL_REQUEST_TIME_MAX, CONTROL_REQUEST_TIME_MIN, IMPORT_PAUSE_MAX,
     TRANSFERS_MAX,
 };
+use crate::version::BUILD;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -31,7 +32,9 @@ use onefold_nbd::{SocketName, lacks_space, listen_unix};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixListener as StdUnixListener;
@@ -176,7 +179,7 @@ impl Visitor for Routes {
 }
 
 async fn openapi() -> Response {
-    let json = onefold_api::openapi::json(env!("CARGO_PKG_VERSION"));
+    let json = onefold_api::openapi::json(BUILD);
     ([(CONTENT_TYPE, "application/json")], json).into_response()
 }
 
@@ -360,23 +363,36 @@ fn line<R: Serialize>(event: &Event<R>) -> Bytes {
     Bytes::from(line)
 }
 
-async fn body_json<T: DeserializeOwned>(body: Body) -> Result<T> {
+async fn body_json<T: DeserializeOwned + Serialize>(body: Body) -> Result<T> {
     let collected = Limited::new(body, CONTROL_BODY_BYTES_MAX).collect();
     let collected = tokio::time::timeout(CONTROL_REQUEST_TIME_MAX, collected)
         .await
         .map_err(|_| Error::usage("the request did not arrive in time"))?;
     let bytes = collected.map_err(|e| Error::usage(format!("cannot read the request: {e}")))?;
-    serde_json::from_slice(&bytes.to_bytes())
-        .map_err(|e| Error::usage(format!("cannot understand the request: {e}")))
+    request_of(&bytes.to_bytes(), "")
 }
 
-fn header_json<T: DeserializeOwned>(headers: &HeaderMap) -> Result<T> {
+fn header_json<T: DeserializeOwned + Serialize>(headers: &HeaderMap) -> Result<T> {
     let header = headers.get(REQUEST_HEADER).map(|value| value.as_bytes());
-    serde_json::from_slice(header.unwrap_or_default()).map_err(|e| {
-        Error::usage(format!(
-            "cannot understand the header {REQUEST_HEADER}: {e}"
-        ))
-    })
+    request_of(
+        header.unwrap_or_default(),
+        &format!(" in the header {REQUEST_HEADER}"),
+    )
+}
+
+/// A request from its JSON. A field that the request has not is refused: an option with a slip of the pen, or of a later
+/// release, would be left out without a word.
+fn request_of<T: DeserializeOwned + Serialize>(json: &[u8], place: &str) -> Result<T> {
+    let failed = |cause: &dyn Display| Error::usage(format!("{NOT_UNDERSTOOD}{place}: {cause}"));
+    let found: Value = serde_json::from_slice(json).map_err(|e| failed(&e))?;
+    let request = T::deserialize(&found).map_err(|e| failed(&e))?;
+    // serde's own refusal does not work with flattened fields. A request writes all fields that it has.
+    let known = serde_json::to_value(&request).map_err(|e| failed(&e))?;
+    let mut fields = found.as_object().into_iter().flat_map(|it| it.keys());
+    match fields.find(|field| known.get(field).is_none()) {
+        Some(field) => Err(failed(&format_args!("it has no field '{field}'"))),
+        None => Ok(request),
+    }
 }
 
 /// The lines of an answer as they come.

@@ -79,7 +79,7 @@ fn bind_default(
 impl NbdService {
     /// Answers the clients that come to `listeners`, those that are waiting there included.
     pub(super) fn start(
-        memory_bytes: u64,
+        options: &ServeOptions,
         clients_max: usize,
         listeners: Vec<Listener>,
         (store, snapshot_reads): (&Arc<Store>, Arc<SnapshotReads>),
@@ -92,8 +92,9 @@ impl NbdService {
             store: Arc::clone(store),
             snapshot_reads,
             held: Arc::new(Mutex::new(HashMap::new())),
+            default_export: options.default_export.clone(),
         });
-        let memory_bytes = request_memory_bytes(memory_bytes);
+        let memory_bytes = request_memory_bytes(options.memory_bytes);
         let limits = ServerLimits {
             memory_bytes: usize::try_from(memory_bytes).unwrap_or(usize::MAX),
             connections: clients_max,
@@ -230,6 +231,8 @@ struct VolumeExports {
     store: Arc<Store>,
     snapshot_reads: Arc<SnapshotReads>,
     held: Arc<Mutex<Held>>,
+    /// The volume that clients attach to which name no export; without one, the only volume.
+    default_export: Option<String>,
 }
 
 /// How many commands hold a volume.
@@ -253,6 +256,16 @@ impl Exports for VolumeExports {
     fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
         self.volume(exported(name))
             .map(|volume| ExportSummary::of(volume.as_ref()))
+    }
+
+    fn default_export(&self) -> Option<String> {
+        self.default_export.clone().or_else(|| {
+            let mut volumes = self.store.volume_names_after("", 2);
+            match volumes.len() {
+                1 => volumes.pop(),
+                _ => None,
+            }
+        })
     }
 
     fn devices(&self) -> usize {

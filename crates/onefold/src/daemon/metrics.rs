@@ -5,6 +5,7 @@
 
 use crate::http::serve_connection;
 use crate::limits::{ACCEPT_RETRY_PAUSE, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_MAX};
+use crate::version;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -218,8 +219,17 @@ impl Out<'_> {
     }
 
     fn build_info(&mut self) -> fmt::Result {
-        let version = ([("version", env!("CARGO_PKG_VERSION"))], 1.0);
-        self.gauges("build_info", "The running version; always 1.", [version])
+        let labels = [
+            ("version", version::RELEASE),
+            ("commit", version::COMMIT),
+            ("pool_format", version::POOL_FORMAT.as_str()),
+            ("repository_format", version::REPOSITORY_FORMAT.as_str()),
+        ];
+        self.gauges(
+            "build_info",
+            "The running build, and the newest formats that it writes; always 1.",
+            [(labels, 1.0)],
+        )
     }
 
     fn health(&mut self, figures: &Measurements) -> fmt::Result {

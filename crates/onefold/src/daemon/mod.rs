@@ -59,6 +59,8 @@ pub(crate) struct ServeOptions {
     pub(crate) socket_mode: u32,
     pub(crate) socket_group: Option<String>,
     pub(crate) insecure_listen: bool,
+    /// The volume of clients that name no export.
+    pub(crate) default_export: Option<String>,
 }
 
 /// Serves until a signal ends it, and then closes the pool so that the next open replays nothing.
@@ -104,6 +106,13 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     let metrics = metrics.map(|address| MetricsServer::start(address, options.insecure_listen));
     let metrics = metrics.transpose()?;
     let store = open(options, kept_data, events)?;
+    if let Some(volume) = options
+        .default_export
+        .as_ref()
+        .filter(|it| !store.has_volume(it))
+    {
+        tracing::warn!("the default export '{volume}' is not a volume yet");
+    }
     if !is_kept {
         kept_data::keep(&options.pool);
     }
@@ -197,7 +206,7 @@ fn serve_store(
         .map_err(|e| Error::io("cannot start the background jobs", &e))?;
     let maintenance = Arc::new(maintenance);
     let nbd = Arc::new(NbdService::start(
-        options.memory_bytes,
+        options,
         sockets.clients_max,
         sockets.listeners,
         (store, maintenance.snapshot_reads()),

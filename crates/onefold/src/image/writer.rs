@@ -251,7 +251,7 @@ impl Drop for PartialFile {
 fn in_the_way(wanted: &Path, what: FileType) -> Error {
     if what.is_file() || what.is_symlink() || what.is_dir() {
         return Error::failed(format!(
-            "{wanted:?} exists already; export to another name, or move it away"
+            "{wanted:?} exists already; choose another name, or move it away"
         ));
     }
     Error::failed(format!(
@@ -338,6 +338,11 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// Refuses a device that is in use, or too small for a disk of `size_bytes`. Changes nothing.
+pub(crate) fn check_device(path: &Path, size_bytes: u64) -> Result<()> {
+    Device::open(path, size_bytes).map(drop)
 }
 
 /// Whether an export to it overwrites a device.

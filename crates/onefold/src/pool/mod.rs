@@ -3,19 +3,22 @@
 pub(crate) mod place;
 pub(crate) mod restoration;
 
+use crate::control::socket_path;
+use crate::image::writer::is_block_device;
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_engine::Engine;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
 use onefold_engine::rados::{OwnerEvent, RadosEngine, TakeError, TakeOptions};
+use onefold_nbd::SOCKET_PATH_BYTES_MAX;
 use onefold_store::{
-    CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreErrorKind,
+    CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
 };
 use place::{CephPlace, PoolPlace};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -185,6 +188,13 @@ pub(crate) fn create_in_ceph(ceph: &CephPlace, options: &CreateOptions) -> Resul
     })
 }
 
+/// Whether this is the directory of a pool.
+fn is_pool(directory: &Path) -> bool {
+    ["superblock", "meta"]
+        .iter()
+        .all(|part| directory.join(part).is_file())
+}
+
 /// How to make a pool in a directory.
 #[derive(Debug)]
 pub(crate) struct NewPool {
@@ -195,8 +205,50 @@ pub(crate) struct NewPool {
 }
 
 impl NewPool {
+    /// Refuses what cannot be made. Changes nothing.
+    pub(crate) fn check(&self) -> Result<()> {
+        Store::check_options(&self.options).map_err(|error| self.refused(&error))?;
+        let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
+        engine.check_directory().map_err(|e| self.failed(&e))?;
+        self.check_place()?;
+        let device = self.data.as_deref().filter(|data| is_block_device(data));
+        let Some(device) = device else {
+            return Ok(());
+        };
+        let checked = engine.check_device(device, self.options.size_bytes);
+        checked.map_err(|e| self.failed(&e))
+    }
+
+    /// Refuses a place inside another pool, and one at which no daemon could listen.
+    fn check_place(&self) -> Result<()> {
+        let absolute = |path: &Path| path::absolute(path).map_err(|e| self.failed(&e));
+        let directory = absolute(&self.directory)?;
+        let data = self.data.as_deref().map(absolute).transpose()?;
+        for place in [Some(&directory), data.as_ref()].into_iter().flatten() {
+            if let Some(pool) = place.ancestors().skip(1).find(|it| is_pool(it)) {
+                let pool = pool.display();
+                return Err(Error::usage(self.message(&format_args!(
+                    "{} is inside the pool at {pool}; choose a place beside it",
+                    place.display()
+                ))));
+            }
+        }
+        let (socket, most) = (socket_path(&directory), SOCKET_PATH_BYTES_MAX);
+        let bytes = socket.as_os_str().len();
+        if bytes > most {
+            let fits = most - (bytes - directory.as_os_str().len());
+            return Err(Error::usage(self.message(&format_args!(
+                "a daemon could not listen in it: the path of the directory has {} bytes, and with more than {fits} that of \
+                 its control socket is too long",
+                directory.as_os_str().len()
+            ))));
+        }
+        Ok(())
+    }
+
     /// Makes it, or leaves everything as it was.
     pub(crate) fn create(&self) -> Result<()> {
+        self.check()?;
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         let directory_existed = self.directory.exists();
         // A dangling link exists as well, and must not be removed.
@@ -218,19 +270,21 @@ impl NewPool {
                 .create_data_link(target)
                 .map_err(|e| self.failed(&e))?;
         }
-        Store::create(engine, &self.options).map_err(|error| {
-            let kind = match error.kind() {
-                StoreErrorKind::Invalid => ErrorKind::Usage,
-                _ => ErrorKind::Failed,
-            };
-            Error {
-                kind,
-                message: self.message(&error),
-            }
-        })
+        Store::create(engine, &self.options).map_err(|error| self.refused(&error))
     }
 
-    fn message(&self, cause: &dyn std::error::Error) -> String {
+    fn refused(&self, error: &StoreError) -> Error {
+        let kind = match error.kind() {
+            StoreErrorKind::Invalid => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        };
+        Error {
+            kind,
+            message: self.message(error),
+        }
+    }
+
+    fn message(&self, cause: &dyn fmt::Display) -> String {
         format!(
             "cannot create a pool at {}: {cause}",
             self.directory.display()

@@ -2,7 +2,7 @@
 
 use super::{Claim, lock_directory};
 use crate::rendering::utc;
-use onefold_api::{Error, Result};
+use onefold_api::{Error, Result, size};
 use onefold_engine::Part;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, PoolLock, Replacement};
 use onefold_store::{LogAfter, MetadataExport, Store};
@@ -97,10 +97,9 @@ impl Restoration {
         let (directory, export) = (self.directory.display(), &self.export);
         let made = utc(export.created_unix_seconds());
         let mut plan = vec![format!(
-            "make the metadata of the pool in {directory} as it was at {made}: {} volumes, {} \
-             snapshots",
-            export.volumes().len(),
-            export.snapshots()
+            "make the metadata of the pool in {directory} as it was at {made}: {}, {}",
+            size::count(export.volumes().len() as u64, "volume"),
+            size::count(export.snapshots(), "snapshot")
         )];
         if self.is_pool_there {
             plan.push(
@@ -111,8 +110,8 @@ impl Restoration {
         }
         match &self.log {
             LogAfter::All(bytes) => plan.push(format!(
-                "go on with the log that is there: it has all that was committed since, {bytes} \
-                 bytes of records"
+                "go on with the log that is there: it has all that was committed since, {} of records",
+                size::display(*bytes)
             )),
             LogAfter::Nothing(why) => {
                 plan.push(format!(

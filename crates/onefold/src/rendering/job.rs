@@ -3,20 +3,23 @@
 use std::io::{self, Write};
 
 use onefold_api::{JobListReply, size};
+use onefold_jobs::{JobState, JobStatus};
 
 use super::word;
 use crate::output::Render;
 
 impl Render for JobListReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let volumes = self.jobs.iter().filter_map(|job| job.volume.as_ref());
+        let (idle, shown): (Vec<_>, Vec<_>) =
+            self.jobs.iter().partition(|job| is_idle_snapshot(job));
+        let volumes = shown.iter().filter_map(|job| job.volume.as_ref());
         let width = volumes.map(String::len).max().unwrap_or(0).max(6);
         writeln!(
             out,
             "{:10}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>12}",
             "JOB", "VOLUME", "STATE", "BACKLOG", "DONE", "DUPLICATES", "RATE"
         )?;
-        for job in &self.jobs {
+        for job in shown {
             let counts = &job.counts;
             let done = counts.scanned + counts.counted + counts.released + counts.deleted;
             writeln!(
@@ -34,6 +37,22 @@ impl Render for JobListReply {
                 writeln!(out, "  {message}")?;
             }
         }
-        Ok(())
+        match idle.len() as u64 {
+            0 => Ok(()),
+            count => writeln!(
+                out,
+                "and {} of snapshots, idle",
+                size::count(count, "finder")
+            ),
+        }
     }
+}
+
+/// Whether it is the finder of a snapshot, which has nothing to do once it has scanned the snapshot.
+fn is_idle_snapshot(job: &JobStatus) -> bool {
+    let is_of_snapshot = job.volume.as_ref().is_some_and(|name| name.contains('@'));
+    is_of_snapshot
+        && job.state == JobState::Idle
+        && job.backlog_blocks == 0
+        && job.message.is_none()
 }

@@ -177,25 +177,26 @@ impl Render for PoolSetReply {
 impl Render for PoolDedupReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let counts = &self.counts;
+        let bytes = |blocks: u64| size::display(blocks * u64::from(self.block_size));
         writeln!(
             out,
-            "{} looked at: {} new, {}",
-            size::count(counts.scanned, "block"),
-            counts.unique,
-            size::count(counts.duplicates, "duplicate")
+            "{} scanned: {} new, {} duplicate",
+            bytes(counts.scanned),
+            bytes(counts.unique),
+            bytes(counts.duplicates)
         )?;
         if counts.rejected > 0 {
             writeln!(
                 out,
-                "{} with the fingerprint of another, but not its bytes",
-                size::count(counts.rejected, "block")
+                "{} with the fingerprint of other data, but not its bytes",
+                bytes(counts.rejected)
             )?;
         }
         writeln!(
             out,
             "{} released, {} freed",
             size::count(counts.released, "reference"),
-            size::count(counts.freed, "block")
+            bytes(counts.freed)
         )?;
         writeln!(
             out,

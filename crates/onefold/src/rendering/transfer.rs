@@ -11,11 +11,11 @@ impl Render for VolumeImportReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "volume '{}' imported: {}, {} with data, {} of them there already",
+            "volume '{}' imported: {}, {} of it data, of which {} were there already",
             self.name,
             size::display(self.size_bytes),
-            size::count(self.logical_blocks, "block"),
-            self.duplicate_blocks
+            size::display(self.logical_bytes),
+            size::display(self.duplicate_bytes)
         )
     }
 }

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use onefold_api::{
-    InlineReply, LocalityReply, PlanReply, UnshareReply, UsageReply, VolumeListReply, VolumeReply,
-    size,
+    InlineReply, LocalityReply, PlanReply, RefusedReply, UnshareReply, UsageReply, VolumeListReply,
+    VolumeReply, size,
 };
 
 use super::{short, utc, word};
@@ -17,10 +17,14 @@ impl Render for VolumeReply {
         let as_of = self.data.data_as_of.map(|at| format!(" as of {}", utc(at)));
         writeln!(
             out,
-            "data       {}{}, {} of it in no snapshot of this volume",
+            "data       {}{}, {} {}",
             short(self.data),
             as_of.unwrap_or_default(),
-            size::display(self.new_bytes)
+            size::display(self.new_bytes),
+            match self.name.contains('@') {
+                true => "of it written since the snapshot before it",
+                false => "of it in no snapshot of this volume",
+            }
         )?;
         write_locality(self.locality, out)?;
         writeln!(
@@ -92,7 +96,7 @@ impl Render for VolumeListReply {
                 size::display(volume.new_bytes),
                 freed(&volume.usage),
                 word(volume.dedup),
-                volume.pending_dedup_blocks,
+                size::display(volume.pending_dedup_bytes),
                 volume.clients.len()
             )?;
         }
@@ -178,20 +182,55 @@ fn write_inline(inline: &InlineReply, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "in line    {}, {} not written; {}, {} refused",
+        "in line    {}, {} not written; {}, {}",
         size::count(inline.hit_blocks, "hit"),
         size::display(inline.not_written_bytes),
         match inline.miss_blocks {
             1 => "1 miss".to_owned(),
             misses => format!("{misses} misses"),
         },
-        inline.refused.sum()
+        refused(&inline.refused)
     )
+}
+
+/// Blocks that were found and written all the same, and why: the most frequent reason first.
+fn refused(refused: &RefusedReply) -> String {
+    let mut reasons = refused.by_reason().to_vec();
+    reasons.retain(|(_, blocks)| *blocks > 0);
+    reasons.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
+    let words = reasons
+        .iter()
+        .map(|(reason, blocks)| format!("{blocks} {reason}"));
+    let words: Vec<String> = words.collect();
+    match words.is_empty() {
+        true => "0 refused".to_owned(),
+        false => format!("{} refused ({})", refused.sum(), words.join(", ")),
+    }
 }
 
 fn count_passes(passes: u8) -> String {
     match passes {
         1 => "1 cold pass".to_owned(),
         passes => format!("{passes} cold passes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reasons_of_refused_hits_are_named() {
+        let mut counts: RefusedReply = serde_json::from_str(
+            r#"{"outdated_blocks": 3, "releasing_blocks": 0, "unsettled_blocks": 0, "bad_blocks": 0,
+                "claims_full_blocks": 22901, "held_blocks": 0, "shrinking_blocks": 0,
+                "reserved_blocks": 0, "different_blocks": 0, "short_run_blocks": 0}"#,
+        )
+        .unwrap();
+        let words = "22904 refused (22901 claims-full, 3 outdated)";
+        assert_eq!(refused(&counts), words);
+        counts.claims_full_blocks = 0;
+        counts.outdated_blocks = 0;
+        assert_eq!(refused(&counts), "0 refused");
     }
 }

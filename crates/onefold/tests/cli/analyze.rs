@@ -363,6 +363,92 @@ fn an_interrupt_ends_it_with_what_is_known() {
     assert!(found["chunkings"][0]["zero_bytes"].as_u64().unwrap() < 1 << 42);
 }
 
+#[test]
+fn an_interrupted_estimate_is_none_and_no_distribution_is_left() {
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("large");
+    fs::File::create(&path).unwrap().set_len(1 << 42).unwrap();
+    let path = path.to_str().unwrap();
+    let start = |arguments: &[&str]| {
+        let command = [&["analyze", path][..], arguments].concat();
+        interrupted(onefold(&command).spawn().unwrap())
+    };
+    start(&["--method", "harnik", "--chunking", "fixed:512"])
+        .is_refusal(1, &["interrupted", "there is none"]);
+    let distribution = scratch.path().join("distribution");
+    let found = start(&[
+        "--chunking",
+        "content:8K",
+        "--chunking",
+        "fixed:4K",
+        "--distribution",
+        distribution.to_str().unwrap(),
+    ]);
+    assert_eq!(found.code, Some(1), "{found:?}");
+    assert!(found.stderr.contains("no distribution"), "{found:?}");
+    let left = fs::read_dir(scratch.path()).unwrap().count();
+    assert_eq!(left, 1, "only the data");
+}
+
+#[test]
+fn outputs_that_are_there_are_refused_before_the_work() {
+    let (scratch, [a, _]) = inputs();
+    let there = scratch.path().join("there");
+    fs::write(&there, "mine").unwrap();
+    let there = there.to_str().unwrap();
+    let page = scratch.path().join("page").to_str().unwrap().to_owned();
+    for output in ["--csv", "--distribution", "--html", "--trace"] {
+        // What is missing would be said, had the work begun.
+        let refused = run(&["analyze", "nosuch", &a, output, there]);
+        refused.is_refusal(1, &["there"]);
+    }
+    run(&["analyze", &a, "--html", &page, "--csv", there]).is_refusal(1, &["there"]);
+    assert!(!fs::exists(&page).unwrap());
+    assert_eq!(fs::read(there).unwrap(), b"mine");
+}
+
+#[test]
+fn without_anything_readable_there_are_no_figures() {
+    let scratch = TempDir::new().unwrap();
+    let page = scratch.path().join("page");
+    let tables = scratch.path().join("tables");
+    let [page, tables] = [&page, &tables].map(|path| path.to_str().unwrap());
+    for method in ["exact", "harnik"] {
+        run(&["analyze", "nosuch", "--method", method])
+            .is_refusal(1, &["nothing could be read", "nosuch"]);
+    }
+    run(&["analyze", "nosuch", "--html", page, "--csv", tables])
+        .is_refusal(1, &["nothing could be read"]);
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    // An empty folder was read.
+    let empty = scratch.path().to_str().unwrap();
+    assert_eq!(run(&["analyze", empty]).code, Some(0));
+}
+
+#[test]
+fn an_estimate_takes_no_more_memory_than_it_may() {
+    let (_scratch, [a, _]) = inputs();
+    let harnik = |options: &[&str]| {
+        let command = [&["analyze", &a, "--method", "harnik"][..], options].concat();
+        run(&command)
+    };
+    harnik(&["--error", "0.1"]).is_refusal(2, &["--error 0.1", "--memory 256 MiB"]);
+    assert_eq!(harnik(&["--error", "0.1", "--memory", "2G"]).code, Some(0));
+    harnik(&["--memory", "4M"]).is_refusal(2, &["--error 1", "--memory 4 MiB"]);
+    harnik(&["--error", "0"]).is_refusal(2, &["error of 0 %", "above 0 %"]);
+}
+
+#[test]
+fn names_have_no_control_characters_for_a_terminal() {
+    let scratch = TempDir::new().unwrap();
+    let name = scratch.path().join("a\n\x1b[2Jb");
+    fs::write(&name, noise(1, 8192)).unwrap();
+    let found = run(&["analyze", name.to_str().unwrap(), "nosuch\x1b[2J"]);
+    let text = String::from_utf8(found.stdout).unwrap();
+    assert!(text.contains("a\\n\\u{1b}[2Jb"), "{text}");
+    assert!(!text.contains('\x1b') && !found.stderr.contains('\x1b'));
+}
+
 /// Interrupts it once it listens for that, and waits for its end.
 pub(crate) fn interrupted(child: Child) -> Outcome {
     let pid = rustix::process::Pid::from_child(&child);

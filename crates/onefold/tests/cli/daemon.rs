@@ -144,9 +144,10 @@ fn sockets_have_the_permissions_that_were_asked_for() {
 #[test]
 fn only_loopback_is_listened_on_unless_it_is_said() {
     let scene = Scene::new();
-    scene
-        .run(&["serve", "--nbd", "0.0.0.0:0"])
-        .is_refusal(2, &["--insecure-listen"]);
+    scene.run(&["serve", "--nbd", "0.0.0.0:0"]).is_refusal(
+        2,
+        &["machines can reach 0.0.0.0:0, and", "--insecure-listen"],
+    );
     scene
         .run(&["serve", "--nbd", "nonsense"])
         .is_refusal(2, &["unix:PATH or HOST:PORT"]);
@@ -262,10 +263,50 @@ fn a_stopped_daemon_leaves_nothing_to_replay() {
     }
 }
 
-fn attach(scene: &Scene, volume: &str) -> Client {
+pub(crate) fn attach(scene: &Scene, volume: &str) -> Client {
     let socket = scene.pool().join("nbd.sock");
     let address = format!("nbd+unix:///{volume}?socket={}", socket.display());
     Client::connect(&address.parse().unwrap()).unwrap()
+}
+
+#[test]
+fn a_client_that_names_no_export_gets_the_default_one() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "only", "--size", "1M"]);
+    scene.ok(&["snapshot", "create", "only@s"]);
+    let socket = scene.pool().join("nbd.sock");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let info = || {
+        let mut info = Command::new("qemu-img");
+        info.args(["info", &uri]).output().unwrap()
+    };
+    let daemon = scene.daemon();
+    let found = info();
+    assert!(found.status.success(), "{found:?}");
+    assert_eq!(attach(&scene, "").bytes(), 1 << 20);
+    scene.ok(&["volume", "create", "second", "--size", "2M"]);
+    let refused = info();
+    assert!(!refused.status.success(), "{refused:?}");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("no default export"), "{said}");
+    daemon.terminate();
+
+    let mut daemon = scene.starting_daemon(&["--default-export", "second"]);
+    daemon.wait_for_line("serving");
+    assert_eq!(attach(&scene, "").bytes(), 2 << 20);
+    let client = attach(&scene, "");
+    // The client is known under the name of the volume.
+    scene
+        .run(&["volume", "delete", "second", "--yes"])
+        .is_refusal(1, &["second", "attached to"]);
+    drop(client);
+    daemon.terminate();
+
+    let mut daemon = scene.starting_daemon(&["--default-export", "third"]);
+    daemon.wait_for_lines(&["'third' is not a volume yet", "serving"]);
+    scene
+        .run(&["serve", "--default-export", "a b"])
+        .is_refusal(2, &["\"a b\""]);
 }
 
 /// Whether the server has hung up, which is no answer.
@@ -387,9 +428,7 @@ fn the_control_socket_survives_nonsense() {
     // Announces a frame of an import and leaves.
     let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
     let head = b"POST /v1/volume/import HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
-        onefold-request: {\"name\":\"vm\",\"image_bytes\":4096,\"sharing\":{\"dedup\":\"offline\",\
-        \"domain\":\"default\",\"verify\":false,\"rounds\":2,\"interval_seconds\":10,\
-        \"hash_cache_bytes\":0,\"quota_bytes\":0,\"reservation_bytes\":0}}\r\n\r\n\
+        onefold-request: {\"name\":\"vm\",\"image_bytes\":4096}\r\n\r\n\
         5\r\nabcde\r\n";
     stream.write_all(head).unwrap();
     drop(stream);
@@ -479,4 +518,62 @@ fn a_socket_of_a_service_manager_is_served_if_it_listens() {
     let started = started.stdout(Stdio::piped()).stderr(Stdio::piped());
     let refused = Outcome::of(started.spawn().unwrap());
     refused.is_refusal(1, &["descriptor 3", "Accept=no"]);
+}
+
+#[test]
+fn a_field_that_a_request_has_not_is_refused_by_name() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    let ask = |path: &str, body: &str| {
+        let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
+        let len = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len}\r\n\r\n"
+        );
+        stream.write_all((head + body).as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let refused = ask(
+        "/v1/volume/create",
+        r#"{"name":"vm","size_bytes":1048576,"dedpu":"off"}"#,
+    );
+    assert!(refused.starts_with("HTTP/1.1 400 "), "{refused}");
+    assert!(refused.contains("no field 'dedpu'"), "{refused}");
+    assert_eq!(scene.volumes(), [""; 0]);
+    let made = ask(
+        "/v1/volume/create",
+        r#"{"name":"vm","size_bytes":1048576,"dedup":"off"}"#,
+    );
+    assert!(made.starts_with("HTTP/1.1 200 "), "{made}");
+    let unknown = ask("/v1/snapshot/delete", r#"{"name":"vm@none","yes":true}"#);
+    assert!(unknown.starts_with("HTTP/1.1 404 "), "{unknown}");
+    assert!(unknown.contains("\"kind\":\"not-found\""), "{unknown}");
+    scene.ok(&["volume", "create", "other", "--size", "1M"]);
+    let taken = ask("/v1/volume/rename", r#"{"name":"vm","new_name":"other"}"#);
+    assert!(taken.contains("\"kind\":\"exists\""), "{taken}");
+}
+
+#[test]
+fn a_daemon_of_another_version_is_named() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let socket = scene.pool().join("control.sock");
+    fs::remove_file(&socket).unwrap();
+    let other = UnixListener::bind(&socket).unwrap();
+    let command = scene.command(&["job", "pause"]).spawn().unwrap();
+    // The first connection only shows that somebody listens.
+    drop(other.accept().unwrap());
+    let (mut connection, _) = other.accept().unwrap();
+    let _ = connection.read(&mut [0; 4096]);
+    let error = r#"{"error":{"kind":"usage","message":"cannot understand the request: missing field `jobs`"}}"#;
+    let len = error.len() + 1;
+    let answer = format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {len}\r\n\r\n{error}\n");
+    connection.write_all(answer.as_bytes()).unwrap();
+    Outcome::of(command).is_refusal(
+        2,
+        &["missing field `jobs`", "another version", "restart it"],
+    );
+    drop(daemon);
 }

@@ -230,7 +230,11 @@ fn imports_stop_before_guests_have_to() {
     let scene = scene();
     let image = scene.file("image", &noise(1, 40 << 20));
     let import = ["volume", "import", "c", &image, "--dedup", "off"];
-    let words = ["'c'", "the pool is full", "256 are kept"];
+    let words = [
+        "'c'",
+        "the pool is full: ",
+        " free, of which 1 MiB are kept",
+    ];
     scene.run(&import).is_refusal(1, &words);
     let _daemon = scene.daemon();
     scene.run(&import).is_refusal(1, &words);
@@ -292,7 +296,7 @@ fn a_reservation_is_there_for_its_volume_alone() {
             "--reservation",
             "20M",
         ])
-        .is_refusal(1, &["5120 blocks", "reserve less"]);
+        .is_refusal(1, &["20 MiB cannot be kept", "reserve less"]);
     let daemon = scene.daemon();
     has_failed(client(&scene, "b", &["aio_write -P 2 0 16M", "aio_flush"]));
     let stat = scene.json(&["pool", "stat"]);

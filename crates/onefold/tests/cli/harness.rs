@@ -145,6 +145,28 @@ impl Drop for Mounted {
     }
 }
 
+/// A block device that is detached when this is dropped.
+pub(crate) struct Loop(pub(crate) String);
+
+impl Loop {
+    /// Of this file; `None` where this is not allowed.
+    pub(crate) fn new(file: &str) -> Option<Self> {
+        let mut losetup = Command::new("losetup");
+        let output = losetup.args(["--find", "--show", file]).output().ok()?;
+        let name = String::from_utf8(output.stdout).unwrap();
+        output
+            .status
+            .success()
+            .then(|| Self(name.trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
 /// A pool in Ceph, whose objects are removed when this is dropped.
 struct InCeph {
     ceph_pool: String,

@@ -104,17 +104,17 @@ fn a_refused_value_is_refused_with_the_limit() {
     for (arguments, limit) in [
         (
             &["pool", "create", &other, "--size", "1"][..],
-            "has 8192 to 4503599627370496",
+            "has 8 KiB to 4 PiB",
         ),
         (
             &["pool", "create", &other, "--size", "15E"],
-            "has 8192 to 4503599627370496",
+            "has 8 KiB to 4 PiB",
         ),
         (
             &["pool", "create", &other, "--log-size", "1K"],
             "256 KiB to 1 GiB",
         ),
-        (&["pool", "resize", "--size", "15E"], "has 8192 to"),
+        (&["pool", "resize", "--size", "15E"], "has 8 KiB to"),
         (&["serve", "--memory", "63M"], "at least 64 MiB"),
         (
             &["serve", "--inline-without", "zero,bloom"],
@@ -126,4 +126,26 @@ fn a_refused_value_is_refused_with_the_limit() {
         assert!(refused.stderr.contains(limit), "{refused:?}");
     }
     assert!(!std::fs::exists(other).unwrap());
+}
+
+#[test]
+fn the_version_says_which_commit_and_which_formats() {
+    for flag in ["--version", "-V"] {
+        let outcome = run(&[flag]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let text = String::from_utf8(outcome.stdout).unwrap();
+        let release = env!("CARGO_PKG_VERSION");
+        let begins = format!("onefold {release} (commit ");
+        assert!(text.starts_with(&begins), "{text}");
+        let ends = "; writes pool format 1.1, repository format 2.0)\n";
+        assert!(text.ends_with(ends), "{text}");
+    }
+}
+
+#[test]
+fn a_restore_asks_for_any_of_its_targets_and_memory_has_a_least_size() {
+    run(&["backup", "restore", "web@1"]).is_refusal(2, &["a new file", "--volume", "--into"]);
+    for verb in ["create", "restore", "share"] {
+        run(&["backup", verb, "--memory", "1K"]).is_refusal(2, &["--memory", "at least 1 MiB"]);
+    }
 }

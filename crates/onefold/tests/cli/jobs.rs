@@ -176,3 +176,26 @@ fn a_daemon_with_work_stops_cleanly() {
     assert_eq!(dirty_blocks(&scene, "vm"), 0);
     assert!(scene.content("vm") == noise(1, 20_000 * 4096));
 }
+
+#[test]
+fn idle_finders_of_snapshots_are_counted_and_not_listed() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    scene.ok(&["snapshot", "create", "vm@one"]);
+    scene.ok(&["snapshot", "create", "vm@two"]);
+    let _daemon = scene.daemon();
+    let text = || String::from_utf8(scene.ok(&["job", "list"]).stdout).unwrap();
+    wait_until("both are idle", || {
+        text().contains("and 2 finders of snapshots, idle")
+    });
+    assert!(!text().contains("vm@"), "{}", text());
+    scene.ok(&["job", "pause", "finder"]);
+    assert!(
+        text().contains("vm@one") && text().contains("vm@two"),
+        "{}",
+        text()
+    );
+    let list = scene.json(&["job", "list"]);
+    let finders = list["jobs"].as_array().unwrap().iter();
+    assert_eq!(finders.filter(|job| job["job"] == "finder").count(), 3);
+}

@@ -31,6 +31,7 @@ mod jobs;
 mod locality;
 mod metrics;
 mod peers;
+mod plans;
 mod pools;
 mod recovery;
 mod resizing;

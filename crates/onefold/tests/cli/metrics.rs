@@ -76,6 +76,13 @@ fn every_figure_is_there_and_true() {
     let found = samples(&address);
     let is = |name: &str, value: f64| assert_eq!(found.get(name), Some(&value), "{name}");
     is("onefold_pool_size_bytes", f64::from(1 << 30) * 4.0);
+    let build = found
+        .keys()
+        .find(|it| it.starts_with("onefold_build_info{"));
+    let labels = ["version=\"", "commit=\"", "pool_format=\"1.2\""];
+    let repository = "repository_format=\"2.0\"";
+    let has = |label: &&str| build.is_some_and(|build| build.contains(*label));
+    assert!(labels.iter().chain([&repository]).all(has), "{build:?}");
     is("onefold_pool_logical_bytes", f64::from(1 << 20));
     is("onefold_pool_space_level{level=\"ok\"}", 1.0);
     is("onefold_pool_waiting_requests", 0.0);

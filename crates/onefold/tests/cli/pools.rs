@@ -1,7 +1,7 @@
 //! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
 
 use crate::harness::{
-    Outcome, Scene, contents, is_in_ceph, is_left_out_in_ceph, noise, run, wait_until,
+    Daemon, Outcome, Scene, contents, is_in_ceph, is_left_out_in_ceph, noise, run, wait_until,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -352,7 +352,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Gives pages of a part another minor version.
-fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
+pub(crate) fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
     let file = scene.pool().join(part);
     let mut bytes = fs::read(&file).unwrap();
     for page in bytes.chunks_mut(4096).take(pages) {
@@ -455,4 +455,66 @@ fn a_later_format_is_only_read() {
         fs::write(&superblock, &later).unwrap();
         scene.run(&["pool", "upgrade"]).is_refusal(1, &[words]);
     }
+}
+
+#[test]
+fn a_pool_is_made_only_where_a_daemon_can_serve_it() {
+    if is_left_out_in_ceph("its pool is in a directory") {
+        return;
+    }
+    let scene = Scene::new();
+    let inside = scene.pool().join("inside");
+    let inside = inside.to_str().unwrap();
+    let words = ["is inside the pool at", "beside it"];
+    scene.run(&["pool", "create", inside]).is_refusal(2, &words);
+    let data = scene.pool().join("other-data");
+    let other = scene.path("other");
+    let create = ["pool", "create", &other, "--data", data.to_str().unwrap()];
+    scene.run(&create).is_refusal(2, &words);
+    let fits = 106 - "/control.sock".len();
+    let begin = scene.path("").len();
+    let longest = scene.path(&"x".repeat(fits - begin));
+    assert_eq!(longest.len(), fits);
+    let too_long = format!("{longest}x");
+    let words = ["94 bytes", "more than 93", "control socket"];
+    scene
+        .run(&["pool", "create", &too_long])
+        .is_refusal(2, &words);
+    assert!(!fs::exists(&too_long).unwrap() && !fs::exists(&other).unwrap());
+    scene.ok(&["pool", "create", &longest]);
+    let mut daemon = Daemon::start(&mut scene.command(&["--pool", &longest, "serve"]));
+    daemon.wait_for_line("serving");
+    scene.ok(&["--pool", &longest, "volume", "list"]);
+}
+
+#[test]
+fn amounts_have_units() {
+    let scene = Scene::with_pool_options(&["--size", "64M"]);
+    let image = scene.file("image", &[noise(1, 2 << 20), noise(1, 1 << 20)].concat());
+    let imported = scene.ok(&["volume", "import", "vm", &image]).stdout;
+    let imported = String::from_utf8(imported).unwrap();
+    let words = "imported: 3 MiB, 3 MiB of it data, of which 1 MiB were there already";
+    assert!(imported.contains(words), "{imported}");
+    scene
+        .run(&["volume", "set", "vm", "--reservation", "100T"])
+        .is_refusal(1, &["'vm'", "100 TiB cannot be kept free", "MiB are free"]);
+    let large = scene.file("large", &noise(2, 40 << 20));
+    scene.ok(&["volume", "import", "large", &large, "--dedup", "off"]);
+    scene
+        .run(&["pool", "resize", "--size", "1M"])
+        .is_refusal(1, &["42 MiB are in use", "a pool of 1 MiB", "16 KiB free"]);
+    scene.run(&["pool", "resize", "--size", "1K"]).is_refusal(
+        2,
+        &["a pool of 4 KiB is too small: with blocks of 4 KiB it has 8 KiB to 4 PiB"],
+    );
+    scene
+        .run(&["volume", "create", "huge", "--size", "9E"])
+        .is_refusal(2, &["a volume of 9 EiB exceeds the largest possible, "]);
+    scene.ok(&["volume", "set", "large", "--dedup", "offline"]);
+    let list = String::from_utf8(scene.ok(&["volume", "list"]).stdout).unwrap();
+    let large = list.lines().find(|line| line.starts_with("large")).unwrap();
+    assert!(large.contains("offline      40 MiB"), "{list}");
+    let dedup = String::from_utf8(scene.ok(&["pool", "dedup"]).stdout).unwrap();
+    let words = "40 MiB scanned: 40 MiB new, 0 B duplicate";
+    assert!(dedup.contains(words), "{dedup}");
 }

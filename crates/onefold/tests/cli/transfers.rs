@@ -1,6 +1,6 @@
 //! Images through pipes, and transfers that do not get to their end.
 
-use crate::harness::{Daemon, Outcome, Scene, noise, wait_until};
+use crate::harness::{Daemon, Loop, Outcome, Scene, noise, wait_until};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -244,28 +244,6 @@ fn what_a_killed_export_left_is_in_nobodys_way() {
     std::os::unix::fs::symlink(&other, &partial).unwrap();
     scene.run(&export).is_refusal(1, &["copy.onefold-partial"]);
     assert_eq!(fs::read(&other).unwrap(), b"half of it");
-}
-
-/// A block device that is detached when this is dropped.
-struct Loop(String);
-
-impl Loop {
-    /// Of this file; `None` where this is not allowed.
-    fn new(file: &str) -> Option<Self> {
-        let mut losetup = Command::new("losetup");
-        let output = losetup.args(["--find", "--show", file]).output().ok()?;
-        let name = String::from_utf8(output.stdout).unwrap();
-        output
-            .status
-            .success()
-            .then(|| Self(name.trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
-    }
 }
 
 #[test]

@@ -127,3 +127,18 @@ fn volumes_that_exist_or_do_not() {
     assert!(!std::fs::exists(&target).unwrap());
     assert_eq!(scene.volumes(), ["other", "vm"]);
 }
+
+#[test]
+fn the_data_of_a_snapshot_is_not_said_to_be_in_none() {
+    let scene = Scene::new();
+    let image = scene.file("image", &noise(1, 1 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    scene.ok(&["snapshot", "create", "vm@one"]);
+    let text = |name: &str| String::from_utf8(scene.ok(&["volume", "stat", name]).stdout).unwrap();
+    let of_volume = text("vm");
+    let words = "1 MiB, 0 B of it in no snapshot of this volume";
+    assert!(of_volume.contains(words), "{of_volume}");
+    let of_snapshot = text("vm@one");
+    let words = "1 MiB, 1 MiB of it written since the snapshot before it";
+    assert!(of_snapshot.contains(words), "{of_snapshot}");
+}

@@ -25,7 +25,7 @@ use onefold_format::map_page::Segment;
 use onefold_format::{Entry, Pba, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::sync::lock;
-use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted};
+use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted, display_bytes};
 
 use super::moving::{Chosen, Moving};
 use crate::pool::Pool;
@@ -140,8 +140,9 @@ impl Store {
             });
         }
         let message = format!(
-            "{wanted} entries name blocks beyond the new end, and there is no room for their copies: \
-             delete something, or choose a larger size"
+            "{} beyond the new end would have to be copied, and there is no room for that: delete something, or choose a \
+             larger size",
+            display_bytes(wanted * pool.block_size())
         );
         Err(StoreError::new(StoreErrorKind::NoSpace, message))
     }
@@ -230,7 +231,7 @@ impl Pool {
         let block_size = self.block_size();
         let blocks = size_bytes / block_size;
         let message = if !size_bytes.is_multiple_of(block_size) {
-            format!("a size of {size_bytes} bytes is no multiple of the block size {block_size}")
+            format!("a size of {size_bytes} bytes is not a multiple of the block size {block_size}")
         } else if let Some(problem) = pool_size_problem(size_bytes, block_size) {
             problem
         } else {
@@ -245,7 +246,7 @@ impl Pool {
         if end < self.journal.metadata()?.space().blocks() {
             return Ok(end);
         }
-        let message = format!("the pool is not larger than {size_bytes} bytes");
+        let message = format!("the pool is not larger than {}", display_bytes(size_bytes));
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
@@ -256,9 +257,13 @@ impl Pool {
         if in_use + free <= end {
             return Ok(());
         }
+        let bytes = |blocks: u64| display_bytes(blocks * self.block_size());
         let message = format!(
-            "{in_use} blocks are in use, and a pool of {end} blocks has to have {free} free: delete \
-             something, reserve less for volumes, or choose a larger size"
+            "{} are in use, and a pool of {} has to have {} free: delete something, reserve less for volumes, or choose \
+             a larger size",
+            bytes(in_use),
+            bytes(end),
+            bytes(free)
         );
         Err(StoreError::new(StoreErrorKind::NoSpace, message))
     }

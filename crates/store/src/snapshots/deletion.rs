@@ -20,9 +20,7 @@ use onefold_format::map_page::EMPTY_SEGMENT;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
 use onefold_metadata::sync::{lock, write};
-use onefold_metadata::{
-    Blocking, Guard, Layer, Result, StoreError, StoreErrorKind, Wanted, full_name, owned_runs,
-};
+use onefold_metadata::{Blocking, Guard, Layer, Result, StoreError, Wanted, full_name, owned_runs};
 
 use super::deletions::Deletion;
 use crate::store::Store;
@@ -60,21 +58,10 @@ impl Store {
     /// `NotFound`; `Exists` if it has other snapshots; those of the disk.
     pub fn delete_volume_and(&self, name: &str, goes_along: impl Fn(&str) -> bool) -> Result<()> {
         let _changing = self.changing();
-        let volume = self.volume_proper(name)?;
-        let snapshots = self.snapshots_of(&volume);
-        let stay = snapshots.iter().map(|it| it.name());
-        let names: Vec<String> = stay.filter(|it| !goes_along(it)).collect();
-        if !names.is_empty() {
-            let message = format!(
-                "volume '{name}' has snapshots, which have to be deleted first, or with it: {}",
-                names.join(", ")
-            );
-            return Err(StoreError::new(StoreErrorKind::Exists, message));
-        }
-        for snapshot in snapshots {
-            self.begin_deletion(&snapshot)?;
-        }
-        self.begin_deletion(&volume)
+        let deleted = self.check_deletable(name, goes_along)?;
+        deleted
+            .iter()
+            .try_for_each(|volume| self.begin_deletion(volume))
     }
 
     /// Deletes a snapshot, as [`Store::delete_volume`] does a volume.
@@ -84,7 +71,7 @@ impl Store {
     /// `NotFound`; those of the disk.
     pub fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
         let _changing = self.changing();
-        let snapshot = self.snapshot(volume, snapshot)?;
+        let snapshot = self.check_snapshot(volume, snapshot)?;
         self.begin_deletion(&snapshot)
     }
 
@@ -291,7 +278,7 @@ impl Store {
         self.change_catalogue(&[gone], None)
     }
 
-    fn snapshots_of(&self, volume: &Volume) -> Vec<Arc<Volume>> {
+    pub(crate) fn snapshots_of(&self, volume: &Volume) -> Vec<Arc<Volume>> {
         let prefix = full_name(&volume.name(), "");
         let mut snapshots = self.snapshots_in_use();
         snapshots.retain(|snapshot| snapshot.name().starts_with(&prefix));

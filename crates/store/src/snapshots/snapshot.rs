@@ -186,7 +186,7 @@ impl Store {
     /// `NotFound`; those of the disk.
     pub fn roll_back(&self, volume: &str, snapshot: &str) -> Result<()> {
         let _changing = self.changing();
-        let snapshot = self.snapshot(volume, snapshot)?;
+        let snapshot = self.check_snapshot(volume, snapshot)?;
         let source = self.volume_proper(volume)?;
         let size_bytes = snapshot.size_bytes();
         let sources = std::slice::from_ref(&source);
@@ -314,7 +314,7 @@ impl Store {
     }
 
     /// A snapshot in use.
-    pub(super) fn snapshot(&self, volume: &str, snapshot: &str) -> Result<Arc<Volume>> {
+    pub(crate) fn snapshot(&self, volume: &str, snapshot: &str) -> Result<Arc<Volume>> {
         let name = full_name(volume, snapshot);
         let not_found = |_| {
             let message = format!("no snapshot is named '{name}'");

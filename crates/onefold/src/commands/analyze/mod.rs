@@ -5,22 +5,22 @@ mod reply;
 mod tables;
 
 use self::reply::{EstimateReply, Reply};
+use self::tables::TableFolder;
 use super::foreground::{self, random_seed};
 use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::image::ImageFormat;
+use crate::image::writer::TextFile;
 use crate::output::Output;
 use crate::progress::Progress as Bar;
 use onefold_analyze::{
     Analysis, AnalyzeError, Chunking, EstimateOptions, Options, Problem, Progress, Source,
     TraceOptions, analyze, estimate, trace_ways,
 };
-use onefold_api::{Error, Result};
+use onefold_api::{Error, Result, size};
 use onefold_image::Backing;
 use onefold_workload::Distribution;
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     distribution: Option<PathBuf>,
 
-    /// Memory for what is known of the chunks; what has no room goes to a temporary file.
+    /// Memory for what is known of the chunks; what has no room goes to a temporary file. The sample of an estimate must fit.
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
     memory: u64,
 }
@@ -132,6 +132,9 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
         }),
     };
     let page = args.html.as_deref().map(PageFile::create).transpose()?;
+    let tables = args.csv.as_deref().map(TableFolder::create).transpose()?;
+    let distribution = args.distribution.as_deref();
+    let distribution = distribution.map(TextFile::create).transpose()?;
     let source = args.source();
     let all = source.bytes();
     let progress = Arc::new(Progress::default());
@@ -140,14 +143,19 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
         analyze(source, &options, &progress)
     });
     let analysis = analysis.map_err(said)?;
+    refuse_if_unreadable(&context.output, &analysis.problems, analysis.survey.bytes)?;
     note_unopened_disks(&context.output, analysis.unopened_disks);
     let code = warn(&context.output, &analysis.problems, analysis.is_complete);
-    if let Some(file) = &args.distribution {
-        write_distribution(&analysis, file)?;
+    match distribution {
+        Some(file) if analysis.is_complete => write_distribution(&analysis, file)?,
+        Some(_) => context
+            .output
+            .warn("no distribution was written: it would be of a part of the data"),
+        None => {}
     }
     let reply = Reply::of(analysis, args.generations);
-    if let Some(folder) = &args.csv {
-        tables::write(&reply, folder)?;
+    if let Some(folder) = tables {
+        folder.write(&reply)?;
     }
     if let Some(file) = page {
         file.write(&html::page(&reply)?)?;
@@ -156,15 +164,24 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
     Ok(code)
 }
 
-fn write_distribution(analysis: &Analysis, path: &Path) -> Result<()> {
+fn write_distribution(analysis: &Analysis, file: TextFile) -> Result<()> {
     let found = analysis.chunkings.iter().find_map(Distribution::of);
     let found = found.ok_or_else(|| {
         Error::failed("there is nothing but zeros, which are in no distribution: none was written")
     })?;
-    let file = File::create_new(path);
-    let mut file = file.map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
-    let written = file.write_all(found.to_string().as_bytes());
-    written.map_err(|e| Error::io(format_args!("cannot write {path:?}"), &e))
+    file.write(&found.to_string())
+}
+
+/// Figures of nothing would look as if there were nothing to save.
+fn refuse_if_unreadable(output: &Output, problems: &[Problem], bytes: u64) -> Result<()> {
+    let Some((last, others)) = problems.split_last().filter(|_| bytes == 0) else {
+        return Ok(());
+    };
+    warn(output, others, true);
+    let Problem { path, what } = last;
+    Err(Error::failed(format!(
+        "nothing could be read, so there are no figures: {path:?}: {what}"
+    )))
 }
 
 fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -175,6 +192,17 @@ fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
         confidence: args.confidence / 100.0,
         seed: args.seed.unwrap_or_else(random_seed),
     };
+    options.check().map_err(said)?;
+    if options.sample_bytes() > args.memory {
+        return Err(Error::usage(format!(
+            "--error {} with --confidence {} takes a sample of {} of memory, more than --memory {}: allow a larger \
+             error, or give more memory",
+            args.error,
+            args.confidence,
+            size::display(options.sample_bytes()),
+            size::display(args.memory)
+        )));
+    }
     let source = args.source();
     let all = source.bytes();
     let progress = Arc::new(Progress::default());
@@ -183,6 +211,12 @@ fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
         estimate(source, &options, &progress)
     });
     let found = found.map_err(said)?;
+    refuse_if_unreadable(&context.output, &found.problems, found.survey.bytes)?;
+    if !found.is_complete {
+        return Err(Error::failed(
+            "interrupted: an estimate needs all of the data, so there is none",
+        ));
+    }
     note_unopened_disks(&context.output, found.unopened_disks);
     let code = warn(&context.output, &found.problems, found.is_complete);
     context

@@ -1,6 +1,6 @@
 //! The output of `analyze`.
 
-use crate::output::Render;
+use crate::output::{Render, one_line};
 use onefold_analyze::{
     Advice, Analysis, Category, ChunkingReport, Compressed, Compressibility, Copies, Estimate,
     EstimateOptions, InputShare, Problem, RunLengths, Totals,
@@ -221,7 +221,7 @@ impl WayReply {
         )?;
         for input in &self.inputs {
             let [data, distinct, elsewhere, new] = input.amounts();
-            let path = input.path.display();
+            let path = one_line(&input.path.to_string_lossy());
             writeln!(
                 out,
                 "  {data:>12} {distinct:>12} {elsewhere:>12} {new:>12}  {path}"

@@ -4,11 +4,33 @@ use super::reply::{Reply, WayReply};
 use onefold_analyze::Category;
 use onefold_api::{Error, Result};
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Makes the folder, and a file in it for each table. Every row begins with the way to cut.
-pub(super) fn write(reply: &Reply, folder: &Path) -> Result<()> {
-    fs::create_dir(folder).map_err(|e| Error::io(format_args!("cannot make {folder:?}"), &e))?;
+/// A new folder for tables; gone again if no table is written.
+pub(super) struct TableFolder(PathBuf);
+
+impl TableFolder {
+    /// Makes the folder, so that a failure shows before any long work.
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        fs::create_dir(path).map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
+        Ok(Self(path.to_owned()))
+    }
+
+    /// Makes a file for each table.
+    pub(super) fn write(self, reply: &Reply) -> Result<()> {
+        write(reply, &self.0)
+    }
+}
+
+impl Drop for TableFolder {
+    fn drop(&mut self) {
+        // Only an empty folder can be removed.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Makes a file for each table. Every row begins with the way to cut.
+fn write(reply: &Reply, folder: &Path) -> Result<()> {
     let table = |name: &str, columns: &[&str], rows: fn(&WayReply) -> Vec<Vec<String>>| {
         let path = folder.join(name);
         let failed = |e: csv::Error| Error::failed(format!("cannot write {path:?}: {e}"));

@@ -1,15 +1,15 @@
 //! `onefold backup create`
 
 use super::base::{Parent, Pool};
+use super::clock::warn_if_it_went_back;
 use super::disk::PoolDisk;
 use super::folders::{self, CACHE};
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
-    reporting, repository_error, threads,
+    parse_memory, reporting, repository_error, threads,
 };
-use crate::commands::parse_size;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, open_image};
 use crate::output::Render;
@@ -91,7 +91,7 @@ pub(in crate::commands) struct Args {
     threads: Option<u16>,
 
     /// Memory for each stage.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
     /// The folder of temporary files: 48 bytes for each block that is read, and up to as much for each that is stored.
@@ -380,6 +380,8 @@ impl Job<'_> {
                         seen.push((writer.source().id, reached));
                         let backup = BackupReply::of(wanted, writer.source(), &made);
                         reply.backups.push(backup);
+                        let output = &self.context.output;
+                        warn_if_it_went_back(self.repository, writer.source(), output);
                         self.backed_up(wanted, pool.as_deref_mut())?;
                     }
                     Err(error) => failures.push(backup_error(error)),

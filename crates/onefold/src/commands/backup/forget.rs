@@ -1,5 +1,6 @@
 //! `onefold backup forget`, `protect` and `unprotect`
 
+use super::clock::steps_back;
 use super::retention::{Candidate, Rules};
 use super::{
     ASIDE_BYTES, BackupName, Context, Opened, RepositoryArgs, find_source, name_damaged,
@@ -66,11 +67,14 @@ type Forgotten = (KnownSource, BackupNumber);
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, _) = args.repository.open_to_change(context)?;
     let repository = &opened.repository;
-    let mut damaged = Vec::new();
+    let (mut damaged, mut steps) = (Vec::new(), Vec::new());
     let (forgotten, mut backups) = match args.rules.is_empty() {
         true => by_name(&opened, &args.names)?,
-        false => by_rules(&opened, &args.names, &args.rules, &mut damaged)?,
+        false => by_rules(&opened, args, &mut damaged, &mut steps)?,
     };
+    for step in &steps {
+        context.output.warn(step);
+    }
     let mut failed = Vec::new();
     if args.yes {
         let ids = forgotten
@@ -178,12 +182,12 @@ fn find_forgettable(opened: &Opened, name: &BackupName) -> Result<Forgotten> {
 
 fn by_rules(
     opened: &Opened,
-    names: &[String],
-    rules: &Rules,
+    args: &Args,
     damaged: &mut Vec<RepositoryError>,
+    steps: &mut Vec<String>,
 ) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
     let repository = &opened.repository;
-    let sources = match names {
+    let sources = match &args.names[..] {
         [] => {
             let sources = repository.sources().map_err(repository_error)?;
             damaged.extend(sources.damaged);
@@ -199,7 +203,8 @@ fn by_rules(
         opened.check(source.id)?;
         let (backups, unreadable) = Candidate::all(repository, source.id)?;
         damaged.extend(unreadable);
-        for (backup, reasons) in backups.iter().zip(rules.reasons(&backups)) {
+        steps.extend(steps_back(&source.source.name, &backups));
+        for (backup, reasons) in backups.iter().zip(args.rules.reasons(&backups)) {
             if reasons.is_empty() {
                 forgotten.push((source.clone(), backup.number));
             }

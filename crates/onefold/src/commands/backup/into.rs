@@ -5,7 +5,8 @@ use crate::commands::backup::restore::stopped_by;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{
-    DiffContent, DiffExtent, Error, ErrorKind, NextPage, Result, SnapshotDiff, VolumeStat,
+    DiffContent, DiffExtent, Error, ErrorKind, NextPage, PoolStat, ProblemReason, Result, SnapshotDiff,
+    VolumeReply, VolumeStat,
 };
 use onefold_backup::{LostBlocks, Restore};
 use onefold_nbd::client::{Address, Client};
@@ -162,25 +163,43 @@ fn differing(wanted: &[u8], found: &[u8]) -> Vec<Range<usize>> {
     runs
 }
 
+/// Refuses a target that cannot become a backup of this size. Changes nothing.
+pub(super) fn check_target(session: &Session, name: &str, size_bytes: u64) -> Result<VolumeReply> {
+    let stat = VolumeStat {
+        name: name.to_owned(),
+        exact: false,
+    };
+    let stat = session.call(&stat, &mut |_, _| {})?;
+    if name.contains('@') {
+        return Err(Error::usage(format!(
+            "'{name}' is a snapshot, which stays as it is; restore into a volume"
+        )));
+    }
+    if stat.size_bytes != size_bytes.next_multiple_of(SECTOR_BYTES) {
+        return Err(Error::usage(format!(
+            "'{name}' has {} bytes, and the backup {size_bytes}; 'onefold volume resize' changes that",
+            stat.size_bytes
+        )));
+    }
+    if !stat.clients.is_empty() {
+        return Err(Error::new(
+            ErrorKind::InUse,
+            format!("'{name}' is attached by {}", stat.clients.join(", ")),
+        ));
+    }
+    let problems = session.call(&PoolStat {}, &mut |_, _| {})?.problems;
+    let read_only = problems
+        .into_iter()
+        .find(|it| it.reason == ProblemReason::ReadOnly);
+    match read_only {
+        Some(problem) => Err(Error::new(ErrorKind::ReadOnly, problem.message)),
+        None => Ok(stat),
+    }
+}
+
 impl Target {
     fn open(session: &Session, name: &str, size_bytes: u64) -> Result<Self> {
-        let stat = VolumeStat {
-            name: name.to_owned(),
-            exact: false,
-        };
-        let stat = session.call(&stat, &mut |_, _| {})?;
-        if stat.size_bytes != size_bytes {
-            return Err(Error::usage(format!(
-                "'{name}' has {} bytes, and the backup {size_bytes}; 'onefold volume resize' changes that",
-                stat.size_bytes
-            )));
-        }
-        if !stat.clients.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InUse,
-                format!("'{name}' is attached by {}", stat.clients.join(", ")),
-            ));
-        }
+        let stat = check_target(session, name, size_bytes)?;
         if let Session::Direct { service, .. } = session {
             return Ok(Self::Store(service.store.volume(name)?));
         }

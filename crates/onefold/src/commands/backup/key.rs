@@ -120,6 +120,8 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
             repository.remove_key(args.key).map_err(repository_error)?;
         }
         KeyVerb::Remove(args) => {
+            let checked = repository.check_key_removable(args.key);
+            checked.map_err(repository_error)?;
             return Err(Error::usage(format!(
                 "this would remove key {:016x}, so that its passphrase or key file opens the repository no more; nothing \
                  was changed, --yes goes on",

@@ -3,7 +3,7 @@
 use super::identity::OriginReply;
 use super::{Context, RepositoryArgs, find_source, name_damaged, repository_error};
 use crate::commands::pool_check::FOUND_DAMAGE;
-use crate::output::Render;
+use crate::output::{Render, one_line};
 use crate::rendering::utc;
 use onefold_api::{Result, size};
 use onefold_repository::{Repository, RepositoryError};
@@ -123,7 +123,7 @@ impl Render for Reply {
                 size::display(backup.logical_bytes),
                 size::display(backup.new_bytes),
                 size::display(backup.stored_bytes),
-                backup.host,
+                one_line(&backup.host),
                 marks.join(", ")
             )
         })

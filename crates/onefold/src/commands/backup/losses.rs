@@ -1,6 +1,7 @@
 //! What a restore with `--salvage` did without: the report, and the map of GNU ddrescue.
 
 use crate::image::writer::TextFile;
+use crate::version::BUILD;
 use onefold_api::{Result, size};
 use onefold_backup::{LostBlocks, Restore};
 use serde::Serialize;
@@ -86,9 +87,8 @@ impl Losses {
     /// restored and `-` what was lost.
     fn map(&self, name: &str, size_bytes: u64) -> String {
         let mut map = format!(
-            "# Mapfile of backup {name}, by onefold {}\n# current_pos  current_status  current_pass\n0x00000000     +               1\n\
-             #      pos        size  status\n",
-            env!("CARGO_PKG_VERSION")
+            "# Mapfile of backup {name}, by onefold {BUILD}\n# current_pos  current_status  current_pass\n0x00000000     +               1\n\
+             #      pos        size  status\n"
         );
         let mut at = 0;
         let mut piece = |from: u64, to: u64, status: char| {

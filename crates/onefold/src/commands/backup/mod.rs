@@ -1,6 +1,7 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by this process itself.
 
 pub(crate) mod base;
+mod clock;
 mod create;
 mod diff;
 mod disk;
@@ -32,7 +33,7 @@ use super::Context;
 use super::pool_check::FOUND_DAMAGE;
 use crate::progress::Progress;
 use clap::Subcommand;
-use onefold_api::{Error, ErrorKind, Result};
+use onefold_api::{Error, ErrorKind, Result, size};
 use onefold_backup::BackupError;
 use onefold_repository::{KnownSource, Repository, RepositoryError, RepositoryErrorKind};
 use std::process::ExitCode;
@@ -49,6 +50,20 @@ const ASIDE_BYTES: u64 = 8 << 20;
 
 /// Memory for each stage of a backup.
 const MEMORY_DEFAULT: &str = "64M";
+
+/// With less, a stage could not hold the blocks that it works on.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
+/// For clap: memory for a command.
+fn parse_memory(text: &str) -> std::result::Result<u64, String> {
+    match size::parse(text)? {
+        bytes if bytes < MEMORY_BYTES_MIN => Err(format!(
+            "at least {} are needed",
+            size::display(MEMORY_BYTES_MIN)
+        )),
+        bytes => Ok(bytes),
+    }
+}
 
 /// zstd's level, where none is given.
 const LEVEL_DEFAULT: i32 = 1;

@@ -1,16 +1,16 @@
 //! `onefold backup restore`
 
-use super::into::restore_into;
+use super::into::{check_target, restore_into};
 use super::losses::{Losses, MapFile};
 use super::{
     BackupName, Context, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error,
-    threads,
+    parse_memory, threads,
 };
 use crate::commands::foreground::interruption;
-use crate::commands::parse_size;
 use crate::image::ImageFormat;
-use crate::image::writer::{Anywhere, ImageWriter, is_block_device};
+use crate::image::writer::{Anywhere, ImageWriter, check_device, is_block_device};
 use crate::output::Render;
+use crate::overwriting::Overwritten;
 use crate::progress::Progress;
 use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
 use onefold_api::{Error, ErrorKind, NewVolumeOptions, Result, size};
@@ -30,7 +30,7 @@ pub(in crate::commands) struct Args {
     name: BackupName,
 
     /// A new file, a block device, or - for standard output (these two raw only).
-    #[arg(required_unless_present_any = ["volume", "into"], conflicts_with_all = ["volume", "into"])]
+    #[arg(conflicts_with_all = ["volume", "into"])]
     file: Option<PathBuf>,
 
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(in crate::commands) struct Args {
     threads: Option<u16>,
 
     /// Memory for blocks that are needed again.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
     #[command(flatten)]
@@ -95,7 +95,16 @@ const HOLES: &str = "there are zeros instead";
 /// The same in a volume that was there.
 const KEPT: &str = "the volume still has there what it had before";
 
+fn no_target() -> Error {
+    Error::usage(
+        "restore to what? give a new file or a device, --volume for a new volume, or --into for a volume that is there",
+    )
+}
+
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    if args.file.is_none() && args.volume.is_none() && args.into.is_none() {
+        return Err(no_target());
+    }
     let opened = args.repository.open(context)?;
     let blocks = BlockReader::new(Arc::clone(&opened.repository), args.memory as usize / 2);
     let from = RestoredFrom { opened, blocks };
@@ -105,7 +114,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         _ if args.into.is_some() => into_volume(context, &args, &from, &interrupted)?,
         (_, Some(volume)) => to_volume(context, &args, &from, volume, &interrupted)?,
         (Some(file), None) => to_file(context, &args, &from, file, &interrupted)?,
-        (None, None) => return Err(Error::usage("restore to what? give a file, or --volume")),
+        (None, None) => return Err(no_target()),
     };
     if let (Some(map), Some(losses)) = (map, &restored.lost) {
         map.write(losses, &restored.name, restored.size_bytes)?;
@@ -219,14 +228,13 @@ fn to_file(
             "only a raw image can be written to a block device or to standard output",
         ));
     }
-    if is_block_device(file) && !args.yes {
-        return Err(Error::usage(format!(
-            "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
-        )));
-    }
     let backup = Backup::new(args, from)?;
     backup.check()?;
     let size_bytes = backup.size_bytes();
+    if is_block_device(file) && !args.yes {
+        check_device(file, size_bytes)?;
+        return Err(Overwritten::new(file).refusal(size_bytes));
+    }
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
     let mut pack_reads = None;
@@ -334,14 +342,16 @@ fn into_volume(
 ) -> Result<Reply> {
     let volume = args.into.as_deref().unwrap_or_default();
     let backup = Backup::new(args, from)?;
+    backup.check()?;
     if !args.yes {
+        let size_bytes = backup.size_bytes();
+        context.with_session(|session| check_target(session, volume, size_bytes))?;
         let name = &backup.name;
         return Err(Error::usage(format!(
             "this makes volume '{volume}' what {name} is, and what it holds besides is lost unless a snapshot \
              has it; nothing was changed, --yes goes on"
         )));
     }
-    backup.check()?;
     let progress = Progress::bytes(&context.output, "restoring");
     let written_bytes = context.with_session(|session| {
         let (restore, lost) = (&backup.restore, backup.lost.as_ref());

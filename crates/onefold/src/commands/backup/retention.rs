@@ -55,6 +55,8 @@ pub(super) struct Candidate {
     pub(super) unix_seconds: u64,
     pub(super) tags: Vec<String>,
     pub(super) is_protected: bool,
+    /// The backup is of a snapshot of the user's, and has its time.
+    pub(super) is_of_snapshot: bool,
 }
 
 impl Candidate {
@@ -63,15 +65,25 @@ impl Candidate {
         repository: &Repository,
         source: SourceId,
     ) -> Result<(Vec<Self>, Vec<RepositoryError>)> {
-        let protected = repository.protected(source).map_err(repository_error)?;
         let backups = repository.backups(source).map_err(repository_error)?;
+        Self::some(repository, source, &backups)
+    }
+
+    /// The same of some backups of a source.
+    pub(super) fn some(
+        repository: &Repository,
+        source: SourceId,
+        backups: &[BackupNumber],
+    ) -> Result<(Vec<Self>, Vec<RepositoryError>)> {
+        let protected = repository.protected(source).map_err(repository_error)?;
         let (mut candidates, mut damaged) = (Vec::new(), Vec::new());
-        for number in backups {
+        for number in backups.iter().copied() {
             match repository.listed_manifest(source, number) {
                 Ok(None) => {}
                 Ok(Some(manifest)) => candidates.push(Self {
                     number,
                     unix_seconds: manifest.unix_seconds,
+                    is_of_snapshot: !manifest.snapshot.is_empty(),
                     tags: manifest.tags,
                     is_protected: protected.contains(&number),
                 }),
@@ -148,6 +160,7 @@ mod tests {
                 unix_seconds: since.as_secs(),
                 tags: Vec::new(),
                 is_protected: false,
+                is_of_snapshot: false,
             }
         });
         backups.collect()

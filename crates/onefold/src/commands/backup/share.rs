@@ -1,10 +1,9 @@
 //! `onefold backup share`
 
 use super::{
-    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, reporting,
+    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, parse_memory, reporting,
     repository_error, threads,
 };
-use crate::commands::parse_size;
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
@@ -26,7 +25,7 @@ pub(in crate::commands) struct Args {
     domain: Option<String>,
 
     /// Memory to compare the sources in.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
     /// Threads that compress and encrypt. [default: the number of processors]

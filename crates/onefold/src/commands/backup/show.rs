@@ -2,7 +2,7 @@
 
 use super::identity::OriginReply;
 use super::{BackupName, Context, RepositoryArgs, repository_error};
-use crate::output::Render;
+use crate::output::{Render, one_line};
 use crate::rendering::utc;
 use onefold_api::{Result, size};
 use serde::Serialize;
@@ -96,7 +96,7 @@ impl Render for Reply {
             ("tags", tags),
         ] {
             if !value.is_empty() {
-                writeln!(out, "{what:10}{value}")?;
+                writeln!(out, "{what:10}{}", one_line(&value))?;
             }
         }
         Ok(())

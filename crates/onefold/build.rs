@@ -1,0 +1,58 @@
+//! Tells the program which commit it is made from.
+//!
+//! Only in release builds: debug builds would have to be made again at every commit. `ONEFOLD_COMMIT` in the environment
+//! replaces the commit, for builds from an archive.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+/// Hexadecimal digits of a commit.
+const DIGITS: &str = "--short=12";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=ONEFOLD_COMMIT");
+    let given = env::var("ONEFOLD_COMMIT").ok();
+    let commit = given.filter(|it| !it.is_empty()).unwrap_or_else(|| {
+        let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+        match is_release {
+            true => commit().unwrap_or_else(|| "unknown".to_owned()),
+            false => "development".to_owned(),
+        }
+    });
+    println!("cargo::rustc-env=ONEFOLD_COMMIT={commit}");
+}
+
+/// The present commit, and whether the sources are others; nothing without Git.
+fn commit() -> Option<String> {
+    // An archive that lies in another repository has no commit of that one.
+    git(&["ls-files", "--error-unmatch", "build.rs"])?;
+    let commit = git(&["rev-parse", DIGITS, "HEAD"])?;
+    let crates = git(&["rev-parse", "--show-toplevel"])? + "/crates";
+    for name in ["HEAD", "packed-refs", "logs/HEAD"] {
+        let path = git(&["rev-parse", "--path-format=absolute", "--git-path", name])?;
+        // Cargo takes a file that is not there for one that has changed.
+        if Path::new(&path).exists() {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+    println!("cargo::rerun-if-changed={crates}");
+    let changed = git(&[
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        &crates,
+    ]);
+    match changed.as_deref() {
+        Some("") => Some(commit),
+        _ => Some(commit + "-modified"),
+    }
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
