@@ -123,7 +123,8 @@ impl ClaimsAlarm {
 }
 
 /// While this is held, writes make no claims.
-pub(super) struct HitsHeld<'a>(&'a Pool);
+#[must_use]
+pub struct HitsHeld<'a>(&'a Pool);
 
 impl Drop for HitsHeld<'_> {
     fn drop(&mut self) {
@@ -165,6 +166,15 @@ impl Store {
     /// request. The first one stays.
     pub fn set_claims_alarm(&self, every: u64, alarm: Box<dyn Fn() + Send + Sync>) {
         let _ = self.pool.claims_alarm.set(ClaimsAlarm { every, alarm });
+    }
+
+    /// Writes make no claims until the guard is dropped, or [`Store::collect_batch`] has announced its batch.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn hold_hits(&self) -> Result<HitsHeld<'_>> {
+        self.pool.hold_hits()
     }
 
     /// References that the index does not count yet.

@@ -14,8 +14,8 @@ mod reading;
 mod references;
 
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
-pub use counting::CountReport;
 pub(crate) use counting::{ClaimedFingerprints, ClaimsAlarm};
+pub use counting::{CountReport, HitsHeld};
 pub use finder::{BatchReport, Ready};
 pub(crate) use fingerprinter::Fingerprinter;
 pub(crate) use index::{IndexSlot, create, create_uncounted};
