@@ -98,6 +98,8 @@ pub struct PoolStatReply {
     pub pending_release_blocks: u64,
     /// References that entries have and the index does not count yet.
     pub claimed_blocks: u64,
+    /// Most of them: what writes find beyond that is stored.
+    pub claimed_max_blocks: u64,
     /// Blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
     /// The back end of the index.
@@ -177,6 +179,7 @@ impl Request for PoolStat {
             pending_free_blocks: stat.reclaim_blocks,
             pending_release_blocks: stat.queued_blocks,
             claimed_blocks: stat.claimed_blocks,
+            claimed_max_blocks: stat.claimed_max_blocks,
             pending_dedup_blocks: stat.dirty_blocks,
             index: stat.index,
             index_rebuilding: stat.index_rebuilding,

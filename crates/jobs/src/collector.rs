@@ -12,7 +12,9 @@ use crate::pacing::Pacer;
 use crate::passes::retry_pause;
 use crate::shrink::{Shrunk, shrink_now};
 use crate::thread::JobThread;
-use onefold_store::{COLLECT_BATCH_BLOCKS, PoolStat, Store, StoreErrorKind};
+use onefold_store::{
+    COLLECT_BATCH_BLOCKS, CollectReport, HitsHeld, PoolStat, Result, Store, StoreErrorKind,
+};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -130,7 +132,13 @@ impl Collector {
     /// Releases a batch of references. Returns whether it worked.
     fn collect(&mut self, failures: &mut u32) -> bool {
         let began = Instant::now();
-        match self.store.collect_batch() {
+        let may_work = || self.collector.may_work();
+        let collected =
+            count_most_claims(&self.store, &may_work).and_then(|_held| match may_work() {
+                true => self.store.collect_batch(),
+                false => Ok(CollectReport::default()),
+            });
+        match collected {
             Ok(report) => {
                 *failures = 0;
                 let step = Step {
@@ -259,6 +267,31 @@ impl Collector {
     }
 }
 
+/// Has claims counted until a batch of them is left, if references are to be released: the release waits for the rest,
+/// and can be neither stopped nor paused meanwhile. Writes may make more claims until as many are counted as there were,
+/// and none while the result is held.
+fn count_most_claims<'a>(
+    store: &'a Store,
+    may_work: &dyn Fn() -> bool,
+) -> Result<Option<HitsHeld<'a>>> {
+    let mut held = None;
+    if store.queued_blocks()? == 0 {
+        return Ok(held);
+    }
+    let before = store.claimed_blocks()?;
+    let mut counted = 0;
+    while store.claimed_blocks()? > COLLECT_BATCH_BLOCKS && may_work() {
+        if counted >= before && held.is_none() {
+            held = Some(store.hold_hits()?);
+        }
+        match store.count_batch_at_once()?.items() {
+            0 => break,
+            more => counted += more,
+        }
+    }
+    Ok(held)
+}
+
 impl Deletions {
     /// Does a step. Returns whether there is more. Failed deletions are retried once no other is
     /// left, and not before `retry`.
@@ -296,5 +329,103 @@ impl Deletions {
     /// Whether one that has not failed is to be done.
     fn is_urgent(&self, store: &Store) -> bool {
         self.job.may_work() && store.next_deletion_failures() == Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_store::{
+        Blocking, CreateOptions, DedupMode, Lba, OpenOptions, Ready, Volume, VolumeOptions,
+    };
+    use std::cell::Cell;
+
+    const BLOCK: u64 = 4096;
+    const CLAIMED: u64 = 40_000;
+
+    /// A store with many claims on one block, and a reference to release.
+    fn claimed() -> (Arc<Store>, Arc<Volume>) {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: 256 << 20,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let inline = VolumeOptions {
+            dedup: DedupMode::Inline,
+            ..VolumeOptions::new(1 << 30)
+        };
+        for (name, options) in [("a", &VolumeOptions::new(1 << 20)), ("b", &inline)] {
+            store.create_volume(name, options).unwrap();
+        }
+        let (published, volume) = (store.volume("a").unwrap(), store.volume("b").unwrap());
+        published.write(0, &[7; 8192], Blocking::Yes).unwrap();
+        let batch = store.dedup_batch(&published, &mut Lba(0), Ready::All);
+        assert_eq!(batch.unwrap().scanned, 2);
+        write(&volume, 0, CLAIMED);
+        published.write(0, &[8; 4096], Blocking::Yes).unwrap();
+        assert_eq!(store.claimed_blocks().unwrap(), CLAIMED);
+        assert_eq!(store.queued_blocks().unwrap(), 1);
+        (store, volume)
+    }
+
+    fn write(volume: &Volume, first: u64, blocks: u64) {
+        let end = first + blocks;
+        for lba in (first..end).step_by(1024) {
+            let data = vec![7; (1024.min(end - lba) * BLOCK) as usize];
+            volume.write(lba * BLOCK, &data, Blocking::Yes).unwrap();
+        }
+    }
+
+    fn held_blocks(volume: &Volume) -> u64 {
+        volume.inline_stat().refused.held
+    }
+
+    #[test]
+    fn writes_make_claims_while_the_collector_has_others_counted() {
+        let (store, volume) = claimed();
+        let batches = Cell::new(0);
+        let may_work = || {
+            write(&volume, CLAIMED + batches.get(), 1);
+            batches.set(batches.get() + 1);
+            true
+        };
+        let held = count_most_claims(&store, &may_work).unwrap();
+        assert!(held.is_none() && batches.get() == 2);
+        assert_eq!(held_blocks(&volume), 0);
+        assert!(store.claimed_blocks().unwrap() <= COLLECT_BATCH_BLOCKS);
+        assert_eq!(store.collect_batch().unwrap().released, 1);
+    }
+
+    #[test]
+    fn writes_that_make_claims_as_fast_as_they_are_counted_are_stopped() {
+        let (store, volume) = claimed();
+        let next = Cell::new(CLAIMED);
+        let may_work = || {
+            if held_blocks(&volume) == 0 {
+                write(&volume, next.get(), COLLECT_BATCH_BLOCKS);
+                next.set(next.get() + COLLECT_BATCH_BLOCKS);
+            }
+            true
+        };
+        let held = count_most_claims(&store, &may_work).unwrap();
+        assert!(held.is_some() && held_blocks(&volume) > 0);
+        assert_eq!(store.collect_batch().unwrap().released, 1);
+        drop(held);
+        let before = held_blocks(&volume);
+        write(&volume, next.get(), 1);
+        assert_eq!(held_blocks(&volume), before);
+    }
+
+    #[test]
+    fn the_collector_can_be_stopped_while_it_has_claims_counted() {
+        let (store, _volume) = claimed();
+        let batches = Cell::new(0);
+        let may_work = || batches.replace(batches.get() + 1) == 0;
+        assert!(count_most_claims(&store, &may_work).unwrap().is_none());
+        let left = store.claimed_blocks().unwrap();
+        assert_eq!(left, CLAIMED - COLLECT_BATCH_BLOCKS);
     }
 }

@@ -7,7 +7,7 @@ use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::JobKind;
 use crate::limits::{
-    COLLECT_INTERVAL, COUNT_BATCH_BLOCKS, COUNT_PRESSING_BLOCKS, COUNTING_SHARE_FLOOR,
+    COLLECT_INTERVAL, COUNT_BATCH_BLOCKS, COUNT_PRESSING_DIVISOR, COUNTING_SHARE_FLOOR,
     POLL_INTERVAL,
 };
 use crate::pacing::Pacer;
@@ -30,20 +30,21 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
     let thread = job.thread();
     let signal = Arc::clone(thread.signal());
     let pressing = Arc::<Pressing>::default();
+    let pressing_blocks = store.claim_fingerprints_max() / COUNT_PRESSING_DIVISOR;
     store.set_claims_alarm(
         COUNT_BATCH_BLOCKS,
-        alarm(store, &signal, &pressing, COUNT_PRESSING_BLOCKS),
+        alarm(store, &signal, &pressing, pressing_blocks),
     );
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
     let claimed = || store.claimed_blocks().unwrap_or_default();
     let mut failures = 0;
     while !thread.is_stopping() {
-        if claimed() < COUNT_PRESSING_BLOCKS {
+        if claimed() < pressing_blocks {
             pressing.set(None);
         }
         thread.sleep_unless(COLLECT_INTERVAL, || claimed() >= COUNT_BATCH_BLOCKS);
-        let is_pressing = claimed() >= COUNT_PRESSING_BLOCKS;
+        let is_pressing = claimed() >= pressing_blocks;
         if claimed() == 0 {
             foreground.was_idle();
             continue;
@@ -65,8 +66,7 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
                     ..Step::default()
                 };
                 job.end_batch(step, |counts| counts.add_counted(&report));
-                foreground
-                    .rest_after_unless(began.elapsed(), &|| claimed() >= COUNT_PRESSING_BLOCKS);
+                foreground.rest_after_unless(began.elapsed(), &|| claimed() >= pressing_blocks);
             }
             // The collector has to count them, too, and what it meets is dealt with there.
             Err(error) => {

@@ -99,13 +99,13 @@ pub(crate) const LOOK_AGAIN_INTERVAL: Duration = Duration::from_secs(20);
 /// the host write out everything that guests wrote, however little there is to publish.
 pub(crate) const ROUND_INTERVAL_BUSY: Duration = Duration::from_secs(5);
 
-/// So many claims are counted at once, an eighth of those that there can be: a batch costs the disk the
-/// same however few it has.
+/// So many claims are counted at once: a batch costs the disk the same however few it has.
 pub(crate) const COUNT_BATCH_BLOCKS: u64 = 8192;
 
-/// From so many claims on, half of those that there can be, counting neither rests for guests nor leaves
-/// them the processor: at the limit their hits are refused, which costs them more.
-pub(crate) const COUNT_PRESSING_BLOCKS: u64 = 32_768;
+/// From this part of the claims on whose fingerprints are in memory, counting neither rests for guests nor leaves them
+/// the processor: counting the others reads their blocks, and where there are too many of them hits are refused,
+/// which costs guests more.
+pub(crate) const COUNT_PRESSING_DIVISOR: u64 = 2;
 
 /// How long references are let gather that are less than a batch, and claims.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);

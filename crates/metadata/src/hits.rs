@@ -11,10 +11,6 @@ use super::run::PbaRun;
 use super::state::MetadataState;
 use crate::guard::Guard;
 
-/// Most claims: bounds the memory for their fingerprints, and how long the collector waits for
-/// them (P9).
-pub const CLAIMS_MAX: u64 = 65_536;
-
 /// The hits of a write.
 #[derive(Debug, Clone, Copy)]
 pub struct Hits<'a> {
@@ -33,7 +29,7 @@ pub enum Refusal {
     Releasing,
     /// The finder has not settled the block.
     Unsettled,
-    /// There are [`CLAIMS_MAX`] claims.
+    /// There would be more than [`Limits::claims_max`](crate::Limits::claims_max) claims.
     ClaimsFull,
     /// The collector waits until no claim is left.
     Held,
@@ -54,7 +50,7 @@ impl MetadataState {
             return Err(Refusal::Shrinking);
         }
         let blocks: u64 = hits.runs.iter().map(|run| run.count).sum();
-        if self.claims.blocks() + blocks > CLAIMS_MAX {
+        if self.claims.blocks() + blocks > self.claims_max {
             return Err(Refusal::ClaimsFull);
         }
         let Some(batch) = self.batches.open() else {

@@ -27,6 +27,17 @@ pub const NODE_BYTES: u64 = 6144 + 192;
 /// Bytes that a resident page of the free-space map takes: two bitmaps.
 pub const SPACE_PAGE_BYTES: u64 = 4096 + 256;
 
+/// Bytes that the fingerprint of a claim takes.
+pub const CLAIM_FINGERPRINT_BYTES: u64 = 16;
+
+/// More claims than this would make the collector wait for minutes.
+const CLAIM_FINGERPRINTS_BYTES_MAX: u64 = 64 << 20;
+
+/// Claims for each fingerprint of one that is kept. The blocks of the others are read when they are counted,
+/// which costs no more than to store them and have the finder read them. With all of them, so much data is
+/// read after a crash before the collector releases anything.
+const CLAIMS_PER_FINGERPRINT: u64 = 4;
+
 /// More would not stay in the processor's caches, and asking it would cost as much as asking the index.
 const RECENT_BYTES_MAX: usize = 4 << 20;
 
@@ -59,20 +70,27 @@ pub struct Limits {
     pub hash_cache_bytes: u64,
     /// The memory for what volumes in line found lately, in bytes.
     pub recent_bytes: usize,
+    /// Claims whose fingerprints are kept in memory.
+    pub claim_fingerprints_max: u64,
+    /// Most claims. Their elements are in pages that count as those of free space do.
+    pub claims_max: u64,
 }
 
 impl Limits {
     /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for free
-    /// space and for the index, three thirty-seconds for inner pages, a sixteenth for records, three
+    /// space and for the index, a sixteenth each for inner pages and for records, three
     /// sixty-fourths for hash caches, a sixty-fourth at most for what was found lately, and a
-    /// thirty-second each for which segments layers have, for scans such as `check` and for the scrub.
+    /// thirty-second each for which segments layers have, for scans such as `check`, for the scrub and,
+    /// at most, for fingerprints of claims.
     pub fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
+        let claim_fingerprints_max =
+            (memory / 32).min(CLAIM_FINGERPRINTS_BYTES_MAX) / CLAIM_FINGERPRINT_BYTES;
         Self {
             leaves_max: count(memory / 16 * 5, LEAF_BYTES),
             dirty_leaves_max: count(memory / 8, LEAF_BYTES),
-            nodes_max: count(memory / 32 * 3, NODE_BYTES),
+            nodes_max: count(memory / 16, NODE_BYTES),
             occupancy_bytes: (memory / 32) as usize,
             space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
             dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
@@ -82,6 +100,8 @@ impl Limits {
             index_bytes: index_bytes(memory / 8),
             hash_cache_bytes: memory / 64 * 3,
             recent_bytes: ((memory / 64) as usize).min(RECENT_BYTES_MAX),
+            claim_fingerprints_max,
+            claims_max: claim_fingerprints_max * CLAIMS_PER_FINGERPRINT,
         }
     }
 }
@@ -95,4 +115,19 @@ fn index_bytes(share: u64) -> usize {
 fn index_bytes(share: u64) -> usize {
     let scarce = crate::guard::Scarcity::now().index_bytes;
     scarce.unwrap_or(share as usize)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_claims_grow_with_the_memory() {
+        // Of the store, which has half of `serve --memory`.
+        let most = |mib: u64| Limits::from_memory(mib << 20).claims_max;
+        assert_eq!(most(32), 262_144);
+        assert_eq!(most(256), 2_097_152);
+        assert_eq!(most(2048), 16_777_216);
+        assert_eq!(most(1 << 20), most(2048));
+    }
 }

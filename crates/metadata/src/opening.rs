@@ -74,6 +74,7 @@ pub fn open(
         catalogue,
         queue,
         claims,
+        claims_max: limits.claims_max,
         batches,
         lookup_version: Arc::default(),
         hits_held: false,

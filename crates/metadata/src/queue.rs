@@ -96,6 +96,8 @@ pub struct Queue {
     end: u64,
     /// Blocks of all elements.
     blocks: u64,
+    /// Blocks of those that were taken since the pool was opened.
+    taken_blocks: u64,
     /// By page. The element of the first number of a page comes first in it, consumed or not.
     resident: BTreeMap<u64, Arc<Elements>>,
     /// Pages of `resident` that the tree on disk does not have like this.
@@ -131,6 +133,7 @@ impl Queue {
             head,
             end,
             blocks: 0,
+            taken_blocks: 0,
             resident: BTreeMap::new(),
             dirty: BTreeSet::new(),
             first_stored: page_of(head),
@@ -148,6 +151,12 @@ impl Queue {
     /// References that wait.
     pub fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// The references that wait, by numbers that begin with the opening of the pool. The reference behind
+    /// them has the next number.
+    pub fn numbers(&self) -> Range<u64> {
+        self.taken_blocks..self.taken_blocks + self.blocks
     }
 
     /// Elements.
@@ -248,7 +257,9 @@ impl Queue {
             .map(|number| self.element(number))
             .collect::<Result<_>>()?;
         self.head += count;
-        self.blocks -= taken.iter().map(|e| u64::from(e.count)).sum::<u64>();
+        let blocks: u64 = taken.iter().map(|e| u64::from(e.count)).sum();
+        self.blocks -= blocks;
+        self.taken_blocks += blocks;
         let first = page_of(self.head);
         self.resident.retain(|page, _| *page >= first);
         self.dirty.retain(|page| *page >= first);

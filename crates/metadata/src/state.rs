@@ -18,6 +18,8 @@ pub struct MetadataState {
     pub(super) queue: Queue,
     /// References of entries that the index does not count yet.
     pub(super) claims: Queue,
+    /// [`Limits::claims_max`](crate::Limits::claims_max).
+    pub(super) claims_max: u64,
     /// Announced and unsettled items of finder, collector or counting.
     pub(super) batches: Batches,
     /// How far answers of the index are out of date.

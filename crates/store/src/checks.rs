@@ -102,7 +102,9 @@ impl Store {
                 display_bytes(max)
             )
         } else if !size_bytes.is_multiple_of(SECTOR_BYTES) {
-            format!("a size of {size_bytes} bytes is not a multiple of a sector, {SECTOR_BYTES} bytes")
+            format!(
+                "a size of {size_bytes} bytes is not a multiple of a sector, {SECTOR_BYTES} bytes"
+            )
         } else {
             return Ok(());
         };

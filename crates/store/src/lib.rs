@@ -48,7 +48,7 @@ pub use admin::{LogAfter, MetadataExport};
 pub use admin::{ShrinkPlan, ShrinkReport};
 pub use admin::{UnsharePlan, Unsharing};
 pub use dedup::{BatchReport, Ready};
-pub use dedup::{COLLECT_BATCH_BLOCKS, CollectReport, CountReport};
+pub use dedup::{COLLECT_BATCH_BLOCKS, CollectReport, CountReport, HitsHeld};
 pub use integrity::{BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};

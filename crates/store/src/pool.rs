@@ -76,7 +76,7 @@ impl Pool {
             fingerprinter: Fingerprinter::new(secret, superblock.block_size),
             bad,
             losses,
-            claimed: ClaimedFingerprints::default(),
+            claimed: ClaimedFingerprints::new(limits.claim_fingerprints_max),
             claims_alarm: OnceLock::new(),
             jobs: Mutex::default(),
             scan_memory: Mutex::default(),

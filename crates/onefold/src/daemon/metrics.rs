@@ -158,6 +158,7 @@ impl Collector for Figures {
         out.build_info()?;
         out.health(&self.0)?;
         out.pool(&self.0)?;
+        out.space(&self.0)?;
         out.host(&self.0)?;
         out.volumes(&self.0)?;
         out.inline(&self.0)?;
@@ -278,6 +279,11 @@ impl Out<'_> {
             bytes(pool.claimed_blocks),
         )?;
         self.gauge(
+            "pool_claimed_max_bytes",
+            "The most that may be claimed: what is found beyond that is stored.",
+            bytes(pool.claimed_max_blocks),
+        )?;
+        self.gauge(
             "pool_lost_bytes",
             "Blocks that a failed sync lost and that have not been written since.",
             bytes(pool.lost_blocks),
@@ -297,7 +303,10 @@ impl Out<'_> {
             "pool_physical_bytes",
             "Blocks in use: with one owner, being published, published once, shared.",
             kinds.map(|(kind, blocks)| ([("kind", kind)], bytes(blocks) as f64)),
-        )?;
+        )
+    }
+
+    fn space(&mut self, figures: &Measurements) -> fmt::Result {
         let levels = [
             ("ok", SpaceLevel::Ok),
             ("low", SpaceLevel::Low),
@@ -309,7 +318,7 @@ impl Out<'_> {
             "pool_space_level",
             "1 for the present level of space, 0 for the others.",
             levels.map(|(name, level)| {
-                let is_present = u8::from(level == pool.space);
+                let is_present = u8::from(level == figures.pool.space);
                 ([("level", name)], f64::from(is_present))
             }),
         )?;
@@ -498,6 +507,7 @@ impl Out<'_> {
             ("free_space", memory.free_space),
             ("records", memory.records),
             ("hash_caches", memory.hash_caches),
+            ("claims", memory.claims),
             ("requests", figures.nbd.buffer_bytes),
         ];
         self.gauges(

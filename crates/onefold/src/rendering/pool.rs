@@ -76,7 +76,7 @@ impl Render for PoolStatReply {
                 "claimed",
                 match self.claimed_blocks {
                     0 => String::new(),
-                    claimed => bytes(claimed),
+                    claimed => format!("{} of {}", bytes(claimed), bytes(self.claimed_max_blocks)),
                 },
             ),
             (

@@ -125,6 +125,8 @@ pub struct PoolStat {
     pub queued_blocks: u64,
     /// References that entries have and the index does not count yet.
     pub claimed_blocks: u64,
+    /// Most of them: further hits are refused.
+    pub claimed_max_blocks: u64,
     /// Where fingerprints are kept.
     pub index: IndexKind,
     /// The index is being counted again, or has to be: nothing is shared meanwhile.
@@ -180,6 +182,8 @@ pub struct MemoryStat {
     pub records: u64,
     /// Hash caches of volumes.
     pub hash_caches: u64,
+    /// Fingerprints of references that the index does not count yet.
+    pub claims: u64,
 }
 
 impl Store {
@@ -202,6 +206,7 @@ impl Store {
             free_space: free_space * SPACE_PAGE_BYTES,
             records,
             hash_caches: pool.hash_cache_room.used_bytes(),
+            claims: pool.claimed.bytes(),
         })
     }
 
@@ -295,6 +300,7 @@ impl Store {
             dirty_blocks: counts.private,
             queued_blocks,
             claimed_blocks,
+            claimed_max_blocks: pool.limits.claims_max,
             index: pool.index.kind(),
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,

@@ -3,8 +3,8 @@
 //!
 //! 1. a record takes elements off the head of the claims
 //! 2. commit: that record, and the ones that made the entries, are durable (P3)
-//! 3. one call of the index counts a reference for each; the fingerprints are in memory, but after a
-//!    restart the blocks are read
+//! 3. one call of the index counts a reference for each; the fingerprints are in memory (`claimed.rs`), and the
+//!    blocks of those that are not are read
 //! 4. log the result for each: *counted*, or *quarantined* if the index has no row with that block, which
 //!    is reported (P8)
 //!
@@ -12,12 +12,10 @@
 //! counted, the collector releases nothing.
 
 use onefold_format::record::BATCH_ITEMS_MAX;
-use onefold_format::{ClaimOutcome, Pba, Record};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex};
-use onefold_metadata::sync::{Mutex, MutexGuard, lock};
-use onefold_metadata::{Blocking, CLAIMS_MAX, Guard, OpenBatch, PbaRun, QueueKind, Result};
-use rustc_hash::FxHashMap;
-use std::collections::hash_map::Entry;
+use onefold_format::{ClaimOutcome, Record};
+use onefold_index::{Counted, FingerprintIndex};
+use onefold_metadata::sync::MutexGuard;
+use onefold_metadata::{Blocking, Guard, OpenBatch, QueueKind, Result};
 
 use super::index::{STREAM, last_answers};
 use crate::pool::Pool;
@@ -40,60 +38,6 @@ impl CountReport {
     #[must_use]
     pub fn items(&self) -> u64 {
         self.counted + self.quarantined
-    }
-}
-
-/// Fingerprints of claimed blocks, for as long as there are claims on them. A block that is not here is
-/// read when its claim is counted.
-#[derive(Default)]
-pub(crate) struct ClaimedFingerprints(Mutex<FxHashMap<Pba, Claimed>>);
-
-struct Claimed {
-    fingerprint: Fingerprint,
-    claims: u64,
-}
-
-impl ClaimedFingerprints {
-    /// The caller holds the uncommitted state, and makes claims on these consecutive blocks: none of
-    /// them can be freed before they are counted, so no other content can take its place here.
-    pub(crate) fn note(&self, run: PbaRun, fingerprints: impl Iterator<Item = Fingerprint>) {
-        let mut known = lock(&self.0);
-        if known.len() as u64 + run.count > CLAIMS_MAX {
-            for pba in run.iter() {
-                known.remove(&pba);
-            }
-            return;
-        }
-        for (pba, fingerprint) in run.iter().zip(fingerprints) {
-            let claims = known.get(&pba).map_or(0, |claimed| claimed.claims) + 1;
-            // A record that failed may have left an earlier content's here.
-            known.insert(
-                pba,
-                Claimed {
-                    fingerprint,
-                    claims,
-                },
-            );
-        }
-    }
-
-    fn get(&self, blocks: impl Iterator<Item = Pba>) -> Vec<Option<Fingerprint>> {
-        let known = lock(&self.0);
-        let find = |pba| known.get(&pba).map(|claimed| claimed.fingerprint);
-        blocks.map(find).collect()
-    }
-
-    /// One claim on each of these was settled; a block may be there several times.
-    fn forget(&self, blocks: impl Iterator<Item = Pba>) {
-        let mut known = lock(&self.0);
-        for pba in blocks {
-            if let Entry::Occupied(mut claimed) = known.entry(pba) {
-                claimed.get_mut().claims -= 1;
-                if claimed.get().claims == 0 {
-                    claimed.remove();
-                }
-            }
-        }
     }
 }
 
@@ -123,7 +67,8 @@ impl ClaimsAlarm {
 }
 
 /// While this is held, writes make no claims.
-pub(super) struct HitsHeld<'a>(&'a Pool);
+#[must_use]
+pub struct HitsHeld<'a>(&'a Pool);
 
 impl Drop for HitsHeld<'_> {
     fn drop(&mut self) {
@@ -165,6 +110,27 @@ impl Store {
     /// request. The first one stays.
     pub fn set_claims_alarm(&self, every: u64, alarm: Box<dyn Fn() + Send + Sync>) {
         let _ = self.pool.claims_alarm.set(ClaimsAlarm { every, alarm });
+    }
+
+    /// Writes make no claims until the guard is dropped, or [`Store::collect_batch`] has announced its batch.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn hold_hits(&self) -> Result<HitsHeld<'_>> {
+        self.pool.hold_hits()
+    }
+
+    /// Most references that the index does not count yet: further hits are refused.
+    #[must_use]
+    pub fn claims_max(&self) -> u64 {
+        self.pool.limits.claims_max
+    }
+
+    /// Most of them that are counted without reading their blocks.
+    #[must_use]
+    pub fn claim_fingerprints_max(&self) -> u64 {
+        self.pool.limits.claim_fingerprints_max
     }
 
     /// References that the index does not count yet.
@@ -237,9 +203,15 @@ impl Pool {
         urgency: Urgency,
     ) -> Result<CountReport> {
         let index = self.index.ready()?;
+        // Claims are taken by one batch at a time, so this one's are those before the first that waits.
+        let end = self.journal.metadata()?.claims().numbers().start;
         let answers = self.run(urgency, || -> Result<_> {
             let items = batch.unsettled();
-            let known = self.claimed.get(items.iter().map(|item| item.pba));
+            let known = match end.checked_sub(items.len() as u64) {
+                Some(first) => self.claimed.get(first..end),
+                // They were taken before the pool was opened.
+                None => vec![None; items.len()],
+            };
             let found = self.fingerprint_unknown(items, &known)?;
             let items = self.published_fingerprints(&*index, found)?;
             let count = match Guard::CountKnownRow.holds() {
@@ -257,8 +229,7 @@ impl Pool {
             self.settle_claims(batch, position, part, &mut report)?;
             position = end;
         }
-        let counted = batch.items.iter().map(|item| item.pba);
-        self.claimed.forget(counted);
+        self.claimed.forget_before(end);
         Ok(report)
     }
 
@@ -304,44 +275,4 @@ impl Pool {
 /// The row has the item's own block.
 fn is_counted(answer: Counted) -> bool {
     answer == Counted::Inserted
-}
-
-#[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use super::*;
-
-    const RUN: PbaRun = PbaRun {
-        start: Pba(5),
-        count: 2,
-    };
-
-    fn note(claimed: &ClaimedFingerprints, contents: [u8; 2]) {
-        let fingerprints = contents.map(|content| Fingerprint([content; 16]));
-        claimed.note(RUN, fingerprints.into_iter());
-    }
-
-    fn known(claimed: &ClaimedFingerprints) -> Vec<Option<u8>> {
-        let known = claimed.get(RUN.iter()).into_iter();
-        known.map(|found| found.map(|it| it.0[0])).collect()
-    }
-
-    #[test]
-    fn a_claim_is_counted_by_the_newest_content() {
-        let claimed = ClaimedFingerprints::default();
-        // Of a record that failed: it made no claims, and the blocks were freed and written since.
-        note(&claimed, [1, 2]);
-        note(&claimed, [3, 4]);
-        assert_eq!(known(&claimed), [Some(3), Some(4)]);
-    }
-
-    #[test]
-    fn fingerprints_are_known_for_as_long_as_there_are_claims() {
-        let claimed = ClaimedFingerprints::default();
-        note(&claimed, [1, 2]);
-        note(&claimed, [1, 2]);
-        claimed.forget(RUN.iter());
-        assert_eq!(known(&claimed), [Some(1), Some(2)]);
-        claimed.forget([Pba(5)].into_iter());
-        assert_eq!(known(&claimed), [None, Some(2)]);
-    }
 }

@@ -4,6 +4,7 @@
 //! The finder, the collector and the counting of claims announce their requests to the index, and settle its answers, so a
 //! crash repeats them without counting anything twice (P4).
 
+mod claimed;
 mod collector;
 mod counting;
 mod finder;
@@ -13,9 +14,10 @@ mod index_rebuild;
 mod reading;
 mod references;
 
+pub(crate) use claimed::ClaimedFingerprints;
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
-pub use counting::CountReport;
-pub(crate) use counting::{ClaimedFingerprints, ClaimsAlarm};
+pub(crate) use counting::ClaimsAlarm;
+pub use counting::{CountReport, HitsHeld};
 pub use finder::{BatchReport, Ready};
 pub(crate) use fingerprinter::Fingerprinter;
 pub(crate) use index::{IndexSlot, create, create_uncounted};

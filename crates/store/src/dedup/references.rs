@@ -28,18 +28,18 @@ pub(crate) struct Window {
     pub(crate) blocks: Range<u64>,
     /// One bit a block that an entry owns alone.
     owned: Vec<u64>,
-    /// References to each block, 65,535 and more of them in `many`. So many entries refer to each
-    /// block there that the maps are some ten thousand times as large as this.
-    references: Vec<u16>,
+    /// One bit a block that has references, claimed or not.
+    referenced: Vec<u64>,
+    /// References to each block, without those that are claimed; 65,535 and more of them in `many`. So many
+    /// entries refer to each block there that the maps are some ten thousand times as large as this.
+    counted: Vec<u16>,
     many: FxHashMap<u64, u64>,
-    /// Of the references, those that the index does not count yet. There are not many.
-    claims: FxHashMap<u64, u64>,
 }
 
 impl Window {
     /// Blocks that `bytes` of memory are enough for: whole pages of the free-space map.
     pub(crate) fn blocks_for(bytes: usize, pool_blocks: u64) -> u64 {
-        // Two bytes and a bit for a block; less than a byte for the data compared with them.
+        // Two bytes and two bits for a block; less than a byte for the data compared with them.
         (bytes as u64 / 3)
             .next_multiple_of(BLOCKS_PER_SPACE_PAGE)
             .min(pool_blocks.next_multiple_of(BLOCKS_PER_SPACE_PAGE))
@@ -50,15 +50,19 @@ impl Window {
         Self {
             blocks,
             owned: vec![0; count / 64],
-            references: vec![0; count],
+            referenced: vec![0; count / 64],
+            counted: vec![0; count],
             many: FxHashMap::default(),
-            claims: FxHashMap::default(),
         }
+    }
+
+    fn place(&self, pba: Pba) -> usize {
+        (pba.0 - self.blocks.start) as usize
     }
 
     /// Notes that an entry owns the block; false if another does already.
     pub(crate) fn own(&mut self, pba: Pba) -> bool {
-        let bit = (pba.0 - self.blocks.start) as usize;
+        let bit = self.place(pba);
         let is_first = bits::all(&self.owned, bit..bit + 1, false);
         bits::fill(&mut self.owned, bit..bit + 1, true);
         is_first
@@ -66,33 +70,30 @@ impl Window {
 
     /// Notes one more reference to the block.
     pub(crate) fn refer(&mut self, pba: Pba) {
-        let count = &mut self.references[(pba.0 - self.blocks.start) as usize];
+        let place = self.place(pba);
+        bits::fill(&mut self.referenced, place..place + 1, true);
+        let count = &mut self.counted[place];
         *count = count.saturating_add(1);
         if *count == u16::MAX {
             *self.many.entry(pba.0).or_insert(u64::from(u16::MAX) - 1) += 1;
         }
     }
 
-    /// Notes that the index does not count one of the references yet.
-    pub(crate) fn claim(&mut self, pba: Pba) {
-        *self.claims.entry(pba.0).or_insert(0) += 1;
+    /// Notes, after all references, that the index does not count one of them yet; false if there is none left.
+    pub(crate) fn claim(&mut self, pba: Pba) -> bool {
+        let place = self.place(pba);
+        let count = &mut self.counted[place];
+        match (*count, self.many.get_mut(&pba.0)) {
+            (0, _) => return false,
+            (u16::MAX, Some(many)) if *many > u64::from(u16::MAX) => *many -= 1,
+            _ => *count -= 1,
+        }
+        true
     }
 
-    /// Of the references to the block, those that the index should count; none if more are claimed than
-    /// there are.
-    pub(crate) fn counted(&self, pba: Pba) -> Option<u64> {
-        let claims = self.claims.get(&pba.0).copied().unwrap_or_default();
-        self.references(pba).checked_sub(claims)
-    }
-
-    /// Claimed blocks, in no order.
-    pub(crate) fn claimed(&self) -> impl Iterator<Item = Pba> + '_ {
-        self.claims.keys().copied().map(Pba)
-    }
-
-    /// References to the block.
-    pub(crate) fn references(&self, pba: Pba) -> u64 {
-        match self.references[(pba.0 - self.blocks.start) as usize] {
+    /// Of the references to the block, those that the index should count.
+    pub(crate) fn counted(&self, pba: Pba) -> u64 {
+        match self.counted[self.place(pba)] {
             u16::MAX => self.many.get(&pba.0).copied().unwrap_or_default(),
             count => u64::from(count),
         }
@@ -105,8 +106,8 @@ impl Window {
 
     /// Blocks with references, in ascending order.
     pub(crate) fn referenced(&self) -> impl Iterator<Item = Pba> + '_ {
-        let counts = (self.blocks.start..).zip(&self.references);
-        counts.filter_map(|(block, count)| (*count > 0).then_some(Pba(block)))
+        let places = bits::ones(&self.referenced, 0..self.counted.len());
+        places.map(|place| Pba(self.blocks.start + place as u64))
     }
 }
 
@@ -173,7 +174,7 @@ impl Pool {
                 })
                 .collect();
             let row = |(fingerprint, pba): (Fingerprint, Pba)| {
-                let references = window.counted(pba).unwrap_or_default();
+                let references = window.counted(pba);
                 (fingerprint, Row { pba, references })
             };
             let refused = self.background.run(|| -> Result<_> {
@@ -259,7 +260,9 @@ fn count_references(
         return Ok(());
     }
     snapshot.each_claim(&mut |element| {
-        within(window, &element).for_each(|pba| window.claim(pba));
+        within(window, &element).for_each(|pba| {
+            window.claim(pba);
+        });
     })
 }
 
@@ -278,16 +281,16 @@ mod tests {
             (32_767, 100_000),
         ] {
             (0..count).for_each(|_| window.refer(Pba(block)));
-            assert_eq!(window.references(Pba(block)), count);
+            assert_eq!(window.counted(Pba(block)), count);
         }
-        assert_eq!(window.references(Pba(20_000)), 0);
-        window.claim(Pba(16_384));
-        window.claim(Pba(16_401));
-        assert_eq!(window.counted(Pba(16_384)), Some(0));
-        assert_eq!(window.counted(Pba(16_401)), Some(65_534));
-        window.claim(Pba(16_384));
-        assert_eq!(window.counted(Pba(16_384)), None, "there is one reference");
-        assert_eq!(window.references(Pba(16_384)), 1);
+        assert_eq!(window.counted(Pba(20_000)), 0);
+        for (block, left) in [(16_384, 0), (16_401, 65_534), (32_767, 99_999)] {
+            assert!(window.claim(Pba(block)));
+            assert_eq!(window.counted(Pba(block)), left);
+        }
+        (0..40_000).for_each(|_| assert!(window.claim(Pba(32_767))));
+        assert_eq!(window.counted(Pba(32_767)), 59_999);
+        assert!(!window.claim(Pba(16_384)), "there is one reference");
         let referenced: Vec<u64> = window.referenced().map(|pba| pba.0).collect();
         assert_eq!(referenced, [16_384, 16_400, 16_401, 32_767]);
         assert!(window.own(Pba(17_000)) && !window.own(Pba(17_000)));

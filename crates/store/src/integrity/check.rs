@@ -273,17 +273,12 @@ impl Check<'_> {
         })?;
         snapshot.each_claim(&mut |element| {
             for pba in element.blocks().filter(|pba| within.contains(&pba.0)) {
-                window.claim(pba);
+                if !window.claim(pba) {
+                    let message = format!("PBA {pba}: claimed more often than entries refer to it");
+                    self.find_in_index(message);
+                }
             }
-        })?;
-        for pba in window
-            .claimed()
-            .filter(|pba| window.counted(*pba).is_none())
-        {
-            let message = format!("PBA {pba}: claimed more often than entries refer to it");
-            self.find_in_index(message);
-        }
-        Ok(())
+        })
     }
 
     /// The entries of a page; none, after a finding, if they cannot be read.
@@ -401,7 +396,7 @@ impl Check<'_> {
 
     fn compare_row(&mut self, window: &Window, has_row: &mut [u64], row: &Row) {
         let bit = (row.pba.0 - window.blocks.start) as usize;
-        let counted = window.counted(row.pba).unwrap_or_default();
+        let counted = window.counted(row.pba);
         if bits::all(has_row, bit..bit + 1, true) {
             self.find_in_index(format!("PBA {}: twice in the index", row.pba));
         } else if counted != row.references {

@@ -558,15 +558,14 @@ impl Volume {
         let (journal, space_limits) = (&self.pool.journal, &layer.space_limits);
         let kept = journal.admit_sharing(space_limits, metadata, fewer);
         kept.map_err(|_| NotTaken::Reserved)?;
-        for (blocks, run) in hits() {
+        // The record makes the claims in this order.
+        let claimed = hits().flat_map(|(blocks, _)| {
             let first = blocks.first.0 - piece.first.0;
-            let fingerprints = (first..first + run.count).filter_map(|n| resolved.fingerprint(n));
-            self.pool.claimed.note(run, fingerprints);
-        }
-        let (before, more) = (
-            metadata.claims().blocks(),
-            published.iter().map(|run| run.count).sum(),
-        );
+            (first..first + blocks.count).filter_map(|n| resolved.fingerprint(n))
+        });
+        let claims = metadata.claims();
+        self.pool.claimed.note(claims.numbers().end, claimed);
+        let (before, more) = (claims.blocks(), published.iter().map(|run| run.count).sum());
         let alarm = self.pool.claims_alarm.get();
         Ok(alarm.filter(|alarm| alarm.is_due(before, more)))
     }

@@ -5,8 +5,8 @@ use crate::commands::backup::restore::stopped_by;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{
-    DiffContent, DiffExtent, Error, ErrorKind, NextPage, PoolStat, ProblemReason, Result, SnapshotDiff,
-    VolumeReply, VolumeStat,
+    DiffContent, DiffExtent, Error, ErrorKind, NextPage, PoolStat, ProblemReason, Result,
+    SnapshotDiff, VolumeReply, VolumeStat,
 };
 use onefold_backup::{LostBlocks, Restore};
 use onefold_nbd::client::{Address, Client};

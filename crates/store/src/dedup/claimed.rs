@@ -1,0 +1,181 @@
+//! Fingerprints of claims, so that counting need not read their blocks.
+//!
+//! Claims are made and counted in one order, so their numbers ([`Queue::numbers`]) tell which fingerprint is
+//! whose: 16 bytes for each, and nothing else. Where there is no memory left they are not kept: the block is read
+//! when its claim is counted. After a crash none are known.
+//!
+//! [`Queue::numbers`]: onefold_metadata::Queue::numbers
+
+use onefold_index::Fingerprint;
+use onefold_metadata::CLAIM_FINGERPRINT_BYTES;
+use onefold_metadata::sync::{Mutex, lock};
+use std::collections::VecDeque;
+use std::mem::size_of;
+use std::ops::Range;
+
+/// Fingerprints in a chunk: 16 KiB, which comes and goes with the claims.
+const CHUNK: usize = 1024;
+
+const _: () = assert!(size_of::<Fingerprint>() as u64 == CLAIM_FINGERPRINT_BYTES);
+
+/// The fingerprints of the claims that wait, or of the first of them.
+pub(crate) struct ClaimedFingerprints {
+    chunks_max: usize,
+    /// Ascending.
+    chunks: Mutex<VecDeque<Chunk>>,
+}
+
+/// Those of consecutive claims.
+struct Chunk {
+    /// The number of the first one.
+    first: u64,
+    /// At most [`CHUNK`].
+    fingerprints: Vec<Fingerprint>,
+}
+
+impl Chunk {
+    fn new(first: u64) -> Self {
+        Self {
+            first,
+            fingerprints: Vec::with_capacity(CHUNK),
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.fingerprints.len() as u64
+    }
+
+    fn takes(&self, number: u64) -> bool {
+        self.end() == number && self.fingerprints.len() < CHUNK
+    }
+
+    fn get(&self, number: u64) -> Option<Fingerprint> {
+        let at = number.checked_sub(self.first)?;
+        self.fingerprints.get(at as usize).copied()
+    }
+}
+
+impl ClaimedFingerprints {
+    /// Keeps `max` at most.
+    pub(crate) fn new(max: u64) -> Self {
+        Self {
+            chunks_max: max as usize / CHUNK,
+            chunks: Mutex::default(),
+        }
+    }
+
+    /// The caller holds the uncommitted state, and makes claims of which `first` is the first one's number.
+    pub(crate) fn note(&self, first: u64, fingerprints: impl Iterator<Item = Fingerprint>) {
+        let mut chunks = lock(&self.chunks);
+        // A record that failed may have left those of claims that were not made.
+        while let Some(last) = chunks.back_mut() {
+            last.fingerprints
+                .truncate(first.saturating_sub(last.first) as usize);
+            if !last.fingerprints.is_empty() {
+                break;
+            }
+            chunks.pop_back();
+        }
+        for (number, fingerprint) in (first..).zip(fingerprints) {
+            if !chunks.back().is_some_and(|last| last.takes(number)) {
+                if chunks.len() >= self.chunks_max {
+                    return;
+                }
+                chunks.push_back(Chunk::new(number));
+            }
+            if let Some(last) = chunks.back_mut() {
+                last.fingerprints.push(fingerprint);
+            }
+        }
+    }
+
+    /// What is known of these claims.
+    pub(super) fn get(&self, numbers: Range<u64>) -> Vec<Option<Fingerprint>> {
+        let chunks = lock(&self.chunks);
+        let mut at = chunks.partition_point(|chunk| chunk.end() <= numbers.start);
+        let find = |number| {
+            if chunks.get(at).is_some_and(|chunk| chunk.end() <= number) {
+                at += 1;
+            }
+            chunks.get(at).and_then(|chunk| chunk.get(number))
+        };
+        numbers.map(find).collect()
+    }
+
+    /// The claims before this one are counted.
+    pub(super) fn forget_before(&self, number: u64) {
+        let mut chunks = lock(&self.chunks);
+        while chunks.front().is_some_and(|first| first.end() <= number) {
+            chunks.pop_front();
+        }
+    }
+
+    /// Memory in use.
+    pub(crate) fn bytes(&self) -> u64 {
+        (lock(&self.chunks).len() * CHUNK) as u64 * CLAIM_FINGERPRINT_BYTES
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn fingerprint(n: u64) -> Fingerprint {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&n.to_le_bytes());
+        Fingerprint(bytes)
+    }
+
+    /// Those of the claims `numbers`, made together.
+    fn note(claimed: &ClaimedFingerprints, numbers: Range<u64>, generation: u64) {
+        let fingerprints = numbers.clone().map(|n| fingerprint(n + generation));
+        claimed.note(numbers.start, fingerprints);
+    }
+
+    fn known(claimed: &ClaimedFingerprints, numbers: Range<u64>) -> u64 {
+        let found = claimed.get(numbers.clone());
+        assert_eq!(found.len() as u64, numbers.end - numbers.start);
+        for (number, found) in numbers.zip(&found) {
+            assert!(found.is_none_or(|it| it == fingerprint(number)), "{number}");
+        }
+        found.iter().flatten().count() as u64
+    }
+
+    #[test]
+    fn a_claim_is_counted_by_the_newest_content() {
+        let claimed = ClaimedFingerprints::new(8192);
+        note(&claimed, 0..2000, 0);
+        // Of a record that failed: it made no claims, and others have their numbers.
+        note(&claimed, 2000..4500, 7);
+        note(&claimed, 2000..2003, 0);
+        assert_eq!(known(&claimed, 0..2010), 2003);
+        assert_eq!(known(&claimed, 2003..4600), 0);
+    }
+
+    #[test]
+    fn fingerprints_are_known_for_as_long_as_there_are_claims() {
+        let claimed = ClaimedFingerprints::new(8192);
+        (0..3000).for_each(|n| note(&claimed, n..n + 1, 0));
+        for first in [0, 1, 1023, 1024, 2500] {
+            claimed.forget_before(first);
+            assert_eq!(known(&claimed, first..3100), 3000 - first);
+        }
+        assert_eq!(claimed.bytes(), 16 << 10, "the chunk in which 2,500 is");
+        claimed.forget_before(3000);
+        assert_eq!(claimed.bytes(), 0);
+    }
+
+    #[test]
+    fn fingerprints_keep_to_their_memory() {
+        let claimed = ClaimedFingerprints::new(4096);
+        note(&claimed, 0..5000, 0);
+        assert_eq!(claimed.bytes(), 64 << 10);
+        assert_eq!(known(&claimed, 0..5000), 4096);
+        claimed.forget_before(2048);
+        note(&claimed, 5000..6000, 0);
+        assert_eq!(known(&claimed, 2048..6000), 2048 + 1000);
+        note(&claimed, 6000..9000, 0);
+        assert_eq!(claimed.bytes(), 64 << 10);
+        assert_eq!(known(&claimed, 4096..9000), 2048);
+    }
+}
