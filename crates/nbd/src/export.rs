@@ -149,7 +149,8 @@ pub trait Changes: Send + Sync {
 pub struct ZeroOptions {
     /// Fail with [`Failure::Unsupported`] rather than write the zeros out.
     pub fast_only: bool,
-    /// The client would rather have space allocated than a hole.
+    /// The client wants space for later writes to the range. A device without a place to note that for each block
+    /// reserves nothing: see `docs/decisions/0054-zeroing-reserves-nothing.md`.
     pub keep_allocated: bool,
 }
 

@@ -316,6 +316,31 @@ fn a_reservation_is_there_for_its_volume_alone() {
     assert_clean(&scene);
 }
 
+#[test]
+fn zeroing_keeps_a_reservation_and_makes_none() {
+    let scene = Scene::with_pool(&["--size", "32M"]);
+    scene.ok(&["pool", "set", "--when-full", "fail"]);
+    let create = ["volume", "create", "a", "--size", "16M"];
+    scene.ok(&[&create[..], &["--reservation", "16M"]].concat());
+    scene.ok(&["volume", "create", "b", "--size", "64M", "--dedup", "off"]);
+    scene.ok(&["volume", "create", "c", "--size", "16M"]);
+    let daemon = scene.daemon();
+    // Without -u, QEMU asks for space in place of the zeros.
+    let zero = "write -z 0 16M";
+    io_ok(&scene, "a", &["write -P 1 0 8M", zero, "flush"]);
+    daemon.kill();
+    let _daemon = scene.daemon();
+    has_failed(client(&scene, "b", &["aio_write -P 2 0 32M", "aio_flush"]));
+    has_failed(client(&scene, "b", &["aio_write -P 2 0 16M", "aio_flush"]));
+    io_ok(&scene, "c", &[zero, "flush"]);
+    let reserved = |name| scene.json(&["volume", "stat", name])["reserved_unused_bytes"].clone();
+    assert_eq!((reserved("a"), reserved("c")), (json!(16 << 20), json!(0)));
+    has_failed(client(&scene, "c", &["aio_write -P 3 0 16M", "aio_flush"]));
+    let writes = ["write -P 4 0 16M", "flush", "read -P 4 0 16M"];
+    io_ok(&scene, "a", &writes);
+    assert_clean(&scene);
+}
+
 /// Takes all that the host's file system has left, and returns the path of the file that has it.
 fn fill_host(scene: &Scene) -> String {
     let path = scene.path("filler");
