@@ -206,21 +206,25 @@ impl Journal {
         let bytes = |blocks: u64| display_bytes(blocks * self.block_size());
         let lacking = self.lacking_for(purpose).min(free);
         let kept = kept.saturating_sub(lacking).min(free - lacking);
-        let mut message = format!(
-            "the pool is full: {} wanted, {} free",
+        let mut uses = Vec::new();
+        if lacking > 0 {
+            let lacking = bytes(lacking);
+            uses.push(format!(
+                "{lacking} have no room in the file system under the pool"
+            ));
+        }
+        if kept > 0 {
+            uses.push(format!("{} are kept for other uses", bytes(kept)));
+        }
+        let uses = match uses.is_empty() {
+            true => String::new(),
+            false => format!(", of which {}", uses.join(" and ")),
+        };
+        let message = format!(
+            "the pool is full: {} wanted, {} free{uses}; delete volumes or snapshots, or trim what is not needed",
             bytes(wanted),
             bytes(free)
         );
-        if lacking > 0 {
-            message += &format!(
-                ", of which the file system under the pool has no room for {}",
-                bytes(lacking)
-            );
-        }
-        if kept > 0 {
-            message += &format!(", of which {} are kept for other uses", bytes(kept));
-        }
-        message += "; delete volumes or snapshots, or trim what is not needed";
         StoreError::new(StoreErrorKind::NoSpace, message)
     }
 

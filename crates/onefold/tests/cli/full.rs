@@ -394,6 +394,35 @@ fn goes_on_after_a_full_host(scene: &Scene, has_daemon: bool) {
 }
 
 #[test]
+fn an_import_that_the_host_has_no_room_for_names_the_file_system() {
+    if is_left_out_in_ceph("it fills the file system that the pool is on") {
+        return;
+    }
+    let Some(scene) = Scene::on_small_host(160, &["--size", "1G"]) else {
+        println!("skipped: no file system can be mounted here");
+        return;
+    };
+    let elsewhere = tempfile::tempdir().unwrap();
+    let image = elsewhere.path().join("image");
+    fs::write(&image, noise(1, 12 << 20)).unwrap();
+    let filler = fill_host(&scene);
+    // Room for the pool's own files, and not for the image.
+    let file = File::options().write(true).open(&filler).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    file.set_len(bytes - (8 << 20)).unwrap();
+    drop(file);
+    let import = ["volume", "import", "vm", image.to_str().unwrap()];
+    let words = [
+        "'vm'",
+        "the pool is full: ",
+        " have no room in the file system under the pool and ",
+    ];
+    scene.run(&import).is_refusal(1, &words);
+    fs::remove_file(filler).unwrap();
+    scene.ok(&import);
+}
+
+#[test]
 fn commands_work_after_a_full_host() {
     if is_left_out_in_ceph("it fills the file system that the pool is on") {
         return;
