@@ -137,7 +137,7 @@ fn the_version_says_which_commit_and_which_formats() {
         let release = env!("CARGO_PKG_VERSION");
         let begins = format!("onefold {release} (commit ");
         assert!(text.starts_with(&begins), "{text}");
-        let ends = "; writes pool format 1.1, repository format 2.0)\n";
+        let ends = "; writes pool format 1.2, repository format 2.0)\n";
         assert!(text.ends_with(ends), "{text}");
     }
 }
