@@ -46,7 +46,7 @@ fn a_header_comes_back() {
     let (bytes, seed) = HEADER.encode();
     assert_eq!(TailHeader::decode(&bytes, &OWNER), Ok(Some((HEADER, seed))));
     let golden = [
-        "3246544c01010000",
+        "3246544c01020000",
         "03030303030303030303030303030303",
         "05050505050505050505050505050505",
         "0018000000000000",
@@ -56,7 +56,7 @@ fn a_header_comes_back() {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    assert_eq!(hex, golden.concat(), "what version 1.1 writes");
+    assert_eq!(hex, golden.concat(), "what version 1.2 writes");
 }
 
 /// What another pool wrote, or another boot, is none of this owner's; a header of its own that has

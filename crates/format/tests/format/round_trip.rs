@@ -83,7 +83,7 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
         VolumeState::Deleting,
     ]);
     let largest = VOLUME_BLOCKS_MAX * u64::from(BLOCK_SIZES[3]);
-    let sizes = (1..=largest / 4096).prop_map(|blocks| blocks * 4096);
+    let sizes = (1..=largest / 512).prop_map(|sectors| sectors * 512);
     let life = (1..ID_END, 1..ID_END, states, sizes, any::<u64>());
     let counts = (maps, any::<[u64; 3]>());
     let layers = (option::of(1..ID_END), option::of(1..ID_END));

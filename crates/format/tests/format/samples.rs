@@ -207,7 +207,8 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         below: (id == 3).then_some(LayerId(0x1234)),
         snapshot_of: None,
         state,
-        size_bytes: id << 30,
+        // One ends inside a block.
+        size_bytes: (id << 30) + if id == 6 { 512 } else { 0 },
         created_unix_seconds: 1_700_000_000 + id,
         map,
         name: name.to_owned(),
