@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: runs the commands of `docs/operating`.
+//! `cargo xtask docs`: runs the commands of the README and of `docs/operating`.
 //!
 //! Every block of shell commands of every document is run, those of a document in one shell and in
 //! their order. The prerequisites of a document are made before, its paths are below a scratch
@@ -28,6 +28,7 @@ const HOST: [&str; 6] = [
 
 /// The changes and prerequisites of a document.
 struct Document {
+    /// Its path in the repository.
     name: &'static str,
     /// Run before its first block, besides [`PRELUDE`].
     before: &'static str,
@@ -50,7 +51,27 @@ const PLAIN: Document = Document {
 
 const DOCUMENTS: &[Document] = &[
     Document {
-        name: "analysis.md",
+        name: "README.md",
+        before: "mkdir -p $host/srv $host/var/lib/libvirt/images; image web.raw
+                 cp web.raw $host/var/lib/libvirt/images",
+        smaller: &[
+            ("cargo build --release -p onefold ", ": "),
+            ("--size 10G", "--size 64M"),
+            (
+                "onefold --pool /srv/pool serve &",
+                "ONEFOLD_POOL=/srv/pool onefold serve",
+            ),
+            // QEMU opens the disk with the same words, and no guest starts.
+            ("qemu-system-x86_64 ... -blockdev", "qemu-img info --image-opts"),
+        ],
+        left_out: &[
+            ("cargo xtask demo", "it is a step of its own"),
+            ("cargo xtask test", "this is one of its steps"),
+        ],
+        ..PLAIN
+    },
+    Document {
+        name: "docs/operating/analysis.md",
         before: "image web.raw; image db.raw; image mon.raw; cp mon.raw tue.raw; image wed.raw
                  mkdir -p $host/var/lib/libvirt/images $host/srv/images $host/home $host/dev/vg0
                  cp web.raw $host/var/lib/libvirt/images; cp db.raw $host/srv/images; cp web.raw $host/home
@@ -59,14 +80,14 @@ const DOCUMENTS: &[Document] = &[
         ..PLAIN
     },
     Document {
-        name: "backup.md",
+        name: "docs/operating/backup.md",
         before: "pool; image web.raw; image db.raw; mkdir -p $host/srv/images $host/srv/backup $host/run/onefold
                  onefold volume import web web.raw; onefold volume import db db.raw
                  qemu-img convert -f raw -O qcow2 web.raw $host/srv/images/router.qcow2",
         ..PLAIN
     },
     Document {
-        name: "bench.md",
+        name: "docs/operating/bench.md",
         before: "mkdir -p $host/srv/images $host/dev/vg0 $host/run; image $host/srv/images/web.raw
                  truncate -s 64M $host/dev/vg0/test
                  pool; onefold volume create vol --size 64M
@@ -80,46 +101,46 @@ const DOCUMENTS: &[Document] = &[
         ..PLAIN
     },
     Document {
-        name: "control-and-permissions.md",
+        name: "docs/operating/control-and-permissions.md",
         before: "pool",
         // A group that every user who may run this is in.
         smaller: &[("--socket-group kvm", "--socket-group $(id -gn)")],
         ..PLAIN
     },
     Document {
-        name: "deduplication.md",
+        name: "docs/operating/deduplication.md",
         before: "pool; image web.raw; onefold volume import web web.raw; onefold serve",
         ..PLAIN
     },
     Document {
-        name: "getting-started.md",
+        name: "docs/operating/getting-started.md",
         before: "mkdir -p $host/srv; image web.raw
                  qemu-img convert -f raw -O qcow2 web.raw debian-12.qcow2",
         left_out: &[("qemu-system-x86_64", "cargo xtask guest")],
         ..PLAIN
     },
     Document {
-        name: "import-export.md",
+        name: "docs/operating/import-export.md",
         before: "pool; image web.raw; qemu-img convert -f raw -O qcow2 web.raw db.qcow2",
         ..PLAIN
     },
     Document {
-        name: "recovery.md",
+        name: "docs/operating/recovery.md",
         before: "pool; image web.raw; onefold volume import web web.raw",
         ..PLAIN
     },
     Document {
-        name: "resizing.md",
+        name: "docs/operating/resizing.md",
         before: "pool; onefold volume create web --size 20G",
         ..PLAIN
     },
     Document {
-        name: "scrub.md",
+        name: "docs/operating/scrub.md",
         before: "pool; image web.raw; onefold volume import web web.raw; onefold volume import db web.raw",
         ..PLAIN
     },
     Document {
-        name: "snapshots.md",
+        name: "docs/operating/snapshots.md",
         before: "pool; image web.raw; onefold volume import web web.raw; onefold volume import data web.raw
                  onefold volume import template web.raw
                  onefold serve",
@@ -137,13 +158,13 @@ const DOCUMENTS: &[Document] = &[
         ..PLAIN
     },
     Document {
-        name: "space-accounting.md",
+        name: "docs/operating/space-accounting.md",
         before: "pool; image web.raw; onefold volume import web web.raw
                  onefold snapshot create web@monday",
         ..PLAIN
     },
     Document {
-        name: "space.md",
+        name: "docs/operating/space.md",
         before: "pool; onefold volume create web-1 --size 1G; onefold volume create db-1 --size 1G",
         ..PLAIN
     },
@@ -197,16 +218,20 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let binary = workspace.build_release("onefold")?;
     let folder = workspace.root.join(FOLDER);
     let entries = std::fs::read_dir(&folder).context("cannot list the documents")?;
-    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let names = entries.map(|entry| {
+        let name = entry?.file_name();
+        Ok(format!("{FOLDER}/{}", name.to_string_lossy()))
+    });
     let mut names: Vec<String> = names.collect::<Result<_>>()?;
+    names.push("README.md".to_owned());
     names.sort();
     for known in DOCUMENTS {
         let is_there = names.iter().any(|name| name == known.name);
-        ensure!(is_there, "there is no {FOLDER}/{}", known.name);
+        ensure!(is_there, "there is no {}", known.name);
     }
     let (mut ran, mut failed) = (0, Vec::new());
     for name in names.iter().filter(|name| name.ends_with(".md")) {
-        let path = folder.join(name);
+        let path = workspace.root.join(name);
         let text = std::fs::read_to_string(&path);
         let text = text.with_context(|| format!("cannot read {}", path.display()))?;
         let blocks = blocks(&text);
@@ -217,11 +242,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         let document = document.unwrap_or(&PLAIN);
         match type_in(workspace, &binary, document, name, &blocks) {
             Ok(count) => {
-                println!("{FOLDER}/{name}: {count} of {} blocks work", blocks.len());
+                println!("{name}: {count} of {} blocks work", blocks.len());
                 ran += count;
             }
             Err(error) => {
-                println!("{FOLDER}/{name}: {error:#}");
+                println!("{name}: {error:#}");
                 failed.push(name.as_str());
             }
         }
@@ -300,7 +325,7 @@ fn script(
         }
         let before = said(document.days).unwrap_or_default();
         let line = block.line;
-        script.push_str(&format!("{before}\n: {FOLDER}/{name}:{line}\n{commands}"));
+        script.push_str(&format!("{before}\n: {name}:{line}\n{commands}"));
         ran += 1;
     }
     Ok((script, ran))
@@ -345,10 +370,7 @@ mod tests {
         let (script, ran) = script(&PLAIN, "x.md", &found, "/scratch").unwrap();
         assert_eq!(ran, 2);
         assert!(script.contains("\none /scratch/srv/a\n"), "{script}");
-        assert!(
-            script.contains("docs/operating/x.md:9\ntwo\nthree\n"),
-            "{script}"
-        );
+        assert!(script.contains("x.md:9\ntwo\nthree\n"), "{script}");
     }
 
     #[test]
