@@ -14,10 +14,10 @@ use std::time::Duration;
 
 /// Units are bytes, and the rate is in MB/s, as for disks and networks.
 const BYTES: &str =
-    "{msg} [{bar:30}] {bytes} of {total_bytes}, {decimal_bytes_per_sec}, {eta} left";
+    "{msg} [{wide_bar}] {bytes} of {total_bytes}, {decimal_bytes_per_sec}, {eta} left";
 
 /// Units mean nothing to the user.
-const STEPS: &str = "{msg} [{bar:30}] {percent} %, {eta} left";
+const STEPS: &str = "{msg} [{wide_bar}] {percent} %, {eta} left";
 
 const FINISHING: &str = "{msg}: finishing {spinner} {elapsed}";
 
