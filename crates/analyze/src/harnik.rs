@@ -9,8 +9,10 @@
 //! with a probability of at most `2 exp(-2 m e^2)`, for any data. Blocks at the ends of files are
 //! short: drawn as often as whole ones they would count for more than their size.
 //!
-//! Blocks of zeros are counted and not sampled: drawing continues until enough others were drawn.
+//! Blocks of zeros are counted and not sampled: holes are not drawn from, and drawing continues until
+//! enough blocks that are not zero were drawn.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -221,7 +223,10 @@ fn draw(
     progress: &Progress,
 ) -> Sample {
     let files = || paths.iter().flat_map(|path| walk(path, disks));
-    let bytes: u64 = files().map(|met| bytes_of(&met)).sum();
+    let block_bytes = options.block_bytes as u64;
+    let bytes: u64 = files()
+        .map(|met| bytes_in(&data_of(&met, block_bytes)))
+        .sum();
     let wanted = wanted(options.error, options.confidence);
     let mut random = Rng::with_seed(options.seed);
     let (mut sample, mut drawn) = (Sample::new(), 0);
@@ -273,11 +278,50 @@ fn draw_from_traces(
     Ok(sample)
 }
 
-fn bytes_of(met: &Met) -> u64 {
-    match met {
-        Met::File(found) => found.bytes,
-        Met::Skipped | Met::Problem(_) => 0,
+/// Where a file has data, in whole blocks, ascending; nothing of one that cannot be read.
+fn data_of(met: &Met, block_bytes: u64) -> Vec<Range<u64>> {
+    let mut data: Vec<Range<u64>> = Vec::new();
+    let Met::File(found) = met else {
+        return data;
+    };
+    let Ok(mut image) = found.open() else {
+        return data;
+    };
+    let mut at = 0;
+    while at < found.bytes
+        && let Ok(Some(next)) = image.next_data(at)
+    {
+        let start = next.start / block_bytes * block_bytes;
+        let end = next.end.div_ceil(block_bytes).saturating_mul(block_bytes);
+        let range = start.max(at)..end.min(found.bytes);
+        if range.is_empty() {
+            break;
+        }
+        at = range.end;
+        match data.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => data.push(range),
+        }
     }
+    data
+}
+
+fn bytes_in(data: &[Range<u64>]) -> u64 {
+    data.iter().map(|range| range.end - range.start).sum()
+}
+
+/// The places in a file of these bytes of its data, ascending.
+fn places_in(data: &[Range<u64>], bytes: &[u64]) -> Vec<u64> {
+    let (mut places, mut before) = (Vec::with_capacity(bytes.len()), 0);
+    let mut bytes = bytes.iter().copied().peekable();
+    for range in data {
+        let len = range.end - range.start;
+        while let Some(byte) = bytes.next_if(|byte| *byte < before + len) {
+            places.push(range.start + (byte - before));
+        }
+        before += len;
+    }
+    places
 }
 
 /// Reads the blocks of these bytes of all files one after another, ascending; those of one file on
@@ -291,12 +335,15 @@ fn read_places(
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let (mut first, mut rest) = (0, places);
     for met in files {
-        let end = first + bytes_of(&met);
+        let data = data_of(&met, block_bytes as u64);
+        let end = first + bytes_in(&data);
         let (inside, after) = rest.split_at(rest.partition_point(|place| *place < end));
         if let Met::File(found) = met
             && !inside.is_empty()
         {
-            let read = |places: &[u64]| fingerprints(&found, first, places, block_bytes);
+            let inside: Vec<u64> = inside.iter().map(|place| place - first).collect();
+            let inside = places_in(&data, &inside);
+            let read = |places: &[u64]| fingerprints(&found, places, block_bytes);
             let part = inside.len().div_ceil(workers).max(PLACES_MIN);
             let parts: Vec<Vec<u128>> = thread::scope(|scope| {
                 let (own, others) = inside.split_at(part.min(inside.len()));
@@ -318,7 +365,7 @@ fn read_places(
 }
 
 /// Of the blocks of these bytes of a file, if they can be read and are not zeros.
-fn fingerprints(found: &Found, first: u64, places: &[u64], block_bytes: usize) -> Vec<u128> {
+fn fingerprints(found: &Found, places: &[u64], block_bytes: usize) -> Vec<u128> {
     let Ok(mut image) = found.open() else {
         return Vec::new();
     };
@@ -327,12 +374,12 @@ fn fingerprints(found: &Found, first: u64, places: &[u64], block_bytes: usize) -
     let mut fingerprints = Vec::with_capacity(places.len());
     let (mut last_at, mut last) = (None, None);
     for place in places {
-        let at = (place - first) / block_bytes as u64 * block_bytes as u64;
+        let at = place / block_bytes as u64 * block_bytes as u64;
         if last_at == Some(at) {
             fingerprints.extend(last);
             continue;
         }
-        let bytes = (found.bytes - at).min(block_bytes as u64) as usize;
+        let bytes = found.bytes.saturating_sub(at).min(block_bytes as u64) as usize;
         let block = &mut block[..bytes];
         let has_data = image.read(at, block).is_ok() && !is_zero(block);
         last_at = Some(at);
