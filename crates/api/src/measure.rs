@@ -18,6 +18,8 @@ pub struct Measurements {
     pub damaged_volumes: u64,
     /// Present and past scrubs.
     pub scrub: ScrubStatus,
+    /// When the daemon's last export of metadata ended, in seconds since the Unix epoch; 0 before the first.
+    pub exported_unix_seconds: u64,
     /// Memory of the store's caches.
     pub memory: MemoryStat,
     /// Jobs of each kind; finders of all volumes are one entry.
@@ -107,6 +109,7 @@ impl Service {
             pool,
             damaged_volumes: self.store.damaged_volumes().len() as u64,
             scrub: self.store.scrub_status()?,
+            exported_unix_seconds: self.store.exported_unix_seconds(),
             memory: self.store.memory_stat()?,
             jobs: self.measure_jobs()?,
             nbd: clients

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -70,6 +71,9 @@ pub struct Store {
     pub(crate) deletion_turn: Mutex<()>,
     /// Results of the last scan of the maps for volumes and snapshots.
     pub(crate) usages: Mutex<Usages>,
+    /// When the last export of metadata ended, in seconds since the Unix epoch; 0 before the first one
+    /// since the pool was opened. Nothing else depends on it.
+    pub(crate) exported_unix_seconds: AtomicU64,
     /// Held while the catalogue is changed: [`Store::changing`]. Taken after the job lock.
     changing: Mutex<()>,
 }
@@ -141,6 +145,7 @@ impl Store {
             deletions: Deletions::new(deleting),
             deletion_turn: Mutex::default(),
             usages: Mutex::new(Usages::default()),
+            exported_unix_seconds: AtomicU64::new(0),
             changing: Mutex::new(()),
         });
         if store.pool.journal.check_writable().is_ok() {

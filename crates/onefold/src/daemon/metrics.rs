@@ -489,13 +489,23 @@ impl Out<'_> {
             "Blocks that are known to be bad.",
             figures.scrub.bad_blocks,
         )?;
-        match figures.scrub.ended_unix_seconds {
+        self.moment(
+            "scrub_last_end_timestamp_seconds",
+            "When the last scrub ended; absent before the first.",
+            figures.scrub.ended_unix_seconds,
+        )?;
+        self.moment(
+            "metadata_export_timestamp_seconds",
+            "When this daemon's last export of metadata ended; absent before its first.",
+            figures.exported_unix_seconds,
+        )
+    }
+
+    /// Seconds since the Unix epoch; nothing for 0.
+    fn moment(&mut self, name: &str, help: &str, unix_seconds: u64) -> fmt::Result {
+        match unix_seconds {
             0 => Ok(()),
-            ended => self.gauge(
-                "scrub_last_end_timestamp_seconds",
-                "When the last scrub ended; absent before the first.",
-                ended,
-            ),
+            seconds => self.gauge(name, help, seconds),
         }
     }
 

@@ -70,6 +70,7 @@ fn every_figure_is_there_and_true() {
     assert!(done.status.success(), "{done:?}");
     scene.ok(&["volume", "stat", "vm", "--exact"]);
     scene.ok(&["pool", "scrub"]);
+    scene.ok(&["pool", "export-metadata", &scene.path("export")]);
     wait_until("the client is gone", || {
         samples(&address)["onefold_volume_clients{volume=\"vm\"}"] == 0.0
     });

@@ -8,6 +8,7 @@
 //! none, or all of it.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_engine::{Engine, Part};
 use onefold_format::node::ROOT_SLOTS;
@@ -84,7 +85,17 @@ impl Store {
         write(&snapshot.root.encode(pool.superblock.pool))?;
         let last = mark(place, checksum).encode();
         let written = into.write_all(&last[..]).and_then(|()| into.flush());
-        written.map_err(|error| StoreError::io("writing the export", error))
+        written.map_err(|error| StoreError::io("writing the export", error))?;
+        let now = self.engine.unix_seconds();
+        self.exported_unix_seconds.store(now, Relaxed);
+        Ok(())
+    }
+
+    /// When the last export ended, in seconds since the Unix epoch; 0 before the first one since the pool
+    /// was opened.
+    #[must_use]
+    pub fn exported_unix_seconds(&self) -> u64 {
+        self.exported_unix_seconds.load(Relaxed)
     }
 
     /// Bytes that an export has if it is made now.
