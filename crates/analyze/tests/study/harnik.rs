@@ -129,7 +129,12 @@ fn zeros_are_not_sampled_and_holes_not_even_drawn() {
         file.set_len(1 << 34).unwrap();
         file.write_all_at(zeros, 0).unwrap();
         file.write_all_at(&content, 1 << 30).unwrap();
-        let found = estimate(from(&[path.clone()]), &coarse, &Progress::default()).unwrap();
+        let found = estimate(
+            from(std::slice::from_ref(&path)),
+            &coarse,
+            &Progress::default(),
+        )
+        .unwrap();
         assert_eq!(found.totals.chunks - found.totals.zero_chunks, 2);
         found
     };
