@@ -328,7 +328,7 @@ fn newer_versions_are_refused_or_only_read() {
     };
     let error = open(change_superblock(|page| page[5] += 1)).err().unwrap();
     assert_eq!(error.kind(), StoreErrorKind::NewerFormat, "{error}");
-    assert!(error.to_string().contains("version 2.1"), "{error}");
+    assert!(error.to_string().contains("version 2.2"), "{error}");
 
     let engine = change_superblock(|page| page[6] += 1);
     let image = engine.durable_image(Part::Meta);
