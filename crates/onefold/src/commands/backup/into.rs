@@ -41,7 +41,8 @@ pub(super) fn restore_into(
     // An image can end inside a sector, a volume cannot: the rest of the sector is zeros.
     let size_bytes = restore.manifest().size_bytes.next_multiple_of(SECTOR_BYTES);
     let mut target = Target::open(session, volume, size_bytes)?;
-    let mut data = VolumeData::of(session, volume);
+    let mut volume_data = VolumeData::of(session, volume);
+    let mut backup_data = BackupData::of(restore, size_bytes);
     let (mut wanted, mut found) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     let (mut at, mut changed_bytes) = (0, 0);
     while at < size_bytes {
@@ -50,7 +51,7 @@ pub(super) fn restore_into(
                 "interrupted; a part of the volume is restored, and the same command restores the rest",
             ));
         }
-        let start = data.next(at)?.min(next_data(restore, at, size_bytes)?);
+        let start = volume_data.next(at)?.min(backup_data.next(at)?);
         at = at.max(start - start % CHUNK_BYTES as u64);
         if at >= size_bytes {
             break;
@@ -78,13 +79,44 @@ pub(super) fn restore_into(
     Ok(changed_bytes)
 }
 
-/// Where the backup has data next, from this byte on; its end where it has none.
-fn next_data(restore: &Restore, at: u64, end: u64) -> Result<u64> {
-    let runs = restore.extents(&(at..end), 1).map_err(backup_error)?;
-    Ok(match runs.first() {
-        Some(run) if !run.what => at + run.bytes,
-        _ => at,
-    })
+/// Where the backup has data. Each of its holes is walked once, and nothing else.
+struct BackupData<'a> {
+    restore: &'a Restore,
+    end: u64,
+    /// The last answer.
+    known: Option<u64>,
+}
+
+impl<'a> BackupData<'a> {
+    fn of(restore: &'a Restore, end: u64) -> Self {
+        Self {
+            restore,
+            end,
+            known: None,
+        }
+    }
+
+    /// The next byte with data from this one on; the end where there is none. Never called with a smaller one
+    /// than before.
+    fn next(&mut self, at: u64) -> Result<u64> {
+        if let Some(known) = self.known.filter(|known| *known >= at) {
+            return Ok(known);
+        }
+        let hole = match self.hole(at..at + 1)? {
+            0 => 0,
+            _ => self.hole(at..self.end)?,
+        };
+        self.known = Some(at + hole);
+        Ok(at + hole)
+    }
+
+    /// Bytes of the hole with which the range begins.
+    fn hole(&self, range: Range<u64>) -> Result<u64> {
+        let runs = self.restore.extents(&range, 1).map_err(backup_error)?;
+        Ok(runs
+            .first()
+            .map_or(0, |run| if run.what { 0 } else { run.bytes }))
+    }
 }
 
 /// Where the volume has data: so a large disk with little on it is not read.
