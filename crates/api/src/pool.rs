@@ -224,7 +224,6 @@ impl Request for PoolUpgrade {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
         let before = service.store.format_version()?;
-        service.store.check_writable()?;
         if self.yes {
             service.store.upgrade()?;
         }

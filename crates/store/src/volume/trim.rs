@@ -67,7 +67,7 @@ impl Volume {
     }
 
     /// Makes zeros of what a smaller volume no longer has: the rest of a block that becomes its short last one, and
-    /// all blocks after it. Whoever puts another layer above the live one, or deletes it, has to wait for the caller.
+    /// all blocks after it. The caller keeps the live layer from being frozen or deleted meanwhile.
     pub(crate) fn cut(&self, bytes: Range<u64>) -> Result<()> {
         let block_size = self.pool.block_size();
         let (last, kept) = (Lba(bytes.start / block_size), bytes.start % block_size);
