@@ -111,14 +111,15 @@ fn collect_all(
     counts: &mut JobCounts,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    // As with the references, those that guests claim meanwhile are not waited for.
+    // As with the references, those that guests claim from now on are not waited for. The first call also
+    // settles a batch that a crash left open, which may drop references.
     let claimed = store.claimed_blocks()?;
     let mut settled = 0;
-    while settled < claimed {
+    loop {
         let report = store.count_batch()?;
         counts.add_counted(&report);
         settled += report.items();
-        if report.items() == 0 {
+        if report.items() == 0 || settled >= claimed {
             break;
         }
         thread::sleep(BATCH_GAP);

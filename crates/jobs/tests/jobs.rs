@@ -635,6 +635,34 @@ fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
     }
 }
 
+/// No volume is left that is scanned, which would settle the batch.
+#[test]
+fn a_search_releases_what_a_batch_drops_that_a_crash_left_open() {
+    for ios in 1.. {
+        let (engine, store) = new_store(IndexKind::Memory);
+        add_volume(&store, "deleted", (1..=100).chain(1..=100));
+        engine.crash_after(ios);
+        let found = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(()));
+        if found.is_ok() && !engine.is_crashed() {
+            break;
+        }
+        let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
+        let store = open(&engine);
+        store.delete_volume("deleted").unwrap();
+        dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let stat = store.stat().unwrap();
+        assert_eq!(
+            (
+                stat.queued_blocks,
+                stat.reclaim_blocks,
+                stat.physical_blocks
+            ),
+            (0, 0, 0),
+            "after {ios} I/Os"
+        );
+    }
+}
+
 #[test]
 fn a_search_that_finds_the_host_full_releases_all_the_same() {
     let (engine, store) = new_store(IndexKind::Hash);
