@@ -28,7 +28,9 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:72em;margin:0 auto;
     th{font-weight:normal;color:#555}td:first-child,th:first-child{text-align:left}.wide td:first-child{overflow-wrap:anywhere}\
     @media(max-width:700px){.wide thead{display:none}.wide tr{display:block;padding:.5em 0;border-bottom:1px solid #999}\
     .wide td{display:flex;justify-content:space-between;border:0;padding:.1em 0}.wide td:first-child{font-weight:bold}\
-    .wide td:empty{display:none}.wide td+td::before{content:attr(data-column);color:#555}}";
+    .wide td:empty{display:none}.wide td+td::before{content:attr(data-column);color:#555}}\
+    @media(prefers-color-scheme:dark){body{background:#17181a;color:#e4e4e4}dt,th,.wide td+td::before{color:#a8a8a8}\
+    .warning{color:#ff8f8f}td,th{border-color:#3a3a3a}svg{filter:invert(.9) hue-rotate(180deg)}}";
 
 /// The content of a page.
 pub(super) struct Page {

@@ -17,6 +17,9 @@ const REDUNDANT: RGBColor = COLOURS[1];
 const NAMES_MAX: usize = 7;
 const NAME_LETTERS: usize = 44;
 
+/// A longer name is cut rather than the one beside it left out.
+const LETTERS_MAX: usize = 11;
+
 /// The bars of a plot: their names, and their heights, side by side.
 struct Bars<'a> {
     title: String,
@@ -125,7 +128,7 @@ fn plots(way: &WayReply) -> Vec<Bars<'_>> {
         title: "What there is".to_owned(),
         below: "",
         beside: "MiB",
-        names: ["zeros", "single", "one of several", "duplicate"]
+        names: ["zeros", "single", "first copy", "duplicate"]
             .map(str::to_owned)
             .to_vec(),
         series: vec![Series::new("", UNIQUE, parts.map(mebibytes).to_vec())],
@@ -229,7 +232,7 @@ impl Bars<'_> {
         let heights = self.series.iter().flat_map(|series| &series.heights);
         let highest = self.height(heights.copied().fold(1.0, f64::max));
         // Above the bars, and for the names of the series.
-        let room = if self.series.len() > 1 { 1.3 } else { 1.05 };
+        let room = if self.series.len() > 1 { 1.45 } else { 1.05 };
         let amounts = match self.is_logarithmic {
             true => highest.ceil() as usize + 1,
             false => AMOUNTS,
@@ -288,7 +291,9 @@ impl Bars<'_> {
 
     /// Labels are centred on their bars. Those that would overlap are left out, and cut.
     fn name_at(&self, at: f64) -> String {
-        let step = self.names.len().div_ceil(NAMES_MAX).max(1);
+        let letters = self.names.iter().map(|name| name.chars().count()).max();
+        let names_max = NAME_LETTERS / letters.unwrap_or(0).clamp(1, LETTERS_MAX);
+        let step = self.names.len().div_ceil(names_max.min(NAMES_MAX)).max(1);
         let letters_max = NAME_LETTERS / self.names.len().div_ceil(step).max(1);
         let place = at.floor() as usize;
         let is_middle = (at - at.floor() - 0.5).abs() < 0.01;

@@ -324,7 +324,7 @@ impl Reply {
 
 /// Nanoseconds with about three digits and a unit, for display.
 pub(super) fn time_display(nanoseconds: f64) -> String {
-    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "us")];
+    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
     let unit = units.into_iter().find(|(least, _)| nanoseconds >= *least);
     let (least, unit) = unit.unwrap_or((1.0, "ns"));
     let number = nanoseconds / least;
