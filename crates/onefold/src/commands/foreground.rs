@@ -1,6 +1,7 @@
 //! Shared by commands that read or write for long by themselves: a progress bar, and an end when
 //! they are interrupted.
 
+use crate::output::Output;
 use crate::progress::Progress;
 use onefold_api::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
@@ -23,26 +24,31 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
         .enable_all()
         .build()
         .map_err(failed)?;
-    // Under nohup the work is to outlive the terminal.
-    let hangup = match is_ignored(SignalKind::hangup()) {
-        true => SignalKind::interrupt(),
-        false => SignalKind::hangup(),
-    };
     let signals = runtime.block_on(async {
         Ok((
             signal(SignalKind::interrupt())?,
             signal(SignalKind::terminate())?,
-            signal(hangup)?,
+            // Under nohup the work outlives the terminal.
+            match is_ignored(SignalKind::hangup()) {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
         ))
     });
     let (mut interrupt, mut terminate, mut hangup) = signals.map_err(failed)?;
     thread::spawn(move || {
         runtime.block_on(async {
             loop {
+                let hung_up = async {
+                    match &mut hangup {
+                        Some(hangup) => hangup.recv().await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
                     _ = interrupt.recv() => {}
                     _ = terminate.recv() => {}
-                    _ = hangup.recv() => {}
+                    _ = hung_up => {}
                 }
                 if stop() {
                     std::process::exit(130);
@@ -51,6 +57,19 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
         });
     });
     Ok(())
+}
+
+/// The first SIGINT, SIGTERM or SIGHUP ends the process, which says what becomes of its work.
+pub(super) fn end_when_interrupted(output: &Output, rest: &'static str) -> Result<()> {
+    let output = *output;
+    stop_when_interrupted(move || {
+        if output.shows_progress() {
+            // The bar's line stays.
+            eprintln!();
+        }
+        output.note(format_args!("interrupted: {rest}"));
+        true
+    })
 }
 
 /// Whether this process was started with the signal ignored.

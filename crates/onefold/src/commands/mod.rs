@@ -18,6 +18,7 @@ mod snapshot_diff;
 mod volume_export;
 mod volume_import;
 
+use self::foreground::end_when_interrupted;
 use crate::output::{Format, Output, Render};
 use crate::pool::place::{CephOptions, PoolPlace};
 use crate::progress::Progress;
@@ -262,10 +263,13 @@ impl Context {
         request.check()?;
         let progress = match bar {
             Bar::None => None,
-            Bar::Bytes(label) => Some(Progress::bytes(&self.output, label)),
-            Bar::Steps(label) => Some(Progress::steps(&self.output, label)),
+            Bar::Bytes(label, _) => Some(Progress::bytes(&self.output, label)),
+            Bar::Steps(label, _) => Some(Progress::steps(&self.output, label)),
         };
         let progress = progress.map(|progress| progress.of_pool(&self.output));
+        if let Bar::Bytes(_, rest) | Bar::Steps(_, rest) = bar {
+            end_when_interrupted(&self.output, rest)?;
+        }
         self.with_session(|session| {
             session.call(request, &mut |done, all| {
                 if let Some(progress) = &progress {
@@ -305,7 +309,13 @@ impl Context {
 
     /// The same with figures.
     fn unshare<R: Request<Reply = UnshareReply>>(&self, request: &R) -> Result<ExitCode> {
-        let reply = self.request(request, Bar::Bytes("copying"))?;
+        let reply = self.request(
+            request,
+            Bar::Bytes(
+                "copying",
+                "blocks that were copied stay so; the same command copies the rest",
+            ),
+        )?;
         self.print_plan(&reply, reply.plan.done)
     }
 
@@ -320,7 +330,13 @@ impl Context {
     }
 
     fn dedup(&self, request: &PoolDedup) -> Result<ExitCode> {
-        let reply = self.request(request, Bar::Bytes("deduplicating"))?;
+        let reply = self.request(
+            request,
+            Bar::Bytes(
+                "deduplicating",
+                "blocks that were shared stay so; the same command does the rest",
+            ),
+        )?;
         for warning in rendering::pool::warnings(&reply) {
             self.output.warn(warning);
         }
@@ -333,13 +349,19 @@ impl Context {
     }
 }
 
-/// The bar that shows the progress of a request.
+/// The bar that shows the progress of a request, by its label, and what becomes of work that is interrupted.
 #[derive(Clone, Copy)]
 enum Bar {
     None,
-    Bytes(&'static str),
-    Steps(&'static str),
+    Bytes(&'static str, &'static str),
+    Steps(&'static str, &'static str),
 }
+
+/// After an interruption of a rebuild or a conversion.
+const INDEX_REST: &str = "the daemon, or the next command that needs the index, starts it again";
+
+/// After an interruption of a deletion or a rollback.
+const DELETION_REST: &str = "if the list shows it as done, the daemon or 'onefold pool dedup' releases the rest of its blocks";
 
 impl Cli {
     /// Where results and remarks go.
@@ -363,10 +385,10 @@ impl Cli {
             Noun::Snapshot(verb) => verb.run(&context),
             Noun::Index(IndexVerb::Stat(request)) => context.call(&request),
             Noun::Index(IndexVerb::Rebuild(request)) => {
-                context.call_showing(&request, Bar::Bytes("counting the index"))
+                context.call_showing(&request, Bar::Bytes("counting the index", INDEX_REST))
             }
             Noun::Index(IndexVerb::Convert(request)) => {
-                context.call_showing(&request, Bar::Bytes("converting the index"))
+                context.call_showing(&request, Bar::Bytes("converting the index", INDEX_REST))
             }
             Noun::Job(JobVerb::List(request)) => context.call_daemon(&request),
             Noun::Job(JobVerb::Pause(request)) => context.call_daemon(&request),
@@ -395,8 +417,14 @@ impl PoolVerb {
                 context.print_plan(&reply, is_newest)
             }
             Self::Scrub(args) => pool_scrub::run(context, args),
-            Self::Resize(request) => context.call_planned(&request, Bar::Bytes("resizing")),
-            Self::Trim(request) => context.call_showing(&request, Bar::Bytes("trimming")),
+            Self::Resize(request) => context.call_planned(
+                &request,
+                Bar::Bytes("resizing", "the daemon, or the same command, does the rest"),
+            ),
+            Self::Trim(request) => context.call_showing(
+                &request,
+                Bar::Bytes("trimming", "space that was returned to the host stays so"),
+            ),
         }
     }
 }
@@ -409,14 +437,19 @@ impl VolumeVerb {
             Self::Import(args) => volume_import::run(context, args),
             Self::Export(args) => volume_export::run(context, args),
             Self::List(request) => context.call(&request),
-            Self::Stat(request) => context.call_showing(&request, Bar::Steps("walking the maps")),
+            Self::Stat(request) => context.call_showing(
+                &request,
+                Bar::Steps("walking the maps", "nothing was changed"),
+            ),
             Self::Set(request) => context.call(&request),
             Self::Resize(request) => context.call_planned(&request, Bar::None),
             Self::Rename(request) => context.call(&request),
             Self::AcceptLoss(request) => context.call_planned(&request, Bar::None),
             Self::Defrag(request) => context.unshare(&request),
             Self::Unshare(request) => context.unshare(&request),
-            Self::Delete(request) => context.call_planned(&request, Bar::Bytes("deleting")),
+            Self::Delete(request) => {
+                context.call_planned(&request, Bar::Bytes("deleting", DELETION_REST))
+            }
         }
     }
 }
@@ -427,8 +460,12 @@ impl SnapshotVerb {
             Self::Create(request) => context.call(&request),
             Self::List(request) => context.call(&request),
             Self::Diff(request) => snapshot_diff::run(context, request),
-            Self::Delete(request) => context.call_planned(&request, Bar::Bytes("deleting")),
-            Self::Rollback(request) => context.call_planned(&request, Bar::Bytes("rolling back")),
+            Self::Delete(request) => {
+                context.call_planned(&request, Bar::Bytes("deleting", DELETION_REST))
+            }
+            Self::Rollback(request) => {
+                context.call_planned(&request, Bar::Bytes("rolling back", DELETION_REST))
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `onefold pool check`
 
 use super::Context;
+use super::foreground::end_when_interrupted;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{ErrorKind, Result};
@@ -13,6 +14,13 @@ pub(super) const FOUND_DAMAGE: u8 = 3;
 pub(super) type Args = PoolCheck;
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    end_when_interrupted(
+        &context.output,
+        match args.repair {
+            true => "repairs that were made stay; the same command makes the rest",
+            false => "nothing was changed",
+        },
+    )?;
     let progress = Progress::steps(&context.output, "checking").of_pool(&context.output);
     let checked = Session::with(context.pool()?, &context.output, args.repair, |session| {
         session.call(args, &mut |done, all| progress.set(done, all))

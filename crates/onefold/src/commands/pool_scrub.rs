@@ -18,7 +18,13 @@ pub(super) struct Args {
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let reply = match args.list {
         true => context.request(&PoolBadBlocks {}, Bar::None),
-        false => context.request(&args.scrub, Bar::Bytes("scrubbing")),
+        false => context.request(
+            &args.scrub,
+            Bar::Bytes(
+                "scrubbing",
+                "the daemon, or the same command, continues the scrub",
+            ),
+        ),
     }?;
     context.output.document(&reply)?;
     match reply.is_damaged() {

@@ -1,5 +1,6 @@
 //! `onefold volume import`
 
+use super::foreground::end_when_interrupted;
 use super::{Context, parse_size};
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, ImageReader};
@@ -43,6 +44,11 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     };
     // Nonsense is refused before the image is opened.
     import.check()?;
+    end_when_interrupted(
+        &context.output,
+        "unless 'onefold volume list' shows the volume there is none, and the daemon, or 'onefold \
+         pool dedup', releases its blocks",
+    )?;
     let image_options = ImageOptions {
         format: args.image_format,
         allow_backing: args.allow_backing,

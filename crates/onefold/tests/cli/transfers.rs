@@ -1,5 +1,6 @@
 //! Images through pipes, and transfers that do not get to their end.
 
+use crate::analyze::interrupted;
 use crate::harness::{Daemon, Loop, Outcome, Scene, noise, wait_until};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -189,6 +190,22 @@ fn an_export_that_is_interrupted_leaves_nothing() {
             !is_complete
         });
     }
+}
+
+#[test]
+fn an_import_that_is_interrupted_says_what_becomes_of_it() {
+    let scene = Scene::new();
+    let mut import = scene.command(&["volume", "import", "vm", "-", "--size", "1M"]);
+    let mut import = import.stdin(Stdio::piped()).spawn().unwrap();
+    let pipe = import.stdin.take();
+    let outcome = interrupted(import);
+    assert_eq!(outcome.code, Some(130), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("interrupted: ") && outcome.stderr.contains("pool dedup"),
+        "{outcome:?}"
+    );
+    drop(pipe);
+    assert!(scene.volumes().is_empty());
 }
 
 #[test]
