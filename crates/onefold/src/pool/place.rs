@@ -52,7 +52,8 @@ pub(crate) struct CephOptions {
         global = true,
         env = "ONEFOLD_RUN",
         value_name = "DIR",
-        help_heading = CEPH_OPTIONS
+        help_heading = CEPH_OPTIONS,
+        hide_short_help = true
     )]
     run: Option<PathBuf>,
 
@@ -62,7 +63,8 @@ pub(crate) struct CephOptions {
         global = true,
         env = "ONEFOLD_CEPH_CONF",
         value_name = "FILE",
-        help_heading = CEPH_OPTIONS
+        help_heading = CEPH_OPTIONS,
+        hide_short_help = true
     )]
     ceph_conf: Option<PathBuf>,
 
@@ -72,12 +74,13 @@ pub(crate) struct CephOptions {
         global = true,
         env = "ONEFOLD_CEPH_USER",
         value_name = "NAME",
-        help_heading = CEPH_OPTIONS
+        help_heading = CEPH_OPTIONS,
+        hide_short_help = true
     )]
     ceph_user: Option<String>,
 
     /// How long another host that has the pool may be silent before it is taken for dead and kept out.
-    #[arg(long, global = true, value_parser = parse_duration, value_name = "TIME", default_value = "10s", help_heading = CEPH_OPTIONS)]
+    #[arg(long, global = true, value_parser = parse_duration, value_name = "TIME", default_value = "10s", help_heading = CEPH_OPTIONS, hide_short_help = true)]
     pub(crate) patience: Duration,
 }
 
