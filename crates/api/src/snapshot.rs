@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use onefold_store::{Blocking, Change, DeletionStat};
+use onefold_store::{Blocking, Change, DeletionStat, full_name, split_name};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ impl SnapshotName {
     }
 
     fn full(&self) -> String {
-        format!("{}@{}", self.volume, self.snapshot)
+        full_name(&self.volume, &self.snapshot)
     }
 
     fn check(&self) -> Result<()> {
@@ -74,7 +74,7 @@ impl FromStr for SnapshotName {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let Some((volume, snapshot)) = text.split_once('@') else {
+        let (volume, Some(snapshot)) = split_name(text) else {
             return Err("a snapshot is named VOLUME@SNAPSHOT".to_owned());
         };
         Ok(Self {
@@ -186,11 +186,12 @@ impl SnapshotListReply {
             created_unix_seconds: stat.created_unix_seconds,
             own_blocks: stat.own_blocks,
             own_bytes: stat.own_blocks * block_size,
-            usage: UsageReply::of(stat.usage, block_size),
+            usage: UsageReply::of(&stat.name, stat.usage, block_size),
             name: stat.name,
         });
         let deletions = stat.deletions.into_iter();
-        let deletions = deletions.filter(|it| it.name.contains('@') && is_wanted(&it.name));
+        let deletions =
+            deletions.filter(|it| split_name(&it.name).1.is_some() && is_wanted(&it.name));
         Ok(Self {
             snapshots: snapshots.collect(),
             being_deleted: deletions
@@ -229,8 +230,8 @@ impl Request for SnapshotList {
             service.find(volume)?;
         }
         SnapshotListReply::of(service, |name| {
-            let of = name.split_once('@').map(|(volume, _)| volume);
-            self.volume.is_none() || self.volume.as_deref() == of
+            let (of, _) = split_name(name);
+            self.volume.as_deref().is_none_or(|volume| volume == of)
         })
     }
 }

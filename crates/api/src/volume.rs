@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use clap::Args;
-use onefold_store::{DedupMode, Usage, VolumeChange};
+use onefold_store::{DedupMode, Usage, VolumeChange, split_name};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -250,16 +250,21 @@ pub struct UsageReply {
     pub shared_bytes: Option<u64>,
     /// Space that deleting it would free.
     pub freed_if_deleted_bytes: Option<u64>,
+    /// Space that deleting the volume with all its snapshots would free at least; absent for a snapshot.
+    pub freed_with_snapshots_bytes: Option<u64>,
     /// Time of that accounting, in seconds since the Unix epoch.
     pub usage_as_of: Option<u64>,
 }
 
 impl UsageReply {
-    pub(crate) fn of(usage: Option<Usage>, block_size: u64) -> Self {
+    /// That of a volume or snapshot with this name.
+    pub(crate) fn of(name: &str, usage: Option<Usage>, block_size: u64) -> Self {
+        let with_snapshots = |usage: Usage| usage.freed_with_snapshots_blocks * block_size;
         usage.map_or_else(Self::default, |usage| Self {
             exclusive_bytes: Some(usage.exclusive_blocks * block_size),
             shared_bytes: Some(usage.shared_blocks * block_size),
             freed_if_deleted_bytes: Some(usage.freed_if_deleted_blocks * block_size),
+            freed_with_snapshots_bytes: split_name(name).1.is_none().then(|| with_snapshots(usage)),
             usage_as_of: Some(usage.as_of_unix_seconds),
         })
     }
@@ -274,7 +279,7 @@ impl VolumeReply {
     fn among(service: &Service, stat: onefold_store::VolumeStat, volumes: usize) -> Self {
         let block_size = u64::from(service.store.block_size());
         Self {
-            usage: UsageReply::of(stat.usage, block_size),
+            usage: UsageReply::of(&stat.name, stat.usage, block_size),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
             data: service.data(&stat.name, volumes),
@@ -665,6 +670,14 @@ impl Request for VolumeDelete {
             names
                 .iter()
                 .try_for_each(|name| service.check_detachable(name, self.force, DELETE))?;
+            let stat = service.find(&self.name)?;
+            let usage = UsageReply::of(&stat.name, stat.usage, service.store.block_size().into());
+            if let Some(freed) = usage.freed_with_snapshots_bytes {
+                plan.push(format!(
+                    "free {} of the pool, as the last accounting found it",
+                    size::display(freed)
+                ));
+            }
             return Ok(PlanReply::planned(service, &names, plan));
         }
         let holds: Result<Vec<_>> = names

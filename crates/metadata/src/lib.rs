@@ -70,7 +70,7 @@ pub use limits::{
     REQUEST_BYTES_MAX, SPACE_PAGE_BYTES, VOLUMES_MAX,
 };
 pub use map::{Entries, Layer, Leaf, Maps, Wanted, fill_absent};
-pub use names::{check_name, full_name};
+pub use names::{check_name, full_name, split_name};
 pub use onefold_engine::Blocking;
 pub use opening::open;
 pub use pages::{PageWriter, Pages, PagesHold};

@@ -9,6 +9,14 @@ pub fn full_name(volume: &str, snapshot: &str) -> String {
     format!("{volume}@{snapshot}")
 }
 
+/// The name of the volume, and of a snapshot its own: what [`full_name`] put together.
+pub fn split_name(name: &str) -> (&str, Option<&str>) {
+    match name.split_once('@') {
+        Some((volume, snapshot)) => (volume, Some(snapshot)),
+        None => (name, None),
+    }
+}
+
 /// `Invalid` if `name` cannot name a volume, a snapshot or a domain, as `of` says.
 pub fn check_name(name: &str, of: &str) -> Result<()> {
     if name_is_valid(name) {

@@ -62,14 +62,13 @@ pub use onefold_journal::{IncompleteCommit, LossReport};
 pub use onefold_metadata::Scarcity;
 pub use onefold_metadata::{
     Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind, display_bytes,
+    full_name, split_name,
 };
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use snapshots::DeletionStat;
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use store::{Store, VolumeChange};
 pub use volume::ChangedExtent;
-pub use volume::{
-    AutoHeldBack, AutoSwitch, Extent, InlineFilter, InlineStat, RefusedCounts, Volume,
-};
+pub use volume::{AutoHeldBack, AutoSwitch, Extent, InlineFilter, InlineStat, RefusedCounts, Volume};
 pub use volume::{FoundBytes, PreparedRead, PreparedWrite};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};

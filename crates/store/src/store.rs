@@ -21,7 +21,7 @@ use onefold_metadata::heat::COLD_PASSES_MAX;
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use onefold_metadata::{
     Blocking, Catalogue, Guard, INTERVAL_SECONDS_MAX, MetadataState, Result, StoreError,
-    StoreErrorKind, check_name, free_slot, full_name,
+    StoreErrorKind, check_name, free_slot, full_name, split_name,
 };
 
 use crate::admin::Usages;
@@ -210,10 +210,10 @@ impl Store {
             let Some((name, _)) = volumes.range((from, Bound::Unbounded)).next() else {
                 break;
             };
-            from = match name.split_once('@') {
+            from = match split_name(name) {
                 // Over all snapshots of this volume at once: this character follows the '@'.
-                Some((volume, _)) => Bound::Included(format!("{volume}A")),
-                None => {
+                (volume, Some(_)) => Bound::Included(format!("{volume}A")),
+                (_, None) => {
                     names.push(name.clone());
                     Bound::Excluded(name.clone())
                 }
@@ -228,7 +228,7 @@ impl Store {
     pub fn snapshot_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
         let volumes = read(&self.volumes);
         let following = volumes.range::<str, _>((Bound::Excluded(after), Bound::Unbounded));
-        let snapshots = following.filter(|(name, _)| name.contains('@'));
+        let snapshots = following.filter(|(name, _)| split_name(name).1.is_some());
         snapshots
             .take(names_max)
             .map(|(name, _)| name.clone())

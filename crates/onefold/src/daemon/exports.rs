@@ -12,7 +12,7 @@ use onefold_nbd::{
     ExportSummary, Exports, Extent, Histogram, ListenAddress, ListenError, ListenOptions, Listener,
     Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
 };
-use onefold_store::{Store, StoreErrorKind, Volume};
+use onefold_store::{Store, StoreErrorKind, Volume, full_name, split_name};
 use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
@@ -242,7 +242,7 @@ impl Exports for VolumeExports {
     /// Volumes first, so that they are never beyond the end of a list that is cut.
     fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
         let (volumes_after, snapshots_after) = match after {
-            Some(after) if after.contains('@') => (None, after),
+            Some(after) if split_name(after).1.is_some() => (None, after),
             after => (Some(after.unwrap_or_default()), ""),
         };
         let mut names = volumes_after
@@ -273,7 +273,7 @@ impl Exports for VolumeExports {
     }
 
     fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
-        let of_volume = format!("{}@", volume_of(name));
+        let of_volume = full_name(split_name(name).0, "");
         // One more, as the snapshot itself may be among them.
         let found = self
             .store
@@ -286,7 +286,7 @@ impl Exports for VolumeExports {
     }
 
     fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
-        let full = format!("{}@{snapshot}", volume_of(name));
+        let full = full_name(split_name(name).0, snapshot);
         full != name && self.store.has_volume(&full)
     }
 
@@ -306,7 +306,7 @@ impl Exports for VolumeExports {
         let changes = since.iter().map(|snapshot| {
             let changes: Arc<dyn Changes> = Arc::new(VolumeChanges {
                 volume: Arc::clone(&volume),
-                since: self.volume(&format!("{}@{snapshot}", volume_of(name)))?,
+                since: self.volume(&full_name(split_name(name).0, snapshot))?,
             });
             Ok(changes)
         });
@@ -334,7 +334,7 @@ pub(crate) fn copy_of(snapshot: &str) -> String {
 /// The volume or snapshot that an export is.
 fn exported(export: &str) -> &str {
     match export.strip_prefix(COPY_OF) {
-        Some(name) if name.contains('@') => name,
+        Some(name) if split_name(name).1.is_some() => name,
         _ => export,
     }
 }
@@ -391,11 +391,6 @@ impl Export for CopiedSnapshot {
         let prefetch = || Export::prefetch(&*self.snapshot, range, scratch);
         self.reads.read(bytes, prefetch)
     }
-}
-
-/// The volume that an export is, or is a snapshot of.
-fn volume_of(name: &str) -> &str {
-    name.split_once('@').map_or(name, |(volume, _)| volume)
 }
 
 impl VolumeExports {

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use onefold_api::{JobListReply, size};
 use onefold_jobs::{JobState, JobStatus};
+use onefold_store::split_name;
 
 use super::word;
 use crate::output::Render;
@@ -50,7 +51,8 @@ impl Render for JobListReply {
 
 /// Whether it is the finder of a snapshot, which has nothing to do once it has scanned the snapshot.
 fn is_idle_snapshot(job: &JobStatus) -> bool {
-    let is_of_snapshot = job.volume.as_ref().is_some_and(|name| name.contains('@'));
+    let volume = job.volume.as_deref();
+    let is_of_snapshot = volume.is_some_and(|name| split_name(name).1.is_some());
     is_of_snapshot
         && job.state == JobState::Idle
         && job.backlog_blocks == 0

@@ -6,6 +6,7 @@ use onefold_api::{
     InlineReply, LocalityReply, PlanReply, RefusedReply, UnshareReply, UsageReply, VolumeListReply,
     VolumeReply, size,
 };
+use onefold_store::split_name;
 
 use super::{short, utc, word};
 use crate::output::Render;
@@ -21,7 +22,7 @@ impl Render for VolumeReply {
             short(self.data),
             as_of.unwrap_or_default(),
             size::display(self.new_bytes),
-            match self.name.contains('@') {
+            match split_name(&self.name).1.is_some() {
                 true => "of it written since the snapshot before it",
                 false => "of it in no snapshot of this volume",
             }
@@ -131,12 +132,16 @@ fn write_usage(usage: &UsageReply, out: &mut dyn Write) -> io::Result<()> {
     else {
         return Ok(());
     };
+    let with_snapshots = usage.freed_with_snapshots_bytes;
+    let more = with_snapshots.filter(|freed| Some(*freed) != usage.freed_if_deleted_bytes);
+    let more = more.map(|freed| format!(", {} with its snapshots", size::display(freed)));
     writeln!(
         out,
-        "exclusive  {}, {} with others, {} freed if deleted, as of {}",
+        "exclusive  {}, {} with others, {} freed if deleted{}, as of {}",
         size::display(exclusive),
         size::display(shared),
         freed(usage),
+        more.unwrap_or_default(),
         utc(as_of)
     )
 }

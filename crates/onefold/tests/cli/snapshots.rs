@@ -164,6 +164,19 @@ fn what_a_deletion_frees_is_said_before() {
     assert_eq!(figures("b"), [0, 4, 0]);
     assert_eq!(figures("c"), [1, 0, 1]);
     assert_eq!(figures("c@one"), [2, 0, 1]);
+    // All of c is freed with its snapshot; of a only the part that b does not have, even with it.
+    let with_snapshots = |name: &str| stat(name)["freed_with_snapshots_bytes"].clone();
+    assert_eq!(with_snapshots("c"), 3 * MIB);
+    assert_eq!(with_snapshots("a"), MIB);
+    assert!(with_snapshots("c@one").is_null());
+    let text = String::from_utf8(scene.ok(&["volume", "stat", "c"]).stdout).unwrap();
+    assert!(
+        text.contains("1 MiB freed if deleted, 3 MiB with its snapshots, as of"),
+        "{text}"
+    );
+    let planned = scene.run(&["volume", "delete", "c", "--snapshots"]);
+    let plan = String::from_utf8(planned.stdout).unwrap();
+    assert!(plan.contains("plan: free 3 MiB of the pool"), "{plan}");
     let list = scene.json(&["snapshot", "list", "c"]);
     assert_eq!(list["snapshots"][0]["freed_if_deleted_bytes"], MIB);
     let text = String::from_utf8(scene.ok(&["volume", "stat", "c@one"]).stdout).unwrap();

@@ -7,6 +7,9 @@
 //! other layer refers to it, and none of the entries that move or stay does. An unnamed layer that
 //! stays for this one and another may then go, too; blocks freed by that are not counted.
 //!
+//! A volume *with its snapshots* frees the blocks that no entry of another volume refers to, except those of
+//! layers that a clone stands on.
+//!
 //! The maps are read from a checkpoint, one layer after the other, for one window of the pool's
 //! blocks after the other, as large as memory allows. The first window reads all pages, and notes
 //! for groups of them which parts of the pool they refer to; later ones skip groups that refer to
@@ -52,6 +55,12 @@ const SEVERAL: u8 = 1;
 
 /// An entry refers to the block that is still there when its layer is deleted.
 const STAYS: u8 = 2;
+
+/// Entries of layers of several volumes refer to the block.
+const SEVERAL_VOLUMES: u8 = 4;
+
+/// An entry refers to the block that may be there when its volume is deleted with its snapshots.
+const NEEDED: u8 = 8;
 
 const _: () = assert!(VOLUMES_MAX <= NOBODY as u64, "layers are numbered");
 
@@ -104,6 +113,40 @@ fn layers_above(snapshot: &CheckpointReader<'_>) -> FxHashMap<LayerId, Option<us
         }
     }
     above
+}
+
+/// The place of a layer among all others.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// The number of the volume's layer: of a snapshot, that of the volume that it is of.
+    volume: u16,
+    /// A layer of another volume stands on it.
+    is_needed: bool,
+}
+
+fn places(volumes: &[VolumeRecord]) -> Vec<Place> {
+    let numbered = || volumes.iter().zip(0..);
+    let by_id: FxHashMap<VolumeId, u16> = numbered().map(|(it, number)| (it.id, number)).collect();
+    let mut places: Vec<Place> = numbered()
+        .map(|(record, number)| {
+            let volume = record.snapshot_of.and_then(|of| by_id.get(&of).copied());
+            Place {
+                volume: volume.unwrap_or(number),
+                is_needed: false,
+            }
+        })
+        .collect();
+    let by_layer: FxHashMap<LayerId, usize> = (0..volumes.len())
+        .map(|number| (volumes[number].layer, number))
+        .collect();
+    for (number, record) in volumes.iter().enumerate() {
+        let mut below = record.below;
+        while let Some(under) = below.and_then(|layer| by_layer.get(&layer)) {
+            places[*under].is_needed |= places[*under].volume != places[number].volume;
+            below = volumes[*under].below;
+        }
+    }
+    places
 }
 
 /// A layer being counted in a window.
@@ -185,8 +228,10 @@ impl<'a> Scan<'a> {
             }
             // Other scans have the same memory: one window at a time.
             let _memory = lock(&pool.scan_memory);
-            let mut window = Window::new(start..(start + step).min(pool_blocks));
-            let volumes = self.held.snapshot.volumes.iter();
+            let volumes = &self.held.snapshot.volumes;
+            let blocks = start..(start + step).min(pool_blocks);
+            let mut window = Window::new(blocks, places(volumes));
+            let volumes = volumes.iter();
             let order: Vec<_> = volumes.map(|volume| (volume.id, volume.layer)).collect();
             self.layers_all = self.layers_done + order.len() as u64 * (left + 1);
             let mut usages = vec![Usage::default(); order.len()];
@@ -208,6 +253,7 @@ impl<'a> Scan<'a> {
                 usage.exclusive_blocks += found.exclusive_blocks;
                 usage.shared_blocks += found.shared_blocks;
                 usage.freed_if_deleted_blocks += found.freed_if_deleted_blocks;
+                usage.freed_with_snapshots_blocks += found.freed_with_snapshots_blocks;
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -384,16 +430,19 @@ impl Touched {
 /// The results for a window of the pool's blocks.
 struct Window {
     blocks: Range<u64>,
+    /// By the layers' numbers.
+    places: Vec<Place>,
     /// The last layer that was found to refer to the block.
     last: Vec<u16>,
     flags: Vec<u8>,
 }
 
 impl Window {
-    fn new(blocks: Range<u64>) -> Self {
+    fn new(blocks: Range<u64>, places: Vec<Place>) -> Self {
         let count = (blocks.end - blocks.start) as usize;
         Self {
             blocks,
+            places,
             last: vec![NOBODY; count],
             flags: vec![0; count],
         }
@@ -408,23 +457,35 @@ impl Window {
     fn name(&mut self, layer: u16, pba: Pba, stays: bool) -> bool {
         let at = (pba.0 - self.blocks.start) as usize;
         let last = std::mem::replace(&mut self.last[at], layer);
+        let place = self.places[usize::from(layer)];
         if last != layer && last != NOBODY {
             self.flags[at] |= SEVERAL;
+            if self.places[usize::from(last)].volume != place.volume {
+                self.flags[at] |= SEVERAL_VOLUMES;
+            }
         }
         if stays {
             self.flags[at] |= STAYS;
+        }
+        if place.is_needed {
+            self.flags[at] |= NEEDED;
         }
         last != layer
     }
 
     /// Blocks that only one layer refers to were counted as if others did.
     fn add_exclusive(&self, usages: &mut [Usage]) {
-        for (layer, flags) in self.last.iter().zip(&self.flags) {
-            if *layer != NOBODY && flags & SEVERAL == 0 {
-                let usage = &mut usages[usize::from(*layer)];
+        let named = self.last.iter().zip(&self.flags);
+        for (layer, flags) in named.filter(|(layer, _)| **layer != NOBODY) {
+            let layer = usize::from(*layer);
+            if flags & SEVERAL == 0 {
+                let usage = &mut usages[layer];
                 usage.shared_blocks -= 1;
                 usage.exclusive_blocks += 1;
                 usage.freed_if_deleted_blocks += u64::from(flags & STAYS == 0);
+            }
+            if flags & (SEVERAL_VOLUMES | NEEDED) == 0 {
+                usages[usize::from(self.places[layer].volume)].freed_with_snapshots_blocks += 1;
             }
         }
     }

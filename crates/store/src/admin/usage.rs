@@ -14,6 +14,8 @@ pub struct Usage {
     pub shared_blocks: u64,
     /// Blocks that become free when it is deleted, and nothing else.
     pub freed_if_deleted_blocks: u64,
+    /// Blocks that become free at least when this volume is deleted with all its snapshots; 0 for a snapshot.
+    pub freed_with_snapshots_blocks: u64,
     /// Its blocks in which a reader finds data.
     pub data_blocks: u64,
     /// The runs of the pool that these are in.

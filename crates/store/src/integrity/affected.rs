@@ -6,7 +6,7 @@
 
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
 use onefold_journal::CheckpointReader;
-use onefold_metadata::Result;
+use onefold_metadata::{Result, split_name};
 
 use crate::store::Store;
 
@@ -90,8 +90,8 @@ fn name_use(
     });
     let (volume, name) = match of {
         Some(volume) => {
-            let own = record.name.rsplit('@').next().unwrap_or_default();
-            (&volume.name, Some(own.to_owned()))
+            let (_, own) = split_name(&record.name);
+            (&volume.name, own.map(str::to_owned))
         }
         None => (&record.name, None),
     };

@@ -15,6 +15,7 @@ use onefold_format::backup::{BackupNumber, Origin, PoolSnapshot, RepositoryId};
 use onefold_format::{PoolId, VolumeId};
 use onefold_jobs::{JobKind, JobState};
 use onefold_repository::{KnownSource, Repository};
+use onefold_store::{full_name, split_name};
 
 /// The newest backups among which one with a base is looked for.
 const BACKUPS_LOOKED_AT: usize = 16;
@@ -112,7 +113,7 @@ impl<'a> Pool<'a> {
         let made = self.link.outlast(|| {
             let number = random_seed();
             let names = volumes.iter().map(|volume| {
-                let name = format!("{volume}@{}{number:016x}", self.prefix);
+                let name = full_name(volume, &format!("{}{number:016x}", self.prefix));
                 name.parse().map_err(Error::usage)
             });
             let names = names.collect::<Result<Vec<SnapshotName>>>()?;
@@ -126,7 +127,7 @@ impl<'a> Pool<'a> {
     /// The one that was taken of a volume.
     pub(super) fn taken(&self, volume: &str) -> Result<SnapshotReply> {
         let mut taken = self.taken.iter();
-        let found = taken.find(|it| volume_of(&it.name) == volume);
+        let found = taken.find(|it| split_name(&it.name).0 == volume);
         found.cloned().ok_or_else(|| {
             Error::failed(format!("the snapshot that was taken of '{volume}' is gone"))
         })
@@ -192,14 +193,14 @@ impl<'a> Pool<'a> {
         if is_kept {
             self.taken.retain(|it| it.number != snapshot.number);
         }
-        let volume = volume_of(&snapshot.name);
+        let (volume, _) = split_name(&snapshot.name);
         let snapshots = self.snapshots(volume).unwrap_or_else(|error| {
             output.warn(format_args!(
                 "the snapshots of '{volume}' cannot be listed: {error}"
             ));
             Vec::new()
         });
-        let begins = format!("{volume}@{}", self.prefix);
+        let begins = full_name(volume, &self.prefix);
         for before in snapshots {
             if before.name.starts_with(&begins) && before.number != snapshot.number {
                 self.delete(&before.name, output);
@@ -230,10 +231,4 @@ impl<'a> Pool<'a> {
             _ => {}
         }
     }
-}
-
-fn volume_of(snapshot: &str) -> &str {
-    snapshot
-        .split_once('@')
-        .map_or(snapshot, |(volume, _)| volume)
 }

@@ -10,7 +10,7 @@ use onefold_api::{
 };
 use onefold_backup::{LostBlocks, Restore};
 use onefold_nbd::client::{Address, Client};
-use onefold_store::{Blocking, SECTOR_BYTES, Volume};
+use onefold_store::{Blocking, SECTOR_BYTES, Volume, split_name};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -202,7 +202,7 @@ pub(super) fn check_target(session: &Session, name: &str, size_bytes: u64) -> Re
         exact: false,
     };
     let stat = session.call(&stat, &mut |_, _| {})?;
-    if name.contains('@') {
+    if split_name(name).1.is_some() {
         return Err(Error::usage(format!(
             "'{name}' is a snapshot, which stays as it is; restore into a volume"
         )));
