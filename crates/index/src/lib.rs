@@ -191,20 +191,6 @@ pub trait FingerprintIndex: Send + Sync {
     /// those of the disk.
     fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers>;
 
-    /// The same without the signatures in memory: where they exclude a row, the place where it would be is
-    /// read all the same, and the answer is [`LookedUp::Absent`]. It shows what signatures are worth. A
-    /// back end without any does as always.
-    ///
-    /// # Errors
-    /// As those of [`FingerprintIndex::lookup`].
-    fn lookup_unsigned(
-        &self,
-        fingerprints: &[Fingerprint],
-        blocking: Blocking,
-    ) -> Result<LookupAnswers> {
-        self.lookup(fingerprints, blocking)
-    }
-
     /// Secures room on the disk for the next batches, with this many items each, so that they do
     /// not fail for want of it. A back end that cannot tell succeeds.
     ///

@@ -248,27 +248,6 @@ fn a_lookup_reads_one_leaf_or_nothing() {
 }
 
 #[test]
-fn without_signatures_an_absent_row_is_looked_for_on_the_disk() {
-    let (engine, index) = filled(60);
-    let absent: Vec<_> = items(1_000_000, 1000).iter().map(|it| it.0).collect();
-    engine.reset_counts();
-    let answers = index.lookup_unsigned(&absent, Blocking::Yes).unwrap();
-    assert!(answers.iter().all(|it| *it == LookedUp::Absent));
-    let read = engine.count(Part::Index, Op::Read);
-    assert!((990..=1000).contains(&read.count), "{} reads", read.count);
-
-    // The rest is as always.
-    let present = items(1000, 1000);
-    let fingerprints: Vec<_> = present.iter().map(|it| it.0).collect();
-    let answers = index.lookup_unsigned(&fingerprints, Blocking::Yes).unwrap();
-    let expected = present.iter().map(|it| LookedUp::Present(it.1));
-    assert!(answers.into_iter().eq(expected));
-    engine.set_cold(Part::Index, 0..u64::MAX);
-    let refused = index.lookup_unsigned(&absent, Blocking::No);
-    assert!(matches!(refused, Err(IndexError::WouldBlock)));
-}
-
-#[test]
 fn the_first_lookup_of_a_segment_reads_what_all_others_need() {
     for first in [Blocking::No, Blocking::Yes] {
         let (engine, index) = filled(60);

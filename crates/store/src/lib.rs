@@ -69,6 +69,6 @@ pub use snapshots::DeletionStat;
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use store::{Store, VolumeChange};
 pub use volume::ChangedExtent;
-pub use volume::{AutoHeldBack, AutoSwitch, Extent, InlineFilter, InlineStat, RefusedCounts, Volume};
+pub use volume::{AutoHeldBack, AutoSwitch, Extent, InlineStat, RefusedCounts, Volume};
 pub use volume::{FoundBytes, PreparedRead, PreparedWrite};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};

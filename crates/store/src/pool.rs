@@ -9,7 +9,7 @@ use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
 use crate::dedup::{ClaimedFingerprints, ClaimsAlarm, Fingerprinter, IndexSlot};
 use crate::latency::Latencies;
-use crate::volume::{InlineFilter, Recent};
+use crate::volume::Recent;
 
 pub(crate) struct Pool {
     pub(crate) superblock: Superblock,
@@ -37,8 +37,6 @@ pub(crate) struct Pool {
     pub(crate) recent: Recent,
     /// Relaxed: a hint, which nothing else depends on.
     pub(crate) guests_strained: AtomicBool,
-    /// See [`OpenOptions::inline_without`](crate::OpenOptions::inline_without).
-    pub(crate) inline_without: Vec<InlineFilter>,
 }
 
 /// The components of a pool.
@@ -51,7 +49,6 @@ pub(crate) struct PoolParts {
     pub(crate) secret: Secret,
     pub(crate) bad: BadBlocks,
     pub(crate) losses: LossList,
-    pub(crate) inline_without: Vec<InlineFilter>,
 }
 
 impl Pool {
@@ -65,7 +62,6 @@ impl Pool {
             secret,
             bad,
             losses,
-            inline_without,
         } = parts;
         Self {
             superblock,
@@ -85,7 +81,6 @@ impl Pool {
             hash_cache_room: Room::new(limits.hash_cache_bytes),
             recent: Recent::new(limits.recent_bytes),
             guests_strained: AtomicBool::new(false),
-            inline_without,
         }
     }
 

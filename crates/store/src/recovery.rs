@@ -38,7 +38,6 @@ use onefold_metadata::{
 
 use crate::dedup::{self, IndexSlot};
 use crate::pool::{Pool, PoolParts};
-use crate::volume::InlineFilter;
 
 /// How to create a pool.
 #[derive(Debug, Clone)]
@@ -72,8 +71,6 @@ pub struct OpenOptions {
     /// If the free-space map cannot be opened, count it again from the maps. For repairs: it reads
     /// every page of every map, and keeps all of the new free-space map in memory.
     pub rebuild_free_space: bool,
-    /// What writes in line do without, to measure what it is worth.
-    pub inline_without: Vec<InlineFilter>,
 }
 
 /// The report of opening a pool.
@@ -352,7 +349,6 @@ pub(crate) fn open(
         secret: parts.secret,
         bad,
         losses,
-        inline_without: options.inline_without.clone(),
     }));
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
     report.seconds = started.elapsed().as_secs_f64();

@@ -14,7 +14,6 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::goals::Goal;
-use crate::inline_filters::{self, Filters};
 use crate::inline_images::{self, Images};
 use crate::inline_load::{Contents, Load, Writer, publish};
 use crate::inline_report;
@@ -39,12 +38,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only rows whose name contains this text: 'host', 'direct', 'depth 32', 'all duplicates',
-    /// 'at most', 'images', 'filters'
+    /// 'at most', 'images'
     #[arg(long)]
     rows: Option<String>,
-    /// Also measure servers that do without a filter: what each is worth
-    #[arg(long)]
-    filters: bool,
     /// Raw disk images; the last one is written into a pool that has the others. Without any, those
     /// that are made for tests
     images: Vec<PathBuf>,
@@ -189,7 +185,6 @@ pub(crate) struct Results {
     /// Why rows with a limit are missing, if they are.
     pub(crate) no_limit: Option<String>,
     pub(crate) images: Option<Images>,
-    pub(crate) filters: Vec<Filters>,
     pub(crate) plan: Plan,
 }
 
@@ -229,7 +224,6 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         rows: Vec::new(),
         no_limit: limit.as_ref().err().map(|error| format!("{error:#}")),
         images: None,
-        filters: Vec::new(),
         plan,
     };
     if let Some(why) = &results.no_limit {
@@ -251,14 +245,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         let measured = inline_images::measure(workspace, plan.image_rounds, &arguments.images)?;
         results.images = Some(measured);
     }
-    if arguments.filters {
-        results.filters = inline_filters::measure(workspace, plan, &contents, &wanted)?;
-    }
-    let command = match arguments.filters {
-        true => "cargo xtask bench inline --filters",
-        false => "cargo xtask bench inline",
-    };
-    let conditions = report::conditions(workspace, command, start.elapsed())?;
+    let conditions = report::conditions(workspace, "cargo xtask bench inline", start.elapsed())?;
     let page = inline_report::page(&conditions, &results);
     println!("\n{page}");
     if arguments.quick || arguments.rows.is_some() {

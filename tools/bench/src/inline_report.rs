@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::goals;
 use crate::inline::{Measured, Results};
-use crate::inline_filters::{self, Filters};
 use crate::inline_load::CONTENTS;
 use crate::report::{self, Conditions, heading};
 use onefold_harness::workspace::Workspace;
@@ -38,7 +37,6 @@ pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     }
     rows(&mut page, &results.rows);
     images(&mut page, results);
-    page.push_str(&inline_filters::page(&results.filters));
     let goals = results.rows.iter().filter_map(Measured::goal);
     let of_images = results.images.iter().flat_map(|images| images.goals());
     let goals: Vec<_> = goals.chain(of_images).collect();
@@ -114,7 +112,6 @@ pub(crate) fn raw(conditions: &Conditions, results: &Results) -> Value {
         "rows": results.rows.iter().map(Measured::raw).collect::<Vec<_>>(),
         "rows_left_out": results.no_limit,
         "images": results.images.as_ref().map(|images| images.raw()),
-        "filters": results.filters.iter().map(Filters::raw).collect::<Vec<_>>(),
     })
 }
 
@@ -133,7 +130,6 @@ mod tests {
             rows: vec![inline::example(&[2.5], 98)],
             no_limit: Some("there are none".to_owned()),
             images: Some(inline_images::example()),
-            filters: Vec::new(),
             plan: inline::QUICK,
         }
     }

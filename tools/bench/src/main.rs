@@ -34,7 +34,6 @@ mod index;
 mod index_report;
 mod index_worker;
 mod inline;
-mod inline_filters;
 mod inline_images;
 mod inline_load;
 mod inline_report;

@@ -144,13 +144,6 @@ pub(super) struct Resident {
     pub(super) signatures: Option<Signatures>,
 }
 
-/// Whether a lookup may take the signatures' word for it that there is no row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Signed {
-    Yes,
-    No,
-}
-
 /// What memory tells about a fingerprint.
 pub(super) enum Known {
     /// All.
@@ -230,11 +223,8 @@ impl Directory {
     }
 
     /// What memory tells about a fingerprint.
-    pub(super) fn known(&self, fingerprint: Fingerprint, signed: Signed) -> Known {
-        let absent = Known::Answer(match signed {
-            Signed::Yes => LookedUp::AbsentBySignature,
-            Signed::No => LookedUp::Absent,
-        });
+    pub(super) fn known(&self, fingerprint: Fingerprint) -> Known {
+        let absent = Known::Answer(LookedUp::AbsentBySignature);
         let segment = &self.segments[self.at(fingerprint)];
         if let Some(changed) = segment.change(fingerprint) {
             return Known::Answer(LookedUp::of(changed.row()));
@@ -246,7 +236,7 @@ impl Directory {
             return Known::Unloaded;
         }
         match segment.leaf_of(fingerprint) {
-            Some(leaf) if signed == Signed::No || segment.may_have(leaf, fingerprint) => {
+            Some(leaf) if segment.may_have(leaf, fingerprint) => {
                 Known::Leaf(run, run.first_leaf() + leaf as u64)
             }
             _ => absent,

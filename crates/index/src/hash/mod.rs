@@ -46,18 +46,18 @@ use std::sync::Arc;
 use onefold_engine::{Blocking, Disk};
 use onefold_format::{IndexKind, Pba, PoolId};
 
-use crate::batch;
+use crate::batch::{self, Item};
 #[cfg(feature = "conformance")]
 use crate::entry;
 use crate::guarded::{Guarded, Phase, Turn};
 use crate::header::{self, Content};
+use crate::stream::Answer;
 use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, LookupAnswers, Released, Result, Row,
     StreamId,
 };
-use directory::Signed;
 pub use table::Shape;
-use table::Table;
+use table::{Lookup, Table};
 
 /// Makes the index of a new pool: one without rows.
 pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
@@ -175,14 +175,15 @@ impl HashIndex {
         Ok(result)
     }
 
-    fn look(
+    fn batch<A: Answer>(
         &self,
-        fingerprints: &[Fingerprint],
-        signed: Signed,
-        blocking: Blocking,
-    ) -> Result<LookupAnswers> {
-        self.guarded.look(blocking, |shared| {
-            shared.lookup(fingerprints, signed, blocking)
+        batch: (StreamId, u64),
+        items: &[Item],
+        apply: impl FnOnce(&mut Lookup<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
+    ) -> Result<Vec<A>> {
+        batch::check_blocks(items.iter().map(|it| it.1))?;
+        self.change(Turn::ready, |table| {
+            table.batch(batch, |rows, counts| apply(rows, counts, items))
         })
     }
 }
@@ -194,11 +195,8 @@ impl FingerprintIndex for HashIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
-        batch::check_blocks(items.iter().map(|it| it.1))?;
-        self.change(Turn::ready, |table| {
-            table.batch((stream, number), |rows, counts| {
-                batch::increment(rows, counts, items)
-            })
+        self.batch((stream, number), items, |rows, counts, items| {
+            batch::increment(rows, counts, items)
         })
     }
 
@@ -208,11 +206,8 @@ impl FingerprintIndex for HashIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
-        batch::check_blocks(items.iter().map(|it| it.1))?;
-        self.change(Turn::ready, |table| {
-            table.batch((stream, number), |rows, counts| {
-                batch::count_existing(rows, counts, items)
-            })
+        self.batch((stream, number), items, |rows, counts, items| {
+            batch::count_existing(rows, counts, items)
         })
     }
 
@@ -222,24 +217,14 @@ impl FingerprintIndex for HashIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>> {
-        batch::check_blocks(items.iter().map(|it| it.1))?;
-        self.change(Turn::ready, |table| {
-            table.batch((stream, number), |rows, counts| {
-                batch::decrement(rows, counts, items)
-            })
+        self.batch((stream, number), items, |rows, counts, items| {
+            batch::decrement(rows, counts, items)
         })
     }
 
     fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
-        self.look(fingerprints, Signed::Yes, blocking)
-    }
-
-    fn lookup_unsigned(
-        &self,
-        fingerprints: &[Fingerprint],
-        blocking: Blocking,
-    ) -> Result<LookupAnswers> {
-        self.look(fingerprints, Signed::No, blocking)
+        self.guarded
+            .look(blocking, |shared| shared.lookup(fingerprints, blocking))
     }
 
     fn secure(&self, batches: &[usize]) -> Result<()> {

@@ -23,7 +23,7 @@ use onefold_engine::{Blocking, Disk};
 use onefold_format::PoolId;
 use smallvec::SmallVec;
 
-use super::directory::{Directory, Known, Resident, Signed, Unloaded};
+use super::directory::{Directory, Known, Resident, Unloaded};
 use super::reads::{read_leaves, try_read_leaves};
 use super::segment::{self, LEAF_BYTES, Run};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -85,13 +85,12 @@ impl Shared {
     pub(super) fn lookup(
         &self,
         fingerprints: &[Fingerprint],
-        signed: Signed,
         blocking: Blocking,
     ) -> Result<LookupAnswers> {
         let mut answers = LookupAnswers::from_elem(LookedUp::Absent, fingerprints.len());
         let pieces = answers.chunks_mut(TOGETHER);
         for (fingerprints, answers) in fingerprints.chunks(TOGETHER).zip(pieces) {
-            self.look_up_together(fingerprints, signed, blocking, answers)?;
+            self.look_up_together(fingerprints, blocking, answers)?;
         }
         Ok(answers)
     }
@@ -99,14 +98,13 @@ impl Shared {
     fn look_up_together(
         &self,
         fingerprints: &[Fingerprint],
-        signed: Signed,
         blocking: Blocking,
         answers: &mut [LookedUp],
     ) -> Result<()> {
         let mut open: Open = (0..fingerprints.len()).collect();
         let mut leaves = Leaves::new();
         while !open.is_empty() {
-            let wanted = self.ask_memory(fingerprints, &open, signed, blocking, answers)?;
+            let wanted = self.ask_memory(fingerprints, &open, blocking, answers)?;
             self.read(&wanted, blocking, &mut leaves)?;
             open = self.answer(&wanted, &leaves, fingerprints, answers)?;
         }
@@ -118,7 +116,6 @@ impl Shared {
         &self,
         fingerprints: &[Fingerprint],
         open: &[usize],
-        signed: Signed,
         blocking: Blocking,
         answers: &mut [LookedUp],
     ) -> Result<SmallVec<[Wanted; 1]>> {
@@ -127,7 +124,7 @@ impl Shared {
             let mut unloaded = None;
             let directory = self.sound_directory()?;
             for by in open {
-                match directory.known(fingerprints[*by], signed) {
+                match directory.known(fingerprints[*by]) {
                     Known::Answer(answer) => answers[*by] = answer,
                     Known::Leaf(run, leaf) => wanted.push(Wanted { by: *by, run, leaf }),
                     Known::Unloaded => {

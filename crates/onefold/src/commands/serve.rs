@@ -8,7 +8,6 @@ use onefold_api::size;
 use onefold_api::{Error, Result, check_name};
 use onefold_engine::embedded::CacheMode;
 use onefold_nbd::ListenAddress;
-use onefold_store::InlineFilter;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -40,11 +39,6 @@ pub(super) struct Args {
     /// hundred above it, background work gives way. For example 500us or 2ms.
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "2ms")]
     latency_budget: Duration,
-
-    /// For measurements: writes in line do without these steps, which otherwise answer before the
-    /// index's rows are asked. What is stored stays the same.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "FILTER,...")]
-    inline_without: Vec<InlineFilter>,
 
     /// Answer GET /metrics (for Prometheus), /healthz and /readyz on this address.
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -96,7 +90,6 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             Cache::Direct => CacheMode::Direct,
         },
         memory_bytes,
-        inline_without: args.inline_without,
         latency_budget: args.latency_budget,
         metrics: args.metrics,
         socket_mode: args.socket_mode,

@@ -28,7 +28,7 @@ use onefold_engine::embedded::CacheMode;
 use onefold_engine::rados::OwnerEvent;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
-use onefold_store::{InlineFilter, Store};
+use onefold_store::Store;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,8 +50,6 @@ pub(crate) struct ServeOptions {
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
-    /// What writes in line do without.
-    pub(crate) inline_without: Vec<InlineFilter>,
     /// The latency of guests' requests that background work respects.
     pub(crate) latency_budget: Duration,
     /// Where to answer monitoring.
@@ -144,7 +142,6 @@ fn open(
         cache: options.cache,
         memory_bytes: options.memory_bytes,
         repair: false,
-        inline_without: options.inline_without.clone(),
         asks_owner: options.take,
         kept_data,
         // Without a receiver the daemon ends anyway.

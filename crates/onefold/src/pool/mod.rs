@@ -12,7 +12,7 @@ use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
 use onefold_engine::rados::{OwnerEvent, RadosEngine, TakeError, TakeOptions};
 use onefold_nbd::SOCKET_PATH_BYTES_MAX;
 use onefold_store::{
-    CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
+    CreateOptions, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
 };
 use place::{CephPlace, PoolPlace};
 use std::fmt;
@@ -89,8 +89,6 @@ pub(crate) struct Opening {
     pub(crate) memory_bytes: u64,
     /// Count free space again where its map cannot be opened.
     pub(crate) repair: bool,
-    /// What writes in line do without.
-    pub(crate) inline_without: Vec<InlineFilter>,
     /// Ask another host that has the pool to give it up.
     pub(crate) asks_owner: bool,
     /// The pool's data as an earlier process opened it.
@@ -105,7 +103,6 @@ impl Default for Opening {
             cache: CacheMode::Host,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             repair: false,
-            inline_without: Vec::new(),
             asks_owner: false,
             kept_data: None,
             on_owner_event: None,
@@ -131,7 +128,6 @@ pub(crate) fn open(
     let options = OpenOptions {
         memory_bytes: store_memory_bytes(opening.memory_bytes),
         rebuild_free_space: opening.repair,
-        inline_without: opening.inline_without,
     };
     Ok(Store::open(engine, &options)?)
 }

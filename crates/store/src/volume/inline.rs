@@ -45,19 +45,6 @@ const IN_CACHE: Thresholds = Thresholds {
     off_percent: 25,
 };
 
-/// A step that answers for a block before the index's rows are asked. One that is left out answers for
-/// nothing, and its blocks come to the next: less is saved, and everything else stays as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "api", derive(clap::ValueEnum))]
-pub enum InlineFilter {
-    /// Blocks of zeros are neither fingerprinted nor looked up.
-    Zero,
-    /// What was found a short time before is not looked up again.
-    Recent,
-    /// Where the signatures in memory exclude a row, its place is not read; only the index `hash` has some.
-    Signature,
-}
-
 /// What a volume has found in line since it was opened, in blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InlineStat {
@@ -86,7 +73,7 @@ pub struct InlineStat {
 }
 
 impl InlineStat {
-    /// Blocks that were looked up and stored; without [`InlineFilter::Zero`] also those of zeros.
+    /// Blocks that were looked up and stored.
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.scanned.saturating_sub(self.zeros + self.hits)

@@ -33,7 +33,7 @@ use crate::volume_options::VolumeOptions;
 use self::inline::Inline;
 
 pub use changes::ChangedExtent;
-pub use inline::{AutoHeldBack, AutoSwitch, InlineFilter, InlineStat, RefusedCounts};
+pub use inline::{AutoHeldBack, AutoSwitch, InlineStat, RefusedCounts};
 pub use prepared::PreparedWrite;
 pub use prepared_read::{FoundBytes, PreparedRead};
 pub(crate) use recent::Recent;

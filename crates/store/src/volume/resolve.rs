@@ -6,8 +6,6 @@
 //! 3. *absent by signature*: the index has no row, as it knows without its disk
 //! 4. the index's rows
 //!
-//! Each of the first three may be left out ([`InlineFilter`]), to measure what it is worth.
-//!
 //! A result is a hint. Whether it holds is decided when the record is appended: see
 //! `metadata/src/hits.rs`. Without an index that can be used every block is a miss.
 
@@ -19,7 +17,7 @@ use onefold_metadata::{Blocking, Guard, Result, StoreError};
 use smallvec::SmallVec;
 
 use super::Volume;
-use super::inline::{Circumstances, InlineFilter, Tally};
+use super::inline::{Circumstances, Tally};
 use super::recent::Seen;
 
 /// What a block holds, as far as it is known before the write.
@@ -94,8 +92,7 @@ impl Volume {
         let fingerprints: SmallVec<[Fingerprint; 8]> = fingerprints.collect();
         let answers = match fingerprints.is_empty() {
             true => Ok(SmallVec::new()),
-            false if self.asks(InlineFilter::Signature) => index.lookup(&fingerprints, blocking),
-            false => index.lookup_unsigned(&fingerprints, blocking),
+            false => index.lookup(&fingerprints, blocking),
         };
         // Its replacement waits for this.
         drop(index);
@@ -109,7 +106,6 @@ impl Volume {
             self.note_answer(&mut resolved, n, answer);
         }
         self.inline.note_share(&resolved.tally);
-        self.find_zeros(&mut resolved, data);
         self.drop_bad(&mut resolved);
         if verify && Guard::VerifyBytes.holds() {
             self.drop_different(&mut resolved, data, blocking)?;
@@ -132,16 +128,11 @@ impl Volume {
         }
     }
 
-    fn asks(&self, filter: InlineFilter) -> bool {
-        !self.pool.inline_without.contains(&filter)
-    }
-
-    /// Filter 1: whatever is not zeros has a fingerprint.
+    /// Filter 1: blocks that are not zeros have fingerprints.
     fn fingerprint_contents(&self, data: &[u8]) -> SmallVec<[Content; 8]> {
         let block_size = self.pool.block_size() as usize;
-        let asks = self.asks(InlineFilter::Zero);
         let blocks = data.chunks_exact(block_size);
-        let zeros: SmallVec<[bool; 8]> = blocks.map(|block| asks && is_zero(block)).collect();
+        let zeros: SmallVec<[bool; 8]> = blocks.map(is_zero).collect();
         let mut contents = SmallVec::with_capacity(zeros.len());
         let mut rest = data;
         for alike in zeros.chunk_by(|one, next| one == next) {
@@ -158,29 +149,11 @@ impl Volume {
         contents
     }
 
-    /// Without filter 1 zeros were looked up. They are stored in no case, so whatever was found does not
-    /// matter.
-    fn find_zeros(&self, resolved: &mut Resolved, data: &[u8]) {
-        if self.asks(InlineFilter::Zero) {
-            return;
-        }
-        let blocks = data.chunks_exact(self.pool.block_size() as usize);
-        for (content, block) in resolved.contents.iter_mut().zip(blocks) {
-            if is_zero(block) {
-                *content = Content::Zeros;
-            }
-        }
-    }
-
     /// Filter 2. Returns the blocks that the index is asked about.
     fn find_recent(&self, resolved: &mut Resolved) -> SmallVec<[u64; 8]> {
         let mut unknown = SmallVec::new();
         let lookup_version = resolved.lookup_version;
-        let asks = self.asks(InlineFilter::Recent);
-        let seen = |fingerprint| match asks {
-            true => self.pool.recent.get(fingerprint, lookup_version),
-            false => None,
-        };
+        let seen = |fingerprint| self.pool.recent.get(fingerprint, lookup_version);
         for (content, n) in resolved.contents.iter_mut().zip(0..) {
             match *content {
                 Content::New(fingerprint) => match seen(fingerprint) {
@@ -205,13 +178,11 @@ impl Volume {
             (LookedUp::Present(pba), Some(fingerprint)) => {
                 tally.found += 1;
                 *content = Content::Published(fingerprint, pba);
-                if self.asks(InlineFilter::Recent) {
-                    self.pool.recent.put(Seen {
-                        fingerprint,
-                        pba,
-                        lookup_version,
-                    });
-                }
+                self.pool.recent.put(Seen {
+                    fingerprint,
+                    pba,
+                    lookup_version,
+                });
             }
             (LookedUp::AbsentBySignature, _) => tally.absent_by_signature += 1,
             (LookedUp::Absent | LookedUp::Present(_), _) => tally.absent += 1,

@@ -1,4 +1,4 @@
-//! Writes in line: with each of their filters and without, and beside an index that is replaced.
+//! Writes in line: what each of their filters answers, and writes while an index is replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_store::{
-    Blocking, DedupMode, IndexKind, InlineFilter, InlineStat, OpenOptions, Store, VolumeOptions,
+    Blocking, DedupMode, IndexKind, InlineStat, OpenOptions, Store, VolumeOptions,
 };
 
 use crate::common::{
@@ -14,23 +14,16 @@ use crate::common::{
     read, write,
 };
 
-const FILTERS: [InlineFilter; 3] = [
-    InlineFilter::Zero,
-    InlineFilter::Recent,
-    InlineFilter::Signature,
-];
-
 const PUBLISHED: [u64; 3] = [1, 2, 3];
 
 /// A pool that has [`PUBLISHED`] in the volume `base`.
-fn pool(index: IndexKind, without: &[InlineFilter]) -> Arc<Store> {
+fn pool(index: IndexKind) -> Arc<Store> {
     let engine = SimulatedEngine::new(1);
     let mut options = pool_of(16 * MIB);
     options.index = index;
     Store::create(&engine, &options).unwrap();
     let options = OpenOptions {
         memory_bytes: MEMORY,
-        inline_without: without.to_vec(),
         ..OpenOptions::default()
     };
     let (store, _) = Store::open(Arc::new(engine), &options).unwrap();
@@ -41,8 +34,7 @@ fn pool(index: IndexKind, without: &[InlineFilter]) -> Arc<Store> {
 }
 
 /// What filters and index answered for three zeros, two unique blocks, and twice [`PUBLISHED`].
-fn expected(index: IndexKind, without: &[InlineFilter]) -> InlineStat {
-    let asks = |filter| !without.contains(&filter);
+fn expected(index: IndexKind) -> InlineStat {
     let mut stat = InlineStat {
         scanned: 11,
         zeros: 3,
@@ -52,36 +44,18 @@ fn expected(index: IndexKind, without: &[InlineFilter]) -> InlineStat {
         is_on: true,
         ..InlineStat::default()
     };
-    let mut absent = 2;
-    if !asks(InlineFilter::Zero) {
-        absent += stat.zeros;
-        stat.zeros = 0;
-    }
-    if !asks(InlineFilter::Recent) {
-        stat.found += stat.recent;
-        stat.recent = 0;
-    }
-    match asks(InlineFilter::Signature) && index == IndexKind::Hash {
-        true => stat.absent_by_signature = absent,
-        false => stat.absent = absent,
+    // Only this kind has signatures.
+    match index {
+        IndexKind::Hash => stat.absent_by_signature = 2,
+        _ => stat.absent = 2,
     }
     stat
 }
 
 #[test]
-fn filters_change_who_answers_for_a_block_and_never_what_is_stored() {
-    for (index, subset) in KINDS
-        .into_iter()
-        .flat_map(|kind| (0..8).map(move |n| (kind, n)))
-    {
-        let is_left_out =
-            |(n, filter): (usize, InlineFilter)| (subset >> n & 1 == 1).then_some(filter);
-        let without: Vec<_> = FILTERS
-            .into_iter()
-            .enumerate()
-            .filter_map(is_left_out)
-            .collect();
-        let store = pool(index, &without);
+fn each_filter_answers_for_its_blocks() {
+    for index in KINDS {
+        let store = pool(index);
         let options = VolumeOptions {
             dedup: DedupMode::Inline,
             hash_cache_bytes: MIB,
@@ -92,8 +66,8 @@ fn filters_change_who_answers_for_a_block_and_never_what_is_stored() {
         write(&volume, 0, [1, 2, 3, 0, 9, 0]);
         // What was found is remembered from the next write on.
         write(&volume, 8, [1, 2, 3, 0, 10]);
-        let case = format!("{index:?} without {without:?}");
-        assert_eq!(volume.inline_stat(), expected(index, &without), "{case}");
+        let case = format!("{index:?}");
+        assert_eq!(volume.inline_stat(), expected(index), "{case}");
         let contents = [1, 2, 3, 0, 9, 0, 0, 0, 1, 2, 3, 0, 10];
         assert_eq!(read(&volume, 0, 13), contents, "{case}");
         let stat = store.volume_stat("v").unwrap();
@@ -123,7 +97,7 @@ fn filters_change_who_answers_for_a_block_and_never_what_is_stored() {
 
 #[test]
 fn an_index_is_replaced_beside_writes_in_line() {
-    let store = pool(IndexKind::Btree, &[InlineFilter::Recent]);
+    let store = pool(IndexKind::Btree);
     let options = VolumeOptions {
         dedup: DedupMode::Inline,
         ..VolumeOptions::new(MIB)

@@ -50,7 +50,8 @@ use crate::hash::space::{Extent, Space, pages_for};
 use crate::header::BODY_OFFSET;
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{Fingerprint, IndexCounts, IndexError, Result, Row, StreamId};
-use lookup::{Found, Lookup, Wanted};
+pub(super) use lookup::Lookup;
+use lookup::{Found, Wanted};
 use merging::merge;
 
 /// Rows that a batch notes before it lets lookups go on: a few tens of microseconds.
