@@ -88,8 +88,9 @@ impl Workspace {
     pub fn build_without(&self, guard: &str) -> Result<PathBuf> {
         let target = self.target.join(format!("without-{guard}"));
         self.cargo()
+            .env("RUSTFLAGS", format!("--cfg onefold_without_{guard}"))
             .args(["build", "--locked", "--quiet", "--package", "onefold"])
-            .args(["--features", &format!("without-{guard}"), "--target-dir"])
+            .arg("--target-dir")
             .arg(&target)
             .show()?;
         Ok(target.join("debug").join("onefold"))

@@ -38,7 +38,7 @@ pub(super) fn try_out(client: &Client) -> io::Result<()> {
 
 /// Keeps the client with this address out; the head knows it afterwards if it `may_wake`.
 pub(super) fn fence(client: &Client, pool: &Pool, address: &str, may_wake: bool) -> io::Result<()> {
-    if cfg!(feature = "without-fencing") {
+    if cfg!(onefold_without_fencing) {
         tracing::warn!("this build fences nobody: it is for a test that has to notice");
         return Ok(());
     }
@@ -52,7 +52,7 @@ pub(super) fn fence(client: &Client, pool: &Pool, address: &str, may_wake: bool)
 /// Keeps out all that the head names.
 pub(super) fn restore(client: &Client, pool: &Pool) -> io::Result<()> {
     let fenced = head::read(pool)?.fenced;
-    if fenced.is_empty() || cfg!(feature = "without-fencing") {
+    if fenced.is_empty() || cfg!(onefold_without_fencing) {
         return Ok(());
     }
     for some in fenced.chunks(REQUESTS_MAX) {

@@ -34,6 +34,9 @@ const WITHOUT_PRODUCT: &[&str] = &[HARNESS, "onefold-model", "xtask"];
 /// Tools that may use every floor. No floor uses any tool.
 const WITH_PRODUCT: &[&str] = &["onefold-acceptance", "onefold-bench"];
 
+/// The crate whose binary users get.
+const SHIPPED: &str = "onefold";
+
 fn is_tool(name: &str) -> bool {
     WITHOUT_PRODUCT.contains(&name) || WITH_PRODUCT.contains(&name)
 }
@@ -63,6 +66,7 @@ pub(super) fn faults(metadata: &Value) -> Result<Vec<String>> {
             .and_then(Value::as_str)
             .context("a crate has no name")?;
         faults.extend(name_fault(name));
+        faults.extend(feature_fault(name, package));
         if floor(name).is_none() && !is_tool(name) {
             faults.push(format!(
                 "crate {name} has no floor: give it one in xtask's tidy/floors.rs"
@@ -88,6 +92,18 @@ fn name_fault(name: &str) -> Option<String> {
     Some(format!(
         "crate {name}: '{word}' says nothing; name it after what it does"
     ))
+}
+
+/// Packagers build with `--all-features`, and that must be the product as it is.
+fn feature_fault(name: &str, package: &Value) -> Option<String> {
+    let features = package.get("features")?.as_object()?;
+    (name == SHIPPED && !features.is_empty()).then(|| {
+        let names: Vec<&str> = features.keys().map(String::as_str).collect();
+        format!(
+            "crate {name} has the feature {}, which --all-features would ship: use a --cfg for a test",
+            names.join(", ")
+        )
+    })
 }
 
 fn arrow_fault(user: &str, used: &str) -> Option<String> {
@@ -130,6 +146,19 @@ mod tests {
 
     fn faults_of(arrow: (&str, &str, Option<&str>)) -> Vec<String> {
         faults(&metadata(&[arrow])).unwrap()
+    }
+
+    #[test]
+    fn what_is_shipped_has_no_features() {
+        let with = |name: &str, features: Value| {
+            let package =
+                serde_json::json!({"name": name, "dependencies": [], "features": features});
+            faults(&serde_json::json!({ "packages": [package] })).unwrap()
+        };
+        let switch = || serde_json::json!({"without-fencing": []});
+        assert_eq!(with("onefold", switch()).len(), 1);
+        assert!(with("onefold", serde_json::json!({})).is_empty());
+        assert!(with("onefold-engine", switch()).is_empty());
     }
 
     #[test]
