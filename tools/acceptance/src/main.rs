@@ -2,7 +2,7 @@
 //!
 //! May use: the harness, and of the product its binary and its NBD client. May not use the crates
 //! of the product below that: the checks see only what a user would. Nothing uses this crate;
-//! `cargo xtask` runs it.
+//! `cargo xtask` runs it, and hands it every command that it has not itself.
 //!
 //! Every subcommand does its own set-up, so that a fresh Debian machine with Rust needs no step
 //! before it.
