@@ -232,8 +232,9 @@ pub trait Exports: Send + Sync {
     }
 
     /// Whether a snapshot is one of those.
-    fn has_snapshot(&self, _name: &str, _snapshot: &str) -> bool {
-        false
+    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
+        let snapshots = self.snapshots(name, usize::MAX);
+        snapshots.iter().any(|other| other == snapshot)
     }
 
     /// Attaches `peer` to an export, to be compared with the snapshots `since`, or refuses.

@@ -217,12 +217,6 @@ impl Exports for Mounted {
             .collect()
     }
 
-    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
-        self.snapshots(name, usize::MAX)
-            .iter()
-            .any(|it| it == snapshot)
-    }
-
     fn attach(
         &self,
         name: &str,
