@@ -12,9 +12,11 @@
 //! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read and trimmed; changes between two volumes |
 //! | `pool.rs` | state that volumes share |
 //! | `snapshots/` | snapshots and clones, going back, deleting |
-//! | `dedup/` | blocks are published, shared and released, batch by batch; the index |
-//! | `integrity/` | blocks that decayed are found and repaired; the maps are checked |
+//! | `dedup/` | blocks are published, shared and released, batch by batch; the index is rebuilt |
+//! | `integrity/` | decayed blocks are found and reported; the maps are checked |
 //! | `admin/` | size, import and export, figures, space for the host |
+//! | `batches/` | batches are settled: the index is asked, and its answers are logged |
+//! | `blocks/` | blocks as the disk has them: read back, fingerprinted, listed as bad, repaired |
 //! | `latency.rs` | how long requests take |
 //!
 //! The state that records change is in the crate `metadata`, and its durability in `journal`: see
@@ -27,6 +29,8 @@
 //! runs on the executor of [`Store::set_background_executor`].
 
 mod admin;
+mod batches;
+mod blocks;
 mod checks;
 mod dedup;
 mod integrity;
@@ -47,8 +51,8 @@ pub use admin::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
 pub use admin::{LogAfter, MetadataExport};
 pub use admin::{ShrinkPlan, ShrinkReport};
 pub use admin::{UnsharePlan, Unsharing};
-pub use dedup::{BatchReport, Ready};
-pub use dedup::{COLLECT_BATCH_BLOCKS, CollectReport, CountReport, HitsHeld};
+pub use batches::{BatchReport, CollectReport, CountReport};
+pub use dedup::{COLLECT_BATCH_BLOCKS, HitsHeld, Ready};
 pub use integrity::{BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};

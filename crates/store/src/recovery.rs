@@ -36,7 +36,7 @@ use onefold_metadata::{
     self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind, display_bytes,
 };
 
-use crate::dedup::{self, IndexSlot};
+use crate::batches::{self, IndexSlot};
 use crate::pool::{Pool, PoolParts};
 
 /// How to create a pool.
@@ -176,7 +176,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     let log = part(Part::Log, options.log_bytes)?;
     let data = part(Part::Data, options.size_bytes)?;
     let secret_part = part(Part::Secret, PAGE_BYTES as u64)?;
-    dedup::create(engine, options.index, pool)?;
+    batches::create(engine, options.index, pool)?;
 
     let step = |what, done: std::io::Result<()>| {
         done.map_err(|e| StoreError::io(format_args!("creating the pool: {what}"), e))

@@ -176,13 +176,13 @@ impl Store {
         }
         self.pool.journal.checkpoint()?;
         self.pool.journal.reclaim()?;
-        self.pool.bad.tidy(&self.pool.journal)?;
+        self.pool.bad().tidy(&self.pool.journal)?;
         self.pool.losses.tidy(&self.pool.journal)?;
         while self.pool.journal.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
         self.pool.journal.close_session()?;
         // Without an index that can be used there is nothing to put away.
         self.pool
-            .index
+            .index()
             .get()
             .map_or(Ok(()), |index| Ok(index.close()?))
     }
@@ -387,7 +387,9 @@ impl Store {
         // Items announced under these settings are settled under them. The others change at once, however
         // long a batch takes.
         let is_for_batches = change.verify.is_some() || change.min_run.is_some();
-        let _job = is_for_batches.then(|| self.pool.job()).transpose()?;
+        let _job = is_for_batches
+            .then(|| self.pool.batches.job())
+            .transpose()?;
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let mut options = volume.options();
@@ -406,7 +408,7 @@ impl Store {
         check_finder(&options)?;
         self.check_space_limits(&options)?;
         if change.verify == Some(false) {
-            self.pool.settle_open_batch()?;
+            self.pool.batches.settle_open_batch()?;
         }
         self.ensure_version_for(&options)?;
         let change = |record: &mut VolumeRecord| {
@@ -536,15 +538,10 @@ impl Store {
     ///
     /// Those of the disk.
     pub fn tidy(&self, commit: bool) -> Result<()> {
-        let Pool {
-            journal,
-            bad,
-            losses,
-            ..
-        } = &*self.pool;
+        let journal = &self.pool.journal;
         journal.tidy(commit)?;
-        bad.tidy(journal)?;
-        losses.tidy(journal)?;
+        self.pool.bad().tidy(journal)?;
+        self.pool.losses.tidy(journal)?;
         journal.report_level()
     }
 

@@ -48,7 +48,7 @@ impl Store {
     /// `NotFound`; `Damaged` if a map cannot be read; those of the disk.
     pub fn data(&self, name: &str, segments_max: u64) -> Result<Option<Data>> {
         let volume = self.volume(name)?;
-        if let Some(blocks) = volume.data_blocks(segments_max)? {
+        if let Some(blocks) = data_blocks(&volume, segments_max)? {
             let as_of_unix_seconds = None;
             return Ok(Some(Data {
                 blocks,
@@ -71,7 +71,7 @@ impl Store {
     /// As [`Store::data`].
     pub fn locality(&self, name: &str, segments_max: u64) -> Result<Option<Locality>> {
         let volume = self.volume(name)?;
-        if let Some(found) = volume.locality(segments_max)? {
+        if let Some(found) = locality(&volume, segments_max)? {
             return Ok(Some(Locality {
                 blocks: found.blocks,
                 runs: found.runs,
@@ -86,50 +86,47 @@ impl Store {
     }
 }
 
-impl Volume {
-    /// Nothing if more segments have to be read.
-    fn locality(&self, segments_max: u64) -> Result<Option<Found>> {
-        let (maps, layer) = (&self.pool.maps(), self.layer());
-        let mut segments = Segments::under(&layer);
-        let (mut found, mut from) = (Found::default(), SegmentIndex(0));
-        for _ in 0..segments_max {
-            let Some(segment) = segments.next(maps, from)? else {
-                return Ok(Some(found));
-            };
-            let entries = maps.peek_resolved(&layer, segment)?;
-            found.add(segment, InSegment::of(&entries[..]));
-            from = segment + 1;
-        }
-        Ok(segments.next(maps, from)?.is_none().then_some(found))
-    }
-
-    /// Nothing if more segments have to be read.
-    fn data_blocks(&self, segments_max: u64) -> Result<Option<u64>> {
-        let maps = &self.pool.maps();
-        let changes = maps.frozen_changes();
-        let layer = self.layer();
-        let lineage = Maps::lineage(&layer);
-        let Some((base, above)) = lineage.split_last().filter(|(_, above)| !above.is_empty())
-        else {
-            return Ok(Some(layer.logical_blocks()));
+/// Nothing if more segments have to be read.
+fn locality(volume: &Volume, segments_max: u64) -> Result<Option<Found>> {
+    let (maps, layer) = (&volume.pool.maps(), volume.layer());
+    let mut segments = Segments::under(&layer);
+    let (mut found, mut from) = (Found::default(), SegmentIndex(0));
+    for _ in 0..segments_max {
+        let Some(segment) = segments.next(maps, from)? else {
+            return Ok(Some(found));
         };
-        // All entries of the lowest layer count, except where those above have entries.
-        let before = base.logical_blocks();
-        let counted = count(
-            maps,
-            &layer,
-            Segments::of(above.iter().rev()),
-            Some(base),
-            segments_max,
-        )?;
-        let is_still = changes.is_multiple_of(2) && maps.frozen_changes() == changes;
-        if is_still {
-            return Ok(counted.map(|(found, hidden)| (before + found).saturating_sub(hidden)));
-        }
-        // While layers are being merged each segment is right by itself, but their sum is not.
-        let counted = count(maps, &layer, Segments::under(&layer), None, segments_max)?;
-        Ok(counted.map(|(found, _)| found))
+        let entries = maps.peek_resolved(&layer, segment)?;
+        found.add(segment, InSegment::of(&entries[..]));
+        from = segment + 1;
     }
+    Ok(segments.next(maps, from)?.is_none().then_some(found))
+}
+
+/// Nothing if more segments have to be read.
+fn data_blocks(volume: &Volume, segments_max: u64) -> Result<Option<u64>> {
+    let maps = &volume.pool.maps();
+    let changes = maps.frozen_changes();
+    let layer = volume.layer();
+    let lineage = Maps::lineage(&layer);
+    let Some((base, above)) = lineage.split_last().filter(|(_, above)| !above.is_empty()) else {
+        return Ok(Some(layer.logical_blocks()));
+    };
+    // All entries of the lowest layer count, except where those above have entries.
+    let before = base.logical_blocks();
+    let counted = count(
+        maps,
+        &layer,
+        Segments::of(above.iter().rev()),
+        Some(base),
+        segments_max,
+    )?;
+    let is_still = changes.is_multiple_of(2) && maps.frozen_changes() == changes;
+    if is_still {
+        return Ok(counted.map(|(found, hidden)| (before + found).saturating_sub(hidden)));
+    }
+    // While layers are being merged each segment is right by itself, but their sum is not.
+    let counted = count(maps, &layer, Segments::under(&layer), None, segments_max)?;
+    Ok(counted.map(|(found, _)| found))
 }
 
 /// The data that a reader finds in these segments, and the lowest layer's own part of it.

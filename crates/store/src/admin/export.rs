@@ -19,7 +19,7 @@ use onefold_format::{
 use onefold_journal::{CheckpointReader, Log, LogMark, follow_log};
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
-use crate::dedup;
+use crate::batches;
 use crate::recovery::{check_data, check_log, part_error};
 use crate::store::Store;
 
@@ -72,7 +72,7 @@ impl Store {
         };
         write(&mark(0, 0).encode())?;
         // A conversion may have changed the index's kind since the pool was created.
-        let index = pool.index.kind();
+        let index = pool.index().kind();
         write(
             &Superblock {
                 index,
@@ -80,7 +80,13 @@ impl Store {
             }
             .encode(),
         )?;
-        write(&pool.fingerprinter.secret().encode(pool.superblock.pool))?;
+        write(
+            &pool
+                .blocks
+                .fingerprinter()
+                .secret()
+                .encode(pool.superblock.pool),
+        )?;
         snapshot.each_page(&mut write)?;
         write(&snapshot.root.encode(pool.superblock.pool))?;
         let last = mark(place, checksum).encode();
@@ -239,7 +245,7 @@ impl MetadataExport {
             step(Part::Log, log.reserve(self.superblock.log_bytes))?;
             step(Part::Log, log.sync())?;
         }
-        dedup::create_uncounted(engine, self.superblock.index, pool)?;
+        batches::create_uncounted(engine, self.superblock.index, pool)?;
         let pages = [
             (Part::Secret, self.secret.encode(pool)),
             (Part::Superblock, self.superblock.encode()),

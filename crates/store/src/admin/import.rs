@@ -7,7 +7,8 @@ use onefold_format::{Lba, SegmentIndex, VolumeState};
 use onefold_metadata::sync::{Mutex, lock, write};
 use onefold_metadata::{Blocking, Result, Wanted};
 
-use crate::dedup::{BatchReport, Ready};
+use crate::batches::BatchReport;
+use crate::dedup::Ready;
 use crate::store::Store;
 use crate::volume::Volume;
 use crate::volume_options::VolumeOptions;

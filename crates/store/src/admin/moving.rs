@@ -97,7 +97,7 @@ impl Pool {
         layer: &Layer,
         from: SegmentIndex,
     ) -> Result<Option<SegmentIndex>> {
-        let _job = self.job()?;
+        let _job = self.batches.job()?;
         match self.maps().layer(layer.id) {
             Ok(_) => self.maps().next_segment(layer, from, Wanted::Mapped),
             Err(_) => Ok(None),
@@ -110,7 +110,7 @@ impl Pool {
 
     /// Moves the chosen blocks of these entries.
     fn move_piece(&self, layer: &Arc<Layer>, first: Lba, moving: &dyn Moving) -> Result<u64> {
-        let _job = self.job()?;
+        let _job = self.batches.job()?;
         let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
         let _locked = layer.locks.lock(blocks, Blocking::Yes);
         if self.maps().layer(layer.id).is_err() {
@@ -225,14 +225,14 @@ impl Pool {
         };
         let read = self.data().read_at(&mut bytes, from.start.0 * block_size);
         read.map_err(failed("reading", from.start))?;
-        let listed = match self.bad.is_any() {
-            true => self.bad.within(from.start.0..from.start.0 + from.count),
+        let listed = match self.bad().is_any() {
+            true => self.bad().within(from.start.0..from.start.0 + from.count),
             false => Vec::new(),
         };
         for bad in listed.iter().filter(|bad| bad.fingerprint.is_some()) {
             let at = ((bad.pba.0 - from.start.0) * block_size) as usize;
             let block = &bytes[at..at + block_size as usize];
-            if !self.is_as_stored(block, layer.domain, bad) {
+            if !self.blocks.is_as_stored(block, layer.domain, bad) {
                 return Err(StoreError::new(
                     StoreErrorKind::Io,
                     format!(

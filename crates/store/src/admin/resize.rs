@@ -158,7 +158,7 @@ impl Store {
         let end = pool.smaller_size(size_bytes)?;
         pool.check_fits(end)?;
         // The open batch is the finder's last one for now.
-        let _job = pool.job()?;
+        let _job = pool.batches.job()?;
         pool.journal.begin_shrink(end)
     }
 
@@ -316,14 +316,9 @@ impl Pool {
             true => Ok(()),
             false => {
                 self.losses.forget(&self.journal, &kept_back)?;
-                self.bad.forget(&self.journal, kept_back)
+                self.bad().forget(&self.journal, kept_back)
             }
         }
-    }
-
-    pub(crate) fn is_shrinking(&self) -> Result<bool> {
-        let metadata = self.journal.metadata()?;
-        Ok(metadata.space().end() < metadata.space().blocks())
     }
 
     fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {

@@ -206,7 +206,7 @@ impl Store {
             free_space: free_space * SPACE_PAGE_BYTES,
             records,
             hash_caches: pool.hash_cache_room.used_bytes(),
-            claims: pool.claimed.bytes(),
+            claims: pool.batches.claimed().bytes(),
         })
     }
 
@@ -216,15 +216,15 @@ impl Store {
     ///
     /// `Damaged` if it cannot be used; `Io` if the host cannot report its allocation.
     pub fn index_stat(&self) -> Result<IndexStat> {
-        let index = self.pool.index.get_settled()?;
+        let index = self.pool.index().get_settled()?;
         let counts = index.counts();
         Ok(IndexStat {
-            kind: self.pool.index.kind(),
+            kind: self.pool.index().kind(),
             unique_blocks: counts.unique,
             shared_blocks: counts.shared,
             references: counts.references,
             needs_rebuild: index.needs_rebuild(),
-            converting_to: self.pool.index.next_kind(),
+            converting_to: self.pool.index().next_kind(),
             bytes_on_disk: index.bytes_on_disk()?,
             memory_bytes_max: self.pool.limits.index_bytes as u64,
         })
@@ -271,7 +271,7 @@ impl Store {
         let queued_blocks = metadata.queue().blocks() + collecting;
         let reclaim_blocks = metadata.space().held_blocks() + queued_blocks;
         drop(metadata);
-        let index = pool.index.get_settled().ok();
+        let index = pool.index().get_settled().ok();
         let index_counts = index
             .as_ref()
             .map(|index| index.counts())
@@ -301,7 +301,7 @@ impl Store {
             queued_blocks,
             claimed_blocks,
             claimed_max_blocks: pool.limits.claims_max,
-            index: pool.index.kind(),
+            index: pool.index().kind(),
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
             lost_blocks: pool.data().lost_blocks(),

@@ -79,7 +79,7 @@ impl Store {
         let rule = Unshare { pool, min_run };
         let layer = volume.layer();
         let mut plan = UnsharePlan {
-            available_blocks: pool.available_to(&layer)?,
+            available_blocks: available_to(pool, &layer)?,
             ..UnsharePlan::default()
         };
         let mut ahead = Vec::new();
@@ -220,9 +220,9 @@ impl Moving for Unshare<'_> {
             at += run.len();
         }
         // As long as a bad block is shared the finder can repair it.
-        if self.pool.bad.is_any() {
+        if self.pool.bad().is_any() {
             for (is_chosen, entry) in chosen.iter_mut().zip(entries) {
-                let bad = entry.pba().and_then(|pba| self.pool.bad.get(pba));
+                let bad = entry.pba().and_then(|pba| self.pool.bad().get(pba));
                 *is_chosen &= bad.is_none();
             }
         }
@@ -242,15 +242,13 @@ impl Moving for Unshare<'_> {
     }
 }
 
-impl Pool {
-    /// Free blocks that a layer's volume may take for new data.
-    fn available_to(&self, layer: &Layer) -> Result<u64> {
-        let others = self.maps().unused_reservations();
-        let others = others.saturating_sub(layer.space_limits.unused_reservation());
-        let metadata = self.journal.metadata()?;
-        let kept = others + self.journal.reserve_blocks(&metadata);
-        Ok(metadata.space().free_blocks().saturating_sub(kept))
-    }
+/// Free blocks that a layer's volume may take for new data.
+fn available_to(pool: &Pool, layer: &Layer) -> Result<u64> {
+    let others = pool.maps().unused_reservations();
+    let others = others.saturating_sub(layer.space_limits.unused_reservation());
+    let metadata = pool.journal.metadata()?;
+    let kept = others + pool.journal.reserve_blocks(&metadata);
+    Ok(metadata.space().free_blocks().saturating_sub(kept))
 }
 
 impl UnsharePlan {

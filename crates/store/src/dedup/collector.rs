@@ -17,35 +17,19 @@
 //! Step 4's freed blocks are deferred frees like all released blocks: reusable once that record is
 //! durable and all readers have drained.
 
-use onefold_format::{Pba, Record, Release};
-use onefold_index::{Fingerprint, Released};
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::{Pba, Record};
+use onefold_index::Fingerprint;
+use onefold_metadata::{Blocking, Guard, MetadataState, QueueKind, Result, StoreError};
 use rustc_hash::FxHashMap;
 
-use super::counting::Urgency;
-use super::index::{STREAM, last_answers};
+use super::counting::hold_hits;
+use crate::batches::{CollectReport, Urgency};
 use crate::pool::Pool;
 use crate::store::Store;
-use onefold_format::record::BATCH_ITEMS_MAX;
-use onefold_metadata::{
-    Blocking, Guard, MetadataState, OpenBatch, PbaRun, PbaRuns, QueueKind, Result, StoreError,
-};
 
 /// References that one batch releases at most.
 pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
-
-/// Items settled under one hold of the uncommitted state.
-const ITEMS_PER_STEP: usize = 512;
-
-/// The result of a collector's batch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CollectReport {
-    /// References released.
-    pub released: u64,
-    /// Of these, the last ones of their blocks, which are free.
-    pub freed: u64,
-    /// Of these, those that the index did not know: their blocks are left alone.
-    pub quarantined: u64,
-}
 
 impl Store {
     /// Releases up to [`COLLECT_BATCH_BLOCKS`] references, after all claims have been counted. None are
@@ -57,7 +41,7 @@ impl Store {
     pub fn collect_batch(&self) -> Result<CollectReport> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
-        let before = (pool.journal.lookup_version(), pool.bad.clears());
+        let before = (pool.journal.lookup_version(), pool.bad().clears());
         let metadata = pool.journal.metadata()?;
         if metadata.queue().blocks() == 0 && metadata.batches().open().is_none() {
             return Ok(CollectReport::default());
@@ -68,26 +52,26 @@ impl Store {
         };
         drop(metadata);
         let mut known = pool.fingerprint_head(urgency)?;
-        let _job = pool.job_for(urgency)?;
+        let _job = pool.batches.job_for(urgency)?;
         pool.journal.check_writable()?;
-        let index = pool.index.ready()?;
-        pool.settle_open_batch()?;
+        let index = pool.index().ready()?;
+        pool.batches.settle_open_batch()?;
         if pool.journal.metadata()?.queue().blocks() == 0 {
             return Ok(CollectReport::default());
         }
         // Another batch may have freed some of them, and then they may have been written again; or a bad
         // one was repaired.
-        if (pool.journal.lookup_version(), pool.bad.clears()) != before {
+        if (pool.journal.lookup_version(), pool.bad().clears()) != before {
             known.clear();
         }
         // Most of them while writes may still make some: they are stopped for the rest only.
-        if Guard::ClaimsBeforeRelease.holds() && pool.count_claims(urgency)?.items() > 0 {
+        if Guard::ClaimsBeforeRelease.holds() && pool.batches.count_claims(urgency)?.items() > 0 {
             urgency = Urgency::AtOnce;
         }
-        let held = pool.hold_hits()?;
-        while Guard::ClaimsBeforeRelease.holds() && pool.count_claims(Urgency::AtOnce)?.items() > 0
-        {
-        }
+        let held = hold_hits(&pool.journal)?;
+        while Guard::ClaimsBeforeRelease.holds()
+            && pool.batches.count_claims(Urgency::AtOnce)?.items() > 0
+        {}
         let mut metadata = pool.journal.metadata()?;
         let number = metadata.batches().next_number();
         let elements = metadata.count_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())? as u32;
@@ -99,13 +83,13 @@ impl Store {
             .append(&[collect], &[], Blocking::Yes, Some(&no_claims))?;
         drop(held);
         if Guard::IntentBeforeCall.holds() {
-            pool.commit(urgency)?;
+            pool.batches.commit(urgency)?;
         }
         let open = pool.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
-        pool.settle_collector(&batch, &known, urgency)
+        pool.batches.settle_collector(&batch, &known, urgency)
     }
 
     /// Dropped references that are not released yet.
@@ -134,14 +118,16 @@ impl Pool {
     /// block is freed and no bad one repaired (P1); with bad blocks there are none. The job lock is not held,
     /// because counting needs it.
     fn fingerprint_head(&self, urgency: Urgency) -> Result<FxHashMap<Pba, Fingerprint>> {
-        if self.bad.is_any() {
+        if self.bad().is_any() {
             return Ok(FxHashMap::default());
         }
         let mut metadata = self.journal.metadata()?;
         let items = metadata.peek_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())?;
         drop(metadata);
         let unknown = vec![None; items.len()];
-        let read = self.run(urgency, || self.fingerprint_unknown(&items, &unknown))?;
+        let read = self.batches.run(urgency, || {
+            self.blocks.fingerprint_unknown(&items, &unknown)
+        })?;
         let found = read.items.into_iter();
         let mut known: FxHashMap<Pba, Fingerprint> =
             found.map(|(fingerprint, pba)| (pba, fingerprint)).collect();
@@ -150,85 +136,5 @@ impl Pool {
             known.remove(pba);
         }
         Ok(known)
-    }
-
-    /// Steps 3 and 4; blocks whose fingerprints are not known are read.
-    pub(super) fn settle_collector(
-        &self,
-        batch: &OpenBatch,
-        known: &FxHashMap<Pba, Fingerprint>,
-        urgency: Urgency,
-    ) -> Result<CollectReport> {
-        let index = self.index.ready()?;
-        let answers = self.run(urgency, || -> Result<_> {
-            let items = batch.unsettled();
-            let known = items.iter().map(|item| known.get(&item.pba).copied());
-            let found = self.fingerprint_unknown(items, &known.collect::<Vec<_>>())?;
-            let items = self.published_fingerprints(&*index, found)?;
-            Ok(index.decrement(STREAM, batch.number, &items)?)
-        })?;
-        let answers = last_answers(&answers, batch)?;
-        let mut report = CollectReport::default();
-        let mut position = batch.done;
-        while position < batch.items.len() {
-            let end = (position + ITEMS_PER_STEP).min(batch.items.len());
-            let part = &answers[position - batch.done..end - batch.done];
-            self.settle_releases(batch, position..end, part, &mut report)?;
-            position = end;
-        }
-        Ok(report)
-    }
-
-    fn settle_releases(
-        &self,
-        batch: &OpenBatch,
-        positions: std::ops::Range<usize>,
-        answers: &[Released],
-        report: &mut CollectReport,
-    ) -> Result<()> {
-        let mut freed = PbaRuns::new();
-        let mut releases: Vec<(u32, Release)> = Vec::new();
-        for (item, answer) in batch.items[positions.clone()].iter().zip(answers) {
-            let release = match answer {
-                Released::Remaining if Guard::FreeOnlyAtZero.holds() => Release::Remaining,
-                Released::Remaining | Released::Zero => Release::Freed,
-                Released::Mismatch | Released::Unknown => {
-                    tracing::error!(
-                        "block {} of the pool was released, but the index does not have it: it is \
-                         quarantined; run `pool check --repair`",
-                        item.pba
-                    );
-                    Release::Quarantined
-                }
-            };
-            report.released += 1;
-            report.freed += u64::from(release == Release::Freed);
-            report.quarantined += u64::from(release == Release::Quarantined);
-            if release == Release::Freed {
-                freed.push(PbaRun {
-                    start: item.pba,
-                    count: 1,
-                });
-            }
-            match releases.last_mut() {
-                Some((count, last)) if *last == release => *count += 1,
-                _ => releases.push((1, release)),
-            }
-        }
-        let mut position = positions.start as u32;
-        let records: Vec<Record> = releases
-            .into_iter()
-            .map(|(count, release)| {
-                let record = Record::Release {
-                    number: batch.number,
-                    position,
-                    count,
-                    release,
-                };
-                position += count;
-                record
-            })
-            .collect();
-        self.journal.append(&records, &freed, Blocking::Yes, None)
     }
 }

@@ -19,8 +19,8 @@ use onefold_index::{Fingerprint, FingerprintIndex};
 use onefold_metadata::sync::lock;
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
-use super::index::STREAM;
 use super::references::ROWS_AT_ONCE;
+use crate::batches::STREAM;
 use crate::pool::Pool;
 use crate::store::Store;
 
@@ -35,12 +35,12 @@ impl Store {
     /// Those of the disk and the index; `Damaged` if a map cannot be read.
     pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
         let pool = &self.pool;
-        let _job = pool.job()?;
-        let needs_rebuild = pool.index.get()?.needs_rebuild();
+        let _job = pool.batches.job()?;
+        let needs_rebuild = pool.index().get()?.needs_rebuild();
         if needs_rebuild {
             pool.rebuild_index(progress)?;
         }
-        match pool.index.next_kind() {
+        match pool.index().next_kind() {
             Some(kind) if pool.journal.check_writable().is_ok() => {
                 self.copy_index(kind, progress)?;
                 Ok(true)
@@ -57,9 +57,9 @@ impl Store {
     ///
     /// Those of the disk and the index; `Damaged` if a map cannot be read; `ReadOnly`.
     pub fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let _job = self.pool.job()?;
+        let _job = self.pool.batches.job()?;
         self.pool.journal.check_writable()?;
-        self.recount_index(self.pool.index.kind(), progress)
+        self.recount_index(self.pool.index().kind(), progress)
     }
 
     /// Converts the index to this kind, by copying its rows; if they cannot be used, by counting
@@ -72,14 +72,14 @@ impl Store {
     /// Those of the disk and the index, which leave the old one unchanged; `ReadOnly`.
     pub fn convert_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let pool = &self.pool;
-        let _job = pool.job()?;
+        let _job = pool.batches.job()?;
         pool.journal.check_writable()?;
         // Nothing may hold the old index when the new one takes its place.
-        let is_ready = pool.index.ready().is_ok();
+        let is_ready = pool.index().ready().is_ok();
         if !is_ready {
             self.recount_index(kind, progress)
-        } else if kind == pool.index.kind() {
-            pool.index.give_up_next(&*self.engine)
+        } else if kind == pool.index().kind() {
+            pool.index().give_up_next(&*self.engine)
         } else {
             self.copy_index(kind, progress)
         }
@@ -88,12 +88,12 @@ impl Store {
     /// The caller holds the job lock.
     fn recount_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let pool = &self.pool;
-        pool.index.give_up_next(&*self.engine)?;
+        pool.index().give_up_next(&*self.engine)?;
         let bytes = pool.limits.index_bytes;
-        pool.index
+        pool.index()
             .replace(&*self.engine, kind, pool.superblock.pool, bytes)?;
         pool.rebuild_index(progress)?;
-        pool.settle_open_batch().map(|_| ())
+        pool.batches.settle_open_batch().map(|_| ())
     }
 
     /// The caller holds the job lock.
@@ -103,16 +103,16 @@ impl Store {
         let copied = self.fill_next_index(kind, last_number, progress);
         if let Err(error) = copied {
             // Its space is worth more than the work, which would only fail again.
-            if let Err(further) = pool.index.give_up_next(&*self.engine) {
+            if let Err(further) = pool.index().give_up_next(&*self.engine) {
                 tracing::warn!("what was copied of the index stays: {further}");
             }
             return Err(error.during("converting the index"));
         }
         let (superblock, bytes) = (&pool.superblock, pool.limits.index_bytes);
-        pool.index
+        pool.index()
             .install_next(&*self.engine, superblock.index, superblock.pool, bytes)?;
         // One in memory that could not be read back is empty.
-        match pool.index.get()?.needs_rebuild() {
+        match pool.index().get()?.needs_rebuild() {
             true => pool.rebuild_index(progress),
             false => Ok(()),
         }
@@ -125,11 +125,11 @@ impl Store {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
         let pool = &self.pool;
-        let old = pool.index.ready()?;
+        let old = pool.index().ready()?;
         let _memory = lock(&pool.scan_memory);
         let bytes = pool.limits.check_bytes;
         let next = pool
-            .index
+            .index()
             .begin_next(&*self.engine, kind, pool.superblock.pool, bytes)?;
         pool.copy_rows(&*old, &*next, progress)?;
         next.finish_rebuild(STREAM, last_number)?;
@@ -141,7 +141,7 @@ impl Pool {
     /// Settles the open batch, so that no crash can open it again. Returns the last number that a
     /// batch had.
     fn settle_durably(&self) -> Result<u64> {
-        self.settle_open_batch()?;
+        self.batches.settle_open_batch()?;
         if Guard::SettledBeforeConversion.holds() {
             self.journal.commit_in_background()?;
         }

@@ -17,7 +17,7 @@ use onefold_metadata::sync::lock;
 use onefold_metadata::{Guard, Result, bits};
 use rustc_hash::FxHashMap;
 
-use super::index::STREAM;
+use crate::batches::STREAM;
 use crate::pool::Pool;
 
 /// Rows made at a time.
@@ -114,7 +114,7 @@ impl Window {
 impl Pool {
     /// Counts the index again. The caller holds the job lock.
     pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let index = self.index.get()?;
+        let index = self.index().get()?;
         let snapshot = CheckpointReader::take(&self.journal)?;
         // An older checkpoint names blocks that were freed since: they are nobody's to read, nor bad when
         // that fails.
@@ -200,16 +200,16 @@ impl Pool {
     /// they are, and will not be freed. A block that was not known to be bad is an error the first
     /// time.
     fn fingerprint_published(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
-        let listed = |pba: Pba| self.bad.get(pba);
-        let mut found = self.fingerprint_items(items)?;
+        let listed = |pba: Pba| self.bad().get(pba);
+        let mut found = self.blocks.fingerprint_items(items)?;
         let is_news = |pba: &&Pba| listed(**pba).is_none();
         while let Some(pba) = found.unreadable.iter().find(is_news).copied() {
             let mut block = vec![0; self.block_size() as usize];
-            if let Err(error) = self.read_back(pba, &mut block) {
-                self.list_unreadable(&[pba])?;
+            if let Err(error) = self.blocks.read_back(pba, &mut block) {
+                self.blocks.list_unreadable(&[pba])?;
                 return Err(error);
             }
-            found = self.fingerprint_items(items)?;
+            found = self.blocks.fingerprint_items(items)?;
         }
         let known = |pba| listed(pba).and_then(|bad| bad.fingerprint);
         for (fingerprint, pba) in &mut found.items {

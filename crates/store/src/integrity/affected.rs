@@ -43,15 +43,15 @@ impl Store {
     /// Those of the disk; `Damaged` if a map cannot be read.
     pub fn bad_blocks(&self, visit: &mut dyn FnMut(BlockUse)) -> Result<Vec<BadBlockStat>> {
         let pool = &self.pool;
-        if !pool.bad.is_any() {
+        if !pool.bad().is_any() {
             return Ok(Vec::new());
         }
         let snapshot = {
-            let _job = pool.job()?;
+            let _job = pool.batches.job()?;
             pool.look_at_bad_again()?;
             CheckpointReader::take(&pool.journal)?
         };
-        let bad = pool.bad.all();
+        let bad = pool.bad().all();
         snapshot.each_map_page(&|_| true, &mut |record, page| {
             for (entry, lba) in page.entries?.iter().zip(page.segment.first().0..) {
                 if let Some(pba) = entry.pba().filter(|pba| is_listed(&bad, *pba)) {

@@ -21,7 +21,7 @@ use onefold_journal::{CheckpointReader, MapPage};
 use onefold_metadata::sync::lock;
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
-use super::scrub::what_is_wrong;
+use crate::blocks::what_is_wrong;
 use crate::dedup::Window;
 use crate::pool::Pool;
 use crate::store::Store;
@@ -83,7 +83,7 @@ impl Store {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<CheckReport> {
         let pool = &*self.pool;
-        let _job = pool.job()?;
+        let _job = pool.batches.job()?;
         let is_writable = pool.journal.check_writable().is_ok();
         let index_problem = match is_writable.then(|| self.settle_index()) {
             // The disk fails, and not the index.
@@ -92,7 +92,7 @@ impl Store {
         };
         pool.look_at_bad_again()?;
         let snapshot = CheckpointReader::take(&pool.journal)?;
-        let index = pool.index.ready().ok();
+        let index = pool.index().ready().ok();
         let mut check = Check {
             pool,
             index: index.filter(|_| snapshot.is_fresh && index_problem.is_none()),
@@ -134,27 +134,27 @@ impl Store {
     /// settled.
     fn settle_index(&self) -> Result<()> {
         let pool = &self.pool;
-        if pool.index.get()?.needs_rebuild() {
+        if pool.index().get()?.needs_rebuild() {
             pool.rebuild_index(&mut |_, _| {})?;
         }
-        pool.settle_open_batch().map(|_| ())
+        pool.batches.settle_open_batch().map(|_| ())
     }
 
     /// Counts the index again from the maps, in a new one if the existing one is unusable.
     fn repair_index(&self, is_unreadable: bool) -> Result<()> {
         let pool = &self.pool;
         let is_usable = |index: Arc<dyn FingerprintIndex>| index.rows(LOWEST, 1).is_ok();
-        if is_unreadable || !pool.index.get().is_ok_and(is_usable) {
+        if is_unreadable || !pool.index().get().is_ok_and(is_usable) {
             let bytes = pool.limits.index_bytes;
-            pool.index.replace(
+            pool.index().replace(
                 &*self.engine,
-                pool.index.kind(),
+                pool.index().kind(),
                 pool.superblock.pool,
                 bytes,
             )?;
         }
         pool.rebuild_index(&mut |_, _| {})?;
-        pool.settle_open_batch().map(|_| ())
+        pool.batches.settle_open_batch().map(|_| ())
     }
 }
 
@@ -223,7 +223,7 @@ impl Check<'_> {
 
     /// Faults that the scrub, or a request, has found before.
     fn find_bad_blocks(&mut self) -> Result<()> {
-        for bad in self.pool.bad.all() {
+        for bad in self.pool.bad().all() {
             // A block that is only kept out of use is not a loss.
             if !self.pool.is_named(bad.pba)? {
                 continue;
@@ -234,7 +234,7 @@ impl Check<'_> {
                 format!("PBA {pba}: the block {what}; `pool scrub --list` names who uses it"),
             );
         }
-        if let Some(problem) = self.pool.bad.problem() {
+        if let Some(problem) = self.pool.bad().problem() {
             self.find(
                 false,
                 format!(

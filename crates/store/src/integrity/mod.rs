@@ -4,7 +4,6 @@
 mod affected;
 mod check;
 mod losses;
-mod repair;
 mod scrub;
 
 pub use affected::{BadBlockStat, BlockUse};

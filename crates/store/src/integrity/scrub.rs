@@ -28,8 +28,8 @@ use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{BadBlock, DomainId, Fault, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Key};
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind, bits};
-use std::collections::BTreeSet;
 
+use crate::blocks::what_is_wrong;
 use crate::pool::Pool;
 use crate::store::Store;
 
@@ -129,7 +129,7 @@ impl Store {
                 return Err(StoreError::new(StoreErrorKind::Invalid, message));
             }
         };
-        pool.bad.change_progress(|progress| {
+        pool.bad().change_progress(|progress| {
             progress.left_blocks = match (part, progress.left_blocks) {
                 (Some(part), _) => part,
                 (None, 0) => blocks,
@@ -137,7 +137,7 @@ impl Store {
             };
             progress.bytes_per_second = bytes_per_second;
         });
-        pool.bad.save(&pool.journal)
+        pool.bad().save(&pool.journal)
     }
 
     /// The scrub's progress.
@@ -147,14 +147,14 @@ impl Store {
     /// Where a request panicked while it changed the maps.
     pub fn scrub_status(&self) -> Result<ScrubStatus> {
         let pool_blocks = self.pool.journal.metadata()?.space().blocks();
-        let progress = self.pool.bad.progress();
+        let progress = self.pool.bad().progress();
         Ok(ScrubStatus {
             pool_blocks,
             next_block: progress.next_block,
             left_blocks: progress.left_blocks,
             bytes_per_second: progress.bytes_per_second,
             ended_unix_seconds: progress.ended_unix_seconds,
-            bad_blocks: self.pool.bad.all().len() as u64,
+            bad_blocks: self.pool.bad().all().len() as u64,
         })
     }
 
@@ -167,7 +167,7 @@ impl Store {
     pub fn scrub_step(&self, scrub: &mut Scrub) -> Result<ScrubReport> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
-        if pool.bad.progress().left_blocks == 0 {
+        if pool.bad().progress().left_blocks == 0 {
             return Ok(ScrubReport {
                 is_over: true,
                 ..ScrubReport::default()
@@ -187,16 +187,16 @@ impl Store {
             report = pool.scrub_blocks(window, &mut scrub.domains, &mut scrub.buf)?;
             scrub.unsaved_bytes += report.bytes;
         }
-        report.is_over = pool.bad.progress().left_blocks == 0;
+        report.is_over = pool.bad().progress().left_blocks == 0;
         if report.is_over {
             let now = self.engine.unix_seconds();
-            pool.bad
+            pool.bad()
                 .change_progress(|progress| progress.ended_unix_seconds = now);
             *scrub = Scrub::default();
-            pool.bad.save(&pool.journal)?;
+            pool.bad().save(&pool.journal)?;
         } else if scrub.unsaved_bytes >= SAVE_BYTES {
             scrub.unsaved_bytes = 0;
-            pool.bad.save(&pool.journal)?;
+            pool.bad().save(&pool.journal)?;
         }
         Ok(report)
     }
@@ -207,7 +207,7 @@ impl Store {
     ///
     /// Those of the disk.
     pub fn save_scrub(&self) -> Result<()> {
-        self.pool.bad.save(&self.pool.journal)
+        self.pool.bad().save(&self.pool.journal)
     }
 
     /// Checks blocks that requests could not read. Returns how many of them are bad.
@@ -216,20 +216,20 @@ impl Store {
     ///
     /// Those of the disk, except the faults that it looks for.
     pub fn look_at_suspects(&self) -> Result<u64> {
-        let suspects = self.pool.bad.take_suspects();
+        let suspects = self.pool.bad().take_suspects();
         if suspects.is_empty() || self.pool.journal.check_writable().is_err() {
             return Ok(0);
         }
-        let _job = self.pool.job_in_background()?;
+        let _job = self.pool.batches.job_in_background()?;
         let mut block = vec![0; self.pool.block_size() as usize];
         let mut unreadable = Vec::new();
         for pba in suspects {
             let is_named = self.pool.is_named(pba)?;
-            if is_named && !self.pool.read_if_readable(pba, &mut block)? {
+            if is_named && !self.pool.blocks.read_if_readable(pba, &mut block)? {
                 unreadable.push(pba);
             }
         }
-        self.pool.list_unreadable(&unreadable)
+        self.pool.blocks.list_unreadable(&unreadable)
     }
 
     /// Checks listed unreadable blocks once more, from `from` on, which it moves; around the list,
@@ -241,10 +241,10 @@ impl Store {
     /// Those of the disk, except the faults that it looks for.
     pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
         let pool = &self.pool;
-        if !pool.bad.is_any() || pool.journal.check_writable().is_err() {
+        if !pool.bad().is_any() || pool.journal.check_writable().is_err() {
             return Ok(0);
         }
-        let listed = pool.bad.all().into_iter();
+        let listed = pool.bad().all().into_iter();
         let (before, after): (Vec<_>, Vec<_>) = listed
             .filter(|bad| bad.fault == Fault::Unreadable)
             .partition(|bad| bad.pba < *from);
@@ -253,7 +253,7 @@ impl Store {
         for bad in after.into_iter().chain(before).take(LOOKS_AGAIN_MAX) {
             *from = bad.pba + 1;
             // Without the job lock first: a device can take seconds to report a failure.
-            if !pool.read_if_readable(bad.pba, &mut block)? {
+            if !pool.blocks.read_if_readable(bad.pba, &mut block)? {
                 break;
             }
             readable.push(bad.pba);
@@ -261,8 +261,8 @@ impl Store {
         if readable.is_empty() {
             return Ok(0);
         }
-        let _job = pool.job_in_background()?;
-        let listed = readable.into_iter().filter_map(|pba| pool.bad.get(pba));
+        let _job = pool.batches.job_in_background()?;
+        let listed = readable.into_iter().filter_map(|pba| pool.bad().get(pba));
         pool.look_again(listed.collect())
     }
 }
@@ -273,7 +273,7 @@ impl Pool {
     fn skip_free(&self) -> Result<u64> {
         let mut metadata = self.journal.metadata()?;
         let pool_blocks = metadata.space().blocks();
-        let progress = self.bad.progress();
+        let progress = self.bad().progress();
         // The pool may have become smaller.
         let start = match progress.next_block {
             next if next < pool_blocks => next,
@@ -281,7 +281,7 @@ impl Pool {
         };
         let most = progress.left_blocks.min(SKIP_BLOCKS);
         let end = pool_blocks.min(start.saturating_add(most));
-        let bad = self.bad.within(start..end);
+        let bad = self.bad().within(start..end);
         let bad = bad.first().map_or(end, |bad| bad.pba.0);
         let next = metadata.next_named(start..bad)?;
         drop(metadata);
@@ -295,21 +295,21 @@ impl Pool {
     /// The run has passed these blocks.
     fn pass(&self, passed: Range<u64>, pool_blocks: u64) {
         // Another run may have begun meanwhile.
-        let progress = self.bad.change_progress(|progress| {
+        let progress = self.bad().change_progress(|progress| {
             let left = progress.left_blocks;
             progress.left_blocks = left.saturating_sub(passed.end - passed.start);
             progress.next_block = passed.end % pool_blocks;
         });
         if progress.next_block == 0 {
             // A list that was lost had no progress either, so this is the end of the whole pool.
-            self.bad.forget_problem();
+            self.bad().forget_problem();
         }
     }
 
     /// The window in which the run continues; none without a run.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
         let pool_blocks = self.journal.metadata()?.space().blocks();
-        let progress = self.bad.change_progress(|progress| {
+        let progress = self.bad().change_progress(|progress| {
             // The pool may have become smaller.
             if progress.next_block >= pool_blocks {
                 progress.next_block = 0;
@@ -333,8 +333,8 @@ impl Pool {
     /// A part of step 1.
     fn note_rows(&self, window: &mut Window, from: Fingerprint) -> Result<()> {
         // A conversion replaces the index, and no one may hold the old one then.
-        let _job = self.job_in_background()?;
-        let index = self.index.ready()?;
+        let _job = self.batches.job_in_background()?;
+        let index = self.index().ready()?;
         let rows = self.background.run(|| index.rows(from, ROWS_PER_STEP))?;
         for (fingerprint, row) in &rows {
             if window.blocks.contains(&row.pba.0) {
@@ -352,7 +352,7 @@ impl Pool {
         domains: &mut Domains,
         buf: &mut Vec<u8>,
     ) -> Result<ScrubReport> {
-        let progress = self.bad.progress();
+        let progress = self.bad().progress();
         let start = progress.next_block;
         let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
         let (mut blocks, end, pool_blocks) = {
@@ -373,7 +373,7 @@ impl Pool {
                 metadata.space().blocks(),
             )
         };
-        let bad = self.bad.within(start..end);
+        let bad = self.bad().within(start..end);
         if !bad.is_empty() {
             blocks.extend(bad.iter().map(|bad| bad.pba));
             blocks.sort_unstable();
@@ -405,13 +405,14 @@ impl Pool {
         buf: &mut Vec<u8>,
     ) -> Result<Looked> {
         let block_size = self.block_size() as usize;
-        let read_bytes = self.read_bytes();
+        let read_bytes = self.blocks.read_bytes();
         buf.resize(read_bytes, 0);
         let mut looked = Looked::default();
         for piece in blocks.chunks(read_bytes / block_size) {
             let mut unreadable = Vec::new();
             let bytes = &mut buf[..piece.len() * block_size];
-            self.read_blocks_back(piece, bytes, &mut unreadable)?;
+            self.blocks
+                .read_blocks_back(piece, bytes, &mut unreadable)?;
             // Blocks with a fingerprint are collected, so that many are hashed at once.
             let mut published: Vec<(Pba, [u8; NOTED_BYTES])> = Vec::new();
             for (pba, n) in piece.iter().zip(0..) {
@@ -421,7 +422,7 @@ impl Pool {
                     let to = published.len() * block_size;
                     buf.copy_within(n * block_size..(n + 1) * block_size, to);
                     published.push((*pba, noted));
-                } else if self.bad.get(*pba).is_some() {
+                } else if self.bad().get(*pba).is_some() {
                     looked.suspects.push(*pba);
                 }
             }
@@ -433,7 +434,7 @@ impl Pool {
             {
                 let is_equal = found.0[..NOTED_BYTES] == *noted
                     || domains.find(self, content, |other| other.0[..NOTED_BYTES] == *noted);
-                if !is_equal || self.bad.get(*pba).is_some() {
+                if !is_equal || self.bad().get(*pba).is_some() {
                     looked.suspects.push(*pba);
                 }
             }
@@ -452,28 +453,28 @@ impl Pool {
         if looked.suspects.is_empty() {
             return Ok(());
         }
-        let _job = self.job_in_background()?;
-        let index = self.index.ready()?;
+        let _job = self.batches.job_in_background()?;
+        let index = self.index().ready()?;
         let (mut bad, mut good) = (Vec::new(), Vec::new());
         for pba in &looked.suspects {
             let noted = window.noted(*pba);
             match self.verdict(&*index, *pba, noted, domains)? {
-                Some(verdict) if self.bad.get(*pba) == Some(verdict) => {}
+                Some(verdict) if self.bad().get(*pba) == Some(verdict) => {}
                 Some(verdict) => bad.push(verdict),
                 None => good.push(*pba),
             }
         }
         report.found_bad = bad
             .iter()
-            .filter(|it| self.bad.get(it.pba).is_none())
+            .filter(|it| self.bad().get(it.pba).is_none())
             .count() as u64;
-        good.retain(|pba| self.bad.get(*pba).is_some());
+        good.retain(|pba| self.bad().get(*pba).is_some());
         report.found_good = good.len() as u64;
         for it in &bad {
             tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
         }
-        self.bad.list(&self.journal, &bad)?;
-        self.bad.unlist(&self.journal, good)
+        self.bad().list(&self.journal, &bad)?;
+        self.bad().unlist(&self.journal, good)
     }
 
     /// The fault of a block, if there is one. The caller holds the job lock.
@@ -484,9 +485,9 @@ impl Pool {
         noted: Option<[u8; NOTED_BYTES]>,
         domains: &mut Domains,
     ) -> Result<Option<BadBlock>> {
-        let listed = self.bad.get(pba);
+        let listed = self.bad().get(pba);
         let mut block = vec![0; self.block_size() as usize];
-        let is_readable = self.read_if_readable(pba, &mut block)?;
+        let is_readable = self.blocks.read_if_readable(pba, &mut block)?;
         if !self.is_named(pba)? {
             // Freed. An unreadable one stays out of use.
             return Ok(listed.filter(|_| !is_readable));
@@ -495,7 +496,7 @@ impl Pool {
         let first_bytes = |bytes: [u8; 16]| [bytes[0], bytes[1], bytes[2], bytes[3]];
         let fingerprint = match noted.or(known.map(first_bytes)) {
             Some(noted) if Guard::SuspectsConfirmed.holds() => {
-                self.fingerprint_in(index, noted, pba)?
+                self.blocks.fingerprint_in(index, noted, pba)?
             }
             Some([a, b, c, d]) => {
                 let mut noted = Fingerprint::default();
@@ -524,7 +525,7 @@ impl Pool {
     /// Checks all blocks of the list once more, and takes off the good ones. The caller holds the
     /// job lock.
     pub(super) fn look_at_bad_again(&self) -> Result<()> {
-        let listed = self.bad.all();
+        let listed = self.bad().all();
         if listed.is_empty() || self.journal.check_writable().is_err() {
             return Ok(());
         }
@@ -538,7 +539,7 @@ impl Pool {
         let mut good = Vec::new();
         let mut block = vec![0; self.block_size() as usize];
         for bad in listed {
-            let is_good = self.read_if_readable(bad.pba, &mut block)?
+            let is_good = self.blocks.read_if_readable(bad.pba, &mut block)?
                 && bad
                     .fingerprint
                     .is_none_or(|expected| domains.find(self, &block, |found| found.0 == expected));
@@ -547,7 +548,7 @@ impl Pool {
             }
         }
         let count = good.len() as u64;
-        self.bad.unlist(&self.journal, good)?;
+        self.bad().unlist(&self.journal, good)?;
         Ok(count)
     }
 
@@ -557,56 +558,6 @@ impl Pool {
             return Ok(false);
         }
         Ok(!metadata.named_blocks(pba.0, pba.0 + 1)?.is_empty())
-    }
-
-    /// Puts blocks that cannot be read on the list. Returns how many are new there.
-    pub(crate) fn list_unreadable(&self, blocks: &[Pba]) -> Result<u64> {
-        self.list_with(blocks.iter().map(|pba| (*pba, None)))
-    }
-
-    /// The same with their fingerprints, for which all rows of the index are read.
-    pub(crate) fn list_unreadable_of(
-        &self,
-        index: &dyn FingerprintIndex,
-        blocks: &BTreeSet<Pba>,
-    ) -> Result<()> {
-        let mut found: Vec<(Pba, Option<Fingerprint>)> = Vec::new();
-        let mut from = Some(Fingerprint::default());
-        while let Some(start) = from {
-            let rows = index.rows(start, ROWS_PER_STEP)?;
-            from = rows.last().and_then(|(last, _)| last.successor());
-            let wanted = rows.iter().filter(|(_, row)| blocks.contains(&row.pba));
-            found.extend(wanted.map(|(fingerprint, row)| (row.pba, Some(*fingerprint))));
-        }
-        self.list_with(found.into_iter()).map(|_| ())
-    }
-
-    fn list_with(&self, blocks: impl Iterator<Item = (Pba, Option<Fingerprint>)>) -> Result<u64> {
-        let bad = blocks.filter_map(|(pba, fingerprint)| {
-            let listed = self.bad.get(pba);
-            let is_known =
-                listed.is_some_and(|bad| fingerprint.is_none() || bad.fingerprint.is_some());
-            (!is_known).then_some(BadBlock {
-                pba,
-                fault: Fault::Unreadable,
-                attempts: 0,
-                fingerprint: fingerprint.map(|it| it.0),
-            })
-        });
-        let bad: Vec<BadBlock> = bad.collect();
-        for it in &bad {
-            tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
-        }
-        self.bad.list(&self.journal, &bad)?;
-        Ok(bad.len() as u64)
-    }
-}
-
-/// As the rest of a sentence.
-pub(super) fn what_is_wrong(fault: Fault) -> &'static str {
-    match fault {
-        Fault::Unreadable => "cannot be read: the device fails there",
-        Fault::Changed => "is not what was stored",
     }
 }
 
@@ -665,22 +616,26 @@ impl Domains {
         (
             first,
             self.key
-                .get_or_insert_with(|| pool.fingerprinter.key(first)),
+                .get_or_insert_with(|| pool.blocks.fingerprinter().key(first)),
         )
     }
 
     /// Of consecutive blocks, with the key that fitted last.
     fn fingerprints(&mut self, pool: &Pool, blocks: &[u8]) -> Vec<Fingerprint> {
         let (domain, key) = self.first(pool);
-        pool.fingerprinter.fingerprints(key, domain, blocks)
+        pool.blocks
+            .fingerprinter()
+            .fingerprints(key, domain, blocks)
     }
 
     /// Whether the block's fingerprint, with any of the keys, is as wanted.
     fn find(&mut self, pool: &Pool, block: &[u8], is_wanted: impl Fn(Fingerprint) -> bool) -> bool {
         let fits = |domain: DomainId| {
-            let found =
-                pool.fingerprinter
-                    .fingerprints(&pool.fingerprinter.key(domain), domain, block);
+            let found = pool.blocks.fingerprinter().fingerprints(
+                &pool.blocks.fingerprinter().key(domain),
+                domain,
+                block,
+            );
             found.into_iter().any(&is_wanted)
         };
         let Some(place) = self.order.iter().position(|domain| fits(*domain)) else {

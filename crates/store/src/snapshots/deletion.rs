@@ -226,9 +226,9 @@ impl Store {
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let pool = &self.pool;
         // No batch is open about the entries that move.
-        let _job = pool.job_in_background()?;
+        let _job = pool.batches.job_in_background()?;
         if Guard::SettledBeforeMerge.holds() {
-            pool.settle_open_batch()?;
+            pool.batches.settle_open_batch()?;
         }
         let maps = &pool.maps();
         let [above] = layer.above()[..] else {
@@ -257,7 +257,7 @@ impl Store {
     /// Nothing is left in it.
     fn end_deletion(&self, volume: &Volume) -> Result<()> {
         // The finder publishes blocks of a layer only while this is not held.
-        let _job = self.pool.job_in_background()?;
+        let _job = self.pool.batches.job_in_background()?;
         let _changing = self.changing();
         self.remove_record(volume.id, volume.layer().id)?;
         self.deletions.remove(volume.id);

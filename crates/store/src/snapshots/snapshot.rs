@@ -21,6 +21,7 @@ use onefold_metadata::{
     check_name, free_slot, full_name,
 };
 
+use crate::batches::lock_hurrying;
 use crate::store::Store;
 use crate::volume::Volume;
 
@@ -98,7 +99,7 @@ impl Store {
     pub fn clone_volume(&self, source: &str, name: &str) -> Result<()> {
         check_name(name, "volume")?;
         // The layer below may be on its way into the one above it, but no further while this looks.
-        let turn = self.pool.lock_hurrying(&self.deletion_turn);
+        let turn = lock_hurrying(&self.pool.background, &self.deletion_turn);
         let _turn = turn.unwrap_or_else(PoisonError::into_inner);
         let _changing = self.changing();
         let source = self.volume(source)?;

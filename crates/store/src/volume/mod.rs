@@ -68,7 +68,7 @@ pub struct Volume {
 
 impl Volume {
     pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
-        let key = pool.fingerprinter.key(record.domain);
+        let key = pool.blocks.fingerprinter().key(record.domain);
         let volume = Self {
             id: record.id,
             layer: RwLock::new(pool.maps().layer(record.layer)?),
@@ -159,7 +159,7 @@ impl Volume {
         let layer = self.layer();
         layer.set_hash_cache(None);
         if bytes > 0 && !self.is_snapshot() {
-            let key = self.pool.fingerprinter.key(layer.domain);
+            let key = self.pool.blocks.fingerprinter().key(layer.domain);
             let cache = HashCache::new(&self.pool.hash_cache_room, bytes, key);
             layer.set_hash_cache(cache);
         }
@@ -431,7 +431,7 @@ impl Volume {
 
     /// The client hears of it, and so does the log; but not more often than the log can bear.
     fn told(&self, error: StoreError) -> StoreError {
-        if error.kind() == StoreErrorKind::Io && self.pool.bad.may_tell(Instant::now()) {
+        if error.kind() == StoreErrorKind::Io && self.pool.bad().may_tell(Instant::now()) {
             tracing::error!("{error}");
         }
         error

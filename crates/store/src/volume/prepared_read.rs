@@ -102,7 +102,7 @@ impl Volume {
             let Some(Pba(pba)) = entry.pba() else {
                 continue;
             };
-            if matches!(entry.state(), State::Shared(_)) && self.pool.bad.is_any() {
+            if matches!(entry.state(), State::Shared(_)) && self.pool.bad().is_any() {
                 return None;
             }
             // Of the request, as if it began with its first block.

@@ -92,7 +92,7 @@ impl Volume {
                         bytes,
                     };
                     let is_shared = matches!(entry.state(), State::Shared(_));
-                    if is_shared && self.pool.bad.is_any() {
+                    if is_shared && self.pool.bad().is_any() {
                         self.read_beside_bad(layer, run, blocking)?;
                     } else {
                         stored.push(run);
@@ -125,7 +125,7 @@ impl Volume {
                     count: blocks.end - blocks.start,
                 };
                 if !self.pool.data().is_any_lost(run) {
-                    self.pool.bad.suspect(blocks);
+                    self.pool.bad().suspect(blocks);
                 }
                 return Err(StoreError::io(runs[n].describe(), error));
             }
@@ -140,7 +140,7 @@ impl Volume {
     /// A run of shared blocks, of which some may be known to be bad.
     fn read_beside_bad(&self, layer: &Layer, run: StoredRun<'_>, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
-        let mut listed = self.pool.bad.within(run.blocks(block_size));
+        let mut listed = self.pool.bad().within(run.blocks(block_size));
         listed.retain(|bad| bad.fingerprint.is_some());
         let (mut good_parts, mut rest) = (SmallVec::<[_; 4]>::new(), run);
         for bad in listed {
@@ -179,7 +179,7 @@ impl Volume {
             bytes: &mut block,
         };
         self.read_runs(&mut [whole], blocking)?;
-        if !self.pool.is_as_stored(&block, layer.domain, &bad) {
+        if !self.pool.blocks.is_as_stored(&block, layer.domain, &bad) {
             let message = format!(
                 "block {lba} of the volume, {} of the pool: it is not what was stored; it heals when \
                  the same content is written anywhere, see `pool scrub --list`",

@@ -79,7 +79,7 @@ impl Volume {
         if self.is_importing() || !self.inline.looks_up(mode) {
             return Ok(None);
         }
-        let Ok(index) = self.pool.index.ready() else {
+        let Ok(index) = self.pool.index().ready() else {
             return Ok(None);
         };
         let mut resolved = Resolved {
@@ -141,7 +141,8 @@ impl Volume {
             if alike[0] {
                 contents.extend(alike.iter().map(|_| Content::Zeros));
             } else {
-                let (fingerprinter, domain) = (&self.pool.fingerprinter, self.layer().domain);
+                let (fingerprinter, domain) =
+                    (self.pool.blocks.fingerprinter(), self.layer().domain);
                 let found = fingerprinter.fingerprints(&self.inline.key, domain, bytes);
                 contents.extend(found.into_iter().map(Content::New));
             }
@@ -192,12 +193,12 @@ impl Volume {
     /// A block that is known to be bad has other content than its fingerprint says (P8). The finder
     /// repairs it when it comes upon the new copy.
     fn drop_bad(&self, resolved: &mut Resolved) {
-        if !self.pool.bad.is_any() || !Guard::HitNotBad.holds() {
+        if !self.pool.bad().is_any() || !Guard::HitNotBad.holds() {
             return;
         }
         for content in &mut resolved.contents {
             if let Content::Published(_, pba) = *content
-                && self.pool.bad.get(pba).is_some()
+                && self.pool.bad().get(pba).is_some()
             {
                 content.miss();
                 resolved.tally.bad += 1;

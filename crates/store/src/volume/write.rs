@@ -26,7 +26,7 @@ use super::Volume;
 use super::inline::NotTaken;
 use super::piece::{Fate, Piece, Placed, PlacedRuns, Run, Runs, changes};
 use super::resolve::{Content, Resolved};
-use crate::dedup::ClaimsAlarm;
+use crate::batches::ClaimsAlarm;
 use std::cell::Cell;
 use std::io;
 use std::ops::Range;
@@ -475,9 +475,9 @@ impl Volume {
     /// The device has what was written in place: no block of it is bad any more.
     pub(super) fn note_rewritten(&self, run: PbaRun) {
         self.end_rewrite();
-        if self.pool.bad.is_any() {
+        if self.pool.bad().is_any() {
             let start = run.start.0;
-            self.pool.bad.rewritten(start..start + run.count);
+            self.pool.bad().rewritten(start..start + run.count);
         }
     }
 
@@ -564,7 +564,10 @@ impl Volume {
             (first..first + blocks.count).filter_map(|n| resolved.fingerprint(n))
         });
         let claims = metadata.claims();
-        self.pool.claimed.note(claims.numbers().end, claimed);
+        self.pool
+            .batches
+            .claimed()
+            .note(claims.numbers().end, claimed);
         let (before, more) = (claims.blocks(), published.iter().map(|run| run.count).sum());
         let alarm = self.pool.claims_alarm.get();
         Ok(alarm.filter(|alarm| alarm.is_due(before, more)))
@@ -573,7 +576,7 @@ impl Volume {
     /// Whether one of these blocks is known to have other content than its fingerprint says (P8).
     fn is_any_bad(&self, run: PbaRun) -> bool {
         let blocks = run.start.0..run.start.0 + run.count;
-        Guard::HitNotBad.holds() && !self.pool.bad.within(blocks).is_empty()
+        Guard::HitNotBad.holds() && !self.pool.bad().within(blocks).is_empty()
     }
 
     /// Saves the finder the reading of the blocks just written.
@@ -603,7 +606,7 @@ impl Volume {
         blocks: BlockRange,
     ) -> SmallVec<[Fingerprint; 8]> {
         piece.fingerprints(blocks).unwrap_or_else(|| {
-            let fingerprinter = &self.pool.fingerprinter;
+            let fingerprinter = self.pool.blocks.fingerprinter();
             let bytes = piece.bytes(blocks);
             let made = fingerprinter.fingerprints(&cache.key, layer.domain, bytes);
             SmallVec::from_vec(made)

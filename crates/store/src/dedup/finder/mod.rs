@@ -17,19 +17,14 @@
 //! has counted them before, it gives those answers instead. No batch takes a known bad block, and
 //! no entry is made to refer to one: the finder repairs it first (`repair.rs`).
 
-mod compare;
-mod lookup;
 mod publish;
-mod settle;
 
+use onefold_format::Lba;
 use onefold_format::record::BATCH_ITEMS_MAX;
-use onefold_format::{BatchKind, Lba};
 use onefold_journal::PAGES_FOR_FINDER;
-use onefold_metadata::{Blocking, Guard, Result};
-use rustc_hash::FxHashMap;
+use onefold_metadata::{Blocking, Result};
 
-use crate::dedup::counting::Urgency;
-use crate::pool::Pool;
+use crate::batches::BatchReport;
 use crate::store::Store;
 use crate::volume::Volume;
 
@@ -41,35 +36,6 @@ pub enum Ready {
     /// Those that were not written for as many passes as the volume's setting ([DEDIS §4.5]). Each
     /// scan of the whole volume is one pass.
     Cold,
-}
-
-/// The result of a finder's batch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BatchReport {
-    /// Blocks looked up by their fingerprints.
-    pub scanned: u64,
-    /// Of these, the first of their content.
-    pub unique: u64,
-    /// Of these, those that now refer to another block, so that their own is free.
-    pub duplicates: u64,
-    /// Of these, rewritten meanwhile.
-    pub moved: u64,
-    /// Of these, those whose bytes differ from the block with the same fingerprint. They are
-    /// unshareable.
-    pub rejected: u64,
-    /// Of these, duplicates in runs that are too short for the volume. They are unshareable.
-    pub short_runs: u64,
-    /// Of these, those that the index had no room for. They are private again.
-    pub declined: u64,
-    /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
-    pub cached: u64,
-    /// Blocks that cannot be read. If there are any, the batch was called off, and nothing else is
-    /// counted.
-    pub unreadable: u64,
-    /// Bytes of the blocks looked up.
-    pub bytes: u64,
-    /// Nothing is left behind the cursor.
-    pub at_end: bool,
 }
 
 impl Store {
@@ -91,10 +57,10 @@ impl Store {
         let pool = &self.pool;
         // The caller waits for all of it.
         let _hurry = (ready == Ready::All).then(|| pool.background.hurry());
-        let _job = pool.job_in_background()?;
+        let _job = pool.batches.job_in_background()?;
         pool.journal.check_writable()?;
-        let index = pool.index.ready()?;
-        pool.settle_open_batch()?;
+        let index = pool.index().ready()?;
+        pool.batches.settle_open_batch()?;
         volume.check_has_blocks()?;
         let start = *cursor;
         if pool.is_shrinking()? {
@@ -114,33 +80,11 @@ impl Store {
                 volume.name()
             ))
         })?;
-        let report = pool.settle_open_batch()?;
+        let report = pool.batches.settle_open_batch()?;
         if report.unreadable > 0 {
             *cursor = start;
             return Ok(report);
         }
         Ok(BatchReport { at_end, ..report })
-    }
-}
-
-impl Pool {
-    /// Settles the batch that is open, if one is. The caller holds the job lock.
-    pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
-        let open = self.journal.metadata()?.batches().open().cloned();
-        let Some(batch) = open else {
-            return Ok(BatchReport::default());
-        };
-        if Guard::IntentBeforeCall.holds() {
-            self.journal.commit_in_background()?;
-        }
-        match batch.kind {
-            BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
-            BatchKind::Collector => self
-                .settle_collector(&batch, &FxHashMap::default(), Urgency::Background)
-                .map(|_| BatchReport::default()),
-            BatchKind::Counting => self
-                .settle_counting(&batch, Urgency::Background)
-                .map(|_| BatchReport::default()),
-        }
     }
 }

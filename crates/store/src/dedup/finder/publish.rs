@@ -137,8 +137,8 @@ impl Pool {
     /// The wanted slots, without those of blocks that are known to be bad, or lost.
     fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
         let mut wanted = *wanted;
-        if self.bad.is_any() || self.data().has_lost() {
-            let is_bad = |pba| self.bad.get(pba).is_some() || self.data().is_lost(pba);
+        if self.bad().is_any() || self.data().has_lost() {
+            let is_bad = |pba| self.bad().get(pba).is_some() || self.data().is_lost(pba);
             for (slot, entry) in entries.iter().enumerate() {
                 if entry.pba().is_some_and(is_bad) {
                     bits::fill(&mut wanted, slot..slot + 1, false);

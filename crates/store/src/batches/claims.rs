@@ -1,4 +1,4 @@
-//! Fingerprints of claims, so that counting need not read their blocks.
+//! Claims: their fingerprints, so that counting need not read their blocks, and the alarm that there are many.
 //!
 //! Claims are made and counted in one order, so their numbers ([`Queue::numbers`]) tell which fingerprint is
 //! whose: 16 bytes for each, and nothing else. Where there is no memory left they are not kept: the block is read
@@ -90,7 +90,7 @@ impl ClaimedFingerprints {
     }
 
     /// What is known of these claims.
-    pub(super) fn get(&self, numbers: Range<u64>) -> Vec<Option<Fingerprint>> {
+    pub(crate) fn get(&self, numbers: Range<u64>) -> Vec<Option<Fingerprint>> {
         let chunks = lock(&self.chunks);
         let mut at = chunks.partition_point(|chunk| chunk.end() <= numbers.start);
         let find = |number| {
@@ -103,7 +103,7 @@ impl ClaimedFingerprints {
     }
 
     /// The claims before this one are counted.
-    pub(super) fn forget_before(&self, number: u64) {
+    pub(crate) fn forget_before(&self, number: u64) {
         let mut chunks = lock(&self.chunks);
         while chunks.front().is_some_and(|first| first.end() <= number) {
             chunks.pop_front();
@@ -113,6 +113,28 @@ impl ClaimedFingerprints {
     /// Memory in use.
     pub(crate) fn bytes(&self) -> u64 {
         (lock(&self.chunks).len() * CHUNK) as u64 * CLAIM_FINGERPRINT_BYTES
+    }
+}
+
+/// Called when there are many claims: see [`Store::set_claims_alarm`].
+pub(crate) struct ClaimsAlarm {
+    every: u64,
+    alarm: Box<dyn Fn() + Send + Sync>,
+}
+
+impl ClaimsAlarm {
+    pub(crate) fn new(every: u64, alarm: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { every, alarm }
+    }
+
+    /// Whether so many more claims make it due.
+    pub(crate) fn is_due(&self, before: u64, more: u64) -> bool {
+        before / self.every != (before + more) / self.every
+    }
+
+    /// The caller holds nothing that others wait for.
+    pub(crate) fn sound(&self) {
+        (self.alarm)();
     }
 }
 

@@ -1,15 +1,44 @@
-//! Steps 3 and 4 of a batch: the index is asked, and its answers are logged.
+//! Steps 3 and 4 of a finder's batch ([`crate::dedup`]): the index is asked, and its answers are logged.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
 use onefold_index::{Counted, FingerprintIndex};
 use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
 
-use super::super::index::{STREAM, last_answers};
-use super::BatchReport;
-use crate::pool::Pool;
+use super::Batches;
+use super::index::{STREAM, last_answers};
+use crate::blocks::Fingerprinted;
 
-impl Pool {
+/// The result of a finder's batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BatchReport {
+    /// Blocks looked up by their fingerprints.
+    pub scanned: u64,
+    /// Of these, the first of their content.
+    pub unique: u64,
+    /// Of these, those that now refer to another block, so that their own is free.
+    pub duplicates: u64,
+    /// Of these, rewritten meanwhile.
+    pub moved: u64,
+    /// Of these, those whose bytes differ from the block with the same fingerprint. They are
+    /// unshareable.
+    pub rejected: u64,
+    /// Of these, duplicates in runs that are too short for the volume. They are unshareable.
+    pub short_runs: u64,
+    /// Of these, those that the index had no room for. They are private again.
+    pub declined: u64,
+    /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
+    pub cached: u64,
+    /// Blocks that cannot be read. If there are any, the batch was called off, and nothing else is
+    /// counted.
+    pub unreadable: u64,
+    /// Bytes of the blocks looked up.
+    pub bytes: u64,
+    /// Nothing is left behind the cursor.
+    pub at_end: bool,
+}
+
+impl Batches {
     /// Steps 3 and 4.
     pub(super) fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
         let index = self.index.ready()?;
@@ -23,7 +52,7 @@ impl Pool {
             Ok((answers, cached, found.unreadable))
         })?;
         if !unreadable.is_empty() {
-            self.list_unreadable(&unreadable)?;
+            self.blocks.list_unreadable(&unreadable)?;
         }
         let is_called_off = answers.is_empty();
         // Nothing was counted: all blocks are private again, or free where they were rewritten.
@@ -35,7 +64,7 @@ impl Pool {
         let mut report = BatchReport {
             scanned,
             cached,
-            bytes: scanned * self.block_size(),
+            bytes: scanned * self.blocks.block_size(),
             ..BatchReport::default()
         };
         let is_short = self.short_runs(layer, batch.unsettled(), &answers)?;
@@ -62,6 +91,22 @@ impl Pool {
             },
             false => report,
         })
+    }
+
+    /// Step 3, without the blocks in the volume's hash cache.
+    fn fingerprints_or_cached(
+        &self,
+        layer: LayerId,
+        items: &[BatchItem],
+    ) -> Result<(Fingerprinted, u64)> {
+        let layer = self.journal.maps().layer(layer).ok();
+        let Some(cache) = layer.and_then(|layer| layer.hash_cache()) else {
+            return Ok((self.blocks.fingerprint_items(items)?, 0));
+        };
+        let known = |item: &BatchItem| cache.find(item.lba, item.pba);
+        let known: Vec<_> = items.iter().map(known).collect();
+        let cached = known.iter().flatten().count() as u64;
+        Ok((self.blocks.fingerprint_unknown(items, &known)?, cached))
     }
 
     /// Duplicates in shorter runs than the volume's: their references are dropped again, and they stay
@@ -102,13 +147,14 @@ impl Pool {
         let (Some(first), Some(last)) = (part.items.first(), part.items.last()) else {
             return Ok(());
         };
+        let maps = self.journal.maps();
         // A layer that is gone has no writers left.
-        let layer = self.maps().layer(part.layer).ok();
+        let layer = maps.layer(part.layer).ok();
         // Kept in memory, so that the records need not read it under the lock of the uncommitted
         // state.
         let _leaf = layer
             .as_ref()
-            .map(|layer| self.maps().leaf(layer, first.lba.segment(), Blocking::Yes))
+            .map(|layer| maps.leaf(layer, first.lba.segment(), Blocking::Yes))
             .transpose()?;
         let _locked = layer
             .as_ref()

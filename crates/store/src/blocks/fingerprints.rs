@@ -1,34 +1,28 @@
-//! Reading blocks back, to fingerprint them.
+//! Fingerprints of blocks that are read back, and those under which the index has them.
 
-use onefold_engine::ReadRange;
-use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
+use onefold_format::{BadBlock, DomainId, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex};
-use onefold_metadata::{Result, StoreError, StoreErrorKind};
+use onefold_metadata::Result;
 use rustc_hash::FxHashMap;
 
-use crate::pool::Pool;
+use super::Blocks;
 
-/// Bytes read back and hashed at a time, where the host may have them in memory: enough to hash many blocks at
-/// once, few enough to stay in the processor's nearest cache, and to keep a kernel without preemption from delaying
-/// others for long.
-const READ_BYTES: usize = 256 << 10;
-
-/// The same where every read waits for the disk: more of them at the same time.
-const WAITING_READ_BYTES: usize = 4 << 20;
+/// Rows with the first bytes of a fingerprint: more than one is all but impossible.
+const ROWS_ALIKE_MAX: usize = 16;
 
 /// Fingerprints of blocks that were read back.
-pub(super) struct Fingerprinted {
+pub(crate) struct Fingerprinted {
     /// All that were asked for, in order.
-    pub(super) items: Vec<(Fingerprint, Pba)>,
+    pub(crate) items: Vec<(Fingerprint, Pba)>,
     /// Unknown ones: their fingerprints are meaningless.
-    pub(super) unreadable: Vec<Pba>,
+    pub(crate) unreadable: Vec<Pba>,
 }
 
-impl Pool {
+impl Blocks {
     /// Step 3: the fingerprints of blocks that are not written any more. They are read in the order of the pool,
     /// and many are hashed at once, however scattered they are.
-    pub(super) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Fingerprinted> {
+    pub(crate) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Fingerprinted> {
         let block_size = self.block_size() as usize;
         let mut order: Vec<usize> = (0..items.len()).collect();
         order.sort_unstable_by_key(|n| (items[*n].domain, items[*n].pba));
@@ -55,17 +49,9 @@ impl Pool {
         })
     }
 
-    /// How many bytes are best read and hashed at a time.
-    pub(crate) fn read_bytes(&self) -> usize {
-        match self.data().writes_wait() {
-            true => WAITING_READ_BYTES,
-            false => READ_BYTES,
-        }
-    }
-
     /// The same without the blocks whose fingerprints are known. The others are read in the order of the
     /// pool, and once, however many items have one.
-    pub(super) fn fingerprint_unknown(
+    pub(crate) fn fingerprint_unknown(
         &self,
         items: &[BatchItem],
         known: &[Option<Fingerprint>],
@@ -91,7 +77,7 @@ impl Pool {
     }
 
     /// Fingerprints of published blocks, bad ones too: those under which the index has them.
-    pub(super) fn published_fingerprints(
+    pub(crate) fn published_fingerprints(
         &self,
         index: &dyn FingerprintIndex,
         found: Fingerprinted,
@@ -113,59 +99,36 @@ impl Pool {
         Ok(items)
     }
 
-    /// Reads blocks in this order, all of them at the same time where the disk can do that, and notes which of them
-    /// cannot be read.
-    pub(crate) fn read_blocks_back(
+    /// Whether the index has the block under this fingerprint.
+    pub(crate) fn is_as_stored(&self, block: &[u8], domain: DomainId, listed: &BadBlock) -> bool {
+        let found = self
+            .fingerprinter
+            .fingerprints(&self.fingerprinter.key(domain), domain, block);
+        found.first().map(|found| found.0) == listed.fingerprint
+    }
+
+    /// The fingerprint under which the index has a block, of which the first bytes are known.
+    pub(crate) fn fingerprint_in(
         &self,
-        blocks: &[Pba],
-        buf: &mut [u8],
-        unreadable: &mut Vec<Pba>,
-    ) -> Result<()> {
-        let block_size = self.block_size() as usize;
-        let (mut ranges, mut rest) = (Vec::new(), buf);
-        for run in blocks.chunk_by(|a, b| *a + 1 == *b) {
-            let (buf, after) = rest.split_at_mut(run.len() * block_size);
-            let offset = run[0].0 * self.block_size();
-            ranges.push(ReadRange { buf, offset });
-            rest = after;
-        }
-        if self.data().read_together(&mut ranges).is_ok() {
-            return Ok(());
-        }
-        // One after the other, to find out which of them it is.
-        for ReadRange { buf, offset } in ranges {
-            self.read_run_back(Pba(offset / self.block_size()), buf, unreadable)?;
-        }
-        Ok(())
-    }
-
-    /// Reads consecutive blocks, and notes which of them cannot be read.
-    fn read_run_back(&self, first: Pba, buf: &mut [u8], unreadable: &mut Vec<Pba>) -> Result<()> {
-        let failure = match self.read_back(first, buf) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == StoreErrorKind::Io => error,
-            Err(error) => return Err(error),
-        };
-        let before = unreadable.len();
-        let blocks = buf.chunks_exact_mut(self.block_size() as usize);
-        for (block, n) in blocks.zip(0..) {
-            if !self.read_if_readable(first + n, block)? {
-                unreadable.push(first + n);
+        index: &dyn FingerprintIndex,
+        first_bytes: [u8; 4],
+        pba: Pba,
+    ) -> Result<Option<Fingerprint>> {
+        let mut from = Fingerprint::default();
+        from.0[..4].copy_from_slice(&first_bytes);
+        let mut from = Some(from);
+        while let Some(start) = from {
+            let rows = index.rows(start, ROWS_ALIKE_MAX)?;
+            for (fingerprint, row) in &rows {
+                if fingerprint.0[..4] != first_bytes {
+                    return Ok(None);
+                }
+                if row.pba == pba {
+                    return Ok(Some(*fingerprint));
+                }
             }
+            from = rows.last().and_then(|(last, _)| last.successor());
         }
-        // Once for the run, and not again for blocks that are listed: it names the object or device that failed.
-        let mut found = unreadable[before..].iter();
-        if found.any(|pba| self.bad.get(*pba).is_none()) {
-            tracing::error!("{failure}");
-        }
-        Ok(())
-    }
-
-    pub(crate) fn read_back(&self, pba: Pba, buf: &mut [u8]) -> Result<()> {
-        let at = pba.0 * self.block_size();
-        self.data().read_at(buf, at).map_err(|error| {
-            let what = format_args!("reading block {pba} of the pool to fingerprint it");
-            StoreError::io(what, error)
-        })
+        Ok(None)
     }
 }

@@ -12,7 +12,7 @@ use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write, yield
 use onefold_metadata::{Guard, OpenBatch, Result, StoreError, StoreErrorKind};
 
 /// All batches of a pool are one stream: P4 holds for each layer, as part of it.
-pub(super) const STREAM: StreamId = StreamId(1);
+pub(crate) const STREAM: StreamId = StreamId(1);
 
 /// The index, or why there is none.
 pub(crate) struct IndexSlot {
@@ -137,7 +137,7 @@ impl IndexSlot {
     }
 
     /// Makes an index without rows that will replace the existing one, which is used meanwhile.
-    pub(super) fn begin_next(
+    pub(crate) fn begin_next(
         &self,
         engine: &dyn Engine,
         kind: IndexKind,
@@ -153,7 +153,7 @@ impl IndexSlot {
     }
 
     /// Removes the index that [`IndexSlot::begin_next`] made, or the remains of it.
-    pub(super) fn give_up_next(&self, engine: &dyn Engine) -> Result<()> {
+    pub(crate) fn give_up_next(&self, engine: &dyn Engine) -> Result<()> {
         let part = Part::NextIndex;
         let removed = engine.remove(part);
         removed.map_err(|error| StoreError::io(engine.describe(part), error))?;
@@ -164,7 +164,7 @@ impl IndexSlot {
     /// Replaces the existing index by the next one, which is closed. After an error there is none
     /// until the pool is opened again: which of the two that will find is unknown. The caller holds
     /// the job lock, and not the index.
-    pub(super) fn install_next(
+    pub(crate) fn install_next(
         &self,
         engine: &dyn Engine,
         created_with: IndexKind,
@@ -233,7 +233,7 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
 
 /// The answers to a batch's unsettled items. The index was asked for these alone, or, in a call
 /// before a crash, for all that were unsettled then: the present ones are the end of them.
-pub(super) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result<&'a [T]> {
+pub(crate) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result<&'a [T]> {
     let wanted = batch.unsettled().len();
     let first = answers.len().checked_sub(wanted);
     first.map(|first| &answers[first..]).ok_or_else(|| {

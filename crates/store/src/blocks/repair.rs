@@ -21,13 +21,10 @@
 
 use onefold_format::scrub_page::ATTEMPTS_MAX;
 use onefold_format::{BadBlock, DomainId, Pba};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex};
-use onefold_metadata::{Guard, Result, StoreErrorKind};
+use onefold_index::{Counted, FingerprintIndex};
+use onefold_metadata::{Guard, Result};
 
-use crate::pool::Pool;
-
-/// Rows with the first bytes of a fingerprint: more than one is all but impossible.
-const ROWS_ALIKE_MAX: usize = 16;
+use super::Blocks;
 
 /// A block that has the content of a bad one.
 struct Cure {
@@ -35,40 +32,7 @@ struct Cure {
     content: Vec<u8>,
 }
 
-impl Pool {
-    /// Whether the index has the block under this fingerprint.
-    pub(crate) fn is_as_stored(&self, block: &[u8], domain: DomainId, listed: &BadBlock) -> bool {
-        let found = self
-            .fingerprinter
-            .fingerprints(&self.fingerprinter.key(domain), domain, block);
-        found.first().map(|found| found.0) == listed.fingerprint
-    }
-
-    /// The fingerprint under which the index has a block, of which the first bytes are known.
-    pub(super) fn fingerprint_in(
-        &self,
-        index: &dyn FingerprintIndex,
-        first_bytes: [u8; 4],
-        pba: Pba,
-    ) -> Result<Option<Fingerprint>> {
-        let mut from = Fingerprint::default();
-        from.0[..4].copy_from_slice(&first_bytes);
-        let mut from = Some(from);
-        while let Some(start) = from {
-            let rows = index.rows(start, ROWS_ALIKE_MAX)?;
-            for (fingerprint, row) in &rows {
-                if fingerprint.0[..4] != first_bytes {
-                    return Ok(None);
-                }
-                if row.pba == pba {
-                    return Ok(Some(*fingerprint));
-                }
-            }
-            from = rows.last().and_then(|(last, _)| last.successor());
-        }
-        Ok(None)
-    }
-
+impl Blocks {
     /// Repairs bad blocks among the answers with the items' own blocks, as far as possible. The
     /// caller holds the job lock, and the items' blocks are not written.
     pub(crate) fn repair(
@@ -130,7 +94,7 @@ impl Pool {
         self.bad.list(&self.journal, &attempts)?;
         cures.retain(|Cure { bad, content }| {
             let at = bad.pba.0 * self.block_size();
-            let written = self.data().write_at(content, at);
+            let written = self.journal.data().write_at(content, at);
             if let Err(error) = &written {
                 tracing::error!("block {} of the pool cannot be repaired: {error}", bad.pba);
             }
@@ -152,14 +116,5 @@ impl Pool {
         }
         self.bad
             .unlist(&self.journal, cures.iter().map(|cure| cure.bad.pba))
-    }
-
-    /// Whether the block can be read; an error of another kind than the device's is passed on.
-    pub(crate) fn read_if_readable(&self, pba: Pba, buf: &mut [u8]) -> Result<bool> {
-        match self.read_back(pba, buf) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == StoreErrorKind::Io => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 }

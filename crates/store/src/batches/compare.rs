@@ -5,10 +5,10 @@ use onefold_format::batch_page::BatchItem;
 use onefold_index::{Counted, FingerprintIndex};
 use onefold_metadata::{Guard, Result};
 
-use super::settle::Part;
-use crate::pool::Pool;
+use super::Batches;
+use super::finder::Part;
 
-impl Pool {
+impl Batches {
     /// Whether each item can become one with the index's block. If bytes are to be compared,
     /// nothing is repaired, because equal fingerprints are not enough then; and a block with the
     /// same bytes is not bad, whatever it was.
@@ -26,13 +26,14 @@ impl Pool {
         };
         if Guard::BadNotShared.holds()
             && !verify
-            && self.bad.is_any()
+            && self.blocks.bad().is_any()
             && let Some(BatchItem { domain, .. }) = part.items.first()
         {
             let blocks = part.items.iter().map(|item| item.pba);
-            self.repair(index, *domain, blocks.zip(part.answers.iter().copied()))?;
+            self.blocks
+                .repair(index, *domain, blocks.zip(part.answers.iter().copied()))?;
             for (equal, answer) in equal.iter_mut().zip(part.answers) {
-                *equal = !matches!(answer, Counted::Shared(pba) if self.bad.get(*pba).is_some());
+                *equal = !matches!(answer, Counted::Shared(pba) if self.blocks.bad().get(*pba).is_some());
             }
         }
         if verify {
@@ -46,7 +47,7 @@ impl Pool {
     /// known to be bad from then on; the batch is settled another time, and then it is not equal,
     /// unless it could be repaired.
     fn compare(&self, part: &Part<'_>, equal: &mut [bool]) -> Result<()> {
-        let block_size = self.block_size() as usize;
+        let block_size = self.blocks.block_size() as usize;
         let (mut ours, mut theirs) = (vec![0; block_size], vec![0; block_size]);
         let pairs = part.items.iter().zip(part.answers);
         for ((item, answer), equal) in pairs.zip(equal) {
@@ -62,11 +63,11 @@ impl Pool {
     }
 
     fn read_unless_bad(&self, pba: Pba, buf: &mut [u8]) -> Result<bool> {
-        match self.read_back(pba, buf) {
+        match self.blocks.read_back(pba, buf) {
             Ok(()) => Ok(true),
-            Err(_) if self.bad.get(pba).is_some() => Ok(false),
+            Err(_) if self.blocks.bad().get(pba).is_some() => Ok(false),
             Err(error) => {
-                self.list_unreadable(&[pba])?;
+                self.blocks.list_unreadable(&[pba])?;
                 Err(error)
             }
         }

@@ -1,0 +1,132 @@
+//! A batch of claims ([`crate::dedup`]): what it has in common with every other one is in `mod.rs`.
+
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::{ClaimOutcome, Record};
+use onefold_index::{Counted, FingerprintIndex};
+use onefold_metadata::{Blocking, Guard, OpenBatch, QueueKind, Result};
+
+use super::index::{STREAM, last_answers};
+use super::{Batches, ITEMS_PER_STEP, Urgency};
+
+/// The result of a batch of claims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CountReport {
+    /// References that the index counts now.
+    pub counted: u64,
+    /// Those that it could not count: it does not have their blocks as the maps do.
+    pub quarantined: u64,
+}
+
+impl CountReport {
+    /// Claims that were settled.
+    #[must_use]
+    pub fn items(&self) -> u64 {
+        self.counted + self.quarantined
+    }
+}
+
+impl Batches {
+    /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
+    pub(crate) fn count_claims(&self, urgency: Urgency) -> Result<CountReport> {
+        let index = self.index.ready()?;
+        let mut metadata = self.journal.metadata()?;
+        let number = metadata.batches().next_number();
+        let elements = metadata.count_head(QueueKind::Claims, BATCH_ITEMS_MAX.into())? as u32;
+        let items = metadata.claims().blocks().min(BATCH_ITEMS_MAX.into());
+        drop(metadata);
+        if elements == 0 {
+            return Ok(CountReport::default());
+        }
+        index.secure(&[items as usize])?;
+        let count = Record::Count { number, elements };
+        self.journal.append(&[count], &[], Blocking::Yes, None)?;
+        if Guard::CountIntentDurable.holds() {
+            self.commit(urgency)?;
+        }
+        let open = self.journal.metadata()?.batches().open().cloned();
+        let Some(batch) = open else {
+            return Ok(CountReport::default());
+        };
+        self.settle_counting(&batch, urgency)
+    }
+
+    /// Steps 3 and 4.
+    pub(super) fn settle_counting(
+        &self,
+        batch: &OpenBatch,
+        urgency: Urgency,
+    ) -> Result<CountReport> {
+        let index = self.index.ready()?;
+        // Claims are taken by one batch at a time, so this one's are those before the first that waits.
+        let end = self.journal.metadata()?.claims().numbers().start;
+        let answers = self.run(urgency, || -> Result<_> {
+            let items = batch.unsettled();
+            let known = match end.checked_sub(items.len() as u64) {
+                Some(first) => self.claimed.get(first..end),
+                // They were taken before the pool was opened.
+                None => vec![None; items.len()],
+            };
+            let found = self.blocks.fingerprint_unknown(items, &known)?;
+            let items = self.blocks.published_fingerprints(&*index, found)?;
+            let count = match Guard::CountKnownRow.holds() {
+                true => FingerprintIndex::count_existing,
+                false => FingerprintIndex::increment,
+            };
+            Ok(count(&*index, STREAM, batch.number, &items)?)
+        })?;
+        let answers = last_answers(&answers, batch)?;
+        let mut report = CountReport::default();
+        let mut position = batch.done;
+        while position < batch.items.len() {
+            let end = (position + ITEMS_PER_STEP).min(batch.items.len());
+            let part = &answers[position - batch.done..end - batch.done];
+            self.settle_claims(batch, position, part, &mut report)?;
+            position = end;
+        }
+        self.claimed.forget_before(end);
+        Ok(report)
+    }
+
+    fn settle_claims(
+        &self,
+        batch: &OpenBatch,
+        position: usize,
+        answers: &[Counted],
+        report: &mut CountReport,
+    ) -> Result<()> {
+        let mut records = Vec::new();
+        let mut at = position;
+        for alike in answers.chunk_by(|one, other| is_counted(*one) == is_counted(*other)) {
+            let outcome = match is_counted(alike[0]) {
+                true => ClaimOutcome::Counted,
+                false => ClaimOutcome::Quarantined,
+            };
+            records.push(Record::Counted {
+                number: batch.number,
+                position: at as u32,
+                count: alike.len() as u32,
+                outcome,
+            });
+            match outcome {
+                ClaimOutcome::Counted => report.counted += alike.len() as u64,
+                ClaimOutcome::Quarantined => {
+                    for item in &batch.items[at..at + alike.len()] {
+                        tracing::error!(
+                            "block {} of the pool is referred to, but the index does not have it: it \
+                             is quarantined; run `pool check --repair`",
+                            item.pba
+                        );
+                    }
+                    report.quarantined += alike.len() as u64;
+                }
+            }
+            at += alike.len();
+        }
+        self.journal.append(&records, &[], Blocking::Yes, None)
+    }
+}
+
+/// The row has the item's own block.
+fn is_counted(answer: Counted) -> bool {
+    answer == Counted::Inserted
+}

@@ -1,0 +1,157 @@
+//! Batches that are announced to the index: asking it, and logging its answers.
+//!
+//! Finder, collector and counting each make a batch, and settle it; a crash between the two leaves it open. One batch
+//! is open at a time in a pool, so the next of any kind settles it first. How a batch is announced is in
+//! [`crate::dedup`].
+
+mod claims;
+mod collector;
+mod compare;
+mod counting;
+mod finder;
+mod index;
+
+use std::sync::{Arc, LockResult, PoisonError, TryLockError};
+
+use onefold_format::BatchKind;
+use onefold_journal::{BackgroundWork, Journal};
+use onefold_metadata::sync::{Mutex, MutexGuard};
+use onefold_metadata::{Guard, Result, StoreError};
+use rustc_hash::FxHashMap;
+
+use crate::blocks::Blocks;
+
+pub(crate) use claims::{ClaimedFingerprints, ClaimsAlarm};
+pub use collector::CollectReport;
+pub use counting::CountReport;
+pub use finder::BatchReport;
+pub(crate) use index::{IndexSlot, STREAM, create, create_uncounted};
+
+/// Items settled under one hold of the uncommitted state.
+const ITEMS_PER_STEP: usize = 512;
+
+/// The index, and what a batch needs to be settled.
+pub(crate) struct Batches {
+    journal: Arc<Journal>,
+    blocks: Arc<Blocks>,
+    background: Arc<BackgroundWork>,
+    /// Which blocks have the same content.
+    index: IndexSlot,
+    /// Of references that the index does not count yet.
+    claimed: ClaimedFingerprints,
+    /// Held from a batch's first record to its last. Taken before [`Store::changing`](crate::Store), which
+    /// commands wait for: a holder of it may be waiting for an idle processor.
+    jobs: Mutex<()>,
+}
+
+/// Whether a batch may wait for an idle processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    Background,
+    AtOnce,
+}
+
+impl Batches {
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        blocks: Arc<Blocks>,
+        background: Arc<BackgroundWork>,
+        index: IndexSlot,
+        claimed: ClaimedFingerprints,
+    ) -> Self {
+        Self {
+            journal,
+            blocks,
+            background,
+            index,
+            claimed,
+            jobs: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn index(&self) -> &IndexSlot {
+        &self.index
+    }
+
+    pub(crate) fn claimed(&self) -> &ClaimedFingerprints {
+        &self.claimed
+    }
+
+    /// The job lock, unless a job ended by a panic: only the next opening settles its unfinished
+    /// work, in the index too. Guests go on until then. Its holder, which may be waiting for an idle
+    /// processor, is hurried while the caller waits.
+    pub(crate) fn job(&self) -> Result<MutexGuard<'_, ()>> {
+        lock_hurrying(&self.background, &self.jobs).map_err(job_panicked)
+    }
+
+    /// As [`Batches::job`], of a caller for which nobody waits: the holder is not hurried.
+    pub(crate) fn job_in_background(&self) -> Result<MutexGuard<'_, ()>> {
+        self.jobs.lock().map_err(job_panicked)
+    }
+
+    pub(crate) fn job_for(&self, urgency: Urgency) -> Result<MutexGuard<'_, ()>> {
+        match urgency {
+            Urgency::Background => self.job_in_background(),
+            Urgency::AtOnce => self.job(),
+        }
+    }
+
+    /// Does work that holds nothing a guest could wait for.
+    pub(crate) fn run<T: Send>(&self, urgency: Urgency, work: impl FnOnce() -> T + Send) -> T {
+        match urgency {
+            Urgency::Background => self.background.run(work),
+            Urgency::AtOnce => work(),
+        }
+    }
+
+    /// A commit of a batch.
+    pub(crate) fn commit(&self, urgency: Urgency) -> Result<()> {
+        match urgency {
+            Urgency::Background => self.journal.commit_in_background(),
+            Urgency::AtOnce => self.journal.commit(),
+        }
+    }
+
+    /// Settles the batch that is open, if one is. The caller holds the job lock.
+    pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
+        let open = self.journal.metadata()?.batches().open().cloned();
+        let Some(batch) = open else {
+            return Ok(BatchReport::default());
+        };
+        if Guard::IntentBeforeCall.holds() {
+            self.journal.commit_in_background()?;
+        }
+        match batch.kind {
+            BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
+            BatchKind::Collector => self
+                .settle_collector(&batch, &FxHashMap::default(), Urgency::Background)
+                .map(|_| BatchReport::default()),
+            BatchKind::Counting => self
+                .settle_counting(&batch, Urgency::Background)
+                .map(|_| BatchReport::default()),
+        }
+    }
+}
+
+/// Takes a lock whose holder may do background work, or wait for somebody who does: it is hurried
+/// while this waits.
+pub(crate) fn lock_hurrying<'a>(
+    background: &Arc<BackgroundWork>,
+    mutex: &'a Mutex<()>,
+) -> LockResult<MutexGuard<'a, ()>> {
+    match mutex.try_lock() {
+        Ok(held) => Ok(held),
+        Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+        Err(TryLockError::WouldBlock) => {
+            let _hurry = background.hurry();
+            mutex.lock()
+        }
+    }
+}
+
+fn job_panicked<T>(_: PoisonError<T>) -> StoreError {
+    StoreError::damaged(
+        "no job and no deletion runs until the pool is opened again: a job ended by a panic; this is a \
+         defect of onefold",
+    )
+}
