@@ -229,7 +229,8 @@ impl Repository {
     ///
     /// As of each backup there.
     pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        self.check_interrupted(format_args!("before backup {backup} was forgotten"))?;
+        self.waiting
+            .check_interrupted(format_args!("before backup {backup} was forgotten"))?;
         if self.protected(source)?.contains(&backup) {
             let message = format!("backup {backup} is protected");
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));

@@ -11,7 +11,7 @@ use onefold_format::backup::{
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
-use crate::history::now;
+use crate::host::now;
 use crate::layout::hexadecimal;
 use crate::repository::Repository;
 

@@ -5,28 +5,27 @@
 //! a tombstone, or by an object that tombstones were folded into. A process that makes a backup says so in its lease
 //! before anything else has the number; if it dies, the next holder of the lease closes the number.
 
+mod closing;
+mod course;
+
+pub use course::Course;
+
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use onefold_format::backup::{BackupNumber, Closed, Manifest, ObjectName, Place, SourceId};
+use onefold_format::backup::{BackupNumber, Closed, Manifest, ObjectName, SourceId};
 
-use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::folder::NewObject;
-use crate::layout::{hexadecimal, is_ours};
+use crate::host::now;
+use crate::layout::{GONE, hexadecimal};
 use crate::repository::{Repository, source_named};
 use crate::sources::KnownSource;
-use crate::writer::{GONE, Writer};
 
 /// The most missing backups that are named: a file with a high number for a name must not take all memory.
 const MISSING_MAX: usize = 1000;
 
 /// How often a folder is listed whose objects go meanwhile.
 const LISTINGS_MAX: u32 = 10;
-
-/// The most manifests that are tried to find out which is the newest one that can be read.
-const UNREADABLE_MAX: usize = 100;
 
 /// How far a source has come: it only ever comes further, unless its storage goes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,15 +61,6 @@ impl Reached {
             next_pack: self.next_pack.max(other.next_pack),
         }
     }
-}
-
-/// How far a source has come, as far as it matters to a host that knows how far it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Course {
-    /// By the names of its objects. Whoever can write the folder can make names up.
-    pub listed: Reached,
-    /// By manifests and closed numbers that were read; none were read that could only be older.
-    pub proved: Reached,
 }
 
 /// Which backups of a source there were.
@@ -202,60 +192,6 @@ impl Repository {
             Err(error) if error.is_of_object() => Ok(true),
             Err(error) => Err(error),
         }
-    }
-
-    /// How far a source has come, which had come as far as `known`. As long as it has not gone back, this lists two folders
-    /// and reads one manifest if there is a new one.
-    ///
-    /// Only manifests and closed numbers count, not recipes or notes of backups under way: a completed backup of which the
-    /// manifest is hidden has gone.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing or reading.
-    pub fn course(&self, source: SourceId, known: Reached) -> Result<Course> {
-        let manifests = self.numbers(&ObjectName::manifests(source))?;
-        let mut listed = Reached {
-            next: manifests.last().map_or(0, |newest| newest.0 + 1),
-            next_pack: self.listed_near(source, known.next_pack)?,
-        };
-        let mut proved = Reached::default();
-        let newer = manifests.iter().rev().take_while(|it| it.0 >= known.next);
-        for backup in newer.take(UNREADABLE_MAX) {
-            match self.manifest(source, *backup) {
-                Ok(manifest) => {
-                    proved = Reached::by(*backup, &manifest);
-                    break;
-                }
-                Err(error) if error.is_of_object() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if !listed.is_as_far_as(known) {
-            let history = self.history(source)?;
-            let needed = self.needed_packs(source)?.own;
-            let needed = needed.last_key_value().map_or(0, |(number, _)| number + 1);
-            let closed = Reached {
-                next: history.closed.0.last().map_or(0, |range| range.end),
-                next_pack: history.closed_next_pack,
-            };
-            proved = proved.max(closed);
-            listed = listed.max(closed).max(Reached {
-                next: 0,
-                next_pack: history.next_pack.max(needed),
-            });
-        }
-        Ok(Course { listed, proved })
-    }
-
-    /// A number above that of a listed pack which is at least `next` - 1, if there is one where it is looked for first; or 0.
-    fn listed_near(&self, source: SourceId, next: u64) -> Result<u64> {
-        let Some(number) = next.checked_sub(1) else {
-            return Ok(0);
-        };
-        let packs = self.packs_beside(source, number)?.into_iter();
-        let last = packs.map(|(number, _)| number).max();
-        Ok(last.filter(|last| *last >= number).map_or(0, |it| it + 1))
     }
 
     fn add_tombstones(&self, source: SourceId, history: &mut History) -> Result<()> {
@@ -396,44 +332,18 @@ impl Repository {
         RepositoryError::new(RepositoryErrorKind::Damaged, message)
     }
 
-    /// What is wrong with the object of a source, its copies, and its newest label.
-    #[must_use]
-    pub fn wrong_copies(&self, known: &KnownSource) -> Vec<(ObjectName, RepositoryError)> {
-        let copies = Place::all(known.source.is_popular()).iter();
-        let copies = copies.map(|place| ObjectName::Copy(known.id, *place));
-        let names = std::iter::once(ObjectName::Source(known.id)).chain(copies);
-        let wrong = names.filter_map(|name| {
-            let error = match self.source_in(name) {
-                Ok(source) if source == known.born => return None,
-                Ok(_) => RepositoryError::damaged(&name.path(), "it is of another source"),
-                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
-                    RepositoryError::damaged(&name.path(), "it is not there")
-                }
-                Err(error) => error,
-            };
-            Some((name, error))
-        });
-        let wrong_label = match self.wrong_label(known) {
-            Ok(wrong) => wrong,
-            Err(error) => Some((ObjectName::Source(known.id), error)),
-        };
-        wrong.chain(wrong_label).collect()
-    }
-
-    /// Fails if a folder of the source is not the one that it was, so that nobody can know what was in it.
-    ///
-    /// # Errors
-    ///
-    /// `Damaged`.
-    pub fn check_places(&self, known: &KnownSource) -> Result<()> {
-        let wrong = self.wrong_copies(known).into_iter();
-        let mut copies = wrong.filter(|(name, _)| matches!(name, ObjectName::Copy(..)));
-        copies.next().map_or(Ok(()), |(_, error)| {
-            let message = format!(
-                "{known}: {error}; 'onefold backup repair' makes it again if its folder is still the same"
-            );
-            Err(RepositoryError::new(RepositoryErrorKind::Damaged, message))
-        })
+    /// Whether the object of a source went although nothing is in it: a source is born with it, and loses it last.
+    pub(crate) fn is_half_removed(&self, known: &KnownSource) -> Result<bool> {
+        let path = ObjectName::Source(known.id).path();
+        let object = self.folder.root().kind(&path);
+        let object = object
+            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
+        if object.is_some() || known.source.is_popular() {
+            return Ok(false);
+        }
+        let history = self.history(known.id)?;
+        let is_as_born = history.next == BackupNumber(1) && history.next_pack == 0;
+        Ok(is_as_born && history.damaged.is_empty())
     }
 
     /// The numbers below 2^32 in a folder, in order.
@@ -443,169 +353,4 @@ impl Repository {
         generations.sort_unstable();
         Ok(generations)
     }
-}
-
-impl Writer<'_> {
-    /// Begins the next backup of the source: from here on its number is used.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn begin_backup(&self) -> Result<BackupNumber> {
-        self.close_under_way()?;
-        let history = self.repository().history(self.source().id)?;
-        let closed = Closed::one(history.next, history.next_pack, now());
-        self.set_under_way(history.next, &closed)?;
-        Ok(history.next)
-    }
-
-    /// Closes a number of a backup that was not completed.
-    pub(crate) fn close(&self, backup: BackupNumber) -> Result<()> {
-        let id = self.source().id;
-        let history = self.repository().history(id)?;
-        if history.backups.contains(&backup) || history.closed.contains(backup.0) {
-            return Ok(());
-        }
-        let closed = Closed::one(backup, history.next_pack, now());
-        let name = ObjectName::Tombstone(id, backup);
-        self.put(name, closed.encode(), NewObject::commit_over)
-    }
-
-    /// Closes the numbers of backups that a holder of the lease left when it died. `folder` is what was its own.
-    pub(crate) fn close_remains(&self, folder: &str, holder: u64) -> Result<()> {
-        let name = ObjectName::UnderWay(self.source().id, holder);
-        let path = format!("{folder}/{}", ObjectName::UNDER_WAY);
-        let content = match self.repository().read_sealed_at(&path, name) {
-            Err(error) if error.kind() == RepositoryErrorKind::NotFound => return Ok(()),
-            content => content?,
-        };
-        let closed = Closed::decode(&content).map_err(|e| RepositoryError::format(&path, e))?;
-        let mut numbers = closed.backups.iter().map(|range| BackupNumber(range.start));
-        numbers.try_for_each(|backup| self.close(backup))
-    }
-
-    /// Folds all tombstones into one object, and remembers which packs may have been written. Each number stays closed by
-    /// two objects: a tombstone goes when the object before the new one has its number, too.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn fold(&self, next_pack: u64) -> Result<()> {
-        let id = self.source().id;
-        let history = self.repository().history(id)?;
-        let next_pack = next_pack.max(history.next_pack);
-        let newest = history.folded.last();
-        let is_new = newest.is_none_or(|(_, numbers)| *numbers != history.closed);
-        let is_older = next_pack > self.newest_next_pack(&history);
-        match is_new || is_older {
-            true => self.write_folded(&history, &history.closed, next_pack),
-            false => Ok(()),
-        }
-    }
-
-    /// The source went back, and the user accepts that: numbers up to those that it had reached are not used again. Those of
-    /// lost backups are closed, so these are not missing.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn accept_rollback(&self, reached: Reached) -> Result<()> {
-        // Each number is closed by two objects.
-        for _ in 0..2 {
-            let history = self.repository().history(self.source().id)?;
-            let mut closed = history.closed.clone();
-            let first = history.backups.last().map_or(1, |last| last.0 + 1);
-            if first < reached.next {
-                closed.add(std::iter::once(first..reached.next));
-            }
-            let next_pack = reached.next_pack.max(history.next_pack);
-            self.write_folded(&history, &closed, next_pack)?;
-        }
-        Ok(())
-    }
-
-    /// Writes the next generation of folded tombstones, and removes what it replaces.
-    fn write_folded(&self, history: &History, numbers: &Ranges, next_pack: u64) -> Result<()> {
-        let id = self.source().id;
-        let newest = history.folded.last();
-        let generation = newest.map_or(0, |(generation, _)| generation + 1);
-        let closed = Closed {
-            unix_seconds: now(),
-            next_pack,
-            backups: numbers.0.clone(),
-        };
-        let name = ObjectName::Closed(id, generation);
-        self.put(name, closed.encode(), NewObject::commit_over)?;
-        if let Some((_, before)) = newest {
-            let in_both = history.tombstones.iter().filter(|it| before.contains(it.0));
-            for backup in in_both {
-                self.remove(ObjectName::Tombstone(id, *backup))?;
-            }
-        }
-        let [older @ .., _] = &history.folded[..] else {
-            return Ok(());
-        };
-        for (generation, _) in older {
-            self.remove(ObjectName::Closed(id, *generation))?;
-        }
-        Ok(())
-    }
-
-    fn newest_next_pack(&self, history: &History) -> u64 {
-        let newest = history.folded.last().map(|(generation, _)| *generation);
-        let name = newest.map(|generation| ObjectName::Closed(self.source().id, generation));
-        let closed = name.and_then(|name| self.repository().closed(name).ok());
-        closed.map_or(0, |closed| closed.next_pack)
-    }
-
-    /// Makes the object of the source and its copies again where they are missing or damaged. Returns how many. A copy is
-    /// not made in a folder that may be another one than it was: one that is empty although the source has packs, or needs some.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn mend_copies(&self) -> Result<u64> {
-        let known = self.source();
-        let mut mended = 0;
-        for (name, error) in self.repository().wrong_copies(known) {
-            // That of a newer version is not damaged.
-            if !error.is_of_object() {
-                continue;
-            }
-            if let ObjectName::Copy(id, place) = name
-                && !self.is_same(id, place)?
-            {
-                continue;
-            }
-            let content = match name {
-                ObjectName::Label(..) => known.label().encode(),
-                _ => known.born.encode(),
-            };
-            self.put(name, content, NewObject::commit_over)?;
-            mended += 1;
-        }
-        Ok(mended)
-    }
-
-    fn is_same(&self, id: SourceId, place: Place) -> Result<bool> {
-        let path = place.path(id);
-        let entries = self.repository().folder.root().list(&path);
-        let entries =
-            entries.map_err(|e| RepositoryError::io(format_args!("cannot list {path}"), &e))?;
-        let mut complete = entries.iter().filter(|entry| !entry.name.starts_with('.'));
-        let has_objects = complete.any(|entry| is_ours(&joined(&path, &entry.name), entry.kind));
-        let may_be_empty = match place {
-            // What is gone of them is missing, and found so.
-            Place::Tombstones | Place::Users => true,
-            Place::Manifests | Place::Recipes => self.repository().packs(id)?.is_empty(),
-            Place::Packs => self.repository().needed_packs(id)?.own.is_empty(),
-        };
-        Ok(may_be_empty || has_objects)
-    }
-}
-
-/// Seconds since the Unix epoch.
-pub(crate) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

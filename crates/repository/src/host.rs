@@ -1,4 +1,6 @@
-//! This machine, as others know it.
+//! This machine, as others know it, and its clock.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use onefold_format::backup::MachineId;
 
@@ -27,4 +29,10 @@ pub fn machine_id() -> MachineId {
     let mut hasher = blake3::Hasher::new_derive_key(MACHINE_CONTEXT);
     hasher.update(&id).finalize_xof().fill(&mut machine);
     MachineId(machine)
+}
+
+/// Seconds since the Unix epoch.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }

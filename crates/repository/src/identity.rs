@@ -7,7 +7,6 @@ use onefold_format::backup::{ObjectName, RepositoryObject};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::Folder;
-use crate::repository::Repository;
 
 /// The object and its copy.
 pub(crate) const IDENTITY: [ObjectName; 2] = [ObjectName::Repository, ObjectName::RepositoryCopy];
@@ -48,7 +47,7 @@ pub(crate) fn identity(root: &Path) -> Result<(Folder, RepositoryObject)> {
     Ok((folder, object?))
 }
 
-fn identity_in(folder: &Folder, name: ObjectName) -> Result<RepositoryObject> {
+pub(crate) fn identity_in(folder: &Folder, name: ObjectName) -> Result<RepositoryObject> {
     let path = name.path();
     let bytes = folder.read(&path).map_err(|e| {
         RepositoryError::io(
@@ -57,41 +56,4 @@ fn identity_in(folder: &Folder, name: ObjectName) -> Result<RepositoryObject> {
         )
     })?;
     RepositoryObject::decode(&bytes).map_err(|e| RepositoryError::format(&path, e))
-}
-
-impl Repository {
-    /// What is wrong with the object of the repository and its copy.
-    #[must_use]
-    pub fn wrong_identity(&self) -> Vec<(ObjectName, RepositoryError)> {
-        let wrong = IDENTITY.into_iter().filter_map(|name| {
-            let error = match identity_in(&self.folder, name) {
-                Ok(object) if object == self.object => return None,
-                Ok(_) => RepositoryError::damaged(&name.path(), "it is of another repository"),
-                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
-                    RepositoryError::damaged(&name.path(), "it is not there")
-                }
-                Err(error) => error,
-            };
-            Some((name, error))
-        });
-        wrong.collect()
-    }
-
-    /// Makes the object of the repository, or its copy, again where it is missing or damaged. Returns how many.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing.
-    pub fn mend_identity(&self) -> Result<u64> {
-        let mut mended = 0;
-        for (name, error) in self.wrong_identity() {
-            // That of a newer version is not damaged.
-            if !error.is_of_object() {
-                continue;
-            }
-            self.put_over(name, &self.object.encode())?;
-            mended += 1;
-        }
-        Ok(mended)
-    }
 }

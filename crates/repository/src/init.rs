@@ -1,4 +1,4 @@
-//! Making a repository.
+//! Making a repository, and making the object again that says what it is.
 //!
 //! It is prepared in a folder of its own, and exists by one rename of a folder: before it, nothing reads what is there, and `init`
 //! can be repeated. A process that dies after it leaves a repository that lacks at most the object of which it has a copy.
@@ -14,6 +14,7 @@ use crate::access::{Access, RecoveryKey, wrap};
 use crate::disk::{self, Entry, Root, joined};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, fill_random, random_number};
+use crate::identity::{IDENTITY, identity_in};
 use crate::layout::{LOST_AND_FOUND, hexadecimal, is_ours};
 use crate::repository::Repository;
 use crate::seal::MasterKey;
@@ -200,4 +201,41 @@ pub(crate) fn all_of_init(root: &Root, folder: &str) -> io::Result<Vec<OfInit>> 
         is_folder: true,
     });
     Ok(all)
+}
+
+impl Repository {
+    /// What is wrong with the object of the repository and its copy.
+    #[must_use]
+    pub fn wrong_identity(&self) -> Vec<(ObjectName, RepositoryError)> {
+        let wrong = IDENTITY.into_iter().filter_map(|name| {
+            let error = match identity_in(&self.folder, name) {
+                Ok(object) if object == self.object => return None,
+                Ok(_) => RepositoryError::damaged(&name.path(), "it is of another repository"),
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                    RepositoryError::damaged(&name.path(), "it is not there")
+                }
+                Err(error) => error,
+            };
+            Some((name, error))
+        });
+        wrong.collect()
+    }
+
+    /// Makes the object of the repository, or its copy, again where it is missing or damaged. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn mend_identity(&self) -> Result<u64> {
+        let mut mended = 0;
+        for (name, error) in self.wrong_identity() {
+            // That of a newer version is not damaged.
+            if !error.is_of_object() {
+                continue;
+            }
+            self.put_over(name, &self.object.encode())?;
+            mended += 1;
+        }
+        Ok(mended)
+    }
 }

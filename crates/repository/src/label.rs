@@ -4,11 +4,9 @@
 
 use onefold_format::backup::{Label, ObjectName, SourceId};
 
-use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::folder::NewObject;
+use crate::error::{RepositoryError, Result};
 use crate::repository::Repository;
 use crate::sources::KnownSource;
-use crate::writer::Writer;
 
 impl Repository {
     /// The newest label of a source that can be read, if there is one.
@@ -48,37 +46,5 @@ impl Repository {
     fn label_in(&self, name: ObjectName) -> Result<Label> {
         let content = self.read_sealed(name)?;
         Label::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
-    }
-}
-
-impl Writer<'_> {
-    /// Gives the source another name, another origin, or both.
-    ///
-    /// # Errors
-    ///
-    /// `Exists` if another disk has the name; `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn set_label(&mut self, label: Label) -> Result<()> {
-        let (repository, id) = (self.repository(), self.source().id);
-        let sources = repository.sources()?;
-        let mut others = sources.disks.iter().filter(|it| it.id != id);
-        if let Some(other) = others.find(|it| it.source.name == label.name) {
-            let message = format!("{other} is another source of the repository ({})", other.id);
-            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
-        }
-        let labels = repository.labels(id)?;
-        let generation = labels.last().map_or(1, |newest| newest + 1);
-        let name = ObjectName::Label(id, generation);
-        self.put(name, label.encode(), NewObject::commit)?;
-        if let [older @ .., _] = &labels[..] {
-            for generation in older {
-                match self.remove(ObjectName::Label(id, *generation)) {
-                    // One that is damaged stays, and counts no more.
-                    Err(error) if !error.is_of_object() => return Err(error),
-                    _ => {}
-                }
-            }
-        }
-        self.labelled(label);
-        Ok(())
     }
 }

@@ -1,15 +1,10 @@
 //! Which names in a repository's folder are of ours. All others are ignored, and stay.
 
-use onefold_format::backup::SourceId;
 use onefold_format::backup::recipe::NUMBER_END;
 use rustix::fs::FileType;
 
-use crate::disk::joined;
-use crate::error::{RepositoryError, Result};
-use crate::repository::Repository;
-
-/// The most foreign names that are named.
-const FOREIGN_MAX: usize = 100;
+/// Before the name of a folder of a lease that was given back or has ended.
+pub(crate) const GONE: &str = ".gone-";
 
 /// The folder that some file systems have in their root.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
@@ -47,44 +42,6 @@ const OBJECTS: [&str; 30] = [
     ".coming-ID/trial/ID",
     ".coming-ID/trial/ID/ID",
 ];
-
-/// What is not of ours in a repository's folder.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Foreign {
-    /// The first hundred names, from the repository's folder.
-    pub names: Vec<String>,
-    /// Whether there are more.
-    pub has_more: bool,
-}
-
-impl Repository {
-    /// Finds what is not of ours: in the folder of one source, or in all of the repository's.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn foreign(&self, only: Option<SourceId>) -> Result<Foreign> {
-        let mut foreign = Foreign::default();
-        let mut folders = vec![only.map_or_else(String::new, |id| format!("sources/{id}"))];
-        while let Some(folder) = folders.pop() {
-            let entries = self.folder.root().list(&folder);
-            let entries = entries
-                .map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-            for entry in entries {
-                let path = joined(&folder, &entry.name);
-                match is_ours(&path, entry.kind) {
-                    true if entry.kind == FileType::Directory => folders.push(path),
-                    true => {}
-                    false if path == LOST_AND_FOUND => {}
-                    false if foreign.names.len() == FOREIGN_MAX => foreign.has_more = true,
-                    false => foreign.names.push(path),
-                }
-            }
-        }
-        foreign.names.sort_unstable();
-        Ok(foreign)
-    }
-}
 
 /// Whether something has a name, and is of the kind, of an object, of one that is not complete, or of a folder of either.
 pub(crate) fn is_ours(path: &str, kind: FileType) -> bool {
@@ -152,7 +109,7 @@ fn is_digit(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onefold_format::backup::{BackupNumber, ObjectName, Place};
+    use onefold_format::backup::{BackupNumber, ObjectName, Place, SourceId};
 
     #[test]
     fn every_object_has_a_name_of_ours() {

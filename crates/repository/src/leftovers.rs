@@ -9,11 +9,11 @@ use rustix::fs::FileType;
 use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
 use crate::init::{all_of_init, is_of_init};
-use crate::layout::{decimal, is_incomplete, is_ours};
+use crate::layout::{GONE, decimal, is_incomplete, is_ours};
 use crate::reader::readers_of;
 use crate::repository::Repository;
 use crate::writer::{
-    COMING, GONE, files_of_lease, folder_name, give_back, has_remains, is_running, lease_folders,
+    COMING, files_of_lease, folder_name, give_back, has_remains, is_running, lease_folders,
     remove_lease,
 };
 

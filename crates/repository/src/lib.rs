@@ -16,7 +16,8 @@
 //! | `init.rs` | making a repository |
 //! | `trial.rs` | what a file system must do for one |
 //! | `identity.rs` | the object that says what a repository is, and its copy |
-//! | `repository.rs` | a repository and its sources |
+//! | `repository.rs` | a repository, its keys and its objects |
+//! | `source.rs` | finding and adding sources |
 //! | `sources.rs` | sources, as they are found |
 //! | `packing.rs` | writing packs |
 //! | `pack.rs` | listing packs, and reading them |
@@ -26,13 +27,17 @@
 //! | `moved.rs` | blocks that popular blocks have in the place of a pack |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
+//! | `history/course.rs` | how far a source has come |
+//! | `history/closing.rs` | what a writer notes of a source: numbers that were used, its label |
 //! | `label.rs` | the names and origins of sources |
 //! | `marks.rs` | protections, and the users of popular blocks |
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
-//! | `waiting.rs` | waiting for signs of life of other processes |
+//! | `waiting.rs` | how a command waits for other processes |
+//! | `holders.rs` | who holds leases: waiting for signs of life of other processes |
+//! | `foreign.rs` | files that are not of ours |
 //! | `removal.rs` | a source goes with all that it has |
-//! | `host.rs` | the name and the id of this machine |
+//! | `host.rs` | the name, the id and the clock of this machine |
 //! | `reserve.rs` | room that is set aside, for a repository that is full |
 //! | `simulation.rs` | what the death of the host may leave, for tests |
 //! | `leftovers.rs` | what commands left that were killed |
@@ -43,7 +48,9 @@ mod damage;
 mod disk;
 mod error;
 mod folder;
+mod foreign;
 mod history;
+mod holders;
 mod host;
 mod identity;
 mod init;
@@ -62,6 +69,7 @@ mod reserve;
 mod seal;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod source;
 mod sources;
 mod table;
 mod trial;
@@ -72,9 +80,9 @@ pub use access::{Access, RecoveryKey};
 pub use backup::{NeededPacks, NewRecipe, Recipe};
 pub use damage::{DamagedBlocks, KnownDamage};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
+pub use foreign::Foreign;
 pub use history::{Course, History, Reached};
 pub use host::{host_name, machine_id};
-pub use layout::Foreign;
 pub use leftovers::Leftovers;
 pub use moved::MovedRun;
 pub use pack::{OpenedGroup, Pack};

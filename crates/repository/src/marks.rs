@@ -1,7 +1,7 @@
 //! Marks: objects that say something by being there. A protection says that a backup is not to be forgotten, a user of popular
 //! blocks that a source may need them. What is in them says nothing more, but shows that they are ours.
 
-use onefold_format::backup::{ObjectName, SourceId};
+use onefold_format::backup::{ObjectName, PackReference, SourceId};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
@@ -72,6 +72,25 @@ impl Repository {
 }
 
 impl Writer<'_> {
+    /// To be called before anything of the source refers to these popular packs: they are durable then, and the popular
+    /// blocks know the source as a user. Popular blocks themselves are no user.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading or writing.
+    pub fn begin_to_use(&self, packs: &[PackReference]) -> Result<()> {
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let (repository, source) = (self.repository(), self.source());
+        let popular = repository.popular_id(&source.source);
+        repository.sync_packs(popular, packs)?;
+        match source.id == popular {
+            true => Ok(()),
+            false => repository.add_user(popular, source.id),
+        }
+    }
+
     /// Makes the marks of the source again that are missing or damaged. Returns how many.
     ///
     /// # Errors

@@ -8,7 +8,6 @@ use onefold_format::backup::{ObjectName, PackReference, SourceId, Witness, witne
 use crate::error::{RepositoryError, Result};
 use crate::pack::Pack;
 use crate::repository::Repository;
-use crate::writer::Writer;
 
 /// Consecutive blocks of a pack that are popular blocks with consecutive numbers now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,27 +36,6 @@ impl Pack {
             blocks: 1 + alike.count(),
             witness: witness_of(self.popular_packs(), number / BLOCKS_PER_PACK)?,
         })
-    }
-}
-
-impl Writer<'_> {
-    /// To be called before anything of the source refers to these popular packs: they are durable then, and the popular
-    /// blocks know the source as a user. Popular blocks themselves are no user.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn begin_to_use(&self, packs: &[PackReference]) -> Result<()> {
-        if packs.is_empty() {
-            return Ok(());
-        }
-        let (repository, source) = (self.repository(), self.source());
-        let popular = repository.popular_id(&source.source);
-        repository.sync_packs(popular, packs)?;
-        match source.id == popular {
-            true => Ok(()),
-            false => repository.add_user(popular, source.id),
-        }
     }
 }
 

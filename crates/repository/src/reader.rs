@@ -7,9 +7,9 @@ use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
-use crate::layout::hexadecimal;
+use crate::layout::{GONE, hexadecimal};
 use crate::repository::Repository;
-use crate::writer::{GONE, HeldLease, SIGN, files_of_lease, folder_name, give_back, this_lease};
+use crate::writer::{HeldLease, SIGN, files_of_lease, folder_name, give_back, this_lease};
 
 /// A backup is read. Dropped, it is not any more.
 pub struct Reading {

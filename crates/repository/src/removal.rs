@@ -9,7 +9,7 @@
 //!    object and labels stay a little longer: by them the removal is found again, to be completed.
 //! 5. All else goes, and the folders last.
 
-use onefold_format::backup::{BackupNumber, ObjectName, Place, SourceId};
+use onefold_format::backup::{ObjectName, Place, SourceId};
 
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
@@ -69,20 +69,6 @@ impl Repository {
             }
         }
         Ok(None)
-    }
-
-    /// Whether the object of a source went although nothing is in it: a source is born with it, and loses it last.
-    pub(crate) fn is_half_removed(&self, known: &KnownSource) -> Result<bool> {
-        let path = ObjectName::Source(known.id).path();
-        let object = self.folder.root().kind(&path);
-        let object = object
-            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
-        if object.is_some() || known.source.is_popular() {
-            return Ok(false);
-        }
-        let history = self.history(known.id)?;
-        let is_as_born = history.next == BackupNumber(1) && history.next_pack == 0;
-        Ok(is_as_born && history.damaged.is_empty())
     }
 
     /// Bytes of the packs of a source.
@@ -162,7 +148,7 @@ impl Writer<'_> {
             self.remove(ObjectName::Manifest(id, backup))?;
         }
         for (number, generation) in repository.pack_generations(id)? {
-            repository.check_interrupted(format_args!(
+            repository.waiting.check_interrupted(format_args!(
                 "before the source was removed; the same command does the rest"
             ))?;
             self.remove(ObjectName::Pack {

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
@@ -14,11 +13,11 @@ use onefold_format::backup::{
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::folder::{Folder, NewObject, fill_random, random_number};
+use crate::folder::{Folder, NewObject, fill_random};
 use crate::identity::identity;
 use crate::layout::hexadecimal;
 use crate::seal::{ChunkKey, MasterKey};
-use crate::sources::{KnownSource, Sources};
+use crate::sources::KnownSource;
 use crate::waiting::Waiting;
 
 const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
@@ -26,10 +25,6 @@ const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a
 /// The most memory and passes of Argon2 that a passphrase is tried with.
 const MEMORY_KIB_MAX: u32 = 256 << 10;
 const PASSES_MAX: u32 = 10;
-
-/// How often a source is added that others add at the same time, and the longest pause between two tries.
-const BIRTHS_MAX: u32 = 16;
-const BIRTH_PAUSE_MS: u64 = 200;
 
 /// The most bytes of an object that is read whole.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
@@ -291,34 +286,6 @@ impl Repository {
         self.master.fingerprint_secret()
     }
 
-    /// All sources.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn sources(&self) -> Result<Sources> {
-        let mut sources = Sources::default();
-        for id in self.source_ids()? {
-            match self.known(id) {
-                Ok(Some(known)) if known.source.is_popular() => sources.popular.push(known),
-                Ok(Some(known)) if self.is_half_removed(&known)? => {}
-                Ok(Some(known)) => sources.disks.push(known),
-                // It was made by a command that did not complete it.
-                Ok(None) if self.packs(id)?.is_empty() => {}
-                Ok(None) => {
-                    let path = ObjectName::Source(id).path();
-                    let error = RepositoryError::damaged(&path, "it is not there, nor a copy");
-                    sources.damaged.push(error);
-                }
-                Err(error) if error.is_of_object() => sources.damaged.push(error),
-                Err(error) => return Err(error),
-            }
-        }
-        let by_name = |a: &KnownSource, b: &KnownSource| a.source.name.cmp(&b.source.name);
-        sources.disks.sort_by(by_name);
-        Ok(sources)
-    }
-
     /// The ids of all sources, stores of popular blocks among them.
     ///
     /// # Errors
@@ -332,86 +299,9 @@ impl Repository {
         Ok(names.iter().filter_map(|name| source_named(name)).collect())
     }
 
-    /// The source of this name, or with this id.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` if several have the name; any failure of reading.
-    pub fn source(&self, name: &str) -> Result<Option<KnownSource>> {
-        Ok(self.sources()?.named(name)?.cloned())
-    }
-
-    /// The source with this id, by its object or a copy.
-    pub(crate) fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
-        let Some(born) = self.born(id)? else {
-            return Ok(None);
-        };
-        let source = match self.label(id)? {
-            Some(label) => born.clone().labelled(label),
-            None => born.clone(),
-        };
-        Ok(Some(KnownSource { id, source, born }))
-    }
-
-    fn born(&self, id: SourceId) -> Result<Option<Source>> {
-        let places = [false, true].into_iter().flat_map(Place::all);
-        let copies = places.map(|place| ObjectName::Copy(id, *place));
-        let mut damaged = None;
-        for name in std::iter::once(ObjectName::Source(id)).chain(copies) {
-            match self.source_in(name) {
-                Ok(source) => return Ok(Some(source)),
-                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
-                Err(error) if error.is_of_object() => damaged = damaged.or(Some(error)),
-                Err(error) => return Err(error),
-            }
-        }
-        damaged.map_or(Ok(None), Err)
-    }
-
     pub(crate) fn source_in(&self, name: ObjectName) -> Result<Source> {
         let content = self.read_sealed(name)?;
         Source::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
-    }
-
-    /// Adds a disk. Its id is drawn.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if another disk has the name; any failure of writing.
-    pub fn add_source(&self, source: Source) -> Result<KnownSource> {
-        let draw = || random_number().map_err(|e| RepositoryError::io("no random numbers", &e));
-        let mut births = 0;
-        loop {
-            let id = SourceId(draw()?.max(1));
-            let name = ObjectName::Source(id);
-            self.put(name, &self.sealed(name, source.encode())?)?;
-            // Looked for only now: of two commands that add the same name at once, the second one sees the first.
-            let sources = self.sources()?;
-            let mut others = sources.disks.iter().filter(|it| it.id != id);
-            let Some(other) = others.find(|it| it.source.name == source.name) else {
-                return self.born_source(id, source);
-            };
-            self.remove(name)?;
-            births += 1;
-            // Where each sees the other, both take theirs back, and chance decides who is alone the next time.
-            if births == BIRTHS_MAX || self.wrong_copies(other).is_empty() {
-                let id = other.id;
-                let message = format!("{other} is a source of the repository already ({id})");
-                return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
-            }
-            std::thread::sleep(Duration::from_millis(draw()? % BIRTH_PAUSE_MS));
-        }
-    }
-
-    /// A source of which the object was written.
-    fn born_source(&self, id: SourceId, source: Source) -> Result<KnownSource> {
-        let known = KnownSource {
-            id,
-            born: source.clone(),
-            source,
-        };
-        self.complete_source(&known)?;
-        Ok(known)
     }
 
     /// Makes the folders of a new source, and their copies of its object.
@@ -421,34 +311,6 @@ impl Repository {
             self.put_over(name, &self.sealed(name, known.born.encode())?)?;
         }
         Ok(())
-    }
-
-    /// The popular blocks that a source shares with others; new ones where there are none.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn popular(&self, source: &Source) -> Result<KnownSource> {
-        let id = self.popular_id(source);
-        if let Some(known) = self.known(id)? {
-            // Its maker may have died.
-            if self.packs(id)?.is_empty() {
-                self.complete_source(&known)?;
-            }
-            return Ok(known);
-        }
-        let popular = Source {
-            name: String::new(),
-            origin: None,
-            ..source.clone()
-        };
-        let name = ObjectName::Source(id);
-        match self.put(name, &self.sealed(name, popular.encode())?) {
-            Err(error) if error.kind() == RepositoryErrorKind::InUse => {
-                self.known(id)?.ok_or(error)
-            }
-            put => put.and_then(|()| self.born_source(id, popular)),
-        }
     }
 
     /// Names the popular blocks that a source shares with others, which need not be there.

@@ -70,18 +70,6 @@ impl Writer<'_> {
         let content = pack.table_copy().encode();
         self.put(name, content, NewObject::commit_over)
     }
-
-    /// Removes the copy of the table of a pack that is gone. One that is damaged stays, and `verify` names it.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of writing.
-    pub fn remove_table(&self, number: u64, generation: u32) -> Result<()> {
-        match self.remove(table_of(self.source().id, number, generation)) {
-            Err(error) if error.is_of_object() => Ok(()),
-            removed => removed,
-        }
-    }
 }
 
 impl Repository {

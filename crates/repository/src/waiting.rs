@@ -1,26 +1,13 @@
-//! Waiting for signs of life of processes that cannot be looked for: of all that a command needs at the same time, with
-//! one message, and until the user interrupts.
+//! How a command waits for other processes: for how long, what it says, and whether the user has interrupted it.
 
 use std::fmt;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use onefold_format::backup::{Lease, ObjectName};
-
-use crate::disk::{joined, split};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::repository::Repository;
-use crate::writer::{SIGN, is_running};
 
 /// A holder that cannot be looked for has lost its lease after so long without a sign of life. Network file
 /// systems may show a file of up to a minute ago.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Between two looks at a sign of life.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Between two looks for an interruption.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// How a command waits for other processes.
 pub struct Waiting {
@@ -64,108 +51,22 @@ impl Waiting {
         Self { patience, ..self }
     }
 
-    fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         #[cfg(feature = "simulation")]
         if crate::simulation::boot().is_some() {
             return Duration::from_millis(1);
         }
         self.patience
     }
-}
 
-/// A holder whose sign of life is watched.
-struct Watched {
-    /// Which of the leases is its.
-    at: usize,
-    who: String,
-    folder: String,
-    sign: Option<Vec<u8>>,
-}
-
-impl Repository {
-    /// From now on this repository waits so for other processes.
-    pub fn wait_with(&mut self, waiting: Waiting) {
-        self.waiting = waiting;
-    }
-
-    /// Who holds each of these leases, for messages; nobody where the holder is dead, or has given the lease back.
-    ///
-    /// # Errors
-    ///
-    /// `Interrupted`.
-    pub(crate) fn living_holders(&self, leases: &[ObjectName]) -> Result<Vec<Option<String>>> {
-        let (mut living, mut watched) = (vec![None; leases.len()], Vec::new());
-        for (at, name) in leases.iter().enumerate() {
-            let content = self.read_sealed(*name);
-            let lease = content.ok().and_then(|it| Lease::decode(&it).ok());
-            let who = lease.as_ref().map_or_else(
-                || "another process".to_owned(),
-                |lease| {
-                    let (process, host) = (lease.holder.process, &lease.host);
-                    format!("process {process} on {host} ({})", lease.doing)
-                },
-            );
-            match lease.and_then(|lease| is_running(lease.holder)) {
-                Some(true) => living[at] = Some(who),
-                Some(false) => {}
-                None => {
-                    let folder = split(&name.path()).0.to_owned();
-                    let sign = self.sign(&folder);
-                    watched.push(Watched {
-                        at,
-                        who,
-                        folder,
-                        sign,
-                    });
-                }
-            }
-        }
-        self.watch(watched, &mut |alive| living[alive.at] = Some(alive.who))?;
-        Ok(living)
-    }
-
-    /// Watches all signs of life at the same time.
-    fn watch(&self, mut watched: Vec<Watched>, found: &mut dyn FnMut(Watched)) -> Result<()> {
-        let Some(first) = watched.first() else {
-            return Ok(());
-        };
-        let others = match watched.len() {
-            1 => String::new(),
-            2 => " and of one other".to_owned(),
-            all => format!(" and of {} others", all - 1),
-        };
-        let whose = format!("{}{others}", first.who);
-        let (waiting, patience) = (&self.waiting, self.waiting.patience());
-        let seconds = patience.as_secs_f64();
-        (waiting.tell)(&format!(
-            "waiting up to {seconds:.0} s for a sign of life of {whose}"
-        ));
-        let (began, mut looked) = (Instant::now(), Instant::now());
-        while !watched.is_empty() {
-            self.check_interrupted(format_args!("while waiting for a sign of life of {whose}"))?;
-            let is_over = began.elapsed() >= patience;
-            if is_over || looked.elapsed() >= LOOK.min(patience / 4) {
-                looked = Instant::now();
-                let (alive, silent) = watched.into_iter().partition(|it| {
-                    let sign = self.sign(&it.folder);
-                    sign.is_some() && sign != it.sign
-                });
-                watched = silent;
-                // One that has given its lease back is as good as dead.
-                watched.retain(|it| !matches!(self.folder.root().kind(&it.folder), Ok(None)));
-                Vec::into_iter(alive).for_each(&mut *found);
-            }
-            if is_over {
-                return Ok(());
-            }
-            thread::sleep(PAUSE.min(patience / 4));
-        }
-        Ok(())
+    /// Says what is waited for.
+    pub(crate) fn say(&self, what: &str) {
+        (self.tell)(what);
     }
 
     /// Fails if the user has interrupted the command.
     pub(crate) fn check_interrupted(&self, when: fmt::Arguments<'_>) -> Result<()> {
-        match (self.waiting.is_interrupted)() {
+        match (self.is_interrupted)() {
             false => Ok(()),
             true => {
                 let message = format!("interrupted {when}");
@@ -175,150 +76,5 @@ impl Repository {
                 ))
             }
         }
-    }
-
-    fn sign(&self, folder: &str) -> Option<Vec<u8>> {
-        self.folder.read(&joined(folder, SIGN)).ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::{Arc, Mutex};
-
-    use onefold_format::backup::{BackupNumber, Source, SourceId};
-
-    use crate::access::Access;
-    use crate::writer::Writer;
-
-    const LONG: Duration = Duration::from_secs(1 << 20);
-
-    fn repository(folder: &Path) -> (Repository, Vec<SourceId>) {
-        let root = folder.join("r");
-        let (repository, _) = Repository::init(&root, &Access::Open, 1).unwrap();
-        let sources = ["a", "b", "c"].map(|name| {
-            let source = Source {
-                name: name.to_owned(),
-                domain: String::new(),
-                block_size: 4096,
-                origin: None,
-            };
-            repository.add_source(source).unwrap().id
-        });
-        // Another process's view of it: leases outlive this one.
-        (
-            Repository::open(&root, &Access::Open).unwrap(),
-            sources.to_vec(),
-        )
-    }
-
-    impl Repository {
-        /// Makes a lease that of a process that cannot be looked for.
-        fn move_away(&self, name: ObjectName) {
-            let content = self.read_sealed(name).unwrap();
-            let mut lease = Lease::decode(&content).unwrap();
-            lease.holder.boot[0] ^= 1;
-            let bytes = self.sealed(name, lease.encode()).unwrap();
-            self.put_over(name, &bytes).unwrap();
-        }
-
-        fn held_elsewhere(&self, sources: &[SourceId]) -> Vec<Writer<'_>> {
-            let held = sources.iter().map(|source| {
-                let writer = self.writer(*source, "test").unwrap();
-                let holder = self.holder(*source).unwrap();
-                self.move_away(ObjectName::Lease(*source, holder));
-                writer
-            });
-            held.collect()
-        }
-    }
-
-    /// Leases and readers of all sources.
-    #[test]
-    fn all_dead_processes_are_waited_for_at_the_same_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut repository, sources) = repository(folder.path());
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::clone(&told);
-        let waiting = Waiting::new(
-            move |whom| heard.lock().unwrap().push(whom.to_owned()),
-            || false,
-        );
-        repository.wait_with(waiting.with_patience(Duration::from_millis(100)));
-        let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
-        let held = other.held_elsewhere(&sources);
-        let taken = repository.writers(&sources, "test").unwrap();
-        assert_eq!(taken.iter().filter(|it| it.is_ok()).count(), 3);
-        let host = crate::host::host_name();
-        let process = std::process::id();
-        let first = format!("a sign of life of process {process} on {host} (test) and of 2 others");
-        let told_of_leases = std::mem::take(&mut *told.lock().unwrap());
-        assert_eq!(told_of_leases, [format!("waiting up to 0 s for {first}")]);
-        drop((held, taken));
-
-        let backups: Vec<_> = (1..=4)
-            .map(|n| (sources[n % 3], BackupNumber(n as u64)))
-            .collect();
-        let mut readings = Vec::new();
-        for (source, backup) in &backups {
-            readings.push(other.reading(*source, *backup, "test").unwrap());
-            let reader = other.readers(*source, *backup).unwrap()[0];
-            other.move_away(ObjectName::Reader(*source, *backup, reader));
-        }
-        for forgotten in repository.forget_all(&backups).unwrap() {
-            forgotten.unwrap();
-        }
-        let told_of_readers = std::mem::take(&mut *told.lock().unwrap());
-        assert_eq!(told_of_readers.len(), 1, "{told_of_readers:?}");
-        assert!(told_of_readers[0].ends_with("and of 3 others"));
-    }
-
-    #[test]
-    fn an_interruption_ends_the_waiting() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut repository, sources) = repository(folder.path());
-        let is_interrupted = Arc::new(AtomicBool::new(false));
-        let (told, asked) = (Arc::clone(&is_interrupted), Arc::clone(&is_interrupted));
-        let waiting = Waiting::new(
-            move |_| told.store(true, Ordering::Relaxed),
-            move || asked.load(Ordering::Relaxed),
-        );
-        repository.wait_with(waiting.with_patience(LONG));
-        let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
-        let held = other.held_elsewhere(&sources);
-        let interrupted = [
-            repository.writers(&sources, "test").map(drop).unwrap_err(),
-            repository.writer(sources[0], "test").map(drop).unwrap_err(),
-        ];
-        for error in interrupted {
-            assert_eq!(error.kind(), RepositoryErrorKind::Interrupted, "{error}");
-        }
-        // Whoever has them keeps them.
-        held[0].begin_backup().unwrap();
-    }
-
-    #[test]
-    fn a_lease_that_is_given_back_is_not_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut repository, sources) = repository(folder.path());
-        let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
-        let lease = {
-            let held = other.held_elsewhere(&sources[..1]);
-            let holder = other.holder(sources[0]).unwrap();
-            std::mem::forget(held);
-            ObjectName::Lease(sources[0], holder)
-        };
-        let waiting = Waiting::new(
-            move |_| {
-                let folder = split(&lease.path()).0.to_owned();
-                other.folder.root().rename(&folder, "gone").unwrap();
-            },
-            || false,
-        );
-        repository.wait_with(waiting.with_patience(LONG));
-        repository.writer(sources[0], "test").unwrap();
     }
 }

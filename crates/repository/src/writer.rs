@@ -25,9 +25,8 @@ use rustix::io::Errno;
 use crate::disk::{Entry, Root, joined};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
-use crate::history::now;
-use crate::host::host_name;
-use crate::layout::{hexadecimal, is_of_lease};
+use crate::host::{host_name, now};
+use crate::layout::{GONE, hexadecimal, is_of_lease};
 use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
@@ -40,8 +39,6 @@ pub(crate) const SIGN: &str = "sign";
 
 /// How the names of folders begin that are no lease: not yet, or not any more.
 pub(crate) const COMING: &str = ".coming-";
-pub(crate) const GONE: &str = ".gone-";
-
 /// How the names begin of what others left among the leases.
 const FOREIGN: &str = ".foreign-";
 
@@ -644,6 +641,22 @@ impl Writer<'_> {
                 number, generation, ..
             } => self.remove_table(number, generation),
             _ => Ok(()),
+        }
+    }
+
+    /// Removes the copy of the table of a pack that is gone. One that is damaged stays, and `verify` names it.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn remove_table(&self, number: u64, generation: u32) -> Result<()> {
+        match self.remove(ObjectName::Table {
+            source: self.source().id,
+            number,
+            generation,
+        }) {
+            Err(error) if error.is_of_object() => Ok(()),
+            removed => removed,
         }
     }
 

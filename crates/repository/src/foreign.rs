@@ -1,0 +1,50 @@
+//! Files in a repository's folder that are not the repository's.
+
+use onefold_format::backup::SourceId;
+use rustix::fs::FileType;
+
+use crate::disk::joined;
+use crate::error::{RepositoryError, Result};
+use crate::layout::{LOST_AND_FOUND, is_ours};
+use crate::repository::Repository;
+
+/// The most foreign names that are named.
+const FOREIGN_MAX: usize = 100;
+
+/// What is not of ours in a repository's folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Foreign {
+    /// The first hundred names, from the repository's folder.
+    pub names: Vec<String>,
+    /// Whether there are more.
+    pub has_more: bool,
+}
+
+impl Repository {
+    /// Finds what is not of ours: in the folder of one source, or in all of the repository's.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing.
+    pub fn foreign(&self, only: Option<SourceId>) -> Result<Foreign> {
+        let mut foreign = Foreign::default();
+        let mut folders = vec![only.map_or_else(String::new, |id| format!("sources/{id}"))];
+        while let Some(folder) = folders.pop() {
+            let entries = self.folder.root().list(&folder);
+            let entries = entries
+                .map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+            for entry in entries {
+                let path = joined(&folder, &entry.name);
+                match is_ours(&path, entry.kind) {
+                    true if entry.kind == FileType::Directory => folders.push(path),
+                    true => {}
+                    false if path == LOST_AND_FOUND => {}
+                    false if foreign.names.len() == FOREIGN_MAX => foreign.has_more = true,
+                    false => foreign.names.push(path),
+                }
+            }
+        }
+        foreign.names.sort_unstable();
+        Ok(foreign)
+    }
+}

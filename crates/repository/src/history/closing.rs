@@ -1,0 +1,200 @@
+//! What the holder of a source's lease notes of it: the numbers of backups that were used, and its label.
+
+use onefold_format::backup::{BackupNumber, Closed, Label, ObjectName, Place, SourceId};
+
+use super::{History, Ranges, Reached};
+use crate::disk::joined;
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::NewObject;
+use crate::host::now;
+use crate::layout::is_ours;
+use crate::writer::Writer;
+
+impl Writer<'_> {
+    /// Begins the next backup of the source: from here on its number is used.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn begin_backup(&self) -> Result<BackupNumber> {
+        self.close_under_way()?;
+        let history = self.repository().history(self.source().id)?;
+        let closed = Closed::one(history.next, history.next_pack, now());
+        self.set_under_way(history.next, &closed)?;
+        Ok(history.next)
+    }
+
+    /// Closes a number of a backup that was not completed.
+    pub(crate) fn close(&self, backup: BackupNumber) -> Result<()> {
+        let id = self.source().id;
+        let history = self.repository().history(id)?;
+        if history.backups.contains(&backup) || history.closed.contains(backup.0) {
+            return Ok(());
+        }
+        let closed = Closed::one(backup, history.next_pack, now());
+        let name = ObjectName::Tombstone(id, backup);
+        self.put(name, closed.encode(), NewObject::commit_over)
+    }
+
+    /// Closes the numbers of backups that a holder of the lease left when it died. `folder` is what was its own.
+    pub(crate) fn close_remains(&self, folder: &str, holder: u64) -> Result<()> {
+        let name = ObjectName::UnderWay(self.source().id, holder);
+        let path = format!("{folder}/{}", ObjectName::UNDER_WAY);
+        let content = match self.repository().read_sealed_at(&path, name) {
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => return Ok(()),
+            content => content?,
+        };
+        let closed = Closed::decode(&content).map_err(|e| RepositoryError::format(&path, e))?;
+        let mut numbers = closed.backups.iter().map(|range| BackupNumber(range.start));
+        numbers.try_for_each(|backup| self.close(backup))
+    }
+
+    /// Folds all tombstones into one object, and remembers which packs may have been written. Each number stays closed by
+    /// two objects: a tombstone goes when the object before the new one has its number, too.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn fold(&self, next_pack: u64) -> Result<()> {
+        let id = self.source().id;
+        let history = self.repository().history(id)?;
+        let next_pack = next_pack.max(history.next_pack);
+        let newest = history.folded.last();
+        let is_new = newest.is_none_or(|(_, numbers)| *numbers != history.closed);
+        let is_older = next_pack > self.newest_next_pack(&history);
+        match is_new || is_older {
+            true => self.write_folded(&history, &history.closed, next_pack),
+            false => Ok(()),
+        }
+    }
+
+    /// The source went back, and the user accepts that: numbers up to those that it had reached are not used again. Those of
+    /// lost backups are closed, so these are not missing.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn accept_rollback(&self, reached: Reached) -> Result<()> {
+        // Each number is closed by two objects.
+        for _ in 0..2 {
+            let history = self.repository().history(self.source().id)?;
+            let mut closed = history.closed.clone();
+            let first = history.backups.last().map_or(1, |last| last.0 + 1);
+            if first < reached.next {
+                closed.add(std::iter::once(first..reached.next));
+            }
+            let next_pack = reached.next_pack.max(history.next_pack);
+            self.write_folded(&history, &closed, next_pack)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the next generation of folded tombstones, and removes what it replaces.
+    fn write_folded(&self, history: &History, numbers: &Ranges, next_pack: u64) -> Result<()> {
+        let id = self.source().id;
+        let newest = history.folded.last();
+        let generation = newest.map_or(0, |(generation, _)| generation + 1);
+        let closed = Closed {
+            unix_seconds: now(),
+            next_pack,
+            backups: numbers.0.clone(),
+        };
+        let name = ObjectName::Closed(id, generation);
+        self.put(name, closed.encode(), NewObject::commit_over)?;
+        if let Some((_, before)) = newest {
+            let in_both = history.tombstones.iter().filter(|it| before.contains(it.0));
+            for backup in in_both {
+                self.remove(ObjectName::Tombstone(id, *backup))?;
+            }
+        }
+        let [older @ .., _] = &history.folded[..] else {
+            return Ok(());
+        };
+        for (generation, _) in older {
+            self.remove(ObjectName::Closed(id, *generation))?;
+        }
+        Ok(())
+    }
+
+    fn newest_next_pack(&self, history: &History) -> u64 {
+        let newest = history.folded.last().map(|(generation, _)| *generation);
+        let name = newest.map(|generation| ObjectName::Closed(self.source().id, generation));
+        let closed = name.and_then(|name| self.repository().closed(name).ok());
+        closed.map_or(0, |closed| closed.next_pack)
+    }
+
+    /// Makes the object of the source and its copies again where they are missing or damaged. Returns how many. A copy is
+    /// not made in a folder that may be another one than it was: one that is empty although the source has packs, or needs some.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn mend_copies(&self) -> Result<u64> {
+        let known = self.source();
+        let mut mended = 0;
+        for (name, error) in self.repository().wrong_copies(known) {
+            // That of a newer version is not damaged.
+            if !error.is_of_object() {
+                continue;
+            }
+            if let ObjectName::Copy(id, place) = name
+                && !self.is_same(id, place)?
+            {
+                continue;
+            }
+            let content = match name {
+                ObjectName::Label(..) => known.label().encode(),
+                _ => known.born.encode(),
+            };
+            self.put(name, content, NewObject::commit_over)?;
+            mended += 1;
+        }
+        Ok(mended)
+    }
+
+    fn is_same(&self, id: SourceId, place: Place) -> Result<bool> {
+        let path = place.path(id);
+        let entries = self.repository().folder.root().list(&path);
+        let entries =
+            entries.map_err(|e| RepositoryError::io(format_args!("cannot list {path}"), &e))?;
+        let mut complete = entries.iter().filter(|entry| !entry.name.starts_with('.'));
+        let has_objects = complete.any(|entry| is_ours(&joined(&path, &entry.name), entry.kind));
+        let may_be_empty = match place {
+            // What is gone of them is missing, and found so.
+            Place::Tombstones | Place::Users => true,
+            Place::Manifests | Place::Recipes => self.repository().packs(id)?.is_empty(),
+            Place::Packs => self.repository().needed_packs(id)?.own.is_empty(),
+        };
+        Ok(may_be_empty || has_objects)
+    }
+
+    /// Gives the source another name, another origin, or both.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if another disk has the name; `InUse` if the lease is lost; any failure of reading or writing.
+    pub fn set_label(&mut self, label: Label) -> Result<()> {
+        let (repository, id) = (self.repository(), self.source().id);
+        let sources = repository.sources()?;
+        let mut others = sources.disks.iter().filter(|it| it.id != id);
+        if let Some(other) = others.find(|it| it.source.name == label.name) {
+            let message = format!("{other} is another source of the repository ({})", other.id);
+            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
+        }
+        let labels = repository.labels(id)?;
+        let generation = labels.last().map_or(1, |newest| newest + 1);
+        let name = ObjectName::Label(id, generation);
+        self.put(name, label.encode(), NewObject::commit)?;
+        if let [older @ .., _] = &labels[..] {
+            for generation in older {
+                match self.remove(ObjectName::Label(id, *generation)) {
+                    // One that is damaged stays, and counts no more.
+                    Err(error) if !error.is_of_object() => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        self.labelled(label);
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! How far a source has come, which a host that knew it notices when its storage goes back.
+
+use onefold_format::backup::{ObjectName, SourceId};
+
+use super::Reached;
+use crate::error::Result;
+use crate::repository::Repository;
+
+/// The most manifests that are tried to find out which is the newest one that can be read.
+const UNREADABLE_MAX: usize = 100;
+
+/// How far a source has come, as far as it matters to a host that knows how far it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Course {
+    /// By the names of its objects. Whoever can write the folder can make names up.
+    pub listed: Reached,
+    /// By manifests and closed numbers that were read; none were read that could only be older.
+    pub proved: Reached,
+}
+
+impl Repository {
+    /// How far a source has come, which had come as far as `known`. As long as it has not gone back, this lists two folders
+    /// and reads one manifest if there is a new one.
+    ///
+    /// Only manifests and closed numbers count, not recipes or notes of backups under way: a completed backup of which the
+    /// manifest is hidden has gone.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of listing or reading.
+    pub fn course(&self, source: SourceId, known: Reached) -> Result<Course> {
+        let manifests = self.numbers(&ObjectName::manifests(source))?;
+        let mut listed = Reached {
+            next: manifests.last().map_or(0, |newest| newest.0 + 1),
+            next_pack: self.listed_near(source, known.next_pack)?,
+        };
+        let mut proved = Reached::default();
+        let newer = manifests.iter().rev().take_while(|it| it.0 >= known.next);
+        for backup in newer.take(UNREADABLE_MAX) {
+            match self.manifest(source, *backup) {
+                Ok(manifest) => {
+                    proved = Reached::by(*backup, &manifest);
+                    break;
+                }
+                Err(error) if error.is_of_object() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !listed.is_as_far_as(known) {
+            let history = self.history(source)?;
+            let needed = self.needed_packs(source)?.own;
+            let needed = needed.last_key_value().map_or(0, |(number, _)| number + 1);
+            let closed = Reached {
+                next: history.closed.0.last().map_or(0, |range| range.end),
+                next_pack: history.closed_next_pack,
+            };
+            proved = proved.max(closed);
+            listed = listed.max(closed).max(Reached {
+                next: 0,
+                next_pack: history.next_pack.max(needed),
+            });
+        }
+        Ok(Course { listed, proved })
+    }
+
+    /// A number above that of a listed pack which is at least `next` - 1, if there is one where it is looked for first; or 0.
+    fn listed_near(&self, source: SourceId, next: u64) -> Result<u64> {
+        let Some(number) = next.checked_sub(1) else {
+            return Ok(0);
+        };
+        let packs = self.packs_beside(source, number)?.into_iter();
+        let last = packs.map(|(number, _)| number).max();
+        Ok(last.filter(|last| *last >= number).map_or(0, |it| it + 1))
+    }
+}
