@@ -360,6 +360,9 @@ pub(super) fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
+/// Features of the product's crates that only tests switch on.
+const TEST_FEATURES: [&str; 4] = ["conformance", "shuttle", "simulated", "simulation"];
+
 /// Whether a `cfg` leaves this out of everything but tests.
 pub(super) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
@@ -373,6 +376,15 @@ pub(super) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
 fn needs_test(condition: &syn::Meta) -> bool {
     if condition.path().is_ident("test") {
         return true;
+    }
+    if let syn::Meta::NameValue(pair) = condition
+        && pair.path.is_ident("feature")
+        && let syn::Expr::Lit(syn::ExprLit {
+            lit: syn::Lit::Str(feature),
+            ..
+        }) = &pair.value
+    {
+        return TEST_FEATURES.contains(&feature.value().as_str());
     }
     let syn::Meta::List(list) = condition else {
         return false;
@@ -493,6 +505,11 @@ mod tests {
         assert!(test_only("cfg(all(test, not(feature = \"x\")))"));
         assert!(!test_only("cfg(any(test, feature = \"x\"))"));
         assert!(!test_only("cfg(not(test))"));
+        // A double is no product code.
+        assert!(test_only("cfg(feature = \"simulated\")"));
+        assert!(test_only("cfg(any(test, feature = \"conformance\"))"));
+        assert!(!test_only("cfg(feature = \"openapi\")"));
+        assert!(!test_only("cfg(not(feature = \"shuttle\"))"));
         assert!(!test_only("derive(Debug)"));
     }
 

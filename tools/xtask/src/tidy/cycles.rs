@@ -1,7 +1,8 @@
-//! Import cycles between the files of a crate.
+//! Cycles between the files of a crate.
 //!
 //! File A imports file B if product code in A uses a name that B defines, by `use` or by a path
-//! from `crate`, `self` or `super`. Re-exports are followed to the definition. A `mod` declaration,
+//! from `crate`, `self` or `super`, or calls a method that B has of a type that stands in several files
+//! ([`super::methods`]). Re-exports are followed to the definition. A `mod` declaration,
 //! a re-export, and a path `child::name` in the parent of `child` are the tree of modules and no
 //! imports. Files that import each other in a circle can only be understood and tested together, so
 //! the largest circle of a crate is limited.
@@ -13,13 +14,14 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 use super::crates::{self, Crate, Found};
+use super::methods::Methods;
 
 /// The largest cycle that a crate may have.
 const LIMIT: usize = 6;
 
 /// The files of the crate's largest cycle; none if no two files import each other.
-pub(super) fn largest<'a>(krate: &'a Crate) -> Vec<&'a Path> {
-    let edges = imports(krate);
+pub(super) fn largest<'a>(krate: &'a Crate, methods: &Methods) -> Vec<&'a Path> {
+    let edges = imports(krate, methods);
     let components = components(krate.files.len(), &edges);
     let largest = components
         .into_iter()
@@ -52,11 +54,12 @@ pub(super) fn shown(cycle: &[&Path]) -> String {
 }
 
 /// Which file imports which.
-fn imports(krate: &Crate) -> BTreeSet<(usize, usize)> {
+fn imports(krate: &Crate, methods: &Methods) -> BTreeSet<(usize, usize)> {
     let mut edges = BTreeSet::new();
     for (id, module) in krate.modules.iter().enumerate() {
         let mut paths = Paths {
             krate,
+            methods,
             module: id,
             edges: &mut edges,
         };
@@ -75,6 +78,7 @@ fn imports(krate: &Crate) -> BTreeSet<(usize, usize)> {
 
 struct Paths<'a> {
     krate: &'a Crate<'a>,
+    methods: &'a Methods,
     module: usize,
     edges: &'a mut BTreeSet<(usize, usize)>,
 }
@@ -95,11 +99,20 @@ impl Paths<'_> {
         }
     }
 
+    fn call(&mut self, name: &str) {
+        if let Some(home) = self.methods.home(name) {
+            self.edge(home);
+        }
+    }
+
     /// A path in code. Other first names of paths were imported by a `use`, or are children.
     fn path(&mut self, path: &[String]) {
         let first = path.first().map_or("", String::as_str);
         if ["crate", "self", "super"].contains(&first) || self.is_reexported(path) {
             self.import(path);
+        }
+        if let [.., _, name] = path {
+            self.call(name);
         }
     }
 
@@ -114,10 +127,14 @@ impl Paths<'_> {
     /// joined by `::`.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
-        let mut colons = 0;
+        let (mut colons, mut is_after_dot) = (0, false);
         for token in tokens {
+            let follows_dot = std::mem::take(&mut is_after_dot);
             match token {
                 TokenTree::Ident(name) => {
+                    if follows_dot {
+                        self.call(&name.to_string());
+                    }
                     if colons != 2 {
                         self.end_of_path(&mut path);
                     }
@@ -129,7 +146,12 @@ impl Paths<'_> {
                     self.end_of_path(&mut path);
                     self.tokens(group.stream());
                 }
-                TokenTree::Punct(_) | TokenTree::Literal(_) => {
+                TokenTree::Punct(mark) => {
+                    is_after_dot = mark.as_char() == '.';
+                    self.end_of_path(&mut path);
+                    colons = 0;
+                }
+                TokenTree::Literal(_) => {
                     self.end_of_path(&mut path);
                     colons = 0;
                 }
@@ -165,6 +187,11 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         if !crates::is_test_only(&function.attrs) {
             visit::visit_impl_item_fn(self, function);
         }
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        self.call(&call.method.to_string());
+        visit::visit_expr_method_call(self, call);
     }
 
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
@@ -262,7 +289,7 @@ mod tests {
         let parsed = crates::parse(&files, &mut faults);
         let crates = crates::crates(&parsed, &mut faults);
         assert!(faults.is_empty(), "{faults:?}");
-        shown(&largest(&crates[0]))
+        shown(&largest(&crates[0], &Methods::of(&crates)[0]))
     }
 
     #[test]
@@ -305,6 +332,30 @@ mod tests {
                 ("c.rs", "use crate::b; pub struct C;"),
             ];
             assert_eq!(largest_of(&files), "b.rs c.rs", "{way}");
+        }
+    }
+
+    #[test]
+    fn a_call_of_a_method_that_another_file_has_is_an_import() {
+        for call in [
+            "fn f(s: &S) { s.settle_all() }",
+            "fn f(s: &S) { S::settle_all(s) }",
+            "fn f(s: &S) { assert!(s.settle_all()) }",
+            "impl S { fn f(&self) { self.settle_all() } }",
+        ] {
+            let b = format!("use crate::S; {call}");
+            let files = [
+                (
+                    "lib.rs",
+                    "mod b; mod c; pub struct S; impl S { fn new_one() {} }",
+                ),
+                ("b.rs", b.as_str()),
+                (
+                    "c.rs",
+                    "use crate::b; use crate::S; impl S { fn settle_all(&self) { b::f(self) } }",
+                ),
+            ];
+            assert_eq!(largest_of(&files), "b.rs c.rs", "{call}");
         }
     }
 

@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | `floors.rs` | a crate that uses one beside or above it, or has no place; a meaningless name |
 //! | `charters.rs` | a crate that does not state which crates it may use |
-//! | `cycles.rs` | files of a crate that import each other, if they are too many |
+//! | `cycles.rs` | files of a crate that import each other or call each other's methods, if they are too many |
+//! | `methods.rs` | a type whose methods stand in too many files |
 //! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than the measurement |
 //! | `citations.rs` | a step of a write that is cited wrong, out of order or nowhere |
 //! | `identifiers.rs` | a name in backticks that does not exist |
@@ -21,6 +22,7 @@ mod floors;
 mod format_pages;
 mod identifiers;
 mod measures;
+mod methods;
 mod paths;
 mod sizes;
 
@@ -33,6 +35,7 @@ use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
 use crates::Parsed;
+use methods::Methods;
 use sizes::Sizes;
 
 /// A text file of the repository.
@@ -80,17 +83,25 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 /// Prints how large everything is and which files import each other.
 fn measure(parsed: &[Parsed], faults: &mut Vec<String>) {
     let crates = crates::crates(parsed, faults);
-    for krate in &crates {
-        let cycle = cycles::largest(krate);
+    let methods = Methods::of(&crates);
+    for (krate, methods) in crates.iter().zip(&methods) {
+        let cycle = cycles::largest(krate, methods);
         if !cycle.is_empty() {
             let (name, shown) = (&krate.name, cycles::shown(&cycle));
             println!("{name}: {} files import each other: {shown}", cycle.len());
         }
         faults.extend(cycles::fault(&krate.name, &cycle));
+        if let Some(remark) = methods.remark(&krate.name) {
+            println!("{remark}");
+        }
+        faults.extend(methods.faults(&krate.name));
     }
     let of = |is_product: bool| -> Vec<Sizes> {
-        let wanted = crates.iter().filter(|krate| krate.is_product == is_product);
-        wanted.map(Sizes::of).collect()
+        let both = crates.iter().zip(&methods);
+        let wanted = both.filter(|(krate, _)| krate.is_product == is_product);
+        wanted
+            .map(|(krate, methods)| Sizes::of(krate, methods))
+            .collect()
     };
     let (product, tools) = (of(true), of(false));
     let total = Sizes::sum("product", &product);

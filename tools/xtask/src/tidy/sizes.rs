@@ -5,6 +5,7 @@
 use super::crates::{Crate, Parsed};
 use super::cycles;
 use super::measures::{self, Measures};
+use super::methods::Methods;
 
 /// A function with more lines is long.
 const FUNCTION_LINES_MAX: usize = 70;
@@ -13,7 +14,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 800;
 
 /// Lines of the product's largest file. May only go down.
-const LARGEST_FILE: usize = 695;
+const LARGEST_FILE: usize = 692;
 
 /// The product's long functions. May only go down.
 const LONG_FUNCTIONS: usize = 6;
@@ -58,10 +59,10 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn of(krate: &Crate) -> Sizes {
+    pub(super) fn of(krate: &Crate, methods: &Methods) -> Sizes {
         let mut sizes = Sizes {
             name: krate.name.clone(),
-            cycle: cycles::largest(krate).len(),
+            cycle: cycles::largest(krate, methods).len(),
             ..Sizes::default()
         };
         for file in &krate.files {
@@ -253,7 +254,8 @@ mod tests {
         let mut faults = Vec::new();
         let parsed = crates::parse(&files[..2], &mut faults);
         let crates = crates::crates(&parsed, &mut faults);
-        let sizes = Sizes::of(&crates[0]);
+        let methods = Methods::of(&crates);
+        let sizes = Sizes::of(&crates[0], &methods[0]);
         let row = [
             "a",
             "75",
@@ -266,7 +268,7 @@ mod tests {
             "0",
         ];
         assert_eq!(sizes.row(), row);
-        let total = Sizes::sum("all", &[Sizes::of(&crates[0]), sizes]);
+        let total = Sizes::sum("all", &[Sizes::of(&crates[0], &methods[0]), sizes]);
         assert_eq!(total.row()[1..3], ["150", "4 / 71 / 71"]);
         let lines = table(&[&total]);
         assert_eq!(lines.len(), 2);
