@@ -1,7 +1,7 @@
 //! Checks before the set of volumes changes.
 //!
-//! A request runs them before its first change. The plan of a request runs the same ones, so that it refuses what the
-//! request would refuse.
+//! A request runs them before its first change. Its plan runs the same checks, so that both are refused for the same
+//! reasons.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Store {
         self.pool.journal.check_writable()
     }
 
-    /// Refuses what [`Store::resize_volume`] would refuse. Returns the volume.
+    /// Makes the checks of [`Store::resize_volume`]. Returns the volume.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl Store {
         Ok(volume)
     }
 
-    /// Refuses what [`Store::delete_volume_and`] would refuse. Returns the volume after its snapshots, in the order in
+    /// Makes the checks of [`Store::delete_volume_and`]. Returns the volume after its snapshots, in the order in
     /// which they are deleted.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Store {
         Ok(deleted)
     }
 
-    /// Refuses what [`Store::delete_snapshot`] and [`Store::roll_back`] would refuse. Returns the snapshot.
+    /// Makes the checks of [`Store::delete_snapshot`] and [`Store::roll_back`]. Returns the snapshot.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Store {
         Ok(snapshot)
     }
 
-    /// Refuses a name that a volume has, also one that is still being imported.
+    /// Refuses the name of a volume, also of one that is still being imported.
     pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
         let metadata = self.pool.journal.metadata()?;
         let Some((_, taken)) = metadata.catalogue().by_name(name) else {
@@ -135,7 +135,7 @@ impl Store {
         Ok(())
     }
 
-    /// A volume in use that is no snapshot.
+    /// A volume in use that is not a snapshot.
     pub(crate) fn volume_proper(&self, name: &str) -> Result<Arc<Volume>> {
         let volume = self.volume(name)?;
         if volume.is_snapshot() {

@@ -11,7 +11,7 @@ const BUCKETS: usize = 4 * 40;
 /// Times of requests that ended.
 pub(crate) struct Latencies([AtomicU64; BUCKETS]);
 
-/// How many requests took how long, since the pool was opened or since another such count.
+/// How many requests took how long, since the pool was opened or since an earlier count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LatencyCounts(Box<[u64; BUCKETS]>);
 
@@ -38,7 +38,7 @@ impl LatencyCounts {
         self.0.iter().sum()
     }
 
-    /// Those that are not in `earlier`, which was counted before on the same pool.
+    /// The requests that ended after `earlier` was counted on the same pool.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts = std::array::from_fn(|n| self.0[n].saturating_sub(earlier.0[n]));

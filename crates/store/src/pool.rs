@@ -107,7 +107,7 @@ impl Pool {
         self.blocks.bad()
     }
 
-    /// Blocks are moved from beyond the pool's new end.
+    /// Whether blocks are being moved from beyond the pool's new end.
     pub(crate) fn is_shrinking(&self) -> Result<bool> {
         let metadata = self.journal.metadata()?;
         Ok(metadata.space().end() < metadata.space().blocks())

@@ -84,8 +84,8 @@ pub struct RecoveryReport {
     pub log_bytes_replayed: u64,
     /// Records taken over from a process that died before it could make them durable.
     pub records_taken_over: u64,
-    /// A sync of the data failed in the process before, or was under way when it died: what was
-    /// compared with the disk since, and what is lost.
+    /// The losses, if a sync of the data failed in the process before, or was running when it died:
+    /// the blocks compared with the disk, and the lost ones.
     pub losses: Option<LossReport>,
     /// The free-space map could not be opened and was counted again.
     pub free_space_rebuilt: bool,
@@ -367,7 +367,7 @@ struct Parts {
     data: Arc<dyn Disk>,
     tail_memory: TailMemory,
     ledger: Arc<SyncLedger>,
-    /// What the process before left in it.
+    /// The ledger as the process before left it.
     found_ledger: FoundLedger,
 }
 

@@ -39,7 +39,7 @@ const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeChange {
     /// See [`VolumeOptions::dedup`]. Shared blocks stay shared. Cold passes, interval and hash cache that
-    /// are the usual ones of the old mode become those of the new one.
+    /// have the old mode's defaults get the defaults of the new one.
     pub dedup: Option<DedupMode>,
     /// See [`VolumeOptions::verify`].
     pub verify: Option<bool>,
@@ -51,7 +51,7 @@ pub struct VolumeChange {
     pub min_run: Option<u16>,
     /// See [`VolumeOptions::hash_cache_bytes`]. A change empties it.
     pub hash_cache_bytes: Option<u64>,
-    /// See [`VolumeOptions::quota_bytes`]. One that is exceeded already takes nothing away.
+    /// See [`VolumeOptions::quota_bytes`]. A quota that is exceeded already takes nothing away.
     pub quota_bytes: Option<u64>,
     /// See [`VolumeOptions::reservation_bytes`].
     pub reservation_bytes: Option<u64>,
@@ -100,7 +100,7 @@ impl Store {
     /// # Errors
     ///
     /// `Exists` if a part of it exists already, `Invalid` for impossible options, `Io` and
-    /// `NoSpace`. Parts made by then are left; without a root they are not a pool.
+    /// `NoSpace`. Parts made before the error are left; without a root they are not a pool.
     pub fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()> {
         recovery::create(engine, options)
     }
@@ -169,7 +169,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of the disk; also if the pool takes no writes after an earlier failure.
+    /// I/O errors; also if the pool takes no writes after an earlier failure.
     pub fn close(&self) -> Result<()> {
         for volume in read(&self.volumes).values() {
             volume.mark_gone();
@@ -433,7 +433,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether writes in place can go on without a thread, past the host's cache: see
+    /// Whether writes in place, past the host's cache, can run without a thread: see
     /// [`Volume::write_or_prepare`].
     #[must_use]
     pub fn prepares_writes(&self) -> bool {
@@ -446,11 +446,11 @@ impl Store {
         self.pool.journal.when_full()
     }
 
-    /// Sets it. Durable when it returns.
+    /// Sets the treatment of writes for which the pool has no room. Durable when it returns.
     ///
     /// # Errors
     ///
-    /// Those of a checkpoint; then it is unchanged.
+    /// Errors of a checkpoint; the setting is then unchanged.
     pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
         let _changing = self.changing();
         self.pool.journal.set_when_full(when_full)
@@ -462,14 +462,14 @@ impl Store {
         self.pool.background.set(executor);
     }
 
-    /// Lets background work wait for no idle processor for as long as the result exists: somebody waits
-    /// for it.
+    /// Makes background work run at ordinary priority for as long as the result exists, because a caller
+    /// waits for it.
     pub fn hurry_background(&self) -> Hurry {
         self.pool.background.hurry()
     }
 
-    /// Tells whether guests' requests take too long for want of processor time: then volumes with
-    /// `--dedup auto` do not go in-line. Not so unless it is said.
+    /// Reports whether guests' requests take too long for want of processor time: then volumes with
+    /// `--dedup auto` do not go in-line. Defaults to false.
     pub fn set_guests_strained(&self, strained: bool) {
         self.pool.guests_strained.store(strained, Relaxed);
     }
@@ -511,7 +511,7 @@ impl Store {
     /// # Errors
     ///
     /// `NotFound`; `Invalid` for an impossible size; `NoSpace` where the short block is a snapshot's, too;
-    /// those of the disk.
+    /// I/O errors.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
         let _changing = self.changing();
         let volume = self.check_resizable(name, size_bytes)?;
@@ -531,12 +531,12 @@ impl Store {
     }
 
     /// Housekeeping, about once a second: writes a checkpoint when one is due, reuses and discards
-    /// freed blocks. Every few seconds it is to `commit` records that no caller has asked to be durable,
-    /// so that the blocks they release can be reused.
+    /// freed blocks. With `commit`, every few seconds, it also commits records that no caller has asked
+    /// to be durable, so that the blocks they release can be reused.
     ///
     /// # Errors
     ///
-    /// Those of the disk.
+    /// I/O errors.
     pub fn tidy(&self, commit: bool) -> Result<()> {
         let journal = &self.pool.journal;
         journal.tidy(commit)?;
@@ -570,8 +570,8 @@ impl Store {
         self.change_catalogue(&[Record::VolumePut { slot, volume }], admit)
     }
 
-    /// Durable when it returns. The caller holds `changing`, which every command that makes or changes a
-    /// volume waits for: nothing of this waits for an idle processor.
+    /// Changes the catalogue, durably. The caller holds `changing`, for which every command that makes or
+    /// changes a volume waits, so this does not wait for an idle processor.
     pub(crate) fn change_catalogue(
         &self,
         records: &[Record],

@@ -1,4 +1,4 @@
-//! How a volume is made.
+//! The options of a new volume.
 
 use onefold_format::DedupMode;
 
@@ -8,27 +8,27 @@ const INLINE_HASH_CACHE_BYTES: u64 = 16 << 20;
 /// The default domain.
 pub const DEFAULT_DOMAIN: &str = "default";
 
-/// How a volume is made.
+/// The options of a new volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeOptions {
     /// Size in bytes, a multiple of the block size.
     pub size_bytes: u64,
-    /// Whether its blocks are shared with equal ones.
+    /// Whether blocks of the volume are shared with equal ones.
     pub dedup: DedupMode,
-    /// Blocks are shared only inside a domain (P11); a new name makes a new domain. The rules for
-    /// names are those of volumes.
+    /// Blocks are shared only inside a domain (P11); a new name makes a new domain. The same rules
+    /// apply to it as to a volume's name.
     pub domain: String,
     /// Compare the bytes before two blocks become one.
     pub verify: bool,
-    /// Looks of the finder for which a block must not have been written, 1 to 16.
+    /// Passes of the finder during which a block must not have been written, 1 to 16.
     pub cold_passes: u8,
-    /// Seconds between the finder's looks, 1 to 86,400.
+    /// Seconds between the finder's passes, 1 to 86,400.
     pub interval_seconds: u32,
     /// The shortest run of duplicates that is shared, in blocks, 1 to 256. Duplicates in shorter runs
     /// stay private, so the volume is read in fewer pieces and shares less.
     pub min_run: u16,
-    /// Bytes of memory for fingerprints made while blocks are written, so that the finder need not
-    /// read them back; 0 for none. All volumes' together get a sixteenth of the pool's memory.
+    /// Bytes of memory for fingerprints made while blocks are written, so that the finder does not
+    /// read them back; 0 for none. The caches of all volumes get a sixteenth of the pool's memory.
     pub hash_cache_bytes: u64,
     /// The most data that the volume and its snapshots may map, in bytes, a multiple of the block
     /// size; 0 for no bound. Each snapshot counts the data written before it; shared blocks count.
@@ -46,7 +46,7 @@ impl VolumeOptions {
         Self::with_mode(size_bytes, DedupMode::Offline)
     }
 
-    /// Switches the mode. Settings that are the usual ones of the old mode become those of the new.
+    /// Switches the mode. Settings that have the old mode's defaults get the defaults of the new one.
     pub(crate) fn switch_to(&mut self, mode: DedupMode) {
         let usual = Self::with_mode(self.size_bytes, self.dedup);
         let next = Self::with_mode(self.size_bytes, mode);
@@ -62,8 +62,8 @@ impl VolumeOptions {
         self.dedup = mode;
     }
 
-    /// The same in another mode, with what suits it: a volume that looks up what is written has made the
-    /// fingerprints already, and the sooner the finder publishes a block, the more hits there are.
+    /// A volume of this size in the default domain, with the defaults of the mode: an in-line volume has
+    /// made the fingerprints already, and the sooner the finder publishes a block, the more hits there are.
     #[must_use]
     pub fn with_mode(size_bytes: u64, dedup: DedupMode) -> Self {
         let (cold_passes, interval_seconds, hash_cache_bytes) = match dedup {

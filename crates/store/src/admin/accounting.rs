@@ -7,8 +7,8 @@
 //! other layer refers to it, and none of the entries that move or stay does. An unnamed layer that
 //! stays for this one and another may then go, too; blocks freed by that are not counted.
 //!
-//! A volume *with its snapshots* frees the blocks that no entry of another volume refers to, except those of
-//! layers that a clone stands on.
+//! Deleting a volume *with its snapshots* frees the blocks that no entry of another volume refers to, except
+//! blocks of layers that a clone stands on.
 //!
 //! The maps are read from a checkpoint, one layer after the other, for one window of the pool's
 //! blocks after the other, as large as memory allows. The first window reads all pages, and notes
@@ -16,8 +16,8 @@
 //! nothing there. References that wait for the collector do not count: they will soon be released.
 //!
 //! The pages of a checkpoint cannot be reused while it is held, so it is held for a window only,
-//! and for less under heavy writes: then the scan continues in a newer one. So the figures are of
-//! one moment if nothing changes meanwhile, and otherwise of the duration of the scan.
+//! and for less under heavy writes: then the scan continues in a newer one. So the figures describe
+//! one moment if nothing changes during the scan; otherwise they mix states of its whole duration.
 
 use std::ops::{ControlFlow, Range};
 
@@ -66,13 +66,13 @@ const _: () = assert!(VOLUMES_MAX <= NOBODY as u64, "layers are numbered");
 
 impl Store {
     /// Scans all maps, and keeps the usage of each volume and each snapshot for [`Store::stat`] and
-    /// [`Store::volume_stat`]. Requests and all other work go on meanwhile. Every few pages `pace`
-    /// gets the number of layers done, and of all layers; it may wait, or cancel, which leaves the
-    /// earlier results. Returns whether it was completed.
+    /// [`Store::volume_stat`]. Requests and all other work continue. Every few pages `pace` gets the
+    /// number of layers done, and of all layers; it may wait, or cancel, which leaves the earlier
+    /// results. Returns whether the scan was completed.
     ///
     /// # Errors
     ///
-    /// `Damaged` if a map cannot be read; those of the disk.
+    /// `Damaged` if a map cannot be read; I/O errors.
     pub fn account(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
         let as_of_unix_seconds = self.engine.unix_seconds();
         let snapshot = CheckpointReader::take(&self.pool.journal)?;
@@ -118,7 +118,7 @@ fn layers_above(snapshot: &CheckpointReader<'_>) -> FxHashMap<LayerId, Option<us
 /// The place of a layer among all others.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// The number of the volume's layer: of a snapshot, that of the volume that it is of.
+    /// The number of the volume's layer; a snapshot has the number of its volume.
     volume: u16,
     /// A layer of another volume stands on it.
     is_needed: bool,
@@ -159,10 +159,10 @@ struct LayerCount<'a> {
 
 struct Scan<'a> {
     pool: &'a Pool,
-    /// The present usage.
+    /// The checkpoint that is being scanned.
     held: Held<'a>,
     touched: Touched,
-    /// Of all windows that were gone through.
+    /// The usage of each volume, summed over the windows scanned so far.
     usages: Usages,
     pages: u64,
     layers_done: u64,
@@ -362,10 +362,10 @@ impl Held<'_> {
     }
 }
 
-/// The parts of the pool that map pages refer to, for groups of pages: those of consecutive
+/// The parts of the pool that map pages refer to, for groups of pages. A group covers consecutive
 /// segments of a layer.
 struct Touched {
-    /// One bit for each part.
+    /// For each group, a bitmap of the parts of the pool.
     groups: FxHashMap<(LayerId, u64), [u64; PARTS / 64]>,
     groups_max: usize,
     /// Segments of a group: twice as many whenever there are too many groups.
@@ -524,7 +524,7 @@ mod tests {
                 }
             }
             assert!(passed_over > 0, "{segments}");
-            // The first window reads all pages, and so does that of another layer.
+            // The first window reads all pages; so does every window of a layer without notes.
             let first = touched.next(LayerId(1), SegmentIndex(0), &(0..4));
             let other = touched.next(LayerId(2), SegmentIndex(0), &(4..8));
             assert_eq!((first.0, other.0), (0, 0));

@@ -21,9 +21,9 @@ use crate::volume::Volume;
 /// Data that a reader finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Data {
-    /// Blocks that hold some.
+    /// Blocks that hold data.
     pub blocks: u64,
-    /// When that was, in seconds since the Unix epoch; nothing where it is so now.
+    /// When it was counted, in seconds since the Unix epoch; nothing if it was counted just now.
     pub as_of_unix_seconds: Option<u64>,
 }
 
@@ -32,9 +32,10 @@ pub struct Data {
 pub struct Locality {
     /// Blocks that hold data.
     pub blocks: u64,
-    /// Runs of them, consecutive in the volume and in the pool: what it takes to read them all in order.
+    /// Runs of such blocks, consecutive in the volume and in the pool: reading all of them in order takes one
+    /// read for each.
     pub runs: u64,
-    /// When that was, in seconds since the Unix epoch; nothing where it is so now.
+    /// When it was counted, in seconds since the Unix epoch; nothing if it was counted just now.
     pub as_of_unix_seconds: Option<u64>,
 }
 
@@ -45,7 +46,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Damaged` if a map cannot be read; those of the disk.
+    /// `NotFound`; `Damaged` if a map cannot be read; I/O errors.
     pub fn data(&self, name: &str, segments_max: u64) -> Result<Option<Data>> {
         let volume = self.volume(name)?;
         if let Some(blocks) = data_blocks(&volume, segments_max)? {
@@ -63,8 +64,8 @@ impl Store {
 }
 
 impl Store {
-    /// Where the data is that a reader of this volume or snapshot finds; known when [`Store::data`] is,
-    /// but it takes reading the lowest layer too.
+    /// Where the data of this volume or snapshot is in the pool. Counted under the same conditions as
+    /// [`Store::data`], but counting also reads the lowest layer.
     ///
     /// # Errors
     ///
@@ -158,12 +159,12 @@ fn with_data(entries: &[Entry]) -> u64 {
     entries.iter().filter(|entry| entry.pba().is_some()).count() as u64
 }
 
-/// What a reader finds in one segment.
+/// The data that a reader finds in one segment.
 #[derive(Debug, Clone, Copy, Default)]
 struct InSegment {
     blocks: u64,
     runs: u64,
-    /// Those of its first and its last entry.
+    /// The block of the first entry, if it has one; `last` has the block of the last entry.
     first: Option<Pba>,
     last: Option<Pba>,
 }
@@ -188,13 +189,13 @@ fn continues(before: Option<Pba>, pba: Option<Pba>) -> bool {
     before.is_some_and(|before| pba == Some(before + 1))
 }
 
-/// What a reader finds in some segments, in their order.
+/// The data that a reader finds in some segments, in their order.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Found {
     pub(super) blocks: u64,
     /// Runs of blocks that are consecutive in the volume and in the pool.
     pub(super) runs: u64,
-    /// The end of the last one, if it is that of its segment, and the next segment.
+    /// If the last segment ends with a stored block: the segment after it, and that block.
     end: Option<(SegmentIndex, Pba)>,
 }
 
@@ -241,11 +242,11 @@ struct Forest {
 
 /// A layer.
 struct Node {
-    /// Its place in the snapshot.
+    /// The layer's place in the checkpoint's list of volumes.
     number: usize,
     /// Layers below it.
     depth: usize,
-    /// Its first page that is not counted.
+    /// The first page of the layer that is not counted yet.
     next: Option<(SegmentIndex, Pointer)>,
 }
 
@@ -294,8 +295,8 @@ impl Forest {
             if !tree.iter().any(is_next) {
                 continue;
             }
-            // The combined entries of the layers on the way to a node, and what is in them. One without
-            // entries of its own shares those of the node below.
+            // The combined entries of the layers on the way to a node, and the data in them. A node
+            // without entries of its own shares the entries of the node below.
             let mut found: Vec<(Arc<Segment>, InSegment)> = Vec::new();
             for node in tree {
                 let volume = &snapshot.volumes[node.number];

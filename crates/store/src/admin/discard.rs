@@ -16,7 +16,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of reading the free-space map.
+    /// Errors from reading the free-space map.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
         Ok(self.pool.journal.give_back(bytes)? || self.pool.journal.walk_free(bytes)?)
     }
@@ -27,7 +27,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of reading the free-space map, and of asking the host.
+    /// Errors from reading the free-space map, and from querying the host.
     pub fn trim_step(&self, cursor: &mut Pba, bytes: u64) -> Result<bool> {
         let most = (bytes / self.pool.block_size()).max(1);
         Ok(self
@@ -42,17 +42,17 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of the disk.
+    /// I/O errors.
     pub fn commit_released(&self) -> Result<Released> {
         self.pool.journal.commit_in_background()?;
         Ok(Released(self.pool.journal.epoch()))
     }
 
-    /// Frees blocks without readers. Returns whether that is everything that had been released.
+    /// Frees blocks without readers. Returns whether all of the `released` blocks are free.
     ///
     /// # Errors
     ///
-    /// Those of reading the free-space map.
+    /// Errors from reading the free-space map.
     pub fn is_free(&self, released: Released) -> Result<bool> {
         self.pool.journal.reclaim()?;
         Ok(self.pool.journal.is_reclaimed(released.0))

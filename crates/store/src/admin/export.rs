@@ -40,19 +40,19 @@ pub struct MetadataExport {
 /// A log's addition to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogAfter {
-    /// Everything that was committed after it: so many bytes of frames.
+    /// Everything that was committed after the export, and the size of its frames in bytes.
     All(u64),
     /// Nothing, for this reason.
     Nothing(String),
 }
 
 impl Store {
-    /// Writes all metadata of one moment, in the form that [`MetadataExport::read`] reads. Requests
-    /// go on meanwhile. It holds the pool's secret.
+    /// Writes all metadata of one moment, in the form that [`MetadataExport::read`] reads, while
+    /// requests continue. The export contains the pool's secret.
     ///
     /// # Errors
     ///
-    /// `Damaged` if a page cannot be read; `ReadOnly`; those of the disk and of `into`.
+    /// `Damaged` if a page cannot be read; `ReadOnly`; I/O errors, also of `into`.
     pub fn export_metadata(&self, into: &mut dyn Write) -> Result<()> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
@@ -104,7 +104,7 @@ impl Store {
         self.exported_unix_seconds.load(Relaxed)
     }
 
-    /// Bytes that an export has if it is made now.
+    /// The size in bytes of an export made now.
     #[must_use]
     pub fn export_bytes(&self) -> u64 {
         (self.pool.journal.page_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
@@ -116,7 +116,7 @@ impl MetadataExport {
     ///
     /// # Errors
     ///
-    /// `Damaged` if it differs from what was written, or is not complete; `NewerFormat`; `Io`.
+    /// `Damaged` if the export was changed since it was written, or is not complete; `NewerFormat`; `Io`.
     pub fn read(from: &mut dyn Read) -> Result<Self> {
         let (mut records, mut problem) = (Vec::new(), None);
         let read = read_pages(from, &mut |header, page| {
@@ -155,13 +155,13 @@ impl MetadataExport {
         self.snapshots
     }
 
-    /// When it was made, in seconds since the Unix epoch.
+    /// When the export was made, in seconds since the Unix epoch.
     #[must_use]
     pub fn created_unix_seconds(&self) -> u64 {
         self.last.created_unix_seconds
     }
 
-    /// Its length in bytes.
+    /// The length of the export in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.last.place + 1) * PAGE_BYTES as u64
@@ -208,14 +208,14 @@ impl MetadataExport {
         }
     }
 
-    /// Makes the metadata parts of the pool from the same export, with an index that is to be
-    /// counted again. The log is made, empty, unless `has_log`: then one that continues where the
-    /// export ends takes its place.
+    /// Makes the metadata parts of the pool from the same export, with an index that has to be
+    /// counted again. Also makes an empty log, unless `has_log`: then the existing log continues
+    /// where the export ends.
     ///
     /// # Errors
     ///
     /// `Exists` if one of the parts exists already; `Damaged` if the export differs from the one
-    /// that was read before; those of the disk. Parts made by then are left; without a root they
+    /// that was read before; I/O errors. Parts made before the error are left; without a root they
     /// are not a pool.
     pub fn make_parts(
         &self,
@@ -320,7 +320,7 @@ fn read_pages(
 struct Pages<'a> {
     from: &'a mut dyn Read,
     place: u64,
-    /// Of all pages so far.
+    /// The checksum of all pages so far.
     checksum: u32,
 }
 

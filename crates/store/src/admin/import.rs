@@ -69,7 +69,7 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// Those of the disk; the volume is removed then.
+    /// I/O errors; the volume is then removed.
     pub fn finish(mut self) -> Result<()> {
         let Some(volume) = self.volume.take() else {
             return Ok(());

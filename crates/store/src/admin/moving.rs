@@ -2,8 +2,8 @@
 //!
 //! Every chosen block is copied to a new one under its entry's lock, and a *map* record makes the entry
 //! refer to the copy: for map, log, recovery, free space and queue that is a guest's write. An entry that
-//! shared its block owns the copy, and drops its reference. No merge moves entries meanwhile, because it
-//! would hold the job lock, and no request does, because it would hold the blocks.
+//! shared its block owns the copy, and drops its reference. The job lock keeps merges from moving the entries
+//! until then, and the blocks' locks keep requests from changing them.
 //!
 //! A crash leaves each piece moved, or as it was.
 
@@ -25,22 +25,22 @@ use crate::pool::Pool;
 /// Blocks moved under one hold of their locks: a guest that needs one of them waits for this many.
 const PIECE_BLOCKS: usize = 64;
 
-/// Those of a segment's entries whose blocks are to be moved.
+/// Marks the entries of a segment whose blocks are moved.
 pub(super) type Chosen = [bool; EMPTY_SEGMENT.len()];
 
-/// Which blocks are moved, where to, and what becomes of them.
+/// Decides which blocks are moved, where the copies go, and which entries refer to them.
 pub(super) trait Moving {
-    /// Looks at a segment of one layer: first without locks, since most have nothing to move, and then
-    /// with those of a piece of it held.
+    /// Chooses the entries of one layer's segment to move. Called first without locks, since most segments
+    /// have nothing to move, and then again with the locks of a piece held.
     fn choose(&self, entries: &Segment) -> Result<Chosen>;
 
     /// The entry of a copy.
     fn copied(&self, old: Entry, copy: Pba) -> Entry;
 
-    /// Whether copies go beside the blocks of their segment that stay.
+    /// Whether copies go next to the blocks of their segment that stay.
     fn is_beside(&self) -> bool;
 
-    /// Which of the free blocks the copies may have.
+    /// The purpose of the allocation, which decides how many of the free blocks the copies may take.
     fn purpose(&self) -> Purpose;
 }
 
@@ -51,8 +51,8 @@ struct Run {
 }
 
 impl Pool {
-    /// Moves what is chosen of a layer. `told` gets the number of blocks after each piece, and can break
-    /// it off.
+    /// Moves the chosen blocks of a layer. The callback gets the number of blocks of each piece, and can
+    /// cancel the move after it.
     pub(super) fn move_layer(
         &self,
         layer: &Arc<Layer>,
@@ -69,7 +69,7 @@ impl Pool {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The same for one segment.
+    /// Moves the chosen blocks of one segment, as [`Pool::move_layer`] does for a whole layer.
     pub(super) fn move_segment(
         &self,
         layer: &Arc<Layer>,
@@ -214,8 +214,8 @@ impl Pool {
         Ok(records)
     }
 
-    /// Copies the content of blocks that are not written meanwhile. A known bad one stays: its copy
-    /// would not be known to be bad (P8).
+    /// Copies the content of blocks, which nothing writes during the copy. Refuses a block that is known
+    /// to be bad: its copy would not be known to be bad (P8).
     fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun, sums: &mut Vec<u32>) -> Result<()> {
         let block_size = self.block_size();
         let mut bytes = vec![0; (from.count * block_size) as usize];

@@ -15,8 +15,8 @@
 //! 5. the data part is cut
 //!
 //! A crash leaves the pool in 1 or, after 4, smaller; [`Store::shrink_step`] does the rest. The
-//! finder rests meanwhile, because it would find the copies to be duplicates of the blocks they
-//! replace. See `docs/decisions/0019-evacuation.md`.
+//! finder rests while the pool shrinks, because it would find the copies to be duplicates of the
+//! blocks they replace. See `docs/decisions/0019-evacuation.md`.
 
 use std::ops::ControlFlow;
 
@@ -35,7 +35,7 @@ use crate::store::Store;
 /// The resolution of the search for the size to which a pool can shrink at once.
 const PLAN_PARTS: u64 = 1024;
 
-/// A pool is made no smaller than that one block in so many is free then.
+/// After shrinking, at least one block in this many must be free.
 const FREE_SHARE: u64 = 64;
 
 /// The cost of making a pool smaller.
@@ -52,11 +52,11 @@ pub struct ShrinkPlan {
 /// The result of a step of shrinking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShrinkReport {
-    /// The pool ends where it was to end, or is not shrinking.
+    /// The pool has reached its new size, or is not shrinking.
     pub is_done: bool,
     /// Blocks beyond the new end that are in use still, or were until just now.
     pub left_blocks: u64,
-    /// It was broken off.
+    /// The step was cancelled before the pool reached its new size.
     pub was_broken_off: bool,
 }
 
@@ -83,13 +83,13 @@ impl Store {
         Ok(end.map(|blocks| blocks * self.pool.block_size()))
     }
 
-    /// Makes the pool larger, durably. Requests go on meanwhile. The present size only cancels
+    /// Makes the pool larger, durably, while requests continue. The present size only cancels
     /// shrinking and sets the data part's length.
     ///
     /// # Errors
     ///
     /// `Invalid` for a size that is smaller, impossible, or not a multiple of the block size;
-    /// `NoSpace` if the device is smaller; those of the disk.
+    /// `NoSpace` if the device is smaller; I/O errors.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
         let blocks = pool.blocks_of_size(size_bytes)?;
@@ -103,13 +103,13 @@ impl Store {
     ///
     /// `Invalid` for a size that is not smaller, impossible, or not a multiple of the block size;
     /// `NoSpace` if the stored data does not fit, or the copies of shared blocks do not; `Damaged`
-    /// if the index cannot be used; those of the disk.
+    /// if the index cannot be used; I/O errors.
     pub fn plan_shrink(&self, size_bytes: u64) -> Result<ShrinkPlan> {
         let pool = &self.pool;
         pool.smaller_size(size_bytes)?;
         // This is not cancelled.
         let _ = self.release_given_up(&mut || ControlFlow::Continue(()))?;
-        // Another shrinking may have ended meanwhile.
+        // A concurrent shrink may have ended.
         let end = pool.smaller_size(size_bytes)?;
         pool.check_fits(end)?;
         let (mut beyond, part_blocks) = pool.count_beyond(end)?;
@@ -119,7 +119,7 @@ impl Store {
         }
         let wanted = beyond.first().copied().unwrap_or_default();
         let mut metadata = pool.journal.metadata()?;
-        // Fewer are beyond a later place, and more is free before it.
+        // A later end has fewer blocks beyond it, and more free blocks before it.
         let (mut low, mut high) = (0, beyond.len());
         while low < high {
             let middle = (low + high) / 2;
@@ -152,7 +152,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Invalid` and `NoSpace` as [`Store::plan_shrink`]; those of the disk.
+    /// `Invalid` and `NoSpace` as [`Store::plan_shrink`]; I/O errors.
     pub fn begin_shrink(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
         let end = pool.smaller_size(size_bytes)?;
@@ -166,7 +166,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of the disk.
+    /// I/O errors.
     pub fn cancel_shrink(&self) -> Result<()> {
         self.pool.journal.cancel_shrink()
     }
@@ -177,8 +177,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NoSpace` if guests have filled the pool meanwhile; `Busy` or `Damaged` if the index cannot
-    /// release shared blocks; those of the disk. The pool is still shrinking then.
+    /// `NoSpace` if guests have filled the pool; `Busy` or `Damaged` if the index cannot release
+    /// shared blocks; I/O errors. The pool is still shrinking then.
     pub fn shrink_step(
         &self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -271,7 +271,7 @@ impl Pool {
     /// Counts the entries that refer to blocks from `end` on, in up to [`PLAN_PARTS`] equal parts
     /// of them. Also returns the number of blocks in a part.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
-        // None are, where another shrinking has just ended.
+        // There are none if a concurrent shrink has just ended.
         let beyond = self
             .journal
             .metadata()?
@@ -286,7 +286,7 @@ impl Pool {
                 let entries = self.maps().peek(&layer, segment, Blocking::Yes)?;
                 let named = entries.iter().filter_map(|entry| entry.pba());
                 for pba in named.filter(|pba| pba.0 >= end) {
-                    // A pool that has grown meanwhile has room for the blocks beyond the last part.
+                    // Blocks beyond the last part exist only if the pool has grown since: then there is room.
                     let part = ((pba.0 - end) / part_blocks) as usize;
                     if let Some(count) = counts.get_mut(part) {
                         *count += 1;
@@ -332,7 +332,7 @@ impl Pool {
     }
 }
 
-/// Blocks beyond the pool's new end go before it.
+/// Moves the blocks beyond the pool's new end to before it.
 struct Evacuation<'a>(&'a Pool);
 
 impl Moving for Evacuation<'_> {

@@ -14,45 +14,45 @@ use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 /// The content of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeStat {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
     /// See [`Volume::number`].
     pub number: u64,
-    /// Its size in bytes.
+    /// The volume's size in bytes.
     pub size_bytes: u64,
-    /// Its blocks that hold data.
+    /// Blocks of the volume that hold data.
     pub logical_blocks: u64,
-    /// Of these, those that it alone owns.
+    /// Blocks that the volume alone owns.
     pub private_blocks: u64,
-    /// Of these, those that are published in the index.
+    /// Blocks of the volume that are published in the index.
     pub shared_blocks: u64,
-    /// Of its private blocks, those pending dedup.
+    /// Private blocks of the volume that are pending dedup.
     pub dirty_blocks: u64,
-    /// Its dedup mode.
+    /// The volume's dedup mode.
     pub dedup: DedupMode,
-    /// With whom it may share blocks.
+    /// The domain in which the volume shares blocks.
     pub domain: String,
     /// Whether bytes are compared before two blocks become one.
     pub verify: bool,
-    /// Looks of the finder for which a block must not have been written.
+    /// Passes of the finder during which a block must not have been written.
     pub cold_passes: u8,
-    /// Seconds between the finder's looks.
+    /// Seconds between the finder's passes.
     pub interval_seconds: u32,
     /// Blocks of the shortest run of duplicates that is shared.
     pub min_run: u16,
-    /// What was found in line since the pool was opened.
+    /// Counts of in-line deduplication since the pool was opened.
     pub inline: InlineStat,
-    /// Bytes that its hash cache may take.
+    /// Bytes that the volume's hash cache may take.
     pub hash_cache_bytes: u64,
-    /// The most data that it and its snapshots may map, in bytes; 0 for no bound.
+    /// The most data that the volume and its snapshots may map, in bytes; 0 for no bound.
     pub quota_bytes: u64,
-    /// Data that it and its snapshots map, each block counted where it was written.
+    /// Data that the volume and its snapshots map, each block counted where it was written.
     pub mapped_blocks: u64,
-    /// Bytes of the pool that others leave to it and its snapshots.
+    /// Bytes of the pool that others leave to the volume and its snapshots.
     pub reservation_bytes: u64,
-    /// Free blocks that are kept for that.
+    /// Free blocks that are kept for the reservation.
     pub reserved_unused_blocks: u64,
-    /// Its exclusive space, if [`Store::account`] has counted it.
+    /// The exclusive space, if [`Store::account`] has counted it.
     pub usage: Option<Usage>,
 }
 
@@ -63,22 +63,22 @@ pub struct SnapshotStat {
     pub name: String,
     /// See [`Volume::number`].
     pub number: u64,
-    /// The number of its volume.
+    /// The number of the snapshot's volume.
     pub volume: u64,
-    /// The volume's size when it was made, in bytes.
+    /// The volume's size when the snapshot was made, in bytes.
     pub size_bytes: u64,
-    /// When it was made, in seconds since the Unix epoch.
+    /// When the snapshot was made, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
-    /// Blocks that were written between the snapshot before it and this one, and that are in it.
+    /// Blocks of the snapshot that were written after the previous snapshot.
     pub own_blocks: u64,
-    /// Its exclusive space, if [`Store::account`] has counted it.
+    /// The exclusive space, if [`Store::account`] has counted it.
     pub usage: Option<Usage>,
 }
 
 /// The content of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStat {
-    /// No other pool has it.
+    /// The pool's identity, which no other pool has.
     pub id: PoolId,
     /// The version of the pool's format, major and minor.
     pub format: (u8, u8),
@@ -86,7 +86,7 @@ pub struct PoolStat {
     pub block_size: u32,
     /// Blocks of the pool, the label's included.
     pub pool_blocks: u64,
-    /// Blocks that it is being made smaller to.
+    /// The size that the pool is being made smaller to, in blocks.
     pub shrinking_to_blocks: Option<u64>,
     /// Entries that hold data, over all volumes, those being imported or deleted included.
     pub logical_blocks: u64,
@@ -107,15 +107,15 @@ pub struct PoolStat {
     pub lost_blocks: u64,
     /// Blocks that can be handed out.
     pub free_blocks: u64,
-    /// Of these, those that the host has space for.
+    /// Free blocks that the host has space for.
     pub available_blocks: u64,
     /// Bytes that the file system of a pool's file has free; nothing for a device.
     pub host_free_bytes: Option<u64>,
     /// How full the pool is.
     pub space: SpaceLevel,
-    /// Of the free blocks, those kept for writes that overwrite data.
+    /// Free blocks that are kept for writes that overwrite data.
     pub reserve_blocks: u64,
-    /// Of the free blocks, those that are kept for volumes with a reservation.
+    /// Free blocks that are kept for volumes with a reservation.
     pub reserved_unused_blocks: u64,
     /// The treatment of writes for which there is no room.
     pub when_full: WhenFull,
@@ -125,47 +125,47 @@ pub struct PoolStat {
     pub queued_blocks: u64,
     /// References that entries have and the index does not count yet.
     pub claimed_blocks: u64,
-    /// Most of them: further hits are refused.
+    /// The most references that may wait to be counted; at this number further hits are refused.
     pub claimed_max_blocks: u64,
-    /// Where fingerprints are kept.
+    /// The index's back end.
     pub index: IndexKind,
-    /// The index is being counted again, or has to be: nothing is shared meanwhile.
+    /// The index is being counted again, or has to be; nothing is shared until that is done.
     pub index_rebuilding: bool,
     /// Bytes that the host has allocated for the index.
     pub index_bytes_on_disk: u64,
     /// Bytes that the host has allocated for data.
     pub pool_bytes_on_disk: u64,
-    /// Of these, for free blocks: [`Store::trim_step`] can discard them. Of a device, all free
-    /// space.
+    /// Bytes that the host has allocated for free blocks, which [`Store::trim_step`] can discard; on
+    /// a device, all free space.
     pub free_bytes_on_disk: u64,
     /// Bytes of metadata in use: pages, log and superblock.
     pub metadata_bytes_on_disk: u64,
     /// Visible volumes, by name.
     pub volumes: Vec<VolumeStat>,
-    /// Their snapshots, by name.
+    /// Snapshots of the visible volumes, by name.
     pub snapshots: Vec<SnapshotStat>,
     /// Deletions that are not finished.
     pub deletions: Vec<DeletionStat>,
 }
 
-/// How the index is.
+/// The state of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexStat {
-    /// Its back end.
+    /// The index's back end.
     pub kind: IndexKind,
-    /// Blocks in it with one reference.
+    /// Blocks in the index with one reference.
     pub unique_blocks: u64,
-    /// Blocks in it with two references or more.
+    /// Blocks in the index with two references or more.
     pub shared_blocks: u64,
     /// References of all blocks together.
     pub references: u64,
-    /// It is being counted again, or has to be: nothing is shared meanwhile.
+    /// The index is being counted again, or has to be; nothing is shared until that is done.
     pub needs_rebuild: bool,
-    /// The kind that its rows are being copied into, or will be when the pool is served.
+    /// The kind that the index's rows are being copied into, or will be when the pool is served.
     pub converting_to: Option<IndexKind>,
-    /// Bytes that the host has allocated for it.
+    /// Bytes that the host has allocated for the index.
     pub bytes_on_disk: u64,
-    /// Its part of the memory limit, in bytes.
+    /// The index's part of the memory limit, in bytes.
     pub memory_bytes_max: u64,
 }
 
@@ -210,7 +210,7 @@ impl Store {
         })
     }
 
-    /// How the index is.
+    /// The state of the index.
     ///
     /// # Errors
     ///

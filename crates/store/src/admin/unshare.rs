@@ -1,12 +1,12 @@
 //! Giving a volume blocks of its own again, so that it is read in longer runs: all that are shared
 //! (*unshare*), or those in short runs (*defrag*).
 //!
-//! Blocks are copied beside most others of their segment (`moving.rs`), in every layer that a read of
+//! Blocks are copied next to most others of their segment (`moving.rs`), in every layer that a read of
 //! the volume sees. A copy is *unshareable*: the finder leaves it alone, or it would find the duplicate
 //! that was just made. A run is measured inside a segment of one layer.
 //!
-//! There is no state on disk: what was copied is not shared any more, so whoever begins again after a
-//! crash goes on with what is left.
+//! There is no state on disk: copied blocks are no longer shared, so a new start after a crash copies
+//! only the rest.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use crate::pool::Pool;
 use crate::store::Store;
 use crate::volume::Volume;
 
-/// Segments of maps that one step looks at: some milliseconds where nothing is to be copied.
+/// Segments of maps that one step examines: some milliseconds if there is nothing to copy.
 const STEP_SEGMENTS_MAX: u32 = 256;
 
-/// Layers that come, go and merge meanwhile make it look again, but not for ever: a schedule of snapshots
-/// may be faster.
+/// Passes over the layers at most. Layers that were added, deleted or merged make another pass necessary; a
+/// schedule of snapshots could do so for ever.
 const PASSES_MAX: u32 = 4;
 
-/// What [`Store::unshare_step`] would do in all.
+/// The cost of calling [`Store::unshare_step`] to the end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnsharePlan {
-    /// Entries that get a copy of their block: as many new blocks.
+    /// Entries that get a copy of their block; each takes a new block.
     pub copied_blocks: u64,
     /// All shared entries of the volume's layers.
     pub shared_blocks: u64,
     /// Blocks in which a reader finds data.
     pub data_blocks: u64,
-    /// The runs of the pool that these are in.
+    /// Runs of the pool in which the data is now.
     pub runs_before: u64,
-    /// The same afterwards, if neighbours find room beside each other.
+    /// Runs of the pool in which the data will be, if neighbours find room next to each other.
     pub runs_after: u64,
     /// Free blocks that the volume may take.
     pub available_blocks: u64,
 }
 
-/// How far it has come.
+/// The progress of an unshare or a defrag.
 pub struct Unsharing {
     volume: Arc<Volume>,
     min_run: Option<u16>,
@@ -73,7 +73,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Damaged` if a map cannot be read; those of the disk.
+    /// `NotFound`; `Damaged` if a map cannot be read; I/O errors.
     pub fn plan_unshare(&self, name: &str, min_run: Option<u16>) -> Result<UnsharePlan> {
         let (pool, volume) = (&self.pool, self.volume(name)?);
         let rule = Unshare { pool, min_run };
@@ -138,7 +138,7 @@ impl Store {
     /// # Errors
     ///
     /// `NoSpace` where the volume may take no more free blocks; `Gone` if it is deleted; `Io` where a
-    /// block cannot be copied; those of the disk. What was copied stays so.
+    /// block cannot be copied; I/O errors. Blocks copied before the error stay copied.
     pub fn unshare_step(&self, unsharing: &mut Unsharing) -> Result<bool> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
@@ -177,7 +177,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Busy` or `Damaged` if the index cannot release them; those of the disk.
+    /// `Busy` or `Damaged` if the index cannot release them; I/O errors.
     pub fn free_unshared(&self) -> Result<bool> {
         let free = || -> Result<u64> { Ok(self.pool.journal.metadata()?.space().free_blocks()) };
         let before = free()?;
@@ -187,7 +187,8 @@ impl Store {
 }
 
 impl Unsharing {
-    /// A merge may have moved entries to a layer that was done, and a snapshot has put a new one on top.
+    /// Begins another pass if the layers have changed: a merge may have moved entries to a layer that was done, and
+    /// a snapshot puts a new layer on top.
     fn begin_again(&mut self) -> bool {
         let layers = Maps::lineage(&self.volume.layer());
         let ids = |layers: &[Arc<Layer>]| layers.iter().map(|it| it.id).collect::<Vec<_>>();
@@ -201,7 +202,7 @@ impl Unsharing {
     }
 }
 
-/// Shared blocks in short runs, or all of them, are copied.
+/// Copies the shared blocks in short runs, or all of them.
 struct Unshare<'a> {
     pool: &'a Pool,
     min_run: Option<u16>,
@@ -252,7 +253,7 @@ fn available_to(pool: &Pool, layer: &Layer) -> Result<u64> {
 }
 
 impl UnsharePlan {
-    /// Notes the entries of one layer where none above it has any.
+    /// Counts the entries of one layer; notes in `found` those that no layer above hides.
     fn note(
         &mut self,
         depth: usize,
@@ -274,7 +275,7 @@ impl UnsharePlan {
     }
 }
 
-/// What a reader finds, and the layer in which it will be copied.
+/// An entry that a reader finds, and the layer in which its block will be copied.
 #[derive(Clone, Copy)]
 struct Seen {
     entry: Entry,
@@ -302,7 +303,7 @@ impl Place {
         before.pba + 1 == self.pba
     }
 
-    /// Copies of one layer come to lie beside each other.
+    /// Whether the block will follow `before` after the copying: copies made in one layer lie next to each other.
     fn will_follow(self, before: Self) -> bool {
         match (before.copied_in, self.copied_in) {
             (None, None) => self.follows(before),

@@ -1,8 +1,8 @@
-//! Claims: their fingerprints, so that counting need not read their blocks, and the alarm that there are many.
+//! The fingerprints of claims, which save counting the reads of their blocks, and the alarm that there are many.
 //!
-//! Claims are made and counted in one order, so their numbers ([`Queue::numbers`]) tell which fingerprint is
-//! whose: 16 bytes for each, and nothing else. Where there is no memory left they are not kept: the block is read
-//! when its claim is counted. After a crash none are known.
+//! Claims are made and counted in one order, so a claim's number ([`Queue::numbers`]) finds its fingerprint. Each
+//! takes 16 bytes, and nothing else. Without memory a fingerprint is not kept: the block is read when its claim
+//! is counted. After a crash none are known.
 //!
 //! [`Queue::numbers`]: onefold_metadata::Queue::numbers
 
@@ -25,9 +25,9 @@ pub(crate) struct ClaimedFingerprints {
     chunks: Mutex<VecDeque<Chunk>>,
 }
 
-/// Those of consecutive claims.
+/// Fingerprints of consecutive claims.
 struct Chunk {
-    /// The number of the first one.
+    /// The number of the first claim.
     first: u64,
     /// At most [`CHUNK`].
     fingerprints: Vec<Fingerprint>,
@@ -56,7 +56,7 @@ impl Chunk {
 }
 
 impl ClaimedFingerprints {
-    /// Keeps `max` at most.
+    /// Keeps at most `max` fingerprints.
     pub(crate) fn new(max: u64) -> Self {
         Self {
             chunks_max: max as usize / CHUNK,
@@ -64,10 +64,10 @@ impl ClaimedFingerprints {
         }
     }
 
-    /// The caller holds the uncommitted state, and makes claims of which `first` is the first one's number.
+    /// Notes the fingerprints of new claims, numbered from `first` on. The caller holds the uncommitted state.
     pub(crate) fn note(&self, first: u64, fingerprints: impl Iterator<Item = Fingerprint>) {
         let mut chunks = lock(&self.chunks);
-        // A record that failed may have left those of claims that were not made.
+        // A record that failed may have left fingerprints of claims that were not made.
         while let Some(last) = chunks.back_mut() {
             last.fingerprints
                 .truncate(first.saturating_sub(last.first) as usize);
@@ -89,7 +89,7 @@ impl ClaimedFingerprints {
         }
     }
 
-    /// What is known of these claims.
+    /// The fingerprints of these claims, where they are known.
     pub(crate) fn get(&self, numbers: Range<u64>) -> Vec<Option<Fingerprint>> {
         let chunks = lock(&self.chunks);
         let mut at = chunks.partition_point(|chunk| chunk.end() <= numbers.start);
@@ -102,7 +102,7 @@ impl ClaimedFingerprints {
         numbers.map(find).collect()
     }
 
-    /// The claims before this one are counted.
+    /// Forgets the claims before this one, which are counted.
     pub(crate) fn forget_before(&self, number: u64) {
         let mut chunks = lock(&self.chunks);
         while chunks.front().is_some_and(|first| first.end() <= number) {
@@ -127,12 +127,12 @@ impl ClaimsAlarm {
         Self { every, alarm }
     }
 
-    /// Whether so many more claims make it due.
+    /// Whether `more` new claims after `before` earlier ones make the alarm due.
     pub(crate) fn is_due(&self, before: u64, more: u64) -> bool {
         before / self.every != (before + more) / self.every
     }
 
-    /// The caller holds nothing that others wait for.
+    /// Calls the alarm. The caller holds nothing that others wait for.
     pub(crate) fn sound(&self) {
         (self.alarm)();
     }
@@ -148,7 +148,7 @@ mod tests {
         Fingerprint(bytes)
     }
 
-    /// Those of the claims `numbers`, made together.
+    /// Notes the fingerprints of the claims `numbers`, made together.
     fn note(claimed: &ClaimedFingerprints, numbers: Range<u64>, generation: u64) {
         let fingerprints = numbers.clone().map(|n| fingerprint(n + generation));
         claimed.note(numbers.start, fingerprints);
@@ -167,7 +167,7 @@ mod tests {
     fn a_claim_is_counted_by_the_newest_content() {
         let claimed = ClaimedFingerprints::new(8192);
         note(&claimed, 0..2000, 0);
-        // Of a record that failed: it made no claims, and others have their numbers.
+        // The record of these failed: it made no claims, and later claims have their numbers.
         note(&claimed, 2000..4500, 7);
         note(&claimed, 2000..2003, 0);
         assert_eq!(known(&claimed, 0..2010), 2003);

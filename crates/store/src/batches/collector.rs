@@ -1,4 +1,4 @@
-//! Steps 3 and 4 of a collector's batch ([`crate::dedup`]): the index is asked, and its answers are logged.
+//! Steps 3 and 4 of a collector's batch ([`crate::dedup`]): calls the index, and logs its answers.
 
 use onefold_format::{Pba, Record, Release};
 use onefold_index::{Fingerprint, Released};
@@ -13,9 +13,9 @@ use super::{Batches, ITEMS_PER_STEP, Urgency};
 pub struct CollectReport {
     /// References released.
     pub released: u64,
-    /// Of these, the last ones of their blocks, which are free.
+    /// Released references that were the last ones of their blocks, which are free.
     pub freed: u64,
-    /// Of these, those that the index did not know: their blocks are left alone.
+    /// Released references that the index did not know: their blocks are left alone.
     pub quarantined: u64,
 }
 

@@ -9,9 +9,9 @@ use super::Batches;
 use super::finder::Part;
 
 impl Batches {
-    /// Whether each item can become one with the index's block. If bytes are to be compared,
-    /// nothing is repaired, because equal fingerprints are not enough then; and a block with the
-    /// same bytes is not bad, whatever it was.
+    /// Whether each item can share the index's block. With `--verify` nothing is repaired, because
+    /// equal fingerprints do not prove equal content then; and a block that has the same bytes is
+    /// not bad, even if it is listed.
     pub(super) fn heal_and_compare(
         &self,
         index: &dyn FingerprintIndex,
@@ -43,9 +43,9 @@ impl Batches {
     }
 
     /// Whether the items that are `equal` so far have the same bytes as the index's block. That
-    /// block has been counted for the item, so it is not freed meanwhile. An unreadable one is
-    /// known to be bad from then on; the batch is settled another time, and then it is not equal,
-    /// unless it could be repaired.
+    /// block has been counted for the item, so it is not freed before the batch is settled. An
+    /// unreadable block is listed as bad, and the call fails; when the batch is settled again, the
+    /// block is not equal, unless it could be repaired.
     fn compare(&self, part: &Part<'_>, equal: &mut [bool]) -> Result<()> {
         let block_size = self.blocks.block_size() as usize;
         let (mut ours, mut theirs) = (vec![0; block_size], vec![0; block_size]);

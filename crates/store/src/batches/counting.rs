@@ -1,4 +1,4 @@
-//! A batch of claims ([`crate::dedup`]): what it has in common with every other one is in `mod.rs`.
+//! A batch of claims ([`crate::dedup`]). The parts common to all batches are in `mod.rs`.
 
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{ClaimOutcome, Record};
@@ -13,7 +13,7 @@ use super::{Batches, ITEMS_PER_STEP, Urgency};
 pub struct CountReport {
     /// References that the index counts now.
     pub counted: u64,
-    /// Those that it could not count: it does not have their blocks as the maps do.
+    /// References that the index could not count, because it does not have their blocks as the maps do.
     pub quarantined: u64,
 }
 
@@ -57,13 +57,13 @@ impl Batches {
         urgency: Urgency,
     ) -> Result<CountReport> {
         let index = self.index.ready()?;
-        // Claims are taken by one batch at a time, so this one's are those before the first that waits.
+        // One batch at a time takes claims, so this batch has the last ones before the first that waits.
         let end = self.journal.metadata()?.claims().numbers().start;
         let answers = self.run(urgency, || -> Result<_> {
             let items = batch.unsettled();
             let known = match end.checked_sub(items.len() as u64) {
                 Some(first) => self.claimed.get(first..end),
-                // They were taken before the pool was opened.
+                // The batch took its claims before the pool was opened.
                 None => vec![None; items.len()],
             };
             let found = self.blocks.fingerprint_unknown(items, &known)?;
@@ -126,7 +126,7 @@ impl Batches {
     }
 }
 
-/// The row has the item's own block.
+/// Whether the index has a row with the item's own block.
 fn is_counted(answer: Counted) -> bool {
     answer == Counted::Inserted
 }

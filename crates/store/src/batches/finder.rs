@@ -1,4 +1,4 @@
-//! Steps 3 and 4 of a finder's batch ([`crate::dedup`]): the index is asked, and its answers are logged.
+//! Steps 3 and 4 of a finder's batch ([`crate::dedup`]): calls the index, and logs its answers.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
@@ -14,20 +14,20 @@ use crate::blocks::Fingerprinted;
 pub struct BatchReport {
     /// Blocks looked up by their fingerprints.
     pub scanned: u64,
-    /// Of these, the first of their content.
+    /// Scanned blocks that were the first with their content.
     pub unique: u64,
-    /// Of these, those that now refer to another block, so that their own is free.
+    /// Scanned blocks whose entries now refer to another block, so that their own is free.
     pub duplicates: u64,
-    /// Of these, rewritten meanwhile.
+    /// Scanned blocks that were rewritten during the batch.
     pub moved: u64,
-    /// Of these, those whose bytes differ from the block with the same fingerprint. They are
+    /// Scanned blocks whose bytes differ from the block with the same fingerprint. They are
     /// unshareable.
     pub rejected: u64,
-    /// Of these, duplicates in runs that are too short for the volume. They are unshareable.
+    /// Scanned duplicates in runs that are too short for the volume. They are unshareable.
     pub short_runs: u64,
-    /// Of these, those that the index had no room for. They are private again.
+    /// Scanned blocks that the index had no room for. They are private again.
     pub declined: u64,
-    /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
+    /// Scanned blocks whose fingerprint the volume's hash cache knew: they were not read.
     pub cached: u64,
     /// Blocks that cannot be read. If there are any, the batch was called off, and nothing else is
     /// counted.
@@ -109,8 +109,8 @@ impl Batches {
         Ok((self.blocks.fingerprint_unknown(items, &known)?, cached))
     }
 
-    /// Duplicates in shorter runs than the volume's: their references are dropped again, and they stay
-    /// private. Nothing is short in a volume that is gone.
+    /// Marks duplicates in runs shorter than the volume's minimum: their references are dropped again, and
+    /// they stay private. Nothing is short in a volume that is gone.
     fn short_runs(
         &self,
         layer: LayerId,
@@ -150,7 +150,7 @@ impl Batches {
         let maps = self.journal.maps();
         // A layer that is gone has no writers left.
         let layer = maps.layer(part.layer).ok();
-        // Kept in memory, so that the records need not read it under the lock of the uncommitted
+        // Kept in memory, so that the records do not read it under the lock of the uncommitted
         // state.
         let _leaf = layer
             .as_ref()
@@ -214,7 +214,7 @@ pub(super) struct Part<'a> {
     pub(super) position: usize,
     pub(super) items: &'a [BatchItem],
     pub(super) answers: &'a [Counted],
-    /// In a run of duplicates that is too short for the volume.
+    /// Whether the item is in a run of duplicates that is too short for the volume.
     pub(super) is_short: &'a [bool],
 }
 

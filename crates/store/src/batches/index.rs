@@ -23,13 +23,13 @@ pub(crate) struct IndexSlot {
 
 struct State {
     kind: IndexKind,
-    /// The kind of the one that is to take its place, while that is being made or left over from a
-    /// stop.
+    /// The kind of the index that will replace this one, while it is being made or a stop has left
+    /// it unfinished.
     next: Option<IndexKind>,
     index: std::result::Result<Arc<dyn FingerprintIndex>, Unusable>,
 }
 
-/// Why there is none.
+/// Why the index cannot be used.
 struct Unusable {
     kind: StoreErrorKind,
     reason: String,
@@ -65,7 +65,7 @@ impl IndexSlot {
         read(&self.state).kind
     }
 
-    /// The kind that it is being converted to, if it is.
+    /// The kind that the index is being converted to, if any.
     pub(crate) fn next_kind(&self) -> Option<IndexKind> {
         read(&self.state).next
     }
@@ -81,7 +81,8 @@ impl IndexSlot {
         }
     }
 
-    /// The same, after any replacement under way has ended. Not for requests of guests.
+    /// Like [`IndexSlot::get`], but waits until a replacement in progress has ended, so not for requests
+    /// of guests.
     pub(crate) fn get_settled(&self) -> Result<Arc<dyn FingerprintIndex>> {
         let _settled = lock(&self.replacing);
         self.get()
@@ -99,14 +100,14 @@ impl IndexSlot {
         Ok(index)
     }
 
-    /// Takes the index out and waits until nobody uses it, so that its part can be opened again.
-    /// The state stays unlocked meanwhile: a guest's write must never wait for an index to be
+    /// Takes the index out and waits until no thread uses it, so that its part can be opened again.
+    /// The state is unlocked during the wait: a guest's write must never wait for an index to be
     /// opened. The caller holds the guard until another index is in place.
     fn close(&self, why: Unusable) -> MutexGuard<'_, ()> {
         let replacing = lock(&self.replacing);
         let taken = std::mem::replace(&mut write(&self.state).index, Err(why));
         let is_used = || taken.as_ref().is_ok_and(|it| Arc::strong_count(it) > 1);
-        // Writes in line hold it for one lookup. Nobody can take it again.
+        // Writes in line hold it for one lookup, and no other thread can get it any more.
         while Guard::ReplacedWhenUnused.holds() && is_used() {
             yield_now();
         }
@@ -136,7 +137,7 @@ impl IndexSlot {
         Ok(())
     }
 
-    /// Makes an index without rows that will replace the existing one, which is used meanwhile.
+    /// Makes an index without rows that will replace the existing one, which stays in use until then.
     pub(crate) fn begin_next(
         &self,
         engine: &dyn Engine,
@@ -162,7 +163,7 @@ impl IndexSlot {
     }
 
     /// Replaces the existing index by the next one, which is closed. After an error there is none
-    /// until the pool is opened again: which of the two that will find is unknown. The caller holds
+    /// until the pool is opened again, and either of the two may be in place then. The caller holds
     /// the job lock, and not the index.
     pub(crate) fn install_next(
         &self,
@@ -183,8 +184,8 @@ impl IndexSlot {
     }
 }
 
-/// A part for an index that is to be rebuilt: the existing one if it is an index of this pool. Any
-/// other file is renamed and keeps its content, because it may belong to another owner.
+/// A part in which to rebuild an index: the existing one if it is an index of this pool. Any other
+/// file is renamed and keeps its content, because it may belong to another owner.
 fn blank(engine: &dyn Engine, part: Part, pool: PoolId) -> Result<Arc<dyn Disk>> {
     let failed = |error| StoreError::io(engine.describe(part), error);
     if let Ok(disk) = engine.open(part)
@@ -231,8 +232,8 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
     })
 }
 
-/// The answers to a batch's unsettled items. The index was asked for these alone, or, in a call
-/// before a crash, for all that were unsettled then: the present ones are the end of them.
+/// The answers to a batch's unsettled items. The index got these items only, or, in a call before a
+/// crash, all that were unsettled then: the present ones are the last of them.
 pub(crate) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result<&'a [T]> {
     let wanted = batch.unsettled().len();
     let first = answers.len().checked_sub(wanted);

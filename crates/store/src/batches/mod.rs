@@ -1,4 +1,4 @@
-//! Batches that are announced to the index: asking it, and logging its answers.
+//! Batches that are announced to the index: calls it, and logs its answers.
 //!
 //! Finder, collector and counting each make a batch, and settle it; a crash between the two leaves it open. One batch
 //! is open at a time in a pool, so the next of any kind settles it first. How a batch is announced is in
@@ -30,14 +30,14 @@ pub(crate) use index::{IndexSlot, STREAM, create, create_uncounted};
 /// Items settled under one hold of the uncommitted state.
 const ITEMS_PER_STEP: usize = 512;
 
-/// The index, and what a batch needs to be settled.
+/// The index, and the state from which batches are settled.
 pub(crate) struct Batches {
     journal: Arc<Journal>,
     blocks: Arc<Blocks>,
     background: Arc<BackgroundWork>,
     /// Which blocks have the same content.
     index: IndexSlot,
-    /// Of references that the index does not count yet.
+    /// Fingerprints of references that the index does not count yet.
     claimed: ClaimedFingerprints,
     /// Held from a batch's first record to its last. Taken before [`Store::changing`](crate::Store), which
     /// commands wait for: a holder of it may be waiting for an idle processor.
@@ -77,14 +77,14 @@ impl Batches {
         &self.claimed
     }
 
-    /// The job lock, unless a job ended by a panic: only the next opening settles its unfinished
-    /// work, in the index too. Guests go on until then. Its holder, which may be waiting for an idle
-    /// processor, is hurried while the caller waits.
+    /// Takes the job lock; fails if a job ended by a panic. Only the next opening settles that job's
+    /// unfinished work, in the index too, and guests are served until then. The lock's holder, which
+    /// may be waiting for an idle processor, is hurried while the caller waits.
     pub(crate) fn job(&self) -> Result<MutexGuard<'_, ()>> {
         lock_hurrying(&self.background, &self.jobs).map_err(job_panicked)
     }
 
-    /// As [`Batches::job`], of a caller for which nobody waits: the holder is not hurried.
+    /// Like [`Batches::job`], but does not hurry the holder, because nothing waits for the caller.
     pub(crate) fn job_in_background(&self) -> Result<MutexGuard<'_, ()>> {
         self.jobs.lock().map_err(job_panicked)
     }
@@ -133,8 +133,8 @@ impl Batches {
     }
 }
 
-/// Takes a lock whose holder may do background work, or wait for somebody who does: it is hurried
-/// while this waits.
+/// Takes a lock whose holder may do background work, or wait for another thread's: that work is
+/// hurried while this waits.
 pub(crate) fn lock_hurrying<'a>(
     background: &Arc<BackgroundWork>,
     mutex: &'a Mutex<()>,

@@ -21,7 +21,7 @@ impl Fingerprinter {
         &self.secret
     }
 
-    /// Of whole blocks of a domain, whose key this is.
+    /// The fingerprints of whole blocks of a domain, made with the domain's `key`.
     pub(crate) fn fingerprints(
         &self,
         key: &Key,
@@ -41,7 +41,7 @@ impl Fingerprinter {
     }
 }
 
-/// Keeps as many bits as the simulation wants. Domains still never meet.
+/// Keeps only as many bits as the simulation wants. Fingerprints of different domains still differ.
 #[cfg(feature = "simulation")]
 fn make_collide(fingerprints: &mut [Fingerprint], domain: DomainId) {
     let Some(bits) = onefold_metadata::Scarcity::now().fingerprint_bits else {

@@ -1,4 +1,4 @@
-//! Fingerprints of blocks that are read back, and those under which the index has them.
+//! Fingerprints of blocks that are read back, and fingerprints under which the index has blocks.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{BadBlock, DomainId, Pba};
@@ -13,9 +13,9 @@ const ROWS_ALIKE_MAX: usize = 16;
 
 /// Fingerprints of blocks that were read back.
 pub(crate) struct Fingerprinted {
-    /// All that were asked for, in order.
+    /// A fingerprint for each requested block, in order.
     pub(crate) items: Vec<(Fingerprint, Pba)>,
-    /// Unknown ones: their fingerprints are meaningless.
+    /// Blocks that could not be read: their fingerprints are meaningless.
     pub(crate) unreadable: Vec<Pba>,
 }
 
@@ -49,8 +49,8 @@ impl Blocks {
         })
     }
 
-    /// The same without the blocks whose fingerprints are known. The others are read in the order of the
-    /// pool, and once, however many items have one.
+    /// The fingerprints of blocks, some of which are `known`. The other blocks are read in the order of the
+    /// pool, each once, however many items have it.
     pub(crate) fn fingerprint_unknown(
         &self,
         items: &[BatchItem],
@@ -76,7 +76,7 @@ impl Blocks {
         })
     }
 
-    /// Fingerprints of published blocks, bad ones too: those under which the index has them.
+    /// The fingerprints under which the index has published blocks, bad ones too.
     pub(crate) fn published_fingerprints(
         &self,
         index: &dyn FingerprintIndex,

@@ -17,7 +17,8 @@ impl Blocks {
         self.list_with(blocks.iter().map(|pba| (*pba, None)))
     }
 
-    /// The same with their fingerprints, for which all rows of the index are read.
+    /// Puts blocks that cannot be read on the list with their fingerprints, for which it reads all rows
+    /// of the index.
     pub(crate) fn list_unreadable_of(
         &self,
         index: &dyn FingerprintIndex,
@@ -55,7 +56,7 @@ impl Blocks {
     }
 }
 
-/// As the rest of a sentence.
+/// Describes a fault, as the rest of a sentence about the block.
 pub(crate) fn what_is_wrong(fault: Fault) -> &'static str {
     match fault {
         Fault::Unreadable => "cannot be read: the device fails there",

@@ -11,7 +11,7 @@ use super::Blocks;
 /// others for long.
 const READ_BYTES: usize = 256 << 10;
 
-/// The same where every read waits for the disk: more of them at the same time.
+/// Bytes read back and hashed at a time where every read waits for the disk: enough for many reads at once.
 const WAITING_READ_BYTES: usize = 4 << 20;
 
 impl Blocks {
@@ -42,7 +42,7 @@ impl Blocks {
         if self.journal.data().read_together(&mut ranges).is_ok() {
             return Ok(());
         }
-        // One after the other, to find out which of them it is.
+        // Reads one run after the other, to find the blocks that cannot be read.
         for ReadRange { buf, offset } in ranges {
             self.read_run_back(Pba(offset / self.block_size()), buf, unreadable)?;
         }

@@ -8,11 +8,11 @@
 //! and the content of its fingerprint. While a block is in the list, no reader gets its content
 //! unless that has its fingerprint; and only content with that fingerprint is written.
 //!
-//! Steps, all under the job lock, so that the index keeps the block meanwhile:
+//! Steps, all under the job lock, so that the index keeps the block until the end:
 //!
 //! 1. compare the good block with its fingerprint, under which the index must have the bad one
 //! 2. note the attempt, durably: a device that cannot take the write fails the next sync, and with
-//!    it the pool, which shall not happen for ever
+//!    it the pool, so the number of attempts is limited
 //! 3. write, sync, read back, compare
 //! 4. only then the block leaves the list
 //!

@@ -8,11 +8,11 @@
 //! 4. log the result for each: *remaining*, *freed*, or *quarantined* if index and block disagree:
 //!    such a block is left alone and reported (P8)
 //!
-//! From 1 to 4 a write that has the content of one of the blocks may not refer to it, so whatever takes long
-//! is done before, and nothing waits for an idle processor while writes make claims.
+//! From 1 to 4 a write that has the content of one of the blocks may not refer to it, so slow work is done
+//! before, and nothing waits for an idle processor while writes make claims.
 //!
-//! The fingerprint of a bad block cannot be computed. It is released by the one under which the
-//! index has it, which the list of bad blocks has, or which a search of all rows finds.
+//! The fingerprint of a bad block cannot be computed. The block is released by the fingerprint
+//! under which the index has it, from the list of bad blocks or a search of all rows.
 //!
 //! Step 4's freed blocks are deferred frees like all released blocks: reusable once that record is
 //! durable and all readers have drained.
@@ -28,12 +28,12 @@ use crate::batches::{CollectReport, Urgency};
 use crate::pool::Pool;
 use crate::store::Store;
 
-/// References that one batch releases at most.
+/// The most references that one batch releases.
 pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
 
 impl Store {
-    /// Releases up to [`COLLECT_BATCH_BLOCKS`] references, after all claims have been counted. None are
-    /// left where it released none.
+    /// Releases up to [`COLLECT_BATCH_BLOCKS`] references, after all claims have been counted. If it
+    /// releases none, none are left.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Store {
         if (pool.journal.lookup_version(), pool.bad().clears()) != before {
             known.clear();
         }
-        // Most of them while writes may still make some: they are stopped for the rest only.
+        // Counts most claims while writes may still make more: hits are held only for the rest.
         if Guard::ClaimsBeforeRelease.holds() && pool.batches.count_claims(urgency)?.items() > 0 {
             urgency = Urgency::AtOnce;
         }
@@ -76,7 +76,7 @@ impl Store {
         let number = metadata.batches().next_number();
         let elements = metadata.count_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())? as u32;
         drop(metadata);
-        // A batch that is open would be in the finder's way, too.
+        // An error after the announcement would leave a batch that the finder has to settle first.
         index.secure(&[elements as usize])?;
         let collect = Record::Collect { number, elements };
         pool.journal
@@ -131,7 +131,7 @@ impl Pool {
         let found = read.items.into_iter();
         let mut known: FxHashMap<Pba, Fingerprint> =
             found.map(|(fingerprint, pba)| (pba, fingerprint)).collect();
-        // The batch tries them again, and lists them.
+        // The batch reads these again, and lists them.
         for pba in &read.unreadable {
             known.remove(pba);
         }

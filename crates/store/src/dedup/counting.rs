@@ -3,8 +3,8 @@
 //!
 //! 1. a record takes elements off the head of the claims
 //! 2. commit: that record, and the ones that made the entries, are durable (P3)
-//! 3. one call of the index counts a reference for each; the fingerprints are in memory (`batches/claims.rs`), and the
-//!    blocks of those that are not are read
+//! 3. one call of the index counts a reference for each; fingerprints are in memory (`batches/claims.rs`), or their
+//!    blocks are read
 //! 4. log the result for each: *counted*, or *quarantined* if the index has no row with that block, which
 //!    is reported (P8)
 //!
@@ -35,7 +35,7 @@ pub(super) fn hold_hits(journal: &Journal) -> Result<HitsHeld<'_>> {
 
 impl Store {
     /// Has the index count up to 16,384 claims. First settles a batch that a crash or an error left
-    /// open. No claim is left where it settled none.
+    /// open. If it settles no claim, none is left.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl Store {
         self.count_with(Urgency::Background)
     }
 
-    /// As [`Store::count_batch`], but on the caller's thread: nothing of it waits for an idle processor.
+    /// Like [`Store::count_batch`], but on the caller's thread, without waiting for an idle processor.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Store {
     }
 
     /// Calls `alarm` whenever the number of claims passes a multiple of `every`. It must not wait for a
-    /// request. The first one stays.
+    /// request. Further calls of this have no effect.
     pub fn set_claims_alarm(&self, every: u64, alarm: Box<dyn Fn() + Send + Sync>) {
         let _ = self.pool.claims_alarm.set(ClaimsAlarm::new(every, alarm));
     }
@@ -77,13 +77,13 @@ impl Store {
         hold_hits(&self.pool.journal)
     }
 
-    /// Most references that the index does not count yet: further hits are refused.
+    /// The most references that may wait to be counted by the index; at this number further hits are refused.
     #[must_use]
     pub fn claims_max(&self) -> u64 {
         self.pool.limits.claims_max
     }
 
-    /// Most of them that are counted without reading their blocks.
+    /// The most claims whose fingerprints are kept, so that they are counted without reading their blocks.
     #[must_use]
     pub fn claim_fingerprints_max(&self) -> u64 {
         self.pool.limits.claim_fingerprints_max

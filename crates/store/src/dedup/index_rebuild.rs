@@ -1,6 +1,6 @@
 //! Rebuilding the index: counted from the maps, or copied into one of another kind.
 //!
-//! A copy is made beside the index, in a part of its own, and then takes its place in one step:
+//! A copy is made in a part of its own, and then replaces the index in one step:
 //!
 //! | a stop | leaves |
 //! | --- | --- |
@@ -8,10 +8,10 @@
 //! | while it takes the place | either of the two |
 //! | afterwards | the new index |
 //!
-//! An unfinished one is started again by the first operation that needs the index, or by the
+//! An unfinished copy is started again by the first operation that needs the index, or by the
 //! daemon.
 //!
-//! Finder and collector wait meanwhile, so the rows do not change. The new index has no answers
+//! Finder and collector wait until the end, so the rows do not change. The new index has no answers
 //! to repeat: no batch may be open when it begins, and none that a crash could open again.
 
 use onefold_format::IndexKind;
@@ -26,13 +26,13 @@ use crate::store::Store;
 
 impl Store {
     /// Rebuilds the index from the maps, if it does not match them: after a stop that it could not
-    /// survive. Resumes an interrupted conversion. Volumes are served meanwhile, finder and
-    /// collector wait. `progress` gets the number of blocks done, and the most there are. Returns
-    /// whether there was anything to do.
+    /// survive. Resumes an interrupted conversion. Volumes stay in service; finder and collector
+    /// wait. `progress` gets the number of blocks done, and the most there are. Returns whether there
+    /// was anything to do.
     ///
     /// # Errors
     ///
-    /// Those of the disk and the index; `Damaged` if a map cannot be read.
+    /// Errors of the disk and the index; `Damaged` if a map cannot be read.
     pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
         let pool = &self.pool;
         let _job = pool.batches.job()?;
@@ -49,13 +49,13 @@ impl Store {
         }
     }
 
-    /// Replaces the index by an empty one, and counts it from the maps. Volumes are served
-    /// meanwhile, finder and collector wait. If it ends early, the next opening counts again.
-    /// `progress` gets the number of published blocks read, and the most there are.
+    /// Replaces the index by an empty one, and counts it from the maps. Volumes stay in service;
+    /// finder and collector wait. If it ends early, the next opening counts again. `progress` gets
+    /// the number of published blocks read, and the most there are.
     ///
     /// # Errors
     ///
-    /// Those of the disk and the index; `Damaged` if a map cannot be read; `ReadOnly`.
+    /// Errors of the disk and the index; `Damaged` if a map cannot be read; `ReadOnly`.
     pub fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let _job = self.pool.batches.job()?;
         self.pool.journal.check_writable()?;
@@ -63,13 +63,13 @@ impl Store {
     }
 
     /// Converts the index to this kind, by copying its rows; if they cannot be used, by counting
-    /// them from the maps. Volumes are served meanwhile, finder and collector wait. After a stop
-    /// the next opening starts again, and the old index is used until it is done. `progress` gets
+    /// them from the maps. Volumes stay in service; finder and collector wait. After a stop the next
+    /// opening starts again, and the old index is used until the new one is complete. `progress` gets
     /// the number of blocks done, and the most there are.
     ///
     /// # Errors
     ///
-    /// Those of the disk and the index, which leave the old one unchanged; `ReadOnly`.
+    /// Errors of the disk and the index, which leave the old index unchanged; `ReadOnly`.
     pub fn convert_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let pool = &self.pool;
         let _job = pool.batches.job()?;
@@ -102,7 +102,7 @@ impl Store {
         let last_number = pool.settle_durably()?;
         let copied = self.fill_next_index(kind, last_number, progress);
         if let Err(error) = copied {
-            // Its space is worth more than the work, which would only fail again.
+            // The space is worth more than the copied rows: a resumed copy would only fail again.
             if let Err(further) = pool.index().give_up_next(&*self.engine) {
                 tracing::warn!("what was copied of the index stays: {further}");
             }
@@ -111,7 +111,7 @@ impl Store {
         let (superblock, bytes) = (&pool.superblock, pool.limits.index_bytes);
         pool.index()
             .install_next(&*self.engine, superblock.index, superblock.pool, bytes)?;
-        // One in memory that could not be read back is empty.
+        // An index in memory that could not be read back is empty.
         match pool.index().get()?.needs_rebuild() {
             true => pool.rebuild_index(progress),
             false => Ok(()),

@@ -1,8 +1,8 @@
 //! Counting references from the maps, which are the truth (P6), and the rows of an index from them.
 //!
-//! The references are counted in a checkpoint on disk, kept until the end, so requests go on
-//! meanwhile. Finder, collector and counting wait: then the index cannot change; references dropped
-//! meanwhile only join the queue, where they still count, and claims made meanwhile are counted later.
+//! The references are counted in a checkpoint on disk, which is kept until the end, so requests continue.
+//! Finder, collector and counting wait, so the index does not change. References dropped during the
+//! count only join the queue, where they still count; claims made during it are counted later.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -26,12 +26,12 @@ pub(super) const ROWS_AT_ONCE: usize = 4096;
 /// The references of maps and queue to a window of the pool's blocks.
 pub(crate) struct Window {
     pub(crate) blocks: Range<u64>,
-    /// One bit a block that an entry owns alone.
+    /// A bitmap of the blocks that an entry owns alone.
     owned: Vec<u64>,
-    /// One bit a block that has references, claimed or not.
+    /// A bitmap of the blocks that have references, claimed or not.
     referenced: Vec<u64>,
-    /// References to each block, without those that are claimed; 65,535 and more of them in `many`. So many
-    /// entries refer to each block there that the maps are some ten thousand times as large as this.
+    /// References to each block, without claimed ones. Counts of 65,535 and more are in `many`, which takes
+    /// little memory: the maps with the entries for it are some ten thousand times as large.
     counted: Vec<u16>,
     many: FxHashMap<u64, u64>,
 }
@@ -91,7 +91,7 @@ impl Window {
         true
     }
 
-    /// Of the references to the block, those that the index should count.
+    /// The number of references to the block that the index should count.
     pub(crate) fn counted(&self, pba: Pba) -> u64 {
         match self.counted[self.place(pba)] {
             u16::MAX => self.many.get(&pba.0).copied().unwrap_or_default(),
@@ -99,7 +99,7 @@ impl Window {
         }
     }
 
-    /// One bit a block that an entry owns alone.
+    /// A bitmap of the blocks that an entry owns alone.
     pub(crate) fn owned(&self) -> &[u64] {
         &self.owned
     }
@@ -116,8 +116,8 @@ impl Pool {
     pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let index = self.index().get()?;
         let snapshot = CheckpointReader::take(&self.journal)?;
-        // An older checkpoint names blocks that were freed since: they are nobody's to read, nor bad when
-        // that fails.
+        // An older checkpoint names blocks that were freed since: they must not be read, and a failed
+        // read would not mean that they are bad.
         if !snapshot.is_fresh {
             self.journal.check_writable()?;
         }
@@ -196,9 +196,9 @@ impl Pool {
 }
 
 impl Pool {
-    /// Bad blocks have their known fingerprints, and no rows if none is known: then they stay as
-    /// they are, and will not be freed. A block that was not known to be bad is an error the first
-    /// time.
+    /// The fingerprints of published blocks. A bad block has the fingerprint on the list, and no row if
+    /// none is known: then it stays as it is, and will not be freed. A block that was not known to be
+    /// bad is an error the first time.
     fn fingerprint_published(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
         let listed = |pba: Pba| self.bad().get(pba);
         let mut found = self.blocks.fingerprint_items(items)?;
@@ -232,7 +232,7 @@ fn count_references(
     snapshot.each_map_page(&is_wanted, &mut |volume, page| {
         let entries = page.entries?;
         let unpublished = snapshot.unpublished(volume);
-        // An entry that was announced may be a hit by now, on another block.
+        // An entry that was announced may have become a hit on another block since.
         let is_unpublished = |lba: u64, pba: Pba| {
             let found = unpublished.binary_search_by_key(&lba, |item| item.lba.0);
             found.is_ok_and(|at| unpublished[at].pba == pba || !Guard::RebuildCountsHits.holds())

@@ -1,7 +1,7 @@
 //! The users of a bad block: every volume and snapshot in which it can be read, and where.
 //!
-//! One pass over the maps, of a checkpoint on disk, kept until the end; requests and jobs go on
-//! meanwhile. An entry is visible through its own layer, and through each one above until one hides
+//! One pass over the maps of a checkpoint on disk, which is kept until the end; requests and jobs
+//! continue. An entry is visible through its own layer, and through each one above until one hides
 //! it.
 
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
@@ -13,11 +13,11 @@ use crate::store::Store;
 /// A block of the pool that is known to be bad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadBlockStat {
-    /// Its number in the pool.
+    /// The block's number in the pool.
     pub pba: u64,
-    /// The device cannot read it; otherwise its content is not what was stored.
+    /// The device cannot read the block; if false, its content differs from the stored content.
     pub is_unreadable: bool,
-    /// It is published, so it is repaired when its content is met again.
+    /// The block is published, so the finder repairs it when it meets its content again.
     pub is_shared: bool,
 }
 
@@ -26,9 +26,9 @@ pub struct BadBlockStat {
 pub struct BlockUse {
     /// The block's number in the pool.
     pub pba: u64,
-    /// The volume.
+    /// The name of the volume.
     pub volume: String,
-    /// The snapshot of it; none for the volume as it is now.
+    /// The name of its snapshot; none for the volume as it is now.
     pub snapshot: Option<String>,
     /// The block's number in the volume.
     pub lba: u64,
@@ -36,11 +36,11 @@ pub struct BlockUse {
 
 impl Store {
     /// Checks the known bad blocks once more, and passes every user of one that is still bad to
-    /// `visit`. Returns these, in the order of their addresses.
+    /// `visit`. Returns the blocks that are still bad, in the order of their addresses.
     ///
     /// # Errors
     ///
-    /// Those of the disk; `Damaged` if a map cannot be read.
+    /// I/O errors; `Damaged` if a map cannot be read.
     pub fn bad_blocks(&self, visit: &mut dyn FnMut(BlockUse)) -> Result<Vec<BadBlockStat>> {
         let pool = &self.pool;
         if !pool.bad().is_any() {
@@ -124,7 +124,7 @@ fn each_view(
     Ok(())
 }
 
-/// One layer's entry for a block.
+/// The entry of a layer for a block.
 fn entry(snapshot: &CheckpointReader<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
     let segment = lba.segment();
     let Some(pointer) = snapshot.map_page(record, segment)? else {

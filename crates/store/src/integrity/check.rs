@@ -1,7 +1,7 @@
 //! `check`: proves that every block is exactly one of free, in flight, owned by one entry, or
 //! shared with as many references as the index counts (P6): references = entries + dropped - claims.
 //!
-//! It checks a checkpoint on disk, written just before and kept meanwhile, so requests go on. All
+//! It checks a checkpoint on disk, written just before and kept until the end, so requests continue. All
 //! of its pages are read and verified. Owners and references are counted for a window of the pool
 //! of bounded size; a pool with more blocks is checked in several passes over the maps, each of a
 //! checkpoint of its own, because pages of a kept checkpoint cannot be reused. Finder and collector
@@ -35,7 +35,7 @@ const LOWEST: Fingerprint = Fingerprint([0; 16]);
 /// Words of a free-space page's bitmap.
 const PAGE_WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
 
-/// One fault, as a sentence with volume, LBA and PBA.
+/// A fault, as a sentence with volume, LBA and PBA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The fault, and its place.
@@ -47,9 +47,9 @@ pub struct Finding {
 /// The totals of a check, and its findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Things that are wrong.
+    /// Findings in all.
     pub findings: u64,
-    /// Of these, put right.
+    /// Findings that were repaired.
     pub repaired: u64,
     /// Blocks that are neither mapped nor free.
     pub leaked_blocks: u64,
@@ -71,7 +71,8 @@ impl Store {
         self.check_with_progress(repair, report, &mut |_, _| {})
     }
 
-    /// The same; `progress` gets the number of entries and rows checked, and of all.
+    /// Checks the pool as [`Store::check`] does; `progress` gets the number of entries and rows checked, and
+    /// of all.
     ///
     /// # Errors
     ///
@@ -161,7 +162,7 @@ impl Store {
 struct Check<'a> {
     pool: &'a Pool,
     snapshot: Rc<CheckpointReader<'a>>,
-    /// Nothing where it cannot be compared with the maps.
+    /// The index; nothing if it cannot be compared with the maps.
     index: Option<Arc<dyn FingerprintIndex>>,
     repair: bool,
     report: &'a mut dyn FnMut(Finding),
@@ -173,7 +174,7 @@ struct Check<'a> {
     /// Rows that do not match the maps.
     index_findings: u64,
     progress: &'a mut dyn FnMut(u64, u64),
-    /// Entries and rows checked, and those of all passes.
+    /// Entries and rows checked so far; `all` is their number in all passes.
     done: u64,
     all: u64,
 }
@@ -215,13 +216,13 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// This many more entries or rows were checked.
+    /// Reports that `more` entries or rows were checked.
     fn advance(&mut self, more: usize) {
         self.done += more as u64;
         (self.progress)(self.done, self.all.max(self.done));
     }
 
-    /// Faults that the scrub, or a request, has found before.
+    /// Reports faults that the scrub or a request found before.
     fn find_bad_blocks(&mut self) -> Result<()> {
         for bad in self.pool.bad().all() {
             // A block that is only kept out of use is not a loss.

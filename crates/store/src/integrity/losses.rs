@@ -7,9 +7,9 @@ use onefold_metadata::{Result, StoreError};
 use crate::store::Store;
 
 impl Store {
-    /// Takes note of writes that the host has lost by now, and syncs the data if there are any: so they
-    /// are known to be of this pool, or are not reported after its next opening. Waits for the host to
-    /// write out all of the file system.
+    /// Asks the host whether it has lost writes, and syncs the data if so: then they are known to be of
+    /// this pool, or are not reported after its next opening. Waits for the host to write out all of the
+    /// file system.
     ///
     /// # Errors
     ///
@@ -25,20 +25,20 @@ impl Store {
         }
     }
 
-    /// Accepts what a volume lost when a sync of the data failed, so that its flushes succeed again. Its
-    /// lost blocks cannot be read until they are written. Durable when it returns. Returns whether it
-    /// had lost anything.
+    /// Accepts that a volume lost writes when a sync of the data failed, so that its flushes succeed again.
+    /// Its lost blocks cannot be read until they are written. Durable when it returns. Returns whether the
+    /// volume had lost anything.
     ///
     /// # Errors
     ///
-    /// `NotFound`; those of the disk.
+    /// `NotFound`; I/O errors.
     pub fn accept_loss(&self, name: &str) -> Result<bool> {
         let _changing = self.changing();
         let volume = self.volume(name)?;
         self.pool.losses.accept(&self.pool.journal, volume.id)
     }
 
-    /// The volumes that lost answered writes when a sync of the data failed, and whose loss nobody has
+    /// The volumes that lost answered writes when a sync of the data failed, and whose loss has not been
     /// accepted: each name, and when the loss was found, in seconds since the Unix epoch.
     #[must_use]
     pub fn damaged_volumes(&self) -> Vec<(String, u64)> {

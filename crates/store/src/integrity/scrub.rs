@@ -4,13 +4,13 @@
 //! fingerprints. So the pool is gone over in windows of as many blocks as there is memory to note
 //! four bytes of each one's fingerprint:
 //!
-//! 1. one pass over the index's rows, noting those of the window's blocks
+//! 1. one pass over the index's rows, noting the rows of the window's blocks
 //! 2. the window's blocks in the order of their addresses: read, fingerprint, compare
-//! 3. under the job lock, so that neither finder nor collector changes the index meanwhile: a block
+//! 3. under the job lock, so that neither finder nor collector changes the index: a block
 //!    that differs is read once more, and the index asked once more whether it has it, under which
 //!    fingerprint. Only if both still disagree is it bad
 //!
-//! Requests, finder and collector go on during 1 and 2. A block may get a row after its place was
+//! Requests, finder and collector continue during 1 and 2. A block may get a row after its place was
 //! passed: then it is only read, this time. It may lose its row, be freed and hold something else:
 //! then 3 finds no fault. A block that has a row when the job lock is taken keeps it while that is
 //! held, and is not written (P1), so 3 never calls a good block bad.
@@ -52,7 +52,7 @@ const LOOKS_AGAIN_MAX: usize = 256;
 /// First bytes of a fingerprint that are noted.
 const NOTED_BYTES: usize = 4;
 
-/// The notes on a block: these, and a bit that tells whether there are any.
+/// Bits noted for a block: first bytes of its fingerprint, and whether it has a row.
 const WINDOW_BITS_PER_BLOCK: usize = NOTED_BYTES * 8 + 1;
 
 /// The in-memory state of a run. If it is dropped, the run is resumed where it was saved.
@@ -79,7 +79,7 @@ struct Window {
 pub struct ScrubReport {
     /// Blocks that the run has passed, free ones included.
     pub passed_blocks: u64,
-    /// Of these, compared with their fingerprints.
+    /// Passed blocks that were compared with their fingerprints.
     pub compared_blocks: u64,
     /// Bytes read.
     pub bytes: u64,
@@ -116,7 +116,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Invalid` for another percentage; `ReadOnly`; those of the disk.
+    /// `Invalid` for another percentage; `ReadOnly`; I/O errors.
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
@@ -163,7 +163,7 @@ impl Store {
     /// # Errors
     ///
     /// `Busy` while the index is being counted again; `Damaged` if it cannot be used; `ReadOnly`;
-    /// those of the disk, except the faults that the run looks for.
+    /// I/O errors, except the faults that the run looks for.
     pub fn scrub_step(&self, scrub: &mut Scrub) -> Result<ScrubReport> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
@@ -205,7 +205,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of the disk.
+    /// I/O errors.
     pub fn save_scrub(&self) -> Result<()> {
         self.pool.bad().save(&self.pool.journal)
     }
@@ -214,7 +214,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of the disk, except the faults that it looks for.
+    /// I/O errors, except the faults that it looks for.
     pub fn look_at_suspects(&self) -> Result<u64> {
         let suspects = self.pool.bad().take_suspects();
         if suspects.is_empty() || self.pool.journal.check_writable().is_err() {
@@ -238,7 +238,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of the disk, except the faults that it looks for.
+    /// I/O errors, except the faults that it looks for.
     pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
         let pool = &self.pool;
         if !pool.bad().is_any() || pool.journal.check_writable().is_err() {
@@ -268,8 +268,8 @@ impl Store {
 }
 
 impl Pool {
-    /// Passes blocks of which none is stored or known to be bad, up to one that is, if a step would not.
-    /// Returns how many.
+    /// Skips blocks that are neither stored nor known to be bad, if there are more than a step would pass.
+    /// Returns their number.
     fn skip_free(&self) -> Result<u64> {
         let mut metadata = self.journal.metadata()?;
         let pool_blocks = metadata.space().blocks();
@@ -292,9 +292,9 @@ impl Pool {
         Ok(next - start)
     }
 
-    /// The run has passed these blocks.
+    /// Notes that the run has passed these blocks.
     fn pass(&self, passed: Range<u64>, pool_blocks: u64) {
-        // Another run may have begun meanwhile.
+        // A concurrent call may have begun another run.
         let progress = self.bad().change_progress(|progress| {
             let left = progress.left_blocks;
             progress.left_blocks = left.saturating_sub(passed.end - passed.start);
@@ -442,7 +442,7 @@ impl Pool {
         Ok(looked)
     }
 
-    /// Step 3: bad blocks go on the list, and listed blocks that are good again leave it.
+    /// Step 3: puts bad blocks on the list, and takes listed blocks that are good again off it.
     fn judge(
         &self,
         window: &Window,
@@ -598,9 +598,9 @@ impl Window {
 /// mostly of one domain, so the keys are tried beginning with the one that last fitted.
 #[derive(Default)]
 struct Domains {
-    /// All that ever were, those that fitted last first.
+    /// All domains that the pool ever had; the ones that fitted last come first.
     order: Vec<DomainId>,
-    /// The first one's.
+    /// The key of the first domain.
     key: Option<Key>,
 }
 
@@ -620,7 +620,7 @@ impl Domains {
         )
     }
 
-    /// Of consecutive blocks, with the key that fitted last.
+    /// The fingerprints of consecutive blocks, with the key that fitted last.
     fn fingerprints(&mut self, pool: &Pool, blocks: &[u8]) -> Vec<Fingerprint> {
         let (domain, key) = self.first(pool);
         pool.blocks

@@ -29,13 +29,13 @@ use crate::volume::Volume;
 /// A deletion that is not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeletionStat {
-    /// Its former name: a volume's name, or `VOLUME@SNAPSHOT`.
+    /// The former name: a volume's name, or `VOLUME@SNAPSHOT`.
     pub name: String,
-    /// Blocks that it still holds.
+    /// Blocks that the deleted layer still holds.
     pub own_blocks: u64,
-    /// Volumes and snapshots that need its entries; it stays as long as there are several.
+    /// Volumes and snapshots that need the layer's entries; it stays as long as there are several.
     pub needed_by: Vec<String>,
-    /// Why its last step failed; it is tried again after all others.
+    /// Why the last step of the deletion failed; it is tried again after all others.
     pub failure: Option<String>,
 }
 
@@ -45,7 +45,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Exists` while it has snapshots; those of the disk.
+    /// `NotFound`; `Exists` while it has snapshots; I/O errors.
     pub fn delete_volume(&self, name: &str) -> Result<()> {
         self.delete_volume_and(name, |_| false)
     }
@@ -55,7 +55,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Exists` if it has other snapshots; those of the disk.
+    /// `NotFound`; `Exists` if it has other snapshots; I/O errors.
     pub fn delete_volume_and(&self, name: &str, goes_along: impl Fn(&str) -> bool) -> Result<()> {
         let _changing = self.changing();
         let deleted = self.check_deletable(name, goes_along)?;
@@ -68,7 +68,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; those of the disk.
+    /// `NotFound`; I/O errors.
     pub fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
         let _changing = self.changing();
         let snapshot = self.check_snapshot(volume, snapshot)?;
@@ -86,7 +86,7 @@ impl Store {
         Ok(())
     }
 
-    /// It is not used from now on, and its record says so.
+    /// Refuses further requests to a volume whose record says *deleting*, and adds it to the deletions.
     pub(super) fn leave(&self, volume: Arc<Volume>) {
         let deletion = Deletion::new(volume);
         // A request that was admitted before may still change the map, until this has its blocks.
@@ -102,8 +102,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Busy` if a batch is open that cannot be settled; `Damaged` if a map cannot be read; those
-    /// of the disk. The next step takes another deletion, or continues this one.
+    /// `Busy` if a batch is open that cannot be settled; `Damaged` if a map cannot be read; I/O
+    /// errors. The next step takes another deletion, or continues this one.
     pub fn deletion_step(&self) -> Result<Option<u64>> {
         let _turn = lock(&self.deletion_turn);
         let Some(Deletion { volume, cursor, .. }) = self.deletions.next() else {
@@ -254,7 +254,7 @@ impl Store {
         pool.journal.append(&[merge], &owned, Blocking::Yes, None)
     }
 
-    /// Nothing is left in it.
+    /// Ends the deletion of a volume in which nothing is left.
     fn end_deletion(&self, volume: &Volume) -> Result<()> {
         // The finder publishes blocks of a layer only while this is not held.
         let _job = self.pool.batches.job_in_background()?;
@@ -264,7 +264,7 @@ impl Store {
         Ok(())
     }
 
-    /// Nothing is mapped in the layer any more.
+    /// Removes a volume's record. Nothing may be mapped in the layer any more.
     pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
         let metadata = self.pool.journal.metadata()?;
         let slot = metadata.catalogue().by_id(id).map(|(slot, _)| slot);

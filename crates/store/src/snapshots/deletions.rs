@@ -12,9 +12,9 @@ use crate::volume::Volume;
 #[derive(Clone)]
 pub(crate) struct Deletion {
     pub(super) volume: Arc<Volume>,
-    /// Nothing is left before it.
+    /// Nothing is left before this segment.
     pub(super) cursor: SegmentIndex,
-    /// Why its last step failed.
+    /// Why the last step of the deletion failed.
     pub(super) failure: Option<String>,
     /// Steps in a row that failed.
     pub(super) failures: u32,
@@ -31,7 +31,7 @@ impl Deletion {
         }
     }
 
-    /// The log hears of the first failure in a row only.
+    /// Notes a failed step. Logs only the first of several failures in a row.
     fn failed(&mut self, error: &StoreError) {
         if self.failures == 0 {
             tracing::warn!(
@@ -43,7 +43,7 @@ impl Deletion {
     }
 }
 
-/// All of them.
+/// All deletions that are not finished.
 #[derive(Default)]
 pub(crate) struct Deletions {
     list: Mutex<Vec<Deletion>>,
@@ -60,18 +60,18 @@ impl Deletions {
         lock(&self.list).push(deletion);
     }
 
-    /// Nothing is left of this one.
+    /// Removes a deletion that is finished.
     pub(super) fn remove(&self, id: VolumeId) {
         lock(&self.list).retain(|deletion| deletion.volume.id != id);
     }
 
-    /// As they are now.
+    /// A copy of the present list.
     pub(super) fn all(&self) -> Vec<Deletion> {
         lock(&self.list).clone()
     }
 
-    /// Of those that neither need to stay nor wait for another one, the first of those that failed
-    /// least often.
+    /// The next deletion: the first with the fewest failures among all that neither stay nor wait for
+    /// another one.
     pub(super) fn next(&self) -> Option<Deletion> {
         let deleting = lock(&self.list);
         let goes = |layer: LayerId| {
@@ -104,7 +104,7 @@ impl Deletions {
         }
     }
 
-    /// Each one is tried at least once, whatever happened to it before.
+    /// Forgets all failures, so that each deletion is tried at least once more.
     pub(super) fn forget_failures(&self) {
         let mut list = lock(&self.list);
         list.iter_mut().for_each(|it| it.failures = 0);

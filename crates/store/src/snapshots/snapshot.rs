@@ -43,8 +43,7 @@ impl Store {
     /// # Errors
     ///
     /// `NotFound`, `Exists`; `Invalid` for a bad name, the same volume twice, more than
-    /// [`SNAPSHOTS_AT_ONCE_MAX`] volumes, or more than 1,024 snapshots below one another; those of the
-    /// disk.
+    /// [`SNAPSHOTS_AT_ONCE_MAX`] volumes, or more than 1,024 snapshots below one another; I/O errors.
     pub fn create_snapshots(&self, wanted: &[(String, String)]) -> Result<()> {
         if wanted.len() > SNAPSHOTS_AT_ONCE_MAX {
             return Err(invalid(format!(
@@ -94,8 +93,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`, `Exists`; `Invalid` for a bad name, or clones of clones more than 1,024 deep; those
-    /// of the disk.
+    /// `NotFound`, `Exists`; `Invalid` for a bad name, or clones of clones more than 1,024 deep; I/O
+    /// errors.
     pub fn clone_volume(&self, source: &str, name: &str) -> Result<()> {
         check_name(name, "volume")?;
         // The layer below may be on its way into the one above it, but no further while this looks.
@@ -184,7 +183,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; those of the disk.
+    /// `NotFound`; I/O errors.
     pub fn roll_back(&self, volume: &str, snapshot: &str) -> Result<()> {
         let _changing = self.changing();
         let snapshot = self.check_snapshot(volume, snapshot)?;
@@ -337,7 +336,7 @@ fn record_of<'a>(catalogue: &'a Catalogue, volume: &Volume) -> Result<&'a Volume
     found.ok_or_else(|| StoreError::damaged("a volume in use is not in the catalogue"))
 }
 
-/// Another layer can be put above this one.
+/// Makes sure that another layer can be put above this one.
 fn check_depth(layer: &Arc<Layer>, name: &str) -> Result<()> {
     let mut below = Some(Arc::clone(layer));
     for _ in 0..LAYERS_DEEP_MAX {

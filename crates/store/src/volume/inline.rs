@@ -1,5 +1,5 @@
-//! The state of in-line deduplication of one volume: counts, and whether a volume with `--dedup auto` looks
-//! up now.
+//! The state of in-line deduplication of one volume: counts, and whether a volume with `--dedup auto` looks up
+//! blocks at present.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -9,18 +9,18 @@ use onefold_index::Key;
 use onefold_metadata::Refusal;
 use onefold_metadata::sync::{AtomicBool, AtomicU64, Mutex, lock};
 
-/// A volume's share of hits is followed over about so many requests.
+/// The approximate number of requests over which a volume's share of hits is averaged.
 const SHARE_REQUESTS: u64 = 16;
 
-/// The whole share.
+/// A share of 100 %.
 const SHARE_MAX: u64 = 1 << 16;
 
-/// Of so many blocks written, `auto` looks up the first [`PROBED_BLOCKS`] while it is off-line:
+/// While it is off-line, `auto` looks up the first [`PROBED_BLOCKS`] of this many blocks written:
 /// duplicates come in runs, and 64 in 4,096 cost 0.04 µs for each block written.
 const PROBE_BLOCKS: u64 = 4096;
 const PROBED_BLOCKS: u64 = 64;
 
-/// `auto` decides after so many blocks written.
+/// Blocks written between two decisions of `auto`.
 const WINDOW_BLOCKS: u64 = 16_384;
 
 /// Windows in a row that must agree before `auto` switches.
@@ -45,30 +45,30 @@ const IN_CACHE: Thresholds = Thresholds {
     off_percent: 25,
 };
 
-/// What a volume has found in line since it was opened, in blocks.
+/// Counts of a volume's in-line deduplication since it was opened, in blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InlineStat {
-    /// Blocks that were looked at: zeros, recently seen, absent by signature, absent and found.
+    /// Blocks that were examined: zeros, recently seen, absent by signature, absent and found.
     pub scanned: u64,
     /// Blocks of zeros, which are not stored in any case.
     pub zeros: u64,
-    /// Found among the recent ones.
+    /// Blocks found among recent results of the index.
     pub recent: u64,
-    /// Known to be absent without the index's disk.
+    /// Blocks that the index knew to be absent without its disk.
     pub absent_by_signature: u64,
-    /// Absent by the index's rows.
+    /// Blocks that are absent from the index's rows.
     pub absent: u64,
-    /// Found in the index's rows.
+    /// Blocks found in the index's rows.
     pub found: u64,
     /// Blocks that took a reference, or had it already, and were not written.
     pub hits: u64,
-    /// Found, and stored all the same, by reason.
+    /// Blocks that were found and stored all the same, by reason.
     pub refused: RefusedCounts,
     /// Whether the volume looks up all that is written.
     pub is_on: bool,
     /// When `auto` switched last, and why.
     pub last_switch: Option<AutoSwitch>,
-    /// `auto` would be in-line, and guests are strained.
+    /// Set while `auto` would be in-line if guests were not strained.
     pub held_back: Option<AutoHeldBack>,
 }
 
@@ -95,8 +95,7 @@ pub struct RefusedCounts {
     pub held: u64,
     /// See [`Refusal::Shrinking`].
     pub shrinking: u64,
-    /// No free blocks could be kept for the volume's reservation in place of those that it would own
-    /// no more.
+    /// The volume would own fewer blocks, and no others could be kept free for its reservation.
     pub reserved: u64,
     /// The block is known to be bad.
     pub bad: u64,
@@ -124,7 +123,7 @@ impl RefusedCounts {
         ]
     }
 
-    /// Over all reasons.
+    /// The sum over all reasons.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.by_reason().iter().map(|(_, count)| count).sum()
@@ -134,11 +133,11 @@ impl RefusedCounts {
 /// A switch of `auto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutoSwitch {
-    /// To in-line, or away from it.
+    /// True for a switch to in-line, false for one to off-line.
     pub to_inline: bool,
     /// The share of hits in the window that decided.
     pub hit_percent: u64,
-    /// When.
+    /// When it switched.
     pub at: Instant,
 }
 
@@ -161,7 +160,7 @@ pub(super) enum NotTaken {
     Bad,
 }
 
-/// What became of the blocks of one piece, in filter order.
+/// Results of the lookup for the blocks of one piece, in filter order.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tally {
     pub(super) zeros: u64,
@@ -169,7 +168,7 @@ pub(super) struct Tally {
     pub(super) absent_by_signature: u64,
     pub(super) absent: u64,
     pub(super) found: u64,
-    /// Found, and not taken for hits before the record.
+    /// Blocks that were found and rejected as hits before the record is appended.
     pub(super) bad: u64,
     pub(super) different: u64,
     pub(super) short_run: u64,
@@ -183,7 +182,7 @@ impl Tally {
 
 /// The state of in-line deduplication of one volume.
 pub(super) struct Inline {
-    /// Of the volume's domain.
+    /// The key of the volume's domain.
     pub(super) key: Key,
     counts: Mutex<InlineStat>,
     /// The share of found blocks in recent requests, of [`SHARE_MAX`].
@@ -215,7 +214,7 @@ impl Inline {
         self.share.load(Relaxed) > SHARE_MAX / 2
     }
 
-    /// A piece was looked up, and may be looked up again if its write would block.
+    /// Updates the share of hits by a piece, which may be looked up again if its write would block.
     pub(super) fn note_share(&self, tally: &Tally) {
         let found = (tally.recent + tally.found) * SHARE_MAX;
         if let Some(share) = found.checked_div(tally.looked_up()) {
@@ -226,12 +225,12 @@ impl Inline {
         }
     }
 
-    /// So many blocks were written, looked up or not.
+    /// Counts blocks that were written, looked up or not.
     pub(super) fn note_blocks(&self, blocks: u64) {
         self.auto.written.fetch_add(blocks, Relaxed);
     }
 
-    /// A piece that was looked up was written.
+    /// Counts the blocks of a piece that was looked up and written.
     pub(super) fn note(&self, tally: &Tally, circumstances: Circumstances) {
         let found = tally.recent + tally.found;
         let mut counts = lock(&self.counts);
@@ -250,12 +249,12 @@ impl Inline {
         }
     }
 
-    /// So many blocks were not written.
+    /// Counts blocks that were not written because of hits.
     pub(super) fn note_hits(&self, blocks: u64) {
         lock(&self.counts).hits += blocks;
     }
 
-    /// So many blocks were found, and are written all the same.
+    /// Counts blocks that were found and are written all the same.
     pub(super) fn note_not_taken(&self, why: NotTaken, blocks: u64) {
         let mut counts = lock(&self.counts);
         let refused = &mut counts.refused;
@@ -312,7 +311,7 @@ struct Window {
     held_back: Option<AutoHeldBack>,
 }
 
-/// What `auto` decides by, besides the hits.
+/// The conditions besides hits that `auto` decides by.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Circumstances {
     /// Writes wait for the device.

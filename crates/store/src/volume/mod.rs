@@ -51,7 +51,7 @@ pub struct Extent {
 pub struct Volume {
     pub(crate) pool: Arc<Pool>,
     pub(crate) id: VolumeId,
-    /// The live one; a snapshot's frozen one.
+    /// The live layer; of a snapshot, its frozen layer.
     layer: RwLock<Arc<Layer>>,
     /// The volume of which it is a snapshot; then nothing can be written.
     pub(crate) snapshot_of: Option<VolumeId>,
@@ -62,7 +62,7 @@ pub struct Volume {
     importing: AtomicBool,
     gone: AtomicBool,
     inline: Inline,
-    /// When it last wrote in place.
+    /// When the volume last wrote in place.
     rewrites: RewriteMark,
 }
 
@@ -98,7 +98,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Its name now.
+    /// The volume's present name.
     #[must_use]
     pub fn name(&self) -> String {
         read(&self.name).clone()
@@ -115,8 +115,8 @@ impl Volume {
         self.id.0
     }
 
-    /// Its size in bytes, a multiple of 512. Where the last block is short, the rest of it is zeros: what
-    /// is stored, compared and fingerprinted are whole blocks.
+    /// The volume's size in bytes, a multiple of 512. If the last block is short, the rest of it is zeros,
+    /// because whole blocks are stored, compared and fingerprinted.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(SeqCst)
@@ -126,7 +126,7 @@ impl Volume {
         self.size_bytes.store(size_bytes, SeqCst);
     }
 
-    /// Its present dedup settings, and its size.
+    /// The volume's present dedup settings, and its size.
     #[must_use]
     pub fn options(&self) -> VolumeOptions {
         VolumeOptions {
@@ -135,13 +135,13 @@ impl Volume {
         }
     }
 
-    /// What the write path needs of them: the mode, whether bytes are compared, the shortest run.
+    /// The settings that the write path needs: the mode, whether bytes are compared, the shortest run.
     fn inline_settings(&self) -> (DedupMode, bool, u16) {
         let options = read(&self.options);
         (options.dedup, options.verify, options.min_run)
     }
 
-    /// What in-line deduplication has found since the volume was opened.
+    /// Counts of in-line deduplication since the volume was opened.
     #[must_use]
     pub fn inline_stat(&self) -> InlineStat {
         self.inline.stat(self.inline_settings().0)
@@ -165,12 +165,12 @@ impl Volume {
         }
     }
 
-    /// The layer in which it is written; of a snapshot, the one that it froze.
+    /// The live layer; of a snapshot, its frozen layer.
     pub(crate) fn layer(&self) -> Arc<Layer> {
         Arc::clone(&read(&self.layer))
     }
 
-    /// From now on this layer is written. The caller holds all blocks of the one before.
+    /// Makes `layer` the live layer. The caller holds all blocks of the previous one.
     pub(crate) fn set_layer(&self, layer: Arc<Layer>) {
         let before = std::mem::replace(&mut *write(&self.layer), layer);
         before.set_hash_cache(None);
@@ -189,20 +189,20 @@ impl Volume {
         self.layer().logical_blocks()
     }
 
-    /// Whether it is a snapshot, which cannot be written.
+    /// Whether this is a snapshot, which cannot be written.
     #[must_use]
     pub fn is_snapshot(&self) -> bool {
         self.snapshot_of.is_some()
     }
 
-    /// Whether a write that failed with [`StoreErrorKind::NoSpace`] is to be retried until there is
-    /// room, by the pool's setting. It holds nothing meanwhile.
+    /// Whether the pool's setting is to retry a write that failed with [`StoreErrorKind::NoSpace`]
+    /// until there is room. A write that waits holds nothing.
     #[must_use]
     pub fn pauses_when_full(&self) -> bool {
         self.pool.journal.when_full() == WhenFull::Pause
     }
 
-    /// It is being loaded from an image.
+    /// Whether the volume is being loaded from an image.
     pub(crate) fn is_importing(&self) -> bool {
         self.importing.load(SeqCst)
     }
@@ -243,7 +243,7 @@ impl Volume {
         read.map_err(|error| self.told(self.during("reading", offset, error)))
     }
 
-    /// As [`Volume::read`], for whoever copies the volume: it is no guest's request, and is not counted as one.
+    /// Like [`Volume::read`], for copying the volume: not counted as a guest's request.
     ///
     /// # Errors
     ///
@@ -361,18 +361,18 @@ impl Volume {
         Ok(())
     }
 
-    /// Blocks are about to be rewritten in place, for the next process if this one dies.
+    /// Notes, for the next process if this one dies, that blocks are about to be rewritten in place.
     fn begin_rewrite(&self, run: PbaRun) {
         let journal = &self.pool.journal;
         journal.begin_rewrite(&self.rewrites, self.id, run);
     }
 
-    /// Blocks were rewritten in place, and the request has not been answered.
+    /// Notes that blocks were rewritten in place, before the request is answered.
     fn end_rewrite(&self) {
         self.pool.journal.end_rewrite(&self.rewrites, self.id);
     }
 
-    /// A request that has to be asked again is counted when it is.
+    /// Counts a request's latency, unless it would block: then its retry is counted.
     fn count_latency(&self, started: Instant, done: &Result<()>) {
         if !matches!(done, Err(error) if error.kind() == StoreErrorKind::WouldBlock) {
             self.pool.latencies.add(started.elapsed());
@@ -415,7 +415,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Its blocks may still be published in the index: a deleted layer's only while others need it.
+    /// Makes sure that the volume's blocks may still be published: a deleted layer's only while others need it.
     pub(crate) fn check_has_blocks(&self) -> Result<()> {
         let layer = self.layer();
         if !layer.above().is_empty() && self.pool.maps().layer(layer.id).is_ok() {
@@ -424,12 +424,12 @@ impl Volume {
         self.check_in_use()
     }
 
-    /// No request is admitted from now on.
+    /// Refuses all requests from now on.
     pub(crate) fn mark_gone(&self) {
         self.gone.store(true, SeqCst);
     }
 
-    /// The client hears of it, and so does the log; but not more often than the log can bear.
+    /// Logs an I/O error that the client gets, but not more often than the log can bear.
     fn told(&self, error: StoreError) -> StoreError {
         if error.kind() == StoreErrorKind::Io && self.pool.bad().may_tell(Instant::now()) {
             tracing::error!("{error}");
@@ -437,7 +437,7 @@ impl Volume {
         error
     }
 
-    /// A guest's request for which there is no room means that the pool is full.
+    /// Reports the pool full if a guest's request found no room.
     fn refused(&self, error: StoreError) -> StoreError {
         if error.kind() == StoreErrorKind::NoSpace
             && !self.is_importing()

@@ -1,5 +1,5 @@
-//! Whole blocks that are written together: what each run of them comes to ([step 4 shape]), where it goes
-//! ([step 5 place]), and the records that say so ([step 7 log]).
+//! Whole blocks that are written together: the fate of each run of them ([step 4 shape]), its place
+//! ([step 5 place]), and the records of both ([step 7 log]).
 
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use onefold_index::Fingerprint;
@@ -25,7 +25,7 @@ pub(super) enum Fate {
     Hit(Pba),
     /// All zeros: the entry releases its block and becomes this.
     Zero(UnmapTo),
-    /// The content is what it was.
+    /// The content does not change.
     Nothing,
 }
 
@@ -41,11 +41,11 @@ pub(super) struct Piece<'a> {
     pub(super) first: Lba,
     pub(super) data: &'a [u8],
     pub(super) block_size: u64,
-    /// What the live layer says of them before the write.
+    /// The live layer's entries for the blocks before the write.
     pub(super) entries: Entries,
-    /// What they hold, if the volume looks up.
+    /// The contents of the blocks, if the volume looks them up.
     pub(super) resolved: Option<&'a Resolved>,
-    /// A block that is published already is not stored again.
+    /// Whether a block that is published already is not stored again.
     pub(super) takes_hits: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) type Runs = SmallVec<[Run; 4]>;
 pub(super) type PlacedRuns = SmallVec<[Placed; 4]>;
 
 impl Placed {
-    /// Where its bytes go; none for what is not stored.
+    /// Where the run's bytes go; none if it is not stored.
     pub(super) fn pba(&self) -> Option<Pba> {
         match self.run.fate {
             Fate::InPlace(pba) => Some(pba),
@@ -64,12 +64,12 @@ impl Placed {
 }
 
 impl Run {
-    /// It goes to the pool's data.
+    /// Whether the run is written to the pool's data.
     pub(super) fn is_stored(&self) -> bool {
         matches!(self.fate, Fate::InPlace(_) | Fate::New)
     }
 
-    /// The blocks and the published ones to which they will refer.
+    /// The blocks of a hit, and the published blocks to which they will refer.
     pub(super) fn hit(&self) -> Option<(BlockRange, PbaRun)> {
         let Fate::Hit(start) = self.fate else {
             return None;
@@ -110,38 +110,38 @@ impl<'a> Piece<'a> {
         BlockRange::new(self.first, self.entries.len() as u64)
     }
 
-    /// What some of its blocks were.
+    /// The entries of some blocks of the piece before the write.
     pub(super) fn entries(&self, blocks: BlockRange) -> &[Entry] {
         let at = (blocks.first.0 - self.first.0) as usize;
         &self.entries[at..at + blocks.count as usize]
     }
 
-    /// What some of its blocks become.
+    /// The bytes to write to some blocks of the piece.
     pub(super) fn bytes(&self, blocks: BlockRange) -> &[u8] {
         let start = ((blocks.first.0 - self.first.0) * self.block_size) as usize;
         &self.data[start..start + (blocks.count * self.block_size) as usize]
     }
 
-    /// What a block holds, if that is known.
+    /// The content of block `n` of the piece, if it is known.
     pub(super) fn content(&self, n: u64) -> Option<Content> {
         self.resolved?.contents.get(n as usize).copied()
     }
 
-    /// The fingerprints of some of its blocks, if they are known.
+    /// The fingerprints of some blocks of the piece, if they are known.
     pub(super) fn fingerprints(&self, blocks: BlockRange) -> Option<SmallVec<[Fingerprint; 8]>> {
         let (resolved, at) = (self.resolved?, blocks.first.0 - self.first.0);
         let fingerprints = at..at + blocks.count;
         fingerprints.map(|n| resolved.fingerprint(n)).collect()
     }
 
-    /// Blocks whose content is published.
+    /// The number of blocks whose content is published.
     pub(super) fn published(&self) -> u64 {
         let contents = self.resolved.iter().flat_map(|resolved| &resolved.contents);
         let is_published = |it: &&Content| matches!(it, Content::Published(..));
         contents.filter(is_published).count() as u64
     }
 
-    /// Of these, the ones that were taken for hits, or for no change.
+    /// The number of published blocks that are not written: hits, and blocks that do not change.
     pub(super) fn not_written(&self, runs: &[Run]) -> u64 {
         let blocks = |run: &Run| match run.fate {
             Fate::Hit(_) => run.blocks.count,
@@ -157,7 +157,7 @@ impl<'a> Piece<'a> {
         runs.iter().map(blocks).sum()
     }
 
-    /// Entries that will hold data and did not in this layer.
+    /// The number of entries that will hold data and did not in this layer.
     pub(super) fn entries_more(&self, runs: &[Run]) -> u64 {
         let new = runs
             .iter()
@@ -167,8 +167,8 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// The records of a piece, and the blocks that the layer owned and they release. Neither
-/// for blocks rewritten in place.
+/// The records of a piece, and the blocks of the layer that they release. Blocks rewritten in place
+/// have neither.
 pub(super) fn changes(
     layer: LayerId,
     piece: &Piece<'_>,
@@ -196,7 +196,7 @@ pub(super) fn changes(
                     (_, Some(pba)) => Entry::private(*pba),
                     (_, None) => continue,
                 };
-                // A hit releases what the layer owned, and so does a new block in the place of a lost one.
+                // A hit releases the layer's own blocks, and so does a new block that replaces a lost one.
                 old_blocks.extend(onefold_metadata::owned_runs(before));
                 let mut done = 0;
                 for same in before.chunk_by(|a, b| a.successor(1) == *b) {

@@ -1,13 +1,11 @@
 //! Writes in place past the host's cache, for which no thread waits.
 //!
-//! Steps 1 to 5 are those of every write (`write.rs`) and wait for nothing. Then the write is *prepared*: its
-//! blocks are locked, and the engine has its bytes. Once it is started, step 6 goes on by itself; what is left
-//! after it is done by the thread that hears of its end. There is no step 7, because the entries stay as they
-//! are.
+//! Steps 1 to 5 are the same as for every write (`write.rs`) and wait for nothing. Then the write is *prepared*:
+//! its blocks are locked, and the engine has its bytes. Once it is started, step 6 needs no thread; the thread
+//! that receives the completion does the rest. There is no step 7, because the entries stay as they are.
 //!
-//! Whatever else a request needs (new blocks, a device that is read first, a lock that another request has)
-//! is found out before anything has changed, and the request is made again as [`Volume::write`] with
-//! [`Blocking::Yes`].
+//! A request that needs anything else (new blocks, a device that is read first, a lock that another request has)
+//! fails before it has changed anything, and the caller repeats it as [`Volume::write`] with [`Blocking::Yes`].
 
 use std::io;
 use std::sync::Arc;
@@ -27,23 +25,23 @@ use super::piece::{Fate, Piece, Run};
 use super::resolve::Resolved;
 use super::write::not_stored;
 
-/// A write that only has to be started. Dropped, it has never been.
+/// A write that only has to be started. If it is dropped, nothing is written.
 pub struct PreparedWrite {
     io: Box<dyn PreparedIo>,
     in_place: InPlace,
 }
 
-/// What is to be done when the device has written.
+/// The rest of a write in place, for when the device has written.
 struct InPlace {
     volume: Arc<Volume>,
-    /// Of the request, in bytes.
+    /// The offset of the request, in bytes.
     offset: u64,
     received: Instant,
     blocks: BlockRange,
     pba: Pba,
-    /// The volume's hash cache, with what it gets.
+    /// The volume's hash cache, and the fingerprints that it gets.
     fingerprints: Option<(Arc<HashCache>, SmallVec<[Fingerprint; 8]>)>,
-    /// No other request touches the blocks meanwhile.
+    /// Keeps other requests away from the blocks until the write has ended.
     locked: Option<BlockGuard>,
 }
 
@@ -54,13 +52,13 @@ impl Volume {
         self.pool.data().prepared_bytes_max()
     }
 
-    /// Begins the writes that were started.
+    /// Submits the writes that were started to the device.
     pub fn submit(&self) {
         self.pool.data().submit();
     }
 
-    /// As [`Volume::write`] with [`Blocking::No`]; but where only the device would have to be waited for, the
-    /// write is not done and comes back prepared.
+    /// Like [`Volume::write`] with [`Blocking::No`], except that a write that would only wait for the device is
+    /// returned prepared.
     ///
     /// # Errors
     ///
@@ -163,8 +161,8 @@ impl Volume {
 }
 
 impl PreparedWrite {
-    /// Starts it; it may wait for [`Volume::submit`]. `ended` hears how it ended, as [`Volume::write`] returns
-    /// it, and what was to be written, on a thread on which it must not wait.
+    /// Starts the write, which may wait for [`Volume::submit`]. `ended` gets the result, as [`Volume::write`]
+    /// returns it, and the bytes of the write, on a thread on which it must not wait.
     pub fn start(self, ended: impl FnOnce(Result<()>, &[u8]) + Send + 'static) {
         let Self { io, in_place } = self;
         io.start(Box::new(move |written, data| {

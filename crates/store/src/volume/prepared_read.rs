@@ -3,8 +3,8 @@
 //! A read is *prepared*: its blocks are looked up and pinned, and the engine knows their places. Once it is started it needs
 //! no thread; the engine's thread checks the bytes when they have arrived.
 //!
-//! Whatever needs more (a map that is not in memory, blocks that are known to be bad, a long request, any failure) is
-//! read with [`Volume::read`] and [`Blocking::Yes`]: so there is one place that knows what an error means.
+//! A read that needs more (a map that is not in memory, blocks that are known to be bad, a long request, any failure)
+//! goes through [`Volume::read`] with [`Blocking::Yes`], so that errors are handled in one place.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use onefold_metadata::{BlockRange, Blocking, REQUEST_BYTES_MAX};
 use super::Volume;
 use super::read::{PIECE_BLOCKS, PinnedView};
 
-/// A read that only has to be started. Dropped, it has never been.
+/// A read that only has to be started. If it is dropped, nothing is read.
 pub struct PreparedRead {
     io: Box<dyn PreparedIo>,
     read: UnderWay,
@@ -36,9 +36,9 @@ struct UnderWay {
 
 /// Blocks that are stored one after the other, and where their bytes belong.
 struct Run {
-    /// Of the request.
+    /// The bytes of the request that the run fills.
     bytes: Range<usize>,
-    /// Of the pool's data.
+    /// The run's place in the pool's data, in bytes.
     at: u64,
     blocks: Range<u64>,
 }
@@ -63,7 +63,7 @@ impl Volume {
         self.pool.data().prepared_read_bytes_max()
     }
 
-    /// A read for which only the cluster has to be waited for; nothing if it needs more, or less.
+    /// Prepares a read that waits only for the cluster; nothing if it needs more, or less.
     #[must_use]
     pub fn prepare_read(self: &Arc<Self>, offset: u64, len: usize) -> Option<PreparedRead> {
         let received = Instant::now();
@@ -105,7 +105,7 @@ impl Volume {
             if matches!(entry.state(), State::Shared(_)) && self.pool.bad().is_any() {
                 return None;
             }
-            // Of the request, as if it began with its first block.
+            // Offsets in the request, as if it began with its first block.
             let skip = (offset % block_size) as usize;
             let start = (n * block_size as usize).max(skip);
             let end = ((n + 1) * block_size as usize).min(skip + len);
@@ -127,8 +127,8 @@ impl Volume {
 }
 
 impl PreparedRead {
-    /// Starts it. `ended` gets the bytes, or nothing if the caller has to read in the ordinary way, on a thread on which
-    /// it must not wait.
+    /// Starts the read. `ended` gets the bytes, or nothing if the caller has to use [`Volume::read`], on a thread on
+    /// which it must not wait.
     pub fn start(self, ended: impl FnOnce(Option<FoundBytes>) + Send + 'static) {
         let Self { io, read } = self;
         io.start(Box::new(move |found| ended(read.end(found))));

@@ -1,9 +1,9 @@
 //! The read path: pin, look up, read consecutive runs in one go, fill holes with zeros, unpin.
 //!
 //! Nothing is locked while the disk is read. The pinned epoch keeps every block that the lookup
-//! found from being reused, even if it is released meanwhile. A [`PinnedView`] makes sure that a
-//! lookup saw the volume as it was at one moment, however often snapshots are made and deleted
-//! meanwhile.
+//! found from being reused, even if it is released during the read. A [`PinnedView`] makes sure that
+//! a lookup saw the volume as it was at one moment, however often snapshots are made and deleted
+//! concurrently.
 //!
 //! In a pool with bad blocks, a shared block that is listed is compared with its fingerprint before
 //! it is returned. Other reads there cost a search of a short list, and without bad blocks a check
@@ -104,7 +104,7 @@ impl Volume {
         self.read_runs(&mut stored, blocking)
     }
 
-    /// All of them at the same time, where the disk can do that.
+    /// Reads the runs, all at the same time where the disk can do that.
     fn read_runs(&self, runs: &mut [StoredRun<'_>], blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         let read = {
@@ -137,7 +137,7 @@ impl Volume {
         })
     }
 
-    /// A run of shared blocks, of which some may be known to be bad.
+    /// Reads a run of shared blocks, some of which may be known to be bad.
     fn read_beside_bad(&self, layer: &Layer, run: StoredRun<'_>, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         let mut listed = self.pool.bad().within(run.blocks(block_size));
@@ -157,7 +157,7 @@ impl Volume {
         self.read_runs(&mut good_parts, blocking)
     }
 
-    /// Part of a shared block that is known to be bad, if by now it is as it should be.
+    /// Reads part of a shared block that is known to be bad; fails unless it matches its fingerprint again.
     fn read_compared(
         &self,
         layer: &Layer,
@@ -237,7 +237,7 @@ impl Volume {
     }
 }
 
-/// What a request reads of blocks that are stored one after the other.
+/// The part of a request that is read from consecutive blocks of the pool.
 struct StoredRun<'a> {
     lba: Lba,
     pba: Pba,
@@ -306,7 +306,7 @@ impl<'a> PinnedView<'a> {
         &self.layer
     }
 
-    /// Runs `look` on the volume's layer, again if another one took its place meanwhile. `Gone` if
+    /// Runs `look` on the volume's layer, and again if another layer has taken its place. `Gone` if
     /// the volume was deleted: its entries may be leaving its layer.
     pub(super) fn look_up<T>(
         &mut self,
@@ -336,7 +336,7 @@ pub(super) struct Runs<T> {
 }
 
 impl<T: PartialEq> Runs<T> {
-    /// None yet, from `start` on.
+    /// An empty list of runs, which begins at `start`.
     pub(super) fn new(start: u64, runs_max: usize) -> Self {
         Self {
             found: Vec::new(),
@@ -354,7 +354,7 @@ impl<T: PartialEq> Runs<T> {
         self.found.len() > self.runs_max
     }
 
-    /// Everything up to `end` is alike.
+    /// Adds the bytes up to `end`, which all have the state `what`.
     pub(super) fn add(&mut self, end: u64, what: T) {
         if end <= self.at || self.is_full() {
             return;

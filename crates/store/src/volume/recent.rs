@@ -1,8 +1,8 @@
-//! What the index found lately for any volume in line, so that it is not asked again.
+//! Recent results of the index for all in-line volumes, so that it is not searched for them again.
 //!
 //! The table belongs to the pool and has its share of the memory (P9): a volume takes no more of it for being
-//! in line. The same content has another fingerprint in each domain, so what one domain has put here no other
-//! finds (P11).
+//! in line. The same content has another fingerprint in each domain, so no domain finds the entries of another
+//! (P11).
 
 use onefold_format::Pba;
 use onefold_index::Fingerprint;
@@ -11,14 +11,14 @@ use onefold_metadata::sync::{Mutex, lock};
 /// Parts of the table with a lock each, so that volumes seldom wait for one another.
 const PARTS: usize = 64;
 
-/// What the index found lately. A result is worth nothing once published blocks became free after it:
-/// it is kept with the lookup version of that time, and compared with that of now.
+/// Fingerprints that the index found recently. A result is invalid once published blocks have become free
+/// after it, so it is kept with its lookup version, which is compared with the present one.
 pub(crate) struct Recent {
     parts: [Mutex<Option<Slots>>; PARTS],
     slots_of_part: usize,
 }
 
-/// Those of a part, made when something is put there.
+/// The slots of a part of the table, made when something is put there.
 type Slots = Box<[Option<Seen>]>;
 
 /// A fingerprint that was found.
@@ -52,7 +52,7 @@ impl Recent {
         slots[slot] = Some(seen);
     }
 
-    /// Fingerprints are hashes already.
+    /// The part and the slot of a fingerprint, which is a hash already.
     fn place(&self, fingerprint: Fingerprint) -> (usize, usize) {
         let [a, b, c, d, e, ..] = fingerprint.0;
         let slot = u32::from_le_bytes([a, b, c, d]) as usize % self.slots_of_part;

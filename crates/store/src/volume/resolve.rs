@@ -20,7 +20,7 @@ use super::Volume;
 use super::inline::{Circumstances, Tally};
 use super::recent::Seen;
 
-/// What a block holds, as far as it is known before the write.
+/// The content of a block, as far as it is known before the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
     Zeros,
@@ -38,7 +38,7 @@ impl Content {
         }
     }
 
-    /// It is stored, wherever else it may be.
+    /// Makes the block a miss: it is stored, even if its content is published.
     fn miss(&mut self) {
         if let Self::Published(fingerprint, _) = *self {
             *self = Self::New(fingerprint);
@@ -72,8 +72,8 @@ impl Resolved {
 }
 
 impl Volume {
-    /// [step 2 resolve] What these whole blocks hold; nothing if the volume does not look up, or there
-    /// is no index to ask.
+    /// [step 2 resolve] The contents of these whole blocks; nothing if the volume does not look up, or
+    /// no index can be used.
     pub(super) fn resolve(&self, data: &[u8], blocking: Blocking) -> Result<Option<Resolved>> {
         let (mode, verify, min_run) = self.inline_settings();
         if self.is_importing() || !self.inline.looks_up(mode) {
@@ -94,12 +94,12 @@ impl Volume {
             true => Ok(SmallVec::new()),
             false => index.lookup(&fingerprints, blocking),
         };
-        // Its replacement waits for this.
+        // A replacement of the index waits for this.
         drop(index);
         let answers = match answers {
             Ok(answers) => answers,
             Err(IndexError::WouldBlock) => return Err(StoreError::would_block()),
-            // Writing needs no index; finder and collector report what is wrong with it.
+            // Writing needs no index; finder and collector report its faults.
             Err(_) => return Ok(None),
         };
         for (n, answer) in unknown.into_iter().zip(answers) {
@@ -114,7 +114,7 @@ impl Volume {
         Ok(Some(resolved))
     }
 
-    /// Whole blocks were written, and perhaps looked up before.
+    /// Counts whole blocks that were written, and perhaps looked up before.
     pub(super) fn note_written(&self, blocks: u64, resolved: Option<&Resolved>) {
         if let Some(resolved) = resolved {
             let circumstances = Circumstances {
@@ -150,7 +150,7 @@ impl Volume {
         contents
     }
 
-    /// Filter 2. Returns the blocks that the index is asked about.
+    /// Filter 2. Returns the blocks to look up in the index.
     fn find_recent(&self, resolved: &mut Resolved) -> SmallVec<[u64; 8]> {
         let mut unknown = SmallVec::new();
         let lookup_version = resolved.lookup_version;

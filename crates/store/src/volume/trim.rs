@@ -66,8 +66,8 @@ impl Volume {
         }
     }
 
-    /// Makes zeros of what a smaller volume no longer has: the rest of a block that becomes its short last one, and
-    /// all blocks after it. The caller keeps the live layer from being frozen or deleted meanwhile.
+    /// Zeroes the bytes that a smaller volume loses: the rest of a block that becomes its short last one, and all
+    /// blocks after it. The caller keeps the live layer from being frozen or deleted until this returns.
     pub(crate) fn cut(&self, bytes: Range<u64>) -> Result<()> {
         let block_size = self.pool.block_size();
         let (last, kept) = (Lba(bytes.start / block_size), bytes.start % block_size);
@@ -86,7 +86,7 @@ impl Volume {
         self.unmap(&layer, beyond)
     }
 
-    /// Less than two blocks.
+    /// Writes zeros over less than two blocks.
     fn write_zero_bytes(&self, start: u64, end: u64, blocking: Blocking) -> Result<()> {
         let mut at = start;
         while at < end {

@@ -152,8 +152,7 @@ impl Volume {
         }
     }
 
-    /// Steps 4 to 9. The blocks are locked. Where the hits are refused, what they would have saved is
-    /// stored after all.
+    /// Steps 4 to 9. The blocks are locked. If the hits are refused, their blocks are stored after all.
     pub(super) fn write_locked(
         &self,
         layer: &Arc<Layer>,
@@ -472,7 +471,7 @@ impl Volume {
         Ok(())
     }
 
-    /// The device has what was written in place: no block of it is bad any more.
+    /// Notes that the device has stored these blocks in place: none of them is bad any more.
     pub(super) fn note_rewritten(&self, run: PbaRun) {
         self.end_rewrite();
         if self.pool.bad().is_any() {
@@ -498,7 +497,7 @@ impl Volume {
         let more = piece.entries_more(runs);
         let (refused, due) = (Cell::new(None), Cell::new(None));
         let admit = |metadata: &MetadataState| {
-            // Others may have used up the quota meanwhile.
+            // Other requests may have used up the quota since.
             if Guard::QuotaLookedAtLocked.holds() {
                 layer.space_limits.admit(more, piece.block_size)?;
             }
@@ -597,7 +596,7 @@ impl Volume {
         }
     }
 
-    /// What these blocks will be found by: it is known, or made.
+    /// The fingerprints of these blocks: known from the lookup, or made now.
     pub(super) fn fingerprints(
         &self,
         layer: &Layer,
@@ -630,8 +629,8 @@ impl Volume {
     }
 }
 
-/// What is stored, in runs that are consecutive in the volume and in the pool: new blocks are placed around those that
-/// are rewritten in place.
+/// The stored bytes, in runs that are consecutive in the volume and in the pool: new blocks are placed around blocks
+/// that are rewritten in place.
 fn consecutive(placed: &[Placed]) -> SmallVec<[(BlockRange, Pba); 4]> {
     let mut runs: SmallVec<[(BlockRange, Pba); 4]> = SmallVec::new();
     for part in placed {

@@ -12,10 +12,10 @@
 //! number, for which the index gives its original answers (P4). One batch is open at a time in a
 //! pool, so no other batch can touch its items.
 //!
-//! An unreadable block is known to be bad from then on, and the batch is called off: the index is
-//! asked to count nothing under its number, and all of its blocks are private again. If the index
-//! has counted them before, it gives those answers instead. No batch takes a known bad block, and
-//! no entry is made to refer to one: the finder repairs it first (`repair.rs`).
+//! An unreadable block is listed as bad, and the batch is called off: the index is called with no
+//! items under its number, and all of its blocks are private again. If the index has counted them
+//! before, it gives those answers instead. No batch takes a block known to be bad, and no entry is
+//! made to refer to one: the finder repairs it first (`repair.rs`).
 
 mod publish;
 
@@ -31,10 +31,10 @@ use crate::volume::Volume;
 /// Which private blocks a batch takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ready {
-    /// Every one.
+    /// Every private block.
     All,
-    /// Those that were not written for as many passes as the volume's setting ([DEDIS §4.5]). Each
-    /// scan of the whole volume is one pass.
+    /// Private blocks that were not written for as many passes as the volume's setting
+    /// ([DEDIS §4.5]). Each scan of the whole volume is one pass.
     Cold,
 }
 
@@ -46,8 +46,8 @@ impl Store {
     /// # Errors
     ///
     /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
-    /// if it cannot be used; `NoSpace` if the host has no room for metadata or for the index; those
-    /// of the disk. The next call settles items announced by then.
+    /// if it cannot be used; `NoSpace` if the host has no room for metadata or for the index; I/O
+    /// errors. The next call settles items that were announced before the error.
     pub fn dedup_batch(
         &self,
         volume: &Volume,
@@ -71,7 +71,7 @@ impl Store {
             });
         }
         pool.journal.secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
-        // Where the index has room for one batch only, it is the collector's.
+        // If the index has room for only one batch, the collector gets it.
         index.secure(&[BATCH_ITEMS_MAX as usize; 2])?;
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {

@@ -22,10 +22,10 @@ struct Announced<'a> {
     number: u64,
 }
 
-/// What was announced in a segment.
+/// The blocks that were announced in a segment.
 struct Taken {
     count: u64,
-    /// Where the next look starts.
+    /// Where the scan continues.
     next: Lba,
 }
 
@@ -91,8 +91,8 @@ impl Pool {
                 next: end,
             });
         };
-        // A block outside the locked range may have become private meanwhile, and may be in the
-        // middle of being rewritten: the second choice does not reach beyond the range.
+        // A block outside the locked range may have become private since, and a write to it may be in
+        // flight: the second choice does not reach beyond the range.
         let range = from.lba..to.lba + u64::from(to.count);
         let next = next.unwrap_or(end);
         let _locked = layer.locks.lock(range.start.0..range.end.0, Blocking::Yes);
@@ -124,7 +124,7 @@ impl Pool {
                 .journal
                 .append(&[publish], &[], Blocking::Yes, Some(&admit))
             {
-                // No blocks could be kept free for those that the volume would own no more.
+                // The volume would own fewer blocks, and no others could be kept free for it.
                 Err(_) if is_refused.get() => {
                     return Ok(Taken { count: 0, next });
                 }
@@ -134,7 +134,7 @@ impl Pool {
         Ok(Taken { count, next })
     }
 
-    /// The wanted slots, without those of blocks that are known to be bad, or lost.
+    /// The wanted slots, without blocks that are lost or known to be bad.
     fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
         let mut wanted = *wanted;
         if self.bad().is_any() || self.data().has_lost() {
