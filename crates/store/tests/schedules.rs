@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo test --profile simulation -p onefold-store --features shuttle,simulation --test schedules
-//! ONEFOLD_SCHEDULES=n      so many schedules for each test
+//! ONEFOLD_SCHEDULES=n      n schedules for each test
 //! ```
 //!
 //! The guards that only a second thread can miss are turned off here, and must be found.
@@ -145,7 +145,7 @@ fn layers_below_go_while_read() {
     }
 }
 
-/// Two writers of their own blocks and everything that works on maps beside them.
+/// Two writers, each of its own blocks, and everything that works on maps concurrently.
 fn all_jobs() {
     let store = pool();
     let (a, b) = (new_volume(&store, "a", MIB), new_volume(&store, "b", MIB));
@@ -199,7 +199,7 @@ fn all_jobs() {
     assert_clean(&store);
 }
 
-/// A volume in line finds duplicates while another index takes the place of the one that it asks.
+/// A volume in line finds duplicates while its index is replaced by another one.
 fn index_replaced_beside_writer() {
     let store = pool();
     let published = new_volume(&store, "published", MIB);
@@ -220,7 +220,7 @@ fn index_replaced_beside_writer() {
             }
         })
     };
-    // The last reference to what the writer asks for goes, and its row with it.
+    // Releases the last reference to the content that the writer looks up, and with it the row.
     let releases = {
         let (store, published) = (Arc::clone(&store), Arc::clone(&published));
         thread::spawn(move || {
@@ -294,7 +294,7 @@ fn inline_beside_all_jobs() {
     assert_clean(&store);
 }
 
-/// Only the collector is beside the writer.
+/// Only the collector runs concurrently with the writer.
 fn inline_beside_collector() {
     let store = pool();
     let published = new_volume(&store, "published", MIB);

@@ -58,8 +58,8 @@ impl Drop for EndsAll<'_> {
 }
 
 impl Run {
-    /// Blocks of each writer in each volume. They are between those of the others, so that a range
-    /// locked or published for one of them has another's blocks in its middle.
+    /// Blocks of each writer in each volume. They alternate with the other writers' blocks, so that a range
+    /// locked or published for one writer has another's blocks in its middle.
     fn own_blocks(&self) -> u64 {
         self.volume_bytes / BLOCK / WRITERS
     }
@@ -139,7 +139,7 @@ fn write_and_compare(store: &Store, run: &Run, writer: u64) {
 
 /// Reads the whole volume in one request, and compares the blocks of one writer.
 fn compare_own(volume: &Volume, writer: u64, held: &[u64]) {
-    // Others write to their blocks meanwhile: those may be read half.
+    // Other writers change their blocks during the read: these may be read half.
     let bytes = read_bytes(volume, 0, volume.size_bytes());
     let found = bytes.chunks(BLOCK as usize);
     let found = found.skip(writer as usize).step_by(WRITERS as usize);

@@ -27,7 +27,7 @@ pub(crate) fn write(volume: &Volume, lba: u64, contents: impl IntoIterator<Item 
     volume.write(lba * BLOCK, &bytes, Blocking::Yes).unwrap();
 }
 
-/// The contents of so many blocks.
+/// The contents of `count` blocks.
 #[track_caller]
 pub(crate) fn read(volume: &Volume, lba: u64, count: u64) -> Vec<u64> {
     let bytes = read_bytes(volume, lba * BLOCK, count * BLOCK);

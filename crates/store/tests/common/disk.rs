@@ -1,4 +1,4 @@
-//! What is on a simulated machine's disks.
+//! The content of a simulated machine's disks.
 
 use onefold_engine::Part;
 use onefold_engine::simulated::SimulatedEngine;

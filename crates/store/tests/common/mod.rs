@@ -1,8 +1,8 @@
 //! The world of the store's tests: pools on simulated machines, volumes whose blocks have known
 //! contents, jobs that run to their end, and checks.
 //!
-//! Every test binary includes it. `store` uses all of it, so the compiler finds there what nobody
-//! uses any more.
+//! Every test binary includes it. `store` uses all of it, so there the compiler reports code that is
+//! no longer used.
 
 mod blocks;
 mod disk;
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// The store is gone, and another one opens the pool.
+    /// Drops the store, and opens the pool with another one.
     pub(crate) fn reopen(self) -> Self {
         drop(self.store);
         Self::on(self.engine, self.memory_bytes)

@@ -33,7 +33,7 @@ coverage! {
     openings_that_replayed,
     /// Openings that took over records that a killed process had not made durable.
     tails_taken_over,
-    /// Openings that compared new blocks because a sync had been under way, and found them all.
+    /// Openings that compared new blocks because a sync had been in progress, and found them all.
     syncs_doubted,
     /// Openings that found a failed sync.
     losses_found,
@@ -96,7 +96,7 @@ coverage! {
     /// Times that the pool became larger.
     pool_grown,
     pool_shrunk,
-    /// Entries whose blocks were to be moved for that.
+    /// Entries whose blocks a shrinking pool had to move.
     blocks_evacuated,
     /// Blocks that volumes got of their own again.
     blocks_unshared,
@@ -110,7 +110,7 @@ coverage! {
     index_busy,
     /// Times that the counts were compared with the contents, nothing being left to do.
     settled,
-    /// Objects of a cluster to which a dead owner's operations were under way when the next one began.
+    /// Objects of a cluster with a dead owner's operations still in flight when the next owner began.
     objects_with_late,
     /// Such operations that took effect.
     landed_late,

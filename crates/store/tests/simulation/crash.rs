@@ -253,8 +253,8 @@ impl World {
         self.verify_changes()
     }
 
-    /// A volume from which answered content is gone fails its flushes until somebody accepts that. With
-    /// no failure at all none does. What neither checksums nor the host can tell is a documented limit:
+    /// A volume that lost answered content fails its flushes until the loss is accepted. Without any
+    /// failure no flush fails. A documented limit is a loss that neither checksums nor the host show:
     /// rewrites in place that are gone after a failed sync that was never reported.
     fn verify_told(&self, store: &Store, id: u64) -> Step {
         if store.read_only_reason().is_some() {
@@ -291,7 +291,7 @@ impl World {
         accepted.map_err(|error| self.unless_crashed(format!("accepting a loss: {error}")))
     }
 
-    /// Writes lost blocks anew, as their guests would, and lets the pool have them again.
+    /// Writes new content to lost blocks, as their guests would, and lets the pool reuse the old ones.
     fn replace_lost(&self, lost: &[(u64, u64)]) -> Step {
         let block_size = self.state().block_size;
         for (id, block) in lost {
@@ -342,7 +342,7 @@ impl World {
         }
     }
 
-    /// A failure that only a stopped machine excuses.
+    /// A violation, unless the machine has stopped.
     pub(crate) fn unless_crashed(&self, message: String) -> Stop {
         if self.engine().is_crashed() {
             Stop::Crashed

@@ -286,8 +286,8 @@ fn a_flipped_bit_in_the_log_is_said_where_commits_follow() {
             assert_damaged(open(engine), &format!("bad frame at {at}"));
         }
     }
-    // The last commit cannot be distinguished from one that a crash tore: its loss is that of one
-    // flush.
+    // The last commit cannot be distinguished from one that a crash tore: one flush is lost with
+    // it.
     let engine = damaged(&world, |engine| {
         engine.flip_bit(Part::Log, *last as u64 + 70, 7);
     });

@@ -1,5 +1,5 @@
 //! All metadata in one file, and pools that are rebuilt from it: with the log that continues where
-//! it ends, and without; stopped at each I/O; and files that differ from what was written.
+//! it ends, and without; stopped at each I/O; and files that were changed after they were written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -199,7 +199,7 @@ fn an_export_is_of_one_moment_while_guests_write() {
         found.keys().collect::<Vec<_>>(),
         expected.keys().collect::<Vec<_>>()
     );
-    // The other volume's blocks are unchanged; those of this one may have later content.
+    // The other volume's blocks are unchanged; this one's may have later content.
     for (name, bytes) in found.iter().filter(|(name, _)| *name != "volume-2") {
         assert!(*bytes == expected[name], "{name}");
     }

@@ -1,5 +1,4 @@
-//! I/Os that fail while the machine continues: the state after an error, and that at the next
-//! opening.
+//! I/Os that fail while the machine continues: the state after an error, and at the next opening.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -246,7 +245,7 @@ fn a_zeroing_that_is_cut_short_tears_no_sector() {
     }
 }
 
-/// The host reports once what it could not write. The opening that hears of it is killed in each of its
+/// The host reports a failed write only once. The opening that gets the report is killed in each of its
 /// I/Os; the next one knows of the loss all the same.
 #[test]
 fn what_the_host_reports_is_known_after_a_killed_opening() {

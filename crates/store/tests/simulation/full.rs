@@ -1,4 +1,4 @@
-//! Pools filled to the last block: nothing is lost, and operations that free blocks go on.
+//! Pools filled to the last block: nothing is lost, and operations that free blocks still work.
 
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ pub(crate) fn overwritten_when_full(seed: u64) -> Step {
 }
 
 /// The host has no more room for metadata. New blocks are refused once the rest has to be kept for
-/// operations that make room; these go on, through many checkpoints.
+/// operations that make room; these still work, through many checkpoints.
 #[test]
 fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     let options = CreateOptions {
@@ -219,7 +219,7 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     .unwrap();
     works(&world, "the collector", || world.collect()).unwrap();
     world.flush(wide).unwrap();
-    // With room again all goes on, as after a crash.
+    // With room again everything works, as after a crash.
     engine.set_capacity(Part::Meta, None);
     world
         .write(wide, segment(refused), 8 * MIB, Fill::Data, Blocking::Yes)

@@ -1,4 +1,4 @@
-//! Each guard of the protocol is worth something: without it the simulation finds a loss.
+//! Each guard of the protocol is necessary: without it the simulation finds a loss.
 //!
 //! For every guard there is a script that leads to where the guard matters. With the guard it must
 //! always end well, without it some seed must find a violation.
@@ -303,7 +303,7 @@ fn torn_twice(seed: u64) -> Step {
     world.check()
 }
 
-/// An outcome of a power loss now that is as wanted, if one is found soon.
+/// An outcome of a power loss at this moment that meets the condition, if one is found soon.
 fn outcome(world: &World, is_wanted: impl Fn(&SimulatedEngine) -> bool) -> Option<SimulatedEngine> {
     let engine = world.engine();
     let mut outcomes = (0..200).map(|_| engine.crash(CrashKind::PowerLoss));
@@ -403,7 +403,7 @@ fn shared_is_rewritten(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// The machine stops right after the index has heard of blocks, and others take their places.
+/// The machine stops right after the index has counted blocks, and others take their places.
 fn index_hears_first(seed: u64) -> Step {
     let world = small_pool(seed)?;
     let id = world.new_volume(MIB)?;
@@ -670,14 +670,14 @@ fn failed_sync_then_killed(seed: u64) -> Step {
     let (world, id) = with_new_blocks(seed)?;
     fail_next_sync(&world, id)?;
     world.recover_by(Recovery::KILLED)?;
-    // All were written anew, and the pool has them again.
+    // All were written again, and the pool can reuse the old blocks.
     if world.state().is_beyond_model {
         return Err(violation("blocks that were written anew are lost for ever"));
     }
     power_loss(&world)
 }
 
-/// The same, and the next process dies before anybody has looked.
+/// A sync fails, the process is killed before any restart, and the next one dies before it has compared blocks.
 fn failed_sync_then_killed_twice(seed: u64) -> Step {
     let (world, id) = with_new_blocks(seed)?;
     fail_next_sync(&world, id)?;

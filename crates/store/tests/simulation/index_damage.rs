@@ -311,8 +311,8 @@ fn every_io_of_a_repair_can_be_the_last() {
     }
 }
 
-/// The last checkpoint of a pool that takes no writes is not its state: blocks that it names were freed since, and are
-/// nobody's to read, nor bad when that fails.
+/// The last checkpoint of a pool that takes no writes is not its state: blocks that it names were freed since, must not
+/// be read, and are not bad if such a read fails.
 #[test]
 fn an_index_is_not_counted_from_a_checkpoint_that_is_old() {
     let world = pool(IndexKind::Memory, 11);

@@ -1,5 +1,5 @@
-//! A host that has no room for the index for a while: operations that need none go on, and all do
-//! when there is room again, without opening the pool again.
+//! A host that has no room for the index for a while: operations that need none still work, and all
+//! work once there is room again, without opening the pool again.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;

@@ -42,7 +42,7 @@ fn drop_content(rig: &mut Rig, content: Content, by: Content) -> Ended {
     rig.write(0, content - 1, &[by]).map(|_| ())
 }
 
-/// A write from the middle of another request. The caller notes what it leaves.
+/// A write from the middle of another request. The caller notes the resulting content.
 fn write_now(rig: &Rig, volume: usize, lba: u64, content: Content) -> impl Fn() + use<> {
     let store = rig.store.clone();
     move || {
@@ -91,8 +91,8 @@ pub(crate) fn hit_while_collected(seed: u64) -> Ended {
     rig.check().map(|_| ())
 }
 
-/// Publishes 40, 41, and a duplicate in the first volume, and stops the machine between the index's answer
-/// and the first outcome, after `meanwhile`. Returns the block of 41.
+/// Publishes 40, 41, and a duplicate in the first volume. Between the index's answer and the first outcome it
+/// calls the given function, and stops the machine. Returns the block of 41.
 fn stop_before_outcomes(
     rig: &mut Rig,
     meanwhile: impl FnOnce() + Send + 'static,
@@ -364,7 +364,7 @@ fn claims_are_counted_without_reading_their_blocks() {
 }
 
 /// The collector reads the blocks of its next batch; another batch frees one of them, and it is written,
-/// published and dropped with other content before the first goes on.
+/// published and dropped with other content before the first batch continues.
 #[test]
 fn what_the_collector_read_before_another_batch_is_not_used() {
     for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {

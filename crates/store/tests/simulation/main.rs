@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! cargo test --profile simulation -p onefold-store --features simulation --test simulation
-//! ONEFOLD_SIM_SEED=n      one seed, with a trace of what it does
-//! ONEFOLD_SIM_RUNS=n      so many seeds
-//! ONEFOLD_SIM_BASE=n      seeds from n + 1 on; what a seed does does not depend on it
+//! ONEFOLD_SIM_SEED=n      only seed n, with a trace of its requests
+//! ONEFOLD_SIM_RUNS=n      n seeds
+//! ONEFOLD_SIM_BASE=n      seeds from n + 1 on; the run of a seed does not depend on it
 //! ```
 //!
 //! | file | content |
@@ -95,7 +95,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// What the pool is on.
+/// The kind of storage under the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Storage {
     /// A machine that loses power, and processes that die.
@@ -125,7 +125,7 @@ impl Storage {
     fn excludes(self) -> &'static [&'static str] {
         match self {
             Storage::Machine => &["objects_with_late", "landed_late"],
-            // What was answered is durable there.
+            // Answered writes are durable there.
             Storage::Cluster => &[
                 "syncs_doubted",
                 "losses_found",

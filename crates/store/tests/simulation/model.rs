@@ -68,7 +68,7 @@ pub(crate) struct VolumeModel {
     pub(crate) snapshot_of: Option<u64>,
     pub(crate) name: String,
     pub(crate) size: u64,
-    /// With whom it may share blocks.
+    /// The domain in which it may share blocks.
     pub(crate) domain: String,
     /// Where the finder continues: a block.
     pub(crate) cursor: u64,
@@ -81,11 +81,11 @@ pub(crate) struct VolumeModel {
     /// Requests in flight. Until they end nothing is forgotten: a read may return it, and a write
     /// may take effect after another one.
     under_way: usize,
-    /// Flushes that ended meanwhile.
+    /// Flushes that ended while these requests were in flight.
     flushed_late: Option<Moment>,
     /// The last recovery found answered content to be gone.
     pub(crate) is_missing_any: bool,
-    /// A snapshot or clone of which nobody was told: a crash came first. Its content need not be durable.
+    /// A snapshot or clone whose creation was not answered: a crash came first. Its content may not be durable.
     pub(crate) is_unanswered: bool,
 }
 
@@ -197,7 +197,7 @@ impl VolumeModel {
         begun
     }
 
-    /// Notes how a request ended. A sector that another request changed meanwhile may hold either.
+    /// Notes how a request ended. A sector that a concurrent request changed may hold either content.
     pub(crate) fn end(
         &mut self,
         begun: Moment,
@@ -283,7 +283,7 @@ impl VolumeModel {
         });
     }
 
-    /// A flush that was requested at `asked` was answered: everything answered by then is durable.
+    /// A flush that was requested at `asked` was answered: everything answered before that is durable.
     pub(crate) fn flushed(&mut self, asked: Moment) {
         if self.under_way > 0 {
             self.flushed_late = self.flushed_late.max(Some(asked));

@@ -62,7 +62,7 @@ fn without_index(world: &World) -> Step {
     world.verify()
 }
 
-/// The finder settles the blocks of one segment and fails to read those of the next.
+/// The finder settles the blocks of one segment and fails to read the next segment's blocks.
 fn settled_in_part(index: IndexKind, nth: u64) -> Result<bool, Stop> {
     let (world, wide) = pool(index)?;
     world.create_volume_as(&VolumeOptions {
@@ -107,8 +107,8 @@ fn a_batch_settled_in_part_is_counted_once() {
     }
 }
 
-/// Collects so much, with a log so full, that a checkpoint comes in the middle of the collector's
-/// records; and stops there.
+/// Collects many references with an almost full log, so that a checkpoint comes in the middle of the
+/// collector's records; and stops there.
 fn collected_in_part(index: IndexKind, rounds: u64, crash_at: u64) -> Result<(bool, bool), Stop> {
     let (world, _) = pool(index)?;
     for _ in 0..3 {
@@ -117,7 +117,7 @@ fn collected_in_part(index: IndexKind, rounds: u64, crash_at: u64) -> Result<(bo
     let ids = world.volume_ids();
     let (a, b, c) = (ids[1], ids[2], ids[3]);
     world.write(b, 0, 32 * BLOCK, Fill::Common, Blocking::Yes)?;
-    // Some references are the last ones of their blocks, those beside them are not.
+    // Some references are the last ones of their blocks, and their neighbours are not.
     for n in 0..1400 {
         let fill = [Fill::Common, Fill::Data][n as usize % 2];
         world.write(a, n * BLOCK, BLOCK, fill, Blocking::Yes)?;

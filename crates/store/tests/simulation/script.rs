@@ -108,7 +108,7 @@ fn sharing(world: &Arc<World>) -> Step {
     world.collect()
 }
 
-/// The index is rebuilt as one of another kind, with references to release and an import beside.
+/// The index is rebuilt as one of another kind, with references to release and an import in progress.
 fn remaking(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
@@ -292,8 +292,8 @@ fn growing(world: &Arc<World>) -> Step {
     world.flush(id)
 }
 
-/// A pool shrinks beside volumes and snapshots that share blocks, with references to release, and
-/// while one of them is written to; then it grows and shrinks again.
+/// A pool shrinks that has volumes and snapshots with shared blocks, and references to release, while
+/// one of the volumes is written to; then it grows and shrinks again.
 fn shrinking(world: &Arc<World>) -> Step {
     for _ in 0..3 {
         world.create_volume(4 * MIB)?;
@@ -333,8 +333,8 @@ fn shrinking(world: &Arc<World>) -> Step {
     world.flush(a)
 }
 
-/// Volumes get blocks of their own, in short runs and then all, beside a snapshot and a clone, while one
-/// of them is written to and another is trimmed; what was copied is shared again once it is rewritten.
+/// Volumes with a snapshot and a clone get blocks of their own, in short runs and then all, while one of
+/// them is written to and another is trimmed; copied blocks are shared again once they are rewritten.
 fn unsharing(world: &Arc<World>) -> Step {
     for _ in 0..2 {
         world.create_volume(MIB)?;

@@ -78,7 +78,7 @@ fn an_error_names_volume_and_blocks_and_other_requests_go_on() {
     ] {
         assert!(message.contains(part), "{message}");
     }
-    // A part of it can be neither read nor written; the blocks beside it can.
+    // A part of it can be neither read nor written; the neighbouring blocks can.
     let part = 6 * BLOCK + 512;
     assert!(volume.read(part, &mut [0; 512], Blocking::Yes).is_err());
     assert!(volume.write(part, &[1; 512], Blocking::Yes).is_err());
@@ -177,7 +177,7 @@ fn references_to_bad_blocks_are_released() {
             if is_known {
                 rig.scrub().unwrap();
             } else if !unreadable {
-                // Only the index, which does not know the block, could tell.
+                // Only the index could show that, and it does not know the block.
                 continue;
             }
             let before = rig.store.stat().unwrap();

@@ -704,8 +704,8 @@ impl World {
         self.dedup(id, ready, 2).map(|_| ())
     }
 
-    /// Seldom: from then on the run may have private blocks that are duplicates, and the last comparison
-    /// says less.
+    /// Seldom, because from then on the run may have private blocks that are duplicates, and the last
+    /// comparison shows less.
     fn unshare_some(self: &Arc<Self>, id: u64) -> Step {
         let (is_wanted, min_run) = self.draw(|random| {
             let min_run = random.one_in(2).then(|| random.between(2, 16) as u16);
@@ -830,7 +830,7 @@ impl World {
         self.engine().on_next_io(part, op, when, Box::new(hook));
     }
 
-    /// A write that must not wait, unless for the device alone: then other requests run meanwhile.
+    /// A write that may wait only for the device, and other requests that run during that wait.
     pub(crate) fn write_as_a_front_end(
         &self,
         id: u64,

@@ -33,7 +33,7 @@ pub(crate) enum Job {
     Counting,
     Check,
     Rebuild,
-    /// May leave a batch open that was.
+    /// May leave an open batch open.
     Deletion,
 }
 
@@ -46,7 +46,7 @@ struct Truth {
 }
 
 impl World {
-    /// Publishes blocks of a volume, in so many batches at most. Returns whether its end was
+    /// Publishes blocks of a volume, up to a number of batches. Returns whether the volume's end was
     /// reached.
     pub(crate) fn dedup(&self, id: u64, ready: Ready, batches: usize) -> Result<bool, Stop> {
         let volume = self.handle(id)?;

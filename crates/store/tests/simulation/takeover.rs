@@ -1,9 +1,9 @@
 //! A cluster, where a dead owner's operations may take effect while the next one works: cases for the guards that
 //! the engine keeps, see `guards.rs`.
 //!
-//! With a fence they add nothing to what the death itself may leave: what arrives at an object before the owner has
-//! touched it might as well have arrived before the owner began. So the assertion on the log and the roots is looked
-//! at where the fence is missing, as after somebody has broken the owner's lock by hand.
+//! With a fence they add nothing to the states that the death itself may leave: an operation that arrives at an object
+//! before the new owner has touched it might as well have arrived before that owner began. So the assertion on the log
+//! and the roots is tested without the fence, as after an operator has broken the owner's lock by hand.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub(crate) fn died_in_a_write(seed: u64) -> Step {
     taken_over_again(&world, b)
 }
 
-/// An owner that nobody has fenced dies in a commit or a checkpoint. All of its data is there.
+/// An owner that is not fenced dies in a commit or a checkpoint. All of its data is there.
 pub(crate) fn died_unfenced_in_a_commit(seed: u64) -> Step {
     let world = pool(seed, false)?;
     let id = world.new_volume(MIB)?;
@@ -89,7 +89,7 @@ pub(crate) fn an_object_is_lost(seed: u64) -> Step {
         |block: u64| match volume.read(block * BLOCK, &mut [0; BLOCK as usize], Blocking::Yes) {
             Err(error) if error.kind() == StoreErrorKind::Io => Ok(()),
             Err(error) => Err(violation(error.to_string())),
-            // Compares what was found.
+            // Compares the content found with the model.
             Ok(()) => world.read(id, block * BLOCK, BLOCK, Blocking::Yes),
         };
     (0..16).try_for_each(lost)?;

@@ -64,7 +64,7 @@ pub(crate) enum Fill {
     Zeros,
 }
 
-/// The blocks that can be handed out, as long as no other request runs meanwhile.
+/// The blocks that can be handed out, as long as no other request runs.
 struct Room {
     blocks: u64,
     hooks_run: u64,
@@ -90,15 +90,15 @@ pub(crate) struct State {
     pub(crate) faulty: bool,
     /// Some sync failed or may have: readers may see data that will never be durable.
     pub(crate) sync_failed: bool,
-    /// A sync of the data has ended, and the store has not heard yet how.
+    /// A sync of the data has ended, and its result has not reached the store yet.
     pub(crate) is_sync_untold: bool,
     /// No power was lost, and no sync of the data failed, since the last comparison: everything
     /// answered is there (P12).
     pub(crate) survived: bool,
-    /// A process died with a sync of the data that failed, and the host lives: what is lost has to be
-    /// told.
+    /// A process died with a sync of the data that failed, and the host lives: the next opening has to report
+    /// the losses.
     pub(crate) has_lost_data: bool,
-    /// The power failed since all was compared, so what was not flushed may be gone for that reason alone.
+    /// The power failed since the last comparison, so unflushed data may be gone for that reason alone.
     pub(crate) power_failed: bool,
     /// The opening knows of it.
     pub(crate) knows_of_loss: bool,
@@ -127,7 +127,7 @@ pub(crate) struct State {
     pub(crate) is_settled: bool,
     /// The index may have to be counted again, since a crash.
     pub(crate) may_need_rebuild: bool,
-    /// The index was rebuilt, so its kind is not that of the pool's creation.
+    /// The index was rebuilt, so its kind is not the one with which the pool was created.
     pub(crate) is_remade: bool,
     /// Blocks were known to be bad during a job: an entry with the content of such a block may be
     /// unshareable.
@@ -412,7 +412,7 @@ impl World {
         let what = || format!("trim {len} bytes at {offset} of {id}, blocking {blocking:?}");
         self.change(id, start, &versions, what, blocking, |volume| {
             let trimmed = volume.trim(offset, len, blocking);
-            // In a volume that got another end meanwhile, the last block may not have counted as whole.
+            // In a volume that was resized concurrently, the last block may not have counted as whole.
             let is_short = !end.is_multiple_of(block_size);
             let is_in_part = is_short && volume.size_bytes() != size;
             self.state().is_in_part = is_in_part;

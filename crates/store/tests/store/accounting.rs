@@ -83,11 +83,11 @@ enum Step {
     /// Volume, first block, blocks, content of the first of them; 0 for zeros.
     Write(usize, u64, u64, u64),
     Trim(usize, u64, u64),
-    /// To so many blocks, and back.
+    /// Resizes to this many blocks, and back.
     Cut(usize, u64),
     Snapshot(usize),
     Clone(usize),
-    /// To the first of its snapshots.
+    /// Rolls back to the first of its snapshots.
     RollBack(usize),
     Dedup(usize),
 }
@@ -205,8 +205,8 @@ proptest! {
                 true => usage.freed_with_snapshots_blocks,
                 false => usage.freed_if_deleted_blocks,
             };
-            // Unnamed layers that stayed because of this one may go with it. With snapshots, what a clone hides
-            // of a layer that it stands on comes on top.
+            // Unnamed layers that stayed because of this one may go with it. With snapshots, blocks of a layer below a
+            // clone that the clone hides come on top.
             let frees_more = !store.deletions().unwrap().is_empty()
                 || with_snapshots && !stands_alone;
             delete(&store, name);

@@ -1,4 +1,4 @@
-//! Deletions that cannot continue, and those beside them.
+//! Deletions that cannot continue, and other deletions at the same time.
 
 use onefold_engine::Part;
 use onefold_engine::simulated::SimulatedEngine;

@@ -30,7 +30,7 @@ fn closed_pool(pool: &Path, index: IndexKind) {
     store.close().unwrap();
 }
 
-/// Gives a file a second name: that of a part. Its content can be read under the first name,
+/// Gives a file a part's name as a second one. Its content can be read under the first name,
 /// whatever happens to the part.
 fn put_foreign(pool: &Path, part: Part, outside: &TempDir) -> (PathBuf, Vec<u8>) {
     let bytes: Vec<u8> = (0..MIB as u32).map(|n| (n % 251) as u8 + 1).collect();
@@ -61,7 +61,7 @@ fn a_foreign_index_is_never_written() {
         volumes_are_served(&store);
         assert_eq!(findings(&store, false).len(), 1, "{kind:?}");
         assert!(fs::read(&precious).unwrap() == bytes, "opened: {kind:?}");
-        // A repair makes another file, and leaves this one to whom it belongs.
+        // A repair makes another file, and leaves this one to its owner.
         assert_eq!(findings(&store, true).len(), 1, "{kind:?}");
         assert_eq!(findings(&store, false), [], "{kind:?}");
         store.close().unwrap();
@@ -104,7 +104,7 @@ fn a_foreign_scrub_part_is_never_written() {
     store.close().unwrap();
     drop(store);
     assert!(fs::read(&precious).unwrap() == bytes);
-    // As the message tells.
+    // The remedy that the message gives.
     fs::remove_file(pool.path().join("scrub")).unwrap();
     assert_eq!(findings(&open(pool.path()).unwrap(), false), []);
 }

@@ -1,4 +1,4 @@
-//! Writes in line: what each of their filters answers, and writes while an index is replaced.
+//! Writes in line: the answer of each filter, and writes while an index is replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -33,7 +33,7 @@ fn pool(index: IndexKind) -> Arc<Store> {
     store
 }
 
-/// What filters and index answered for three zeros, two unique blocks, and twice [`PUBLISHED`].
+/// The answers of filters and index for three zeros, two unique blocks, and twice [`PUBLISHED`].
 fn expected(index: IndexKind) -> InlineStat {
     let mut stat = InlineStat {
         scanned: 11,
@@ -64,7 +64,7 @@ fn each_filter_answers_for_its_blocks() {
         store.create_volume("v", &options).unwrap();
         let volume = store.volume("v").unwrap();
         write(&volume, 0, [1, 2, 3, 0, 9, 0]);
-        // What was found is remembered from the next write on.
+        // Results are remembered from the next write on.
         write(&volume, 8, [1, 2, 3, 0, 10]);
         let case = format!("{index:?}");
         assert_eq!(volume.inline_stat(), expected(index), "{case}");

@@ -1,5 +1,5 @@
 //! Runs of blocks: duplicates in short ones stay private (`min_run`), and volumes get blocks of their own
-//! again (defrag, unshare). What becomes of each block is compared with an independent count.
+//! again (defrag, unshare). The resulting state of each block is compared with an independent count.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::common::{
 /// ones are in consecutive blocks.
 const COMMON: u64 = 512;
 
-/// Contents from here on are nobody else's.
+/// From here on each content is in one volume only.
 const OWN: u64 = 100_000;
 
 fn pool() -> World {
@@ -75,8 +75,8 @@ fn is_common(content: u64) -> bool {
     content <= COMMON
 }
 
-/// The lengths of the runs of a volume in which all blocks are published: those of common contents are
-/// where these are, and its own are where they were written.
+/// The lengths of the runs of a volume in which all blocks are published: common contents are in the common
+/// volume's blocks, and its own contents are where they were written.
 fn runs(contents: &[u64]) -> Vec<(bool, u64)> {
     let place = |lba: u64, content: u64| match is_common(content) {
         true => (true, content),
@@ -95,7 +95,7 @@ fn runs(contents: &[u64]) -> Vec<(bool, u64)> {
     runs
 }
 
-/// Blocks of runs of common contents that are shorter.
+/// Blocks of common contents in runs that are shorter.
 fn short_common(contents: &[u64], min_run: u16) -> u64 {
     let runs = runs(contents).into_iter();
     let short = runs.filter(|(is_common, count)| *is_common && *count < u64::from(min_run));
@@ -121,7 +121,7 @@ fn runs_of(store: &Store, name: &str) -> u64 {
     store.locality(name, u64::MAX).unwrap().unwrap().runs
 }
 
-/// Releases what was dropped; freed blocks are free then.
+/// Releases dropped references, after which freed blocks can be reused.
 fn settle(store: &Store) {
     collect(store).unwrap();
     store.tidy(true).unwrap();
@@ -212,14 +212,14 @@ proptest! {
         // Where free space is in pieces, copies of neighbours may be, too.
         let pieces_max = copied - copied_runs;
         prop_assert!(runs_of(&world, "v") <= found.len() as u64 + pieces_max);
-        // The finder leaves them alone, and the collector releases what they shared.
+        // The finder leaves the copies alone, and the collector releases the references that they replaced.
         prop_assert_eq!(dedup(&world, &volume).scanned, 0);
         settle(&world);
         let stat = world.stat().unwrap();
         prop_assert_eq!(stat.physical_blocks, COMMON + own - own_copied + copied);
         prop_assert_eq!(read(&base, 0, COMMON), Vec::from_iter(1..COMMON + 1));
         assert_clean(&world);
-        // Also when they are rewritten in place; once they are gone, what comes instead is like any other.
+        // Also when they are rewritten in place; a block that replaces one that is gone is like any other.
         write(&volume, 0, contents.iter().copied());
         dedup(&world, &volume);
         let stat = world.volume_stat("v").unwrap();
@@ -264,7 +264,7 @@ fn copies_go_back_beside_their_neighbours() {
     assert_eq!(read(&volume, 0, 512), contents);
 }
 
-/// Nothing but the map tells then where the segment is.
+/// Only the map then has the segment's place.
 #[test]
 fn copies_fill_the_gaps_of_their_segment_after_a_restart() {
     let world = pool();
@@ -398,7 +398,7 @@ fn room_is_made_from_blocks_that_nobody_shares_any_more() {
     let world = pool();
     let volume = new_volume(&world, "v", 64 * MIB);
     let stat = world.stat().unwrap();
-    // More than half of the pool, published, and shared with nobody.
+    // More than half of the pool, published, and not shared.
     let blocks = (stat.free_blocks - stat.reserve_blocks) * 3 / 5;
     (0..blocks).for_each(|n| write(&volume, n, [OWN + n]));
     dedup(&world, &volume);

@@ -1,4 +1,4 @@
-//! Reads in a cluster for which no thread waits: what they find, and what happens until they end.
+//! Reads in a cluster for which no thread waits: their results, and events before they end.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ fn pool(seed: u64) -> World {
     World::on(engine, MEMORY)
 }
 
-/// Starts it; what it finds, or nothing if it is to be read in the ordinary way.
+/// Starts the read. Returns its result, or nothing if it has to be repeated in the ordinary way.
 fn end(prepared: PreparedRead, len: usize) -> Option<Vec<u8>> {
     let found = Arc::new(Mutex::new(None));
     let told = Arc::clone(&found);

@@ -12,10 +12,10 @@ use crate::common::{
     write,
 };
 
-/// What the volume holds; 0 is a hole.
+/// The contents of the volume; 0 is a hole.
 const CONTENTS: [u64; 10] = [5, 4, 0, 3, 9, 0, 0, 8, 2, 1];
 
-/// The blocks are those of another volume, which has them by content.
+/// A volume that shares its blocks with another one, which has them in the order of their contents.
 fn scattered() -> (World, Arc<Volume>) {
     let world = World::new(&pool_of(64 * MIB), MEMORY);
     let other = new_volume(&world, "other", MIB);

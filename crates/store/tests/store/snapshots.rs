@@ -1,4 +1,4 @@
-//! What the snapshots of a volume cost its readers: pages of metadata read, and segments put into the cache.
+//! The cost of a volume's snapshots for its readers: pages of metadata read, and segments put into the cache.
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
@@ -11,7 +11,7 @@ const SEGMENTS: u64 = 8;
 const BLOCKS_PER_SEGMENT: u64 = 512;
 const SIZE: u64 = SEGMENTS * BLOCKS_PER_SEGMENT * BLOCK;
 
-/// Of a piece of work.
+/// The cost of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
     pages: u64,

@@ -31,7 +31,7 @@ fn pool_with(size_bytes: u64, index: IndexKind) -> World {
     World::new(&options, LITTLE_MEMORY)
 }
 
-/// A volume of this many blocks, all different and none like those of another salt.
+/// A volume of this many blocks, all different, and different from the blocks of any other salt.
 fn filled(store: &Store, name: &str, blocks: u64, salt: u64) -> Arc<Volume> {
     let volume = new_volume(store, name, (blocks * BLOCK).max(MIB));
     for lba in (0..blocks).step_by(256) {
@@ -222,7 +222,7 @@ fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
     let volume = scattered(&world, 4096, 2);
     while world.give_back(MIB).unwrap() {}
     let stat = world.stat().unwrap();
-    // No unit of 64 KiB is free, except that of the last block.
+    // No unit of 64 KiB is free, except the last block's.
     assert!(stat.free_bytes_on_disk >= 2047 * BLOCK, "{stat:?}");
     let steps = trim(&world);
     assert!(

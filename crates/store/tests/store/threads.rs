@@ -71,7 +71,7 @@ fn writer(n: u64, volumes: &[Arc<Volume>; 2], done: &AtomicU64) -> [Vec<u64>; 2]
 
 #[test]
 fn many_threads_do_not_get_into_each_others_way() {
-    // Twice what is written, since freed blocks wait until their readers have ended.
+    // Twice the written bytes, since freed blocks wait until their readers have ended.
     let world = World::new(&pool_of(32 * MIB), LITTLE_MEMORY);
     let volumes = ["a", "b"].map(|name| new_volume(&world, name, 8 * MIB));
     let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
