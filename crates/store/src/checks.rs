@@ -41,7 +41,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for a snapshot; `Exists` for a volume with snapshots that are not deleted with it; `ReadOnly`.
+    /// `NotFound`; `Invalid` for a snapshot; `Exists` for a volume with snapshots that are not deleted with it;
+    /// `ReadOnly`.
     pub fn check_deletable(
         &self,
         name: &str,

@@ -32,7 +32,7 @@ impl Latencies {
 }
 
 impl LatencyCounts {
-    /// Requests counted.
+    /// The number of requests that were counted.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.0.iter().sum()

@@ -9,13 +9,13 @@
 //! | folder, file | purpose |
 //! | --- | --- |
 //! | `store.rs` `checks.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
-//! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read and trimmed; changes between two volumes |
+//! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read, trimmed; changes between two volumes |
 //! | `pool.rs` | state that volumes share |
-//! | `snapshots/` | snapshots and clones, going back, deleting |
+//! | `snapshots/` | snapshots and clones, rollback, deletion |
 //! | `dedup/` | blocks are published, shared and released, batch by batch; the index is rebuilt |
 //! | `integrity/` | decayed blocks are found and reported; the maps are checked |
 //! | `admin/` | size, import and export, figures, space for the host |
-//! | `batches/` | batches are settled: the index is asked, and its answers are logged |
+//! | `batches/` | batches are settled: the index is called, and its answers are logged |
 //! | `blocks/` | blocks as the disk has them: read back, fingerprinted, listed as bad, repaired |
 //! | `latency.rs` | how long requests take |
 //!

@@ -39,7 +39,7 @@ use onefold_metadata::{
 use crate::batches::{self, IndexSlot};
 use crate::pool::{Pool, PoolParts};
 
-/// How to create a pool.
+/// Options for creating a pool.
 #[derive(Debug, Clone)]
 pub struct CreateOptions {
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
@@ -48,7 +48,7 @@ pub struct CreateOptions {
     pub size_bytes: u64,
     /// Bytes in the log's ring, 256 KiB to 1 GiB. Bounds the replay at an opening.
     pub log_bytes: u64,
-    /// Where fingerprints are kept.
+    /// The back end of the fingerprint index.
     pub index: IndexKind,
 }
 
@@ -63,7 +63,7 @@ impl Default for CreateOptions {
     }
 }
 
-/// How to open a pool.
+/// Options for opening a pool.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// The memory of the store's caches and queues, in bytes. Front ends' buffers come on top.
@@ -92,11 +92,11 @@ pub struct RecoveryReport {
     /// The log ends in a commit that is not whole: a power loss cut it short, or it was damaged
     /// since.
     pub incomplete_commit: Option<IncompleteCommit>,
-    /// There were commits, and none of them is left in the log: another one took its place.
+    /// The pool had commits, but the log has none of them: another log took its place.
     pub is_log_replaced: bool,
     /// Volumes whose import a crash had interrupted, and that were removed.
     pub volumes_removed: Vec<String>,
-    /// How long it took.
+    /// How long the opening took, in seconds.
     pub seconds: f64,
 }
 
@@ -477,7 +477,7 @@ fn replay(
     Ok(replayed.closed_session)
 }
 
-/// From here on the pool can be written, unless a later version wrote it.
+/// Begins a session: from here on the pool can be written, unless a later version wrote it.
 fn begin_session(
     journal: &Journal,
     is_later_minor: bool,
@@ -541,9 +541,9 @@ fn settle(
             Part::Data => ledger.counted(|| disk.sync()),
             _ => disk.sync(),
         };
-        // And data that a failed sync left there, an earlier one or this one, never will be: roots,
-        // pages and frames are read from the medium. So is the data after a session that was not
-        // closed, which the log will tell: otherwise every start would be a cold one.
+        // Data that a failed sync left there, this one or an earlier one, never will be, so roots, pages
+        // and frames are read from the medium. So is the data after a session that was not closed, as the
+        // log shows later: otherwise every start would be a cold one.
         if part != Part::Data || synced.is_err() {
             let forgotten = disk.forget_cached();
             forgotten.map_err(|error| failed("reading afresh", part, error))?;

@@ -2,7 +2,7 @@
 
 use onefold_format::DedupMode;
 
-/// The hash cache of a volume in line that asks for none: the slots of 2.6 GiB of blocks of 4 KiB.
+/// The default hash cache of an in-line volume: the slots of 2.6 GiB of blocks of 4 KiB.
 const INLINE_HASH_CACHE_BYTES: u64 = 16 << 20;
 
 /// The default domain.

@@ -238,8 +238,8 @@ fn index_replaced_beside_writer() {
     assert_clean(&store);
 }
 
-/// A volume in line finds what another one has, while its finder, the counting, the collector and its
-/// snapshots work. The other one loses the last references to some of that, and writes something else.
+/// A volume in line finds the contents of another volume, while its finder, the counting, the collector and its
+/// snapshots work. The other volume drops the last references to some of them, and writes something else.
 fn inline_beside_all_jobs() {
     let store = pool();
     let published = new_volume(&store, "published", MIB);
@@ -359,8 +359,8 @@ fn shrinking_beside_writer() {
     assert_clean(&store);
 }
 
-/// Keeps what one thread does in the background waiting, as a host without idle processors does, until
-/// that is hurried, or another thread no longer needs it.
+/// Keeps the background work of one thread waiting, as a host without idle processors does, until it is
+/// hurried, or another thread no longer needs it.
 #[derive(Default)]
 struct Busy {
     state: Mutex<BusyState>,
@@ -369,12 +369,12 @@ struct Busy {
 
 #[derive(Default)]
 struct BusyState {
-    /// Whose work waits.
+    /// The thread whose work waits.
     kept: Option<ThreadId>,
     is_hurried: bool,
-    /// Hurrying ends it.
+    /// Hurrying ends the wait.
     ends_by_hurry: bool,
-    /// No caller waits for it.
+    /// No caller waits for the work.
     is_unneeded: bool,
 }
 

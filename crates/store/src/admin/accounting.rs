@@ -47,7 +47,7 @@ const BYTES_PER_GROUP: usize = 112;
 /// Segments of the largest volume.
 const SEGMENTS_MAX: u64 = VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT;
 
-/// No layer has this number.
+/// A number that no layer has.
 const NOBODY: u16 = u16::MAX;
 
 /// Entries of several layers refer to the block.
@@ -430,7 +430,7 @@ impl Touched {
 /// The results for a window of the pool's blocks.
 struct Window {
     blocks: Range<u64>,
-    /// By the layers' numbers.
+    /// The places of the layers, by their numbers.
     places: Vec<Place>,
     /// The last layer that was found to refer to the block.
     last: Vec<u16>,
@@ -473,7 +473,7 @@ impl Window {
         last != layer
     }
 
-    /// Blocks that only one layer refers to were counted as if others did.
+    /// Corrects the counts of blocks to which only one layer refers: they were counted as shared.
     fn add_exclusive(&self, usages: &mut [Usage]) {
         let named = self.last.iter().zip(&self.flags);
         for (layer, flags) in named.filter(|(layer, _)| **layer != NOBODY) {

@@ -87,7 +87,7 @@ impl Store {
     }
 }
 
-/// Nothing if more segments have to be read.
+/// Counts the data and its runs; nothing if more than `segments_max` segments have to be read.
 fn locality(volume: &Volume, segments_max: u64) -> Result<Option<Found>> {
     let (maps, layer) = (&volume.pool.maps(), volume.layer());
     let mut segments = Segments::under(&layer);
@@ -103,7 +103,7 @@ fn locality(volume: &Volume, segments_max: u64) -> Result<Option<Found>> {
     Ok(segments.next(maps, from)?.is_none().then_some(found))
 }
 
-/// Nothing if more segments have to be read.
+/// Counts the data; nothing if more than `segments_max` segments have to be read.
 fn data_blocks(volume: &Volume, segments_max: u64) -> Result<Option<u64>> {
     let maps = &volume.pool.maps();
     let changes = maps.frozen_changes();

@@ -42,7 +42,7 @@ pub struct MetadataExport {
 pub enum LogAfter {
     /// Everything that was committed after the export, and the size of its frames in bytes.
     All(u64),
-    /// Nothing, for this reason.
+    /// The log adds nothing, for this reason.
     Nothing(String),
 }
 
@@ -286,7 +286,7 @@ fn read_pages(
     let secret = Secret::decode(&*pages.next()?, mark.pool).map_err(|e| bad(2, e))?;
     let root = loop {
         let (at, page) = (pages.place, pages.next()?);
-        // The root slots are no places for other pages.
+        // Other pages are never in the root slots.
         let root = (0..ROOT_SLOTS).map(|slot| Root::decode(&page, mark.pool, PageNumber(slot)));
         if let Some(root) = root.flatten().next() {
             break root;

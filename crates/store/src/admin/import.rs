@@ -17,9 +17,9 @@ use crate::volume_options::VolumeOptions;
 /// dies, opening the pool does that.
 pub struct Import {
     store: Arc<Store>,
-    /// Taken by `finish`.
+    /// The volume, until `finish` takes it.
     volume: Option<Arc<Volume>>,
-    /// Up to where blocks have been published.
+    /// Blocks before this one have been published.
     published: Mutex<Lba>,
 }
 

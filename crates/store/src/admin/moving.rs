@@ -1,4 +1,4 @@
-//! Moving the blocks of entries: to before a shrinking pool's new end, and out of what other entries share.
+//! Moving the blocks of entries: to before a shrinking pool's new end, or to copies that no other entry shares.
 //!
 //! Every chosen block is copied to a new one under its entry's lock, and a *map* record makes the entry
 //! refer to the copy: for map, log, recovery, free space and queue that is a guest's write. An entry that
@@ -260,8 +260,8 @@ impl Run {
     }
 }
 
-/// Where most of a segment's blocks are that stay, shared ones included: those that were written together
-/// and published since are where the gaps between them are, too.
+/// The place of most of the blocks in a segment that stay. Shared ones count, too: blocks that were written
+/// together and published since also have the gaps between them.
 fn place_of_most(first: Lba, entries: &Segment, chosen: &Chosen) -> Option<PlacementOffset> {
     let mut places: Vec<(PlacementOffset, usize)> = Vec::new();
     for ((entry, is_chosen), n) in entries.iter().zip(chosen).zip(0..) {

@@ -1,7 +1,7 @@
 //! The fingerprints of claims, which save counting the reads of their blocks, and the alarm that there are many.
 //!
 //! Claims are made and counted in one order, so a claim's number ([`Queue::numbers`]) finds its fingerprint. Each
-//! takes 16 bytes, and nothing else. Without memory a fingerprint is not kept: the block is read when its claim
+//! takes 16 bytes, and nothing else. Where no memory is left they are not kept: the block is read when its claim
 //! is counted. After a crash none are known.
 //!
 //! [`Queue::numbers`]: onefold_metadata::Queue::numbers
@@ -21,7 +21,7 @@ const _: () = assert!(size_of::<Fingerprint>() as u64 == CLAIM_FINGERPRINT_BYTES
 /// The fingerprints of the claims that wait, or of the first of them.
 pub(crate) struct ClaimedFingerprints {
     chunks_max: usize,
-    /// Ascending.
+    /// Chunks with ascending numbers.
     chunks: Mutex<VecDeque<Chunk>>,
 }
 
@@ -110,7 +110,7 @@ impl ClaimedFingerprints {
         }
     }
 
-    /// Memory in use.
+    /// Bytes of memory in use.
     pub(crate) fn bytes(&self) -> u64 {
         (lock(&self.chunks).len() * CHUNK) as u64 * CLAIM_FINGERPRINT_BYTES
     }

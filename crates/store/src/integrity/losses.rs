@@ -13,7 +13,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Io` where the host cannot be asked, or a write of this pool is lost: see
+    /// `Io` where the host cannot be queried, or a write of this pool is lost: see
     /// [`Volume::flush`](crate::Volume::flush).
     pub fn heed_host_errors(&self) -> Result<()> {
         let has_lost = self.engine.has_lost_writes();

@@ -1,14 +1,14 @@
 //! The scrub: reads every mapped block once, and compares published ones with their fingerprints.
 //!
-//! Which fingerprint a block should have is known by the index alone, and in the order of
-//! fingerprints. So the pool is gone over in windows of as many blocks as there is memory to note
-//! four bytes of each one's fingerprint:
+//! Only the index knows which fingerprint a block should have, and it is read in the order of
+//! fingerprints. So the pool is scanned in windows, with as many blocks as there is memory for
+//! four bytes of each block's fingerprint:
 //!
 //! 1. one pass over the index's rows, noting the rows of the window's blocks
 //! 2. the window's blocks in the order of their addresses: read, fingerprint, compare
 //! 3. under the job lock, so that neither finder nor collector changes the index: a block
-//!    that differs is read once more, and the index asked once more whether it has it, under which
-//!    fingerprint. Only if both still disagree is it bad
+//!    that differs is read once more, and looked up in the index once more with its fingerprint.
+//!    Only if both still disagree is it bad
 //!
 //! Requests, finder and collector continue during 1 and 2. A block may get a row after its place was
 //! passed: then it is only read, this time. It may lose its row, be freed and hold something else:
@@ -594,8 +594,8 @@ impl Window {
     }
 }
 
-/// The index does not tell with which domain's key a block's fingerprint was made. Neighbours are
-/// mostly of one domain, so the keys are tried beginning with the one that last fitted.
+/// The domains whose keys are tried on a block, because the index does not record with which key its
+/// fingerprint was made. Neighbours are mostly of one domain, so the key that fitted last comes first.
 #[derive(Default)]
 struct Domains {
     /// All domains that the pool ever had; the ones that fitted last come first.

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | none | its entries are released |
 //! | one | they move there, a record for each segment; those that are hidden there are released |
-//! | several | it stays, unnamed, until it has one or none: a clone, or a volume that was rolled back, needs its entries |
+//! | several | it stays, unnamed, until one or none is above: a clone or a rolled-back volume needs its entries |
 //!
 //! The record in the catalogue says *deleting* until nothing is left, so a crash only interrupts.
 //!
@@ -126,8 +126,7 @@ impl Store {
         done.map(|_| Some(before - layer.logical_blocks()))
     }
 
-    /// How often in a row the deletion that goes next has failed; nothing where none has anything to
-    /// do.
+    /// How often in a row the next deletion has failed; nothing if no deletion has anything to do.
     #[must_use]
     pub fn next_deletion_failures(&self) -> Option<u32> {
         self.deletions.next().map(|next| next.failures)
@@ -144,7 +143,7 @@ impl Store {
         let waiting = self.deletions()?;
         let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
         let all: u64 = waiting.map(|it| it.own_blocks).sum();
-        // Each is tried at least once, whatever happened to it before.
+        // Each is tried at least once, even if it failed before.
         self.deletions.forget_failures();
         let (mut done, mut is_any, mut failed) = (0, false, None);
         while self.next_deletion_failures() == Some(0) {

@@ -1,4 +1,4 @@
-//! Volumes and snapshots that were deleted and still hold something, and which of them goes next.
+//! Volumes and snapshots that were deleted and still hold something, and the order of their deletions.
 
 use std::sync::Arc;
 

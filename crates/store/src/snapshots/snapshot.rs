@@ -25,7 +25,7 @@ use crate::batches::lock_hurrying;
 use crate::store::Store;
 use crate::volume::Volume;
 
-/// Most volumes of which snapshots are made at one moment: their records are in one frame of the log.
+/// The most volumes of which snapshots are made at one moment: their records are in one frame of the log.
 pub const SNAPSHOTS_AT_ONCE_MAX: usize = 256;
 
 const _: () = assert!(SNAPSHOTS_AT_ONCE_MAX * FREEZE_BYTES <= FRAME_PAYLOAD_MAX);
@@ -142,7 +142,7 @@ impl Store {
         Ok(layer.below().filter(|_| first.is_none()))
     }
 
-    /// The layer in common is unnamed, and goes when the volume or the clone does.
+    /// Clones a volume. The common layer is unnamed, and is deleted when the volume or the clone is.
     fn freeze_and_clone(&self, source: &Arc<Volume>, name: &str) -> Result<VolumeRecord> {
         let records = self.freeze(std::slice::from_ref(source), None, |catalogue| {
             let mut slots = catalogue.free_slots();
@@ -258,7 +258,7 @@ impl Store {
         Ok(records)
     }
 
-    /// The `n`-th snapshot of those that are made together.
+    /// The record of the `n`-th of several snapshots that are made together.
     fn snapshot_record(
         &self,
         catalogue: &Catalogue,
@@ -281,7 +281,7 @@ impl Store {
         }
     }
 
-    /// A clone, after `n` other new volumes and layers.
+    /// The record of a clone that is made after `n` other new volumes and layers.
     fn clone_record(
         &self,
         catalogue: &Catalogue,
@@ -296,7 +296,7 @@ impl Store {
         }
     }
 
-    /// An unnamed frozen layer.
+    /// Leaves a layer frozen and without a name.
     fn leave_unnamed(&self, of: &Volume, record: &VolumeRecord) -> Result<()> {
         let volume = Arc::new(Volume::new(Arc::clone(&self.pool), record)?);
         volume.set_name(&full_name(&of.name(), &record.name));

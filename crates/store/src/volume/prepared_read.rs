@@ -1,7 +1,7 @@
 //! Reads of data in a cluster, for which no thread waits.
 //!
-//! A read is *prepared*: its blocks are looked up and pinned, and the engine knows their places. Once it is started it needs
-//! no thread; the engine's thread checks the bytes when they have arrived.
+//! A read is *prepared*: its blocks are looked up and pinned, and the engine knows their places. Once it is started
+//! it needs no thread; the engine's thread checks the bytes when they have arrived.
 //!
 //! A read that needs more (a map that is not in memory, blocks that are known to be bad, a long request, any failure)
 //! goes through [`Volume::read`] with [`Blocking::Yes`], so that errors are handled in one place.
@@ -71,7 +71,7 @@ impl Volume {
             return None;
         }
         self.admit(offset, len as u64, REQUEST_BYTES_MAX).ok()?;
-        // Before the lookup, as P3 asks.
+        // Before the lookup, as P3 requires.
         let pin = self.pool.journal.pin_long();
         let runs = self.runs_to_read(offset, len)?;
         let ranges: Vec<_> = (runs.iter()).map(|run| (run.at, run.bytes.len())).collect();

@@ -287,7 +287,7 @@ impl<'a> StoredRun<'a> {
 /// own when the lookup ends, and a new one starts in the layer that has taken its place.
 pub(super) struct PinnedView<'a> {
     volume: &'a Volume,
-    /// Taken before the layer is looked up, as P3 asks.
+    /// Taken before the layer is looked up, as P3 requires.
     _pin: Pin<'a>,
     layer: Arc<Layer>,
 }

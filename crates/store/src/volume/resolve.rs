@@ -3,7 +3,7 @@
 //!
 //! 1. *zeros* are not stored in any case
 //! 2. *recently seen*: the index found the fingerprint a short time ago
-//! 3. *absent by signature*: the index has no row, as it knows without its disk
+//! 3. *absent by signature*: the index knows without its disk that it has no row
 //! 4. the index's rows
 //!
 //! A result is a hint. Whether it holds is decided when the record is appended: see

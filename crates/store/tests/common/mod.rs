@@ -124,7 +124,7 @@ pub(crate) fn dedup(store: &Store, volume: &Volume) -> BatchReport {
     dedup_ready(store, volume, Ready::All).unwrap()
 }
 
-/// One pass of the finder over a volume. Returns the sums of what tests look at.
+/// One pass of the finder over a volume. Returns the sums of the counts that tests use.
 pub(crate) fn dedup_ready(
     store: &Store,
     volume: &Volume,

@@ -21,14 +21,14 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// Of a machine that lost power, all in one go.
+    /// Recovery of a machine that lost power, without another stop.
     pub(crate) const POWER_LOSS: Self = Self {
         kind: CrashKind::PowerLoss,
         crash_at: None,
         memory_bytes: LITTLE_MEMORY,
     };
 
-    /// Of a process that died.
+    /// Recovery of a process that died.
     pub(crate) const KILLED: Self = Self {
         kind: CrashKind::ProcessKilled,
         ..Self::POWER_LOSS

@@ -63,7 +63,7 @@ fn flushed(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// Blocks are requested that a trim released whose record is in memory only.
+/// A write needs blocks that a trim released, while the trim's record is only in memory.
 fn reused_before_commit(seed: u64) -> Step {
     let world = small_pool(seed)?;
     let (a, b) = (world.new_volume(8 * MIB)?, world.new_volume(8 * MIB)?);

@@ -65,7 +65,7 @@ pub(crate) fn hit_then_power_loss(seed: u64) -> Ended {
     rig.read_all().map(|_| ())
 }
 
-/// The other entries of a claimed block go.
+/// The other entries of a claimed block drop their references.
 pub(crate) fn released_while_claimed(seed: u64) -> Ended {
     let mut rig = published(seed, IndexKind::Hash, 128)?;
     rig.write(1, 0, &[3])?;
@@ -267,7 +267,7 @@ pub(crate) fn bad_block_written_again(seed: u64) -> Ended {
     rig.read(1, 0).map(|_| ())
 }
 
-/// The index has lost the row of a block that is claimed and of which the other reference goes.
+/// The index has lost the row of a claimed block whose other reference is dropped.
 pub(crate) fn row_lost_while_claimed(seed: u64) -> Ended {
     let mut rig = published(seed, IndexKind::Btree, 128)?;
     rig.write(1, 0, &[3])?;
@@ -279,7 +279,7 @@ pub(crate) fn row_lost_while_claimed(seed: u64) -> Ended {
         rows.retain(|(fingerprint, _)| *fingerprint != lost)
     });
     rig.resume(engine)?;
-    // Either reports what index and maps disagree about, and leaves the block alone.
+    // Counting or collecting reports that index and maps disagree, and leaves the block alone.
     let counted = rig.store.count_batch();
     rig.tried("count", counted)?;
     while rig.store.collect_batch().is_ok_and(|it| it.released > 0) {}

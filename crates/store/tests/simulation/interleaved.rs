@@ -106,7 +106,7 @@ fn less_memory_than_before_replays_as_much() {
     assert!(checkpoints > 0, "no opening wrote a checkpoint");
 }
 
-/// A volume goes while a checkpoint is being written that then fails.
+/// A volume is deleted while a checkpoint is being written that then fails.
 #[test]
 fn a_volume_goes_during_a_checkpoint_that_fails() {
     let world = pool(16 * MIB, MIB, 8 * MIB);

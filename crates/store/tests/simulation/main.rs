@@ -19,7 +19,7 @@
 //! | `script.rs` | one script, stopped at each of its I/Os |
 //! | `guards.rs` | the loss without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
-//! | `takeover.rs` | owners of a pool in a cluster that die, and what arrives after it |
+//! | `takeover.rs` | owners of a pool in a cluster that die, and operations that arrive later |
 //! | `closing.rs` | sessions that were closed, and that were not |
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine continues |

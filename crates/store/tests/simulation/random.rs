@@ -1,4 +1,4 @@
-//! What seeded runs draw.
+//! The random choices of seeded runs.
 
 pub(crate) use crate::common::Random;
 

@@ -27,8 +27,8 @@ fn rig(seed: u64, index: IndexKind) -> Rig {
     rig
 }
 
-/// Those that a crash leaves. The other one is counted again from the present blocks, and so does
-/// not know of decay that was not found before.
+/// The kinds of index that survive a crash. The other one is counted again from the present blocks,
+/// and so does not know of decay that was not found before.
 const LASTING: [IndexKind; 2] = [IndexKind::Hash, IndexKind::Btree];
 
 #[test]

@@ -19,7 +19,7 @@ use crate::world::{Fill, Step, Stop, World};
 /// A volume with many segments, hardly any of which are used.
 const WIDE_BYTES: u64 = 1536 * MIB;
 
-/// Of a small hash cache: the slots of two segments.
+/// Bytes of a small hash cache: the slots of two segments.
 const HASH_CACHE_BYTES: u64 = 24 << 10;
 
 /// Locks held during an I/O, which must not be requested in the middle of it.
@@ -28,9 +28,9 @@ enum Held {
     Nothing,
     /// Blocks of this volume.
     Blocks(u64),
-    /// The commit lock, perhaps the checkpoint's and blocks besides.
+    /// The commit lock, and perhaps the checkpoint lock and blocks.
     Commit,
-    /// The checkpoint lock, perhaps blocks besides.
+    /// The checkpoint lock, and perhaps blocks.
     Checkpoint,
     /// The job lock, and blocks of any volume.
     Moving,
@@ -390,7 +390,7 @@ impl World {
         Ok(())
     }
 
-    /// Closing writes a checkpoint, whatever there is to write.
+    /// Closing writes a checkpoint, even if nothing has changed.
     fn panic_in_close(&self) -> Step {
         let store = self.store();
         let close = || self.durably("close", || store.close());
@@ -414,7 +414,7 @@ impl World {
         ended.map(|()| false)
     }
 
-    /// Of one volume or of all.
+    /// Makes a snapshot of one volume or of all.
     fn snapshot_some(&self, volumes: &[u64], id: u64) -> Step {
         if self.snapshot_ids().len() > 3 {
             return Ok(());
@@ -434,7 +434,7 @@ impl World {
         self.delete_snapshot(id)
     }
 
-    /// Of a volume or of a snapshot.
+    /// Clones a volume or a snapshot.
     fn clone_some(&self, volumes: &[u64], id: u64) -> Step {
         if volumes.len() > 4 {
             return Ok(());

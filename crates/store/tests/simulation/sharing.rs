@@ -382,8 +382,8 @@ impl World {
         coverage.declined += report.declined;
     }
 
-    /// Ends a shrinking of the pool that was begun, or that a crash cut short; gives it up where it
-    /// comes to no end.
+    /// Finishes a shrinking of the pool that was begun, or that a crash cut short; cancels it if it does
+    /// not end.
     pub(crate) fn go_on_shrinking(&self) -> Step {
         let store = self.store();
         let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();

@@ -52,7 +52,7 @@ pub(crate) fn died_in_a_write(seed: u64) -> Step {
     world.engine().crash_after(1);
     crash_is_fine(world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes))?;
     take_over(&world)?;
-    // All that is free, but for what makes room for records.
+    // All free blocks, except for the records' room.
     let rest = 4 * MIB - 40 * BLOCK;
     world.write(b, 0, rest, Fill::Data, Blocking::Yes)?;
     world.flush(b)?;

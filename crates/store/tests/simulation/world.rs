@@ -100,7 +100,7 @@ pub(crate) struct State {
     pub(crate) has_lost_data: bool,
     /// The power failed since the last comparison, so unflushed data may be gone for that reason alone.
     pub(crate) power_failed: bool,
-    /// The opening knows of it.
+    /// The opening knows of lost data.
     pub(crate) knows_of_loss: bool,
     /// An opening that found losses was cut short after it may have recorded them. The record survives a
     /// power loss, which makes a new one unnecessary: the volume fails its flushes all the same.
@@ -150,7 +150,7 @@ impl World {
         Self::on(SimulatedEngine::new(seed), seed, options)
     }
 
-    /// The same in a cluster, with objects of this size.
+    /// A cluster with objects of this size and an empty pool, not open yet.
     pub(crate) fn in_cluster(
         seed: u64,
         options: &CreateOptions,
@@ -211,7 +211,7 @@ impl World {
         })))
     }
 
-    /// The same, and the pool is open.
+    /// A machine with an empty pool on it, which is open.
     pub(crate) fn opened(seed: u64, options: &CreateOptions) -> Arc<Self> {
         let world = Self::new(seed, options);
         world.open(LITTLE_MEMORY).unwrap();
@@ -257,7 +257,7 @@ impl World {
         Ok(report)
     }
 
-    /// Of volumes, without their snapshots.
+    /// The numbers of the volumes, without their snapshots.
     pub(crate) fn volume_ids(&self) -> Vec<u64> {
         let state = self.state();
         let volumes = state.volumes.iter();
@@ -265,7 +265,7 @@ impl World {
         proper.map(|volume| volume.id).collect()
     }
 
-    /// Of snapshots.
+    /// The numbers of the snapshots.
     pub(crate) fn snapshot_ids(&self) -> Vec<u64> {
         let state = self.state();
         let volumes = state.volumes.iter();

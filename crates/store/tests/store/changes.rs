@@ -32,12 +32,12 @@ enum Request {
     Resize {
         blocks: u64,
     },
-    /// From now on another volume is written.
+    /// Writes to another volume from now on.
     Turn {
         which: u8,
     },
     Snapshot,
-    /// Of a volume or snapshot.
+    /// Clones a volume or snapshot.
     Clone {
         which: u8,
     },
@@ -57,7 +57,7 @@ enum Request {
     },
     Tick,
     Reopen,
-    /// Compares each with each.
+    /// Compares each volume and snapshot with every other one.
     Compare,
 }
 
@@ -399,8 +399,8 @@ fn merges_and_the_finder_hide_nothing() {
     snapshot("last");
     let [since, last] = ["v@first", "v@last"].map(|name| store.volume(name).unwrap());
     let is_over = Arc::new(AtomicBool::new(false));
-    // Nothing is merged before all of them have begun, and each asks once more when all is merged,
-    // whichever of them gets a turn before that.
+    // Nothing is merged before all threads have begun, and each makes one more request once all is
+    // merged, whichever ran before that.
     let begun = Arc::new(Barrier::new(4));
     let asks = [(&since, &last), (&last, &since), (&since, &live)].map(|(since, new)| {
         let (since, new) = (Arc::clone(since), Arc::clone(new));
@@ -436,7 +436,7 @@ fn merges_and_the_finder_hide_nothing() {
     }
 }
 
-/// As many as can be, and no more; the death of the host right after loses none.
+/// The most snapshots that can be made at once, and no more; the host's death right after loses none.
 #[test]
 fn snapshots_of_many_volumes_are_of_one_moment() {
     let world = common::World::new(&pool_of(64 << 20), LITTLE_MEMORY);

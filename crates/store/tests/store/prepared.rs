@@ -1,4 +1,4 @@
-//! Writes in place past the host's cache, for which no thread waits: what happens until they end, and after.
+//! Writes in place past the host's cache, for which no thread waits: events before and after they end.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};

@@ -48,7 +48,7 @@ fn volume_with(store: &Store, name: &str, change: impl FnOnce(&mut VolumeOptions
     store.volume(name).unwrap()
 }
 
-/// Blocks that a pass of the finder takes of those that have come to rest.
+/// The number of cold blocks that a pass of the finder takes.
 fn scanned_cold(store: &Store, volume: &Volume) -> u64 {
     let report = common::dedup_ready(store, volume, Ready::Cold);
     report.unwrap().scanned
@@ -237,7 +237,7 @@ fn domains_never_share() {
     assert_eq!(world.stat().unwrap().physical_blocks, 200);
     assert_eq!(names.len(), world.stat().unwrap().volumes.len());
     assert_clean(&world);
-    // A volume that goes takes only its own references with it.
+    // Deleting a volume drops only its own references.
     delete_volume(&world, "a");
     collect(&world);
     assert_eq!(read(&volumes[2], 0, 100), Vec::from_iter(1..101));
