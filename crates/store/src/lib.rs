@@ -9,7 +9,7 @@
 //! | folder, file | purpose |
 //! | --- | --- |
 //! | `store.rs` `checks.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
-//! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read, trimmed; changes between two volumes |
+//! | `volume/` `volume_options.rs` | the data path: requests are checked, read, written, trimmed; volumes compared |
 //! | `pool.rs` | state that volumes share |
 //! | `snapshots/` | snapshots and clones, rollback, deletion |
 //! | `dedup/` | blocks are published, shared and released, batch by batch; the index is rebuilt |
