@@ -1,9 +1,9 @@
-//! Writes behind the back of their callers, of which a sync returns the errors.
+//! Writes that return before the cluster has acknowledged them. A sync returns their errors.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Writes that nobody waits for yet.
+/// In-flight writes that no caller waits for.
 #[derive(Default)]
 pub(super) struct Behind {
     state: Mutex<BehindState>,
@@ -13,7 +13,7 @@ pub(super) struct Behind {
 #[derive(Default)]
 struct BehindState {
     under_way: usize,
-    /// Of the first that failed. Nothing that was written since the last sync is to be relied on.
+    /// The error of the first failed write. After it, nothing written since the last sync can be relied on.
     failure: Option<io::Error>,
 }
 
@@ -37,7 +37,7 @@ impl Behind {
         }
     }
 
-    /// Fails if one is known to have failed. The error itself is for the sync.
+    /// Fails if a write is known to have failed. The error itself is kept for the sync.
     pub(super) fn check(&self) -> io::Result<()> {
         match &self.state().failure {
             Some(error) => Err(io::Error::new(

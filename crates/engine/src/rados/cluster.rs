@@ -7,7 +7,7 @@ use onefold_rados::{Create, Pool, WhenFull, WriteOp};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// What the disks of one engine share.
+/// State that the disks of one engine share.
 pub(super) struct Cluster {
     pub(super) pool: Pool,
     pub(super) ownership: Arc<Ownership>,
@@ -16,11 +16,11 @@ pub(super) struct Cluster {
     unasked_bytes: Mutex<u64>,
 }
 
-/// The object that is made to ask for room.
+/// The object that is created to test whether the cluster has room.
 pub(super) const ROOM: &str = "g.0.room";
 
-/// So much do parts grow without a question: little beside what a cluster keeps free when it is full (3 % by default), and
-/// so much that the question takes no time.
+/// Bytes by which parts may grow without asking the cluster for room: few compared to the space that a cluster keeps
+/// free when it is full (3 % by default), and enough that asking takes no noticeable time.
 const UNASKED_BYTES_MAX: u64 = 16 << 20;
 
 impl Cluster {
@@ -33,7 +33,7 @@ impl Cluster {
         }
     }
 
-    /// Submits a change; `ended` hears of it on a thread of librados, or at once.
+    /// Submits a change. Calls `ended` with the result, on a thread of librados or at once.
     pub(super) fn submit(
         &self,
         object: &str,
@@ -58,9 +58,9 @@ impl Cluster {
             });
     }
 
-    /// Submits reads of an object, each a place there and a length, as one operation; it is counted among what is
-    /// under way. `ended` gets the bytes that each of them found, fewer than asked for at the object's end, or nothing
-    /// if there is no such object.
+    /// Submits reads of an object, each an offset and a length, as one operation, which counts as in flight until it
+    /// ends. `ended` receives the bytes of each read: fewer than requested at the object's end, and nothing at all if
+    /// the object does not exist.
     pub(super) fn read(
         &self,
         object: &str,
@@ -89,7 +89,7 @@ impl Cluster {
         });
     }
 
-    /// Submits a change, and waits for its end.
+    /// Submits a change and waits for its end.
     pub(super) fn change(&self, object: &str, change: ObjectChange) -> io::Result<()> {
         self.change_if(object, change, WhenFull::Go)
     }
@@ -100,11 +100,11 @@ impl Cluster {
         all.wait()
     }
 
-    /// Asks for the room by which a part is about to grow, in bytes. `StorageFull` or `QuotaExceeded` if the
-    /// cluster is full.
+    /// Has to be called before a part grows by this many bytes; asks the cluster for room from time to time.
+    /// `StorageFull` or `QuotaExceeded` if the cluster is full.
     ///
-    /// Parts grow whether there is room or not, because what was promised to them must be there when nothing else
-    /// is: so the cluster is asked before that, by an object which is made and removed again.
+    /// Growing itself succeeds in a full cluster, because space that was promised to a part must be there when nothing
+    /// else is. So the cluster is asked beforehand, by creating an object and removing it again.
     pub(super) fn grows(&self, bytes: u64) -> io::Result<()> {
         let mut unasked = (self.unasked_bytes.lock()).unwrap_or_else(PoisonError::into_inner);
         *unasked = unasked.saturating_add(bytes);
@@ -116,7 +116,7 @@ impl Cluster {
             doing: "removing",
             bytes: 0,
         };
-        // One that a process left when it died would have the room that this asks for.
+        // An object that a killed process left already has its space, so writing to it would prove nothing.
         match self.change(ROOM, remove()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -128,17 +128,17 @@ impl Cluster {
         };
         self.change_if(ROOM, make, WhenFull::Fail)?;
         *unasked = 0;
-        // The next question removes it, or the end of the pool.
+        // If this fails, the next call removes the object, or the removal of the pool does.
         let _ = self.change(ROOM, remove());
         Ok(())
     }
 
-    /// A change that only the owner can make, of an object that has an owner.
+    /// Begins a change that takes effect only if the object belongs to this owner's session.
     pub(super) fn asserted(&self) -> WriteOp {
         super::head::asserted(&self.pool, self.ownership.session())
     }
 
-    /// A change of an object that belongs to this owner from now on. One that is not known to be there is made.
+    /// Begins a change that makes an object this owner's. Creates the object unless it is known to exist.
     pub(super) fn stamped(&self, is_made: bool) -> WriteOp {
         let op = self.pool.write_op();
         let op = if is_made {
@@ -150,7 +150,7 @@ impl Cluster {
     }
 }
 
-/// An error that only a former owner gets says who owns the pool.
+/// Marks the ownership as lost if the error is one that only a former owner gets.
 fn check_owned(ownership: &Ownership, error: &io::Error) {
     if onefold_rados::is_fenced(error) {
         ownership.lose("this host was fenced");
@@ -159,11 +159,11 @@ fn check_owned(ownership: &Ownership, error: &io::Error) {
     }
 }
 
-/// A change of one object, and what it is for messages.
+/// A change of one object, and a verb for messages.
 pub(super) struct ObjectChange {
     pub(super) op: WriteOp,
     pub(super) doing: &'static str,
-    /// Bytes that it writes.
+    /// The number of bytes that the change writes.
     pub(super) bytes: usize,
 }
 
@@ -178,7 +178,7 @@ struct Counted<E> {
 }
 
 impl<E: Send + 'static> Countdown<E> {
-    /// For so many.
+    /// Waits for `count` operations.
     pub(super) fn new(count: usize) -> Countdown<E> {
         Countdown {
             shared: Arc::new(Counted {
@@ -188,7 +188,7 @@ impl<E: Send + 'static> Countdown<E> {
         }
     }
 
-    /// What hears of the end of one of them.
+    /// Returns the callback for the end of one operation.
     pub(super) fn part(&self) -> impl FnOnce(Result<(), E>) + Send + use<E> + 'static {
         let shared = Arc::clone(&self.shared);
         move |result| {
@@ -202,7 +202,7 @@ impl<E: Send + 'static> Countdown<E> {
         }
     }
 
-    /// Until all have ended. Of several errors it is the last.
+    /// Waits until all operations have ended. Of several errors, returns the last.
     pub(super) fn wait(&self) -> Result<(), E> {
         let mut state = (self.shared.state.lock()).unwrap_or_else(PoisonError::into_inner);
         while state.0 > 0 {

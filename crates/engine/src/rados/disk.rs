@@ -1,16 +1,15 @@
-//! A part in objects.
+//! A part of a pool in Ceph, stored as objects.
 //!
-//! What a guest has been answered must survive the death of the process, so a write of data returns when the cluster
-//! has acknowledged it, and is durable then. Other parts are written behind: their writes return when they were
-//! submitted, and a sync waits for all of them. RADOS applies the operations of one client on one object in the
-//! order of their submission, so a read that begins later sees them. Once one has failed, reads fail until a sync has
-//! returned the error.
+//! A write that was acknowledged to a guest must survive the death of the process, so a write of data returns once the
+//! cluster has acknowledged it, and is durable then. Writes of other parts return when they are submitted, and a sync
+//! waits for all of them. RADOS applies the operations of one client on one object in the order of their submission, so
+//! later reads see these writes. Once a write has failed, reads fail until a sync has returned the error.
 //!
-//! An object of the data that is missing, or ends too soon, fails every read there: the cluster has lost it.
-//! Other parts are read where nothing was ever written, too, and check what they find: there it reads as zeros.
+//! A read of data fails if an object is missing or too short: the cluster has lost it. Other parts are also read where
+//! nothing was ever written, and their content is checked: missing bytes read as zeros.
 //!
 //! Invariants:
-//! - All objects of a part are below its reach, which the head has before the first of them is made.
+//! - All objects of a part are below its reach, which the head records before the first of them is created.
 //! - A guarded object belongs to the owner's session from the opening of its part on.
 
 use super::behind::Behind;
@@ -28,17 +27,17 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
-/// Bytes of writes under way, of all parts together, from which on further ones wait.
+/// In-flight bytes of writes, of all parts together, above which further writes wait.
 const UNDER_WAY_BYTES_MAX: usize = 16 << 20;
 
-/// Operations that one call has under way.
+/// The most operations that one call has in flight.
 const OPERATIONS_MAX: usize = 128;
 
-/// Places in an object that one operation reads or writes, at most: an OSD does them one after the other, and nothing
-/// else in the object's placement group meanwhile.
+/// The most places in an object that one operation reads or writes: an OSD handles them one after the other, and delays
+/// all other operations on the object's placement group until it is done.
 const PLACES_MAX: usize = 64;
 
-/// The longest write that is prepared. Longer ones cost so much for their bytes that a thread matters little.
+/// The longest write that is prepared. The transfer of a longer one outweighs the cost of a thread.
 const PREPARED_BYTES_MAX: usize = 256 << 10;
 
 /// An open part.
@@ -46,18 +45,18 @@ pub(super) struct RadosDisk {
     cluster: Arc<Cluster>,
     part: Part,
     base: String,
-    /// Its name in errors.
+    /// The part's name in errors.
     name: String,
     entry: Mutex<Entry>,
-    /// The length that the head has.
+    /// The part's length according to the head.
     stored_len: AtomicU64,
     behind: Arc<Behind>,
 }
 
 impl RadosDisk {
-    /// Opens a part that the head has, of which `made` guarded objects were there. They belong to this owner
-    /// afterwards. One of them that is missing was lost, with records of the log or a list that nothing else has, and
-    /// is an error.
+    /// Opens a part that the head lists; its guarded objects belong to this owner afterwards. `made` of them are known
+    /// to exist: if one of these is missing, the cluster has lost records of the log or a list that exists nowhere
+    /// else, and opening fails.
     pub(super) fn open(
         cluster: &Arc<Cluster>,
         part: Part,
@@ -81,8 +80,8 @@ impl RadosDisk {
             disk.change_head(change.made(part, disk.made_of(&entry, stamped)))?;
         }
         if part != Part::Data {
-            // What was written beyond the length was never synced, and must not be there when the part grows again.
-            // Data has its length before anything is written there.
+            // Bytes beyond the length were never synced, and must not reappear when the part grows again. Data has its
+            // length before anything is written there.
             disk.clear(entry.len, entry.reach - entry.len)
                 .map_err(|error| disk.failed("cutting off", entry.len..entry.reach, error))?;
         }
@@ -134,8 +133,8 @@ impl RadosDisk {
         })
     }
 
-    /// Makes the guarded ones among these objects this owner's, of which those before `made` are there. Returns
-    /// up to where objects are guarded.
+    /// Makes the guarded objects of this range this owner's; objects before `made` exist already. Returns the end of
+    /// the guarded ones.
     fn stamp(&self, objects: Range<u64>, made: u64) -> io::Result<u64> {
         let start = objects.start;
         let guarded: Vec<u64> = objects
@@ -153,7 +152,7 @@ impl RadosDisk {
             let (ended, of) = (all.part(), name.clone());
             let ended = move |stamped: io::Result<()>| {
                 ended(stamped.map_err(|error| match error.kind() {
-                    // Not `NotFound`, because the part is there.
+                    // Not `NotFound`, because the part exists.
                     io::ErrorKind::NotFound => io::Error::new(
                         io::ErrorKind::InvalidData,
                         format!("its object {of} is missing: the cluster has lost it"),
@@ -168,7 +167,7 @@ impl RadosDisk {
         Ok(end)
     }
 
-    /// What the head says of guarded objects, if the part has any.
+    /// The number of guarded objects as the head records it, if the part has any.
     fn made_of(&self, entry: &Entry, objects: u64) -> Option<Made> {
         (objects > 0).then_some(Made {
             generation: entry.generation,
@@ -190,14 +189,14 @@ impl RadosDisk {
         object_name(&self.base, object)
     }
 
-    /// Makes the part at least so long, before anything is written there.
+    /// Grows the part to at least this length, before anything is written there.
     fn grow(&self, end: u64) -> io::Result<()> {
         let mut entry = self.entry();
         if end <= entry.len {
             return Ok(());
         }
         if self.part != Part::Data {
-            // Guests hear of data that finds no room when they write it.
+            // Data needs no check: guests learn that the cluster is full when they write.
             let grows = self.cluster.grows(end - entry.len);
             grows.map_err(|error| self.failed("growing by", entry.len..end, error))?;
         }
@@ -209,7 +208,7 @@ impl RadosDisk {
         Ok(())
     }
 
-    /// Gives the head this entry, of a part whose entry is locked.
+    /// Stores this entry in the head. The caller holds the lock on the part's entry.
     fn store_entry(&self, before: &Entry, entry: Entry) -> io::Result<()> {
         let session = self.cluster.ownership.session();
         let mut change = Change::begin(&self.cluster.pool, session).part(self.part, Some(entry));
@@ -225,7 +224,7 @@ impl RadosDisk {
         Ok(())
     }
 
-    /// Writes to one object: each a place there and its bytes.
+    /// Makes a change that writes to one object. Each write is an offset and the bytes.
     fn write_change<'a>(
         &self,
         object: u64,
@@ -247,9 +246,9 @@ impl RadosDisk {
         change
     }
 
-    /// Guests hear that there is no room, and wait or fail as the pool is set. The store's own parts get what they need up
-    /// to their length, because nothing makes room without them, and a commit that fails ends the session; they grow
-    /// only where there is room.
+    /// Guests' writes fail in a full cluster; the pool's settings decide whether the guest waits. The other parts are
+    /// written up to their length even then, because nothing can make room without them, and a failed commit ends the
+    /// session; they grow only where there is room.
     fn when_full(&self) -> WhenFull {
         match self.part {
             Part::Data => WhenFull::Fail,
@@ -269,7 +268,7 @@ impl RadosDisk {
         }
     }
 
-    /// Submits one operation for places of one object, which answers with the bytes of each.
+    /// Submits one operation that reads these places of one object.
     fn begin_read(
         &self,
         places: &[Place],
@@ -280,7 +279,7 @@ impl RadosDisk {
         self.cluster.read(&object, asked, ended);
     }
 
-    /// Gives the requests what an operation has read for them.
+    /// Copies the bytes that an operation has read into the buffers of the requests.
     fn take_read(
         &self,
         places: &[Place],
@@ -304,7 +303,7 @@ impl RadosDisk {
                 }
                 Ok(())
             }
-            // One after the other, to find out which of them it is.
+            // Repeats the reads one by one, to find out which of them fails.
             Err(_) if places.len() > 1 => places.iter().try_for_each(|place| {
                 let place = std::slice::from_ref(place);
                 let (sender, end) = mpsc::channel();
@@ -329,7 +328,7 @@ impl RadosDisk {
         (request, self.failed("reading", range, error))
     }
 
-    /// The error of a read of data where an object is missing, or ends at this byte of it.
+    /// The error of a read of data from an object that is missing, or that ends at this byte.
     fn lost(&self, object: u64, ends: Option<u64>) -> io::Error {
         let name = self.object(object);
         let what = match ends {
@@ -342,7 +341,7 @@ impl RadosDisk {
         )
     }
 
-    /// Zeros, or whole objects that go.
+    /// Zeroes a range. Objects that it covers entirely are removed, unless they are guarded.
     fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
         let pieces: Vec<Piece> = pieces(offset, len).collect();
         for some in pieces.chunks(OPERATIONS_MAX) {
@@ -355,7 +354,7 @@ impl RadosDisk {
                         .asserted()
                         .zero(piece.offset, piece.len() as u64),
                     (false, true) => self.cluster.pool.write_op().remove(),
-                    // An operation on a missing object would make it.
+                    // An operation on a missing object would create it.
                     (false, false) => (self.cluster.pool.write_op())
                         .assert_exists()
                         .zero(piece.offset, piece.len() as u64),
@@ -375,7 +374,7 @@ impl RadosDisk {
     }
 }
 
-/// What is not there need not be removed.
+/// Treats a missing object as removed.
 fn missing_is_fine(
     ended: impl FnOnce(io::Result<()>) + Send + 'static,
 ) -> impl FnOnce(io::Result<()>) + Send + 'static {
@@ -404,7 +403,7 @@ impl Disk for RadosDisk {
             while begun < operations.len() && begun < ended + OPERATIONS_MAX {
                 let (number, sender) = (begun, sender.clone());
                 self.begin_read(&operations[begun], move |read| {
-                    // Nobody hears it after an error.
+                    // After an error, the receiver is gone.
                     let _ = sender.send((number, read));
                 });
                 begun += 1;
@@ -413,7 +412,7 @@ impl Disk for RadosDisk {
             let (number, read) = ends.recv().map_err(gone)?;
             self.take_read(&operations[number], read, ranges)?;
         }
-        // A write that has returned is seen by later reads, or they fail.
+        // Later reads see a write that has returned, or they fail.
         self.behind
             .check()
             .map_err(|error| (0, explain(format!("reading {}", self.name), error)))
@@ -449,14 +448,14 @@ impl Disk for RadosDisk {
         }
         let asked = ranges.iter().map(|it| (it.offset, it.bytes.len() as u64));
         let operations = by_object(asked, PLACES_MAX);
-        // After an error, too, all of them end here: the caller may give their places to others.
+        // Waits for all operations even after an error: the caller may reuse their places afterwards.
         let all = Countdown::new(operations.len());
         for places in &operations {
             let bytes = |it: &Place| &ranges[it.request].bytes[it.piece.bytes.clone()];
             let writes = places.iter().map(|it| (it.piece.offset, bytes(it)));
             let object = places[0].piece.object;
             let change = self.write_change(object, writes);
-            // None of an operation's writes was made if it failed.
+            // A failed operation has made none of its writes.
             let (n, ended) = (places[0].request, all.part());
             let ended = move |written: io::Result<()>| ended(written.map_err(|error| (n, error)));
             self.cluster
@@ -546,7 +545,7 @@ impl Disk for RadosDisk {
     }
 
     fn forget_cached(&self) -> io::Result<()> {
-        // An OSD answers with what it has acknowledged.
+        // Nothing is cached here, and OSDs read the data that they have acknowledged.
         Ok(())
     }
 
@@ -568,7 +567,7 @@ impl Disk for RadosDisk {
         let mut entry = self.entry();
         let before = *entry;
         if len < before.len {
-            // In order with the writes that were submitted before.
+            // RADOS applies this after the writes that were submitted before.
             self.clear(len, before.reach - len)
                 .map_err(|error| self.failed("cutting off", len..before.reach, error))?;
         }
@@ -584,7 +583,7 @@ impl Disk for RadosDisk {
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {
-        // Ceph knows what a pool takes, and not what a part does.
+        // Ceph knows how much space a pool takes, but not a single part.
         self.len()
     }
 
@@ -596,7 +595,7 @@ impl Disk for RadosDisk {
             let (sender, ends) = mpsc::channel();
             for object in some {
                 let (object, sender) = (*object, sender.clone());
-                // One byte tells, and does not disturb anybody.
+                // Reading one byte is enough, and cheap for the cluster.
                 self.cluster
                     .read(&self.object(object), [(0, 1)], move |read| {
                         let _ = sender.send((object, read));
@@ -630,13 +629,13 @@ impl Disk for RadosDisk {
 
 impl Drop for RadosDisk {
     fn drop(&mut self) {
-        // Whoever opens the part again sees all that was written. Nobody is left to hear of an error: what was not
-        // synced may be lost.
+        // Makes the next opening of the part see all writes. An error has no receiver left: unsynced writes may be
+        // lost.
         let _ = self.sync();
     }
 }
 
-/// A write that has not begun.
+/// A prepared write to one object.
 struct Prepared {
     cluster: Arc<Cluster>,
     object: String,

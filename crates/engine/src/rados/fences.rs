@@ -1,11 +1,11 @@
-//! Fences that last: former owners are kept out of the cluster for as long as the pool is there.
+//! Fences that last: former owners stay on the cluster's blocklist for as long as the pool exists.
 //!
-//! A process that is frozen may wake up at any time, with writes of data in flight to blocks that hold something else
-//! by then. The cluster's blocklist forgets its entries, by their age or by an administrator. So the head keeps the
-//! addresses, and the owner puts them on the blocklist again when it takes the pool, and from time to time afterwards.
+//! A frozen process may wake up at any time, with in-flight writes to blocks that have been reused since. The cluster's
+//! blocklist loses entries: they expire, or an administrator removes them. So the head keeps the addresses, and the
+//! owner adds them to the blocklist again when it takes the pool, and periodically afterwards.
 //!
-//! An owner that was a process of this run directory is not kept: the directory's lock proves that it is dead, and what
-//! it has sent is long gone when its entry is.
+//! The head does not keep the address of an owner that was a process of this run directory: the directory's lock proves
+//! that the process is dead, and its last operations have ended long before its entry expires.
 //!
 //! Crash behaviour: an address is in the head before its owner's lock is broken, so the next owner knows it.
 
@@ -17,26 +17,27 @@ use std::thread;
 /// How long an entry of the blocklist lasts. The owner renews it.
 const FENCE_SECONDS: u32 = 30 * 24 * 3600;
 
-/// Addresses that the head keeps; of more, the oldest go. A host that falls silent with a process that lives is an accident: a
-/// pool does not have 128 of them while one may still wake up. An attribute of some kilobytes is no burden.
+/// The most addresses that the head keeps; the oldest are dropped first. A host that falls silent while its process
+/// lives is an accident: a pool does not have 128 of them that may still wake up. An attribute of some kilobytes is
+/// cheap.
 pub(super) const FENCED_MAX: usize = 128;
 
-/// Requests to the monitors at a time: each of them takes as long as all together.
+/// Concurrent requests to the monitors: one takes as long as all of them together.
 const REQUESTS_MAX: usize = 16;
 
-/// How often the head may change while an address is entered.
+/// Attempts to enter an address. An attempt fails if the head changes concurrently.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// Of documentation (RFC 5737), so that no client has it.
+/// An address reserved for documentation (RFC 5737), so no client has it.
 const NOBODY: &str = "192.0.2.1:0/";
 
-/// Fences need a right that nothing else does, and a host needs it first when another one is dead. So an address that nobody
-/// has is kept out for a second. `PermissionDenied` without the right.
+/// Checks that this client may fence others, by blocklisting for one second an address that no client has. Nothing else
+/// needs this right, and a host first needs it after another one has died. `PermissionDenied` without it.
 pub(super) fn try_out(client: &Client) -> io::Result<()> {
     client.blocklist_add(&format!("{NOBODY}{}", std::process::id()), 1)
 }
 
-/// Keeps the client with this address out; the head knows it afterwards if it `may_wake`.
+/// Blocklists the client with this address. If it `may_wake`, the head records the address first.
 pub(super) fn fence(client: &Client, pool: &Pool, address: &str, may_wake: bool) -> io::Result<()> {
     if cfg!(onefold_without_fencing) {
         tracing::warn!("this build fences nobody: it is for a test that has to notice");
@@ -49,7 +50,7 @@ pub(super) fn fence(client: &Client, pool: &Pool, address: &str, may_wake: bool)
     client.wait_for_latest_osdmap()
 }
 
-/// Keeps out all that the head names.
+/// Blocklists all addresses in the head again.
 pub(super) fn restore(client: &Client, pool: &Pool) -> io::Result<()> {
     let fenced = head::read(pool)?.fenced;
     if fenced.is_empty() || cfg!(onefold_without_fencing) {
@@ -72,7 +73,7 @@ pub(super) fn restore(client: &Client, pool: &Pool) -> io::Result<()> {
     client.wait_for_latest_osdmap()
 }
 
-/// Enters an address in the head, which others may change at the same time.
+/// Enters an address in the head, which other hosts may change concurrently.
 fn keep(pool: &Pool, address: &str) -> io::Result<()> {
     for _ in 0..ATTEMPTS_MAX {
         let head = head::read(pool)?;
@@ -87,7 +88,7 @@ fn keep(pool: &Pool, address: &str) -> io::Result<()> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// The addresses with another one; nothing if it is among them.
+/// Adds an address to the list. Returns nothing if it is there already.
 fn with(mut fenced: Vec<String>, address: &str) -> Option<Vec<String>> {
     if fenced.iter().any(|known| known == address) {
         return None;

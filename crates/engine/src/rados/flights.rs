@@ -1,16 +1,16 @@
-//! Operations under way, so that somebody can say what has been waiting for the cluster, and since when.
+//! Operations in flight, so that the log can report how many wait for the cluster, and since when.
 //!
-//! An operation ends when it ends: Ceph keeps it until it can be done, however long that takes, because one that was
-//! called off could still take effect later.
+//! An operation is never cancelled: Ceph keeps it until it can be done, however long that takes, and a cancelled one
+//! could still take effect later.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// After this time somebody is told.
+/// An operation in flight for longer than this is reported.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Operations of one engine that have not ended.
+/// In-flight operations of one engine.
 #[derive(Default)]
 pub(super) struct Flights {
     state: Mutex<State>,
@@ -19,12 +19,12 @@ pub(super) struct Flights {
 
 #[derive(Default)]
 struct State {
-    /// By the order in which they began.
+    /// Operations by number, in the order in which they began.
     under_way: BTreeMap<u64, Flight>,
     next: u64,
-    /// Bytes of writes.
+    /// Bytes of in-flight writes.
     bytes: usize,
-    /// Somebody was told that operations wait.
+    /// The last report said that operations wait.
     is_reported: bool,
 }
 
@@ -35,7 +35,7 @@ struct Flight {
     bytes: usize,
 }
 
-/// The number of an operation.
+/// Identifies an operation in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket(u64);
 
@@ -45,7 +45,7 @@ impl Flights {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An operation begins.
+    /// Records the start of an operation.
     pub(super) fn begin(&self, doing: &'static str, object: &str, bytes: usize) -> Ticket {
         let mut state = self.state();
         let number = state.next;
@@ -61,7 +61,7 @@ impl Flights {
         Ticket(number)
     }
 
-    /// It has ended.
+    /// Records the end of an operation.
     pub(super) fn end(&self, ticket: Ticket) {
         let mut state = self.state();
         if let Some(flight) = state.under_way.remove(&ticket.0) {
@@ -71,12 +71,12 @@ impl Flights {
         self.landed.notify_all();
     }
 
-    /// Bytes of writes under way.
+    /// Bytes of in-flight writes.
     pub(super) fn bytes(&self) -> usize {
         self.state().bytes
     }
 
-    /// Waits until fewer bytes than these are under way.
+    /// Waits until fewer bytes than this are in flight.
     pub(super) fn wait_for_room(&self, bytes: usize) {
         let mut state = self.state();
         while state.bytes >= bytes {
@@ -87,7 +87,7 @@ impl Flights {
         }
     }
 
-    /// What to tell the user now, if there is any news.
+    /// Returns a report for the user when operations become late, and when none is late any more.
     pub(super) fn news(&self) -> Option<News> {
         let mut state = self.state();
         let oldest = state.under_way.values().next();
@@ -109,16 +109,16 @@ impl Flights {
     }
 }
 
-/// News of operations that take long.
+/// A report on operations that take long.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// Some wait.
+    /// At least one operation is late.
     Waits {
         operations: usize,
         oldest: String,
         waited: Duration,
     },
-    /// None wait any more.
+    /// No operation is late any more.
     GoesOn,
 }
 

@@ -1,18 +1,18 @@
-//! The head of a pool: an object whose attributes say which parts there are, and who owns them.
+//! The head of a pool: an object whose attributes name the pool's parts and its owner.
 //!
 //! The attributes are text, so that `rados listxattr` and `rados getxattr` show them:
 //! - `format`: the version of this layout.
-//! - `session`: of the present owner. Every change of the head asserts it.
-//! - `owner`: who that is, for messages.
-//! - `part.NAME`: generation, length in bytes, and the reach, below which all objects of the part are. Empty where
-//!   there is no such part.
-//! - `made.NAME`: generation, and how many of the part's first objects are there, of those that assert the owner. Objects
-//!   that are known to be there are missed if they are not. Releases that did not know this attribute leave it, so it may say
-//!   less than is there.
-//! - `fenced`: addresses, a line each, of owners that may wake up after the pool was taken from them; see `fences`.
-//! - `replaced`: of an index that another has replaced, as long as it has objects.
+//! - `session`: the present owner's session. Every change of the head asserts it.
+//! - `owner`: the present owner's process and host, for messages.
+//! - `part.NAME`: generation, length in bytes, and the reach, below which all objects of the part are. Empty if the
+//!   part does not exist.
+//! - `made.NAME`: generation, and how many of the part's first objects are guarded and known to exist. If one of these
+//!   is missing, the cluster has lost it. Releases that did not know this attribute leave it unchanged, so it may be
+//!   too low.
+//! - `fenced`: addresses, one per line, of former owners that may still wake up; see `fences`.
+//! - `replaced`: the entry of an index that another has replaced, as long as it has objects.
 //!
-//! Crash behaviour: each change is one operation on one object, which happens or does not.
+//! Crash behaviour: each change is one operation on one object, which takes effect entirely or not at all.
 
 use super::place::OBJECT_BYTES;
 use crate::Part;
@@ -21,10 +21,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 
-/// The head's name.
+/// The name of the head object.
 pub(super) const HEAD: &str = "g.0";
 
-/// The version that this build reads and writes.
+/// The version of the layout that this build reads and writes.
 const FORMAT: &str = "1";
 
 const FORMAT_KEY: &str = "format";
@@ -33,21 +33,21 @@ const OWNER_KEY: &str = "owner";
 const REPLACED_KEY: &str = "replaced";
 const FENCED_KEY: &str = "fenced";
 
-/// What a growing part adds to its reach at a time.
+/// A growing part rounds its reach up to a multiple of this many bytes.
 const REACH_STEP: u64 = 16 * OBJECT_BYTES;
 
-/// A part as the head has it.
+/// A part's entry in the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Entry {
-    /// Tells apart the objects of indexes that replace each other.
+    /// Distinguishes the objects of indexes that replace each other.
     pub(super) generation: u64,
     pub(super) len: u64,
-    /// All objects of the part are below this.
+    /// All objects of the part are below this offset.
     pub(super) reach: u64,
 }
 
 impl Entry {
-    /// A part of this length.
+    /// The entry of a part of this length.
     pub(super) fn new(generation: u64, len: u64) -> Entry {
         let mut entry = Entry {
             generation,
@@ -57,7 +57,8 @@ impl Entry {
         entry
     }
 
-    /// Changes the length; returns whether objects may be made that the head does not know of.
+    /// Sets the length. Returns whether the reach has grown: the head has to be changed before objects are created
+    /// there.
     pub(super) fn set_len(&mut self, len: u64) -> bool {
         self.len = len;
         let grows = len > self.reach;
@@ -67,7 +68,7 @@ impl Entry {
         grows
     }
 
-    /// How many objects there may be.
+    /// The most objects that the part can have.
     pub(super) fn objects(&self) -> u64 {
         self.reach / OBJECT_BYTES
     }
@@ -102,7 +103,7 @@ impl FromStr for Entry {
     }
 }
 
-/// How many guarded objects a part is known to have.
+/// How many guarded objects of a part are known to exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Made {
     pub(super) generation: u64,
@@ -130,7 +131,7 @@ impl FromStr for Made {
     }
 }
 
-/// The head as it is in the cluster.
+/// The head as read from the cluster.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) version: Version,
@@ -155,15 +156,15 @@ impl Head {
         }
     }
 
-    /// How many guarded objects the part of this entry is known to have. Of another generation none
-    /// are known.
+    /// How many guarded objects of the part with this entry are known to exist. A count for another generation does not
+    /// apply.
     pub(super) fn made(&self, part: Part, entry: &Entry) -> u64 {
         let made = self.made.get(&part);
         made.filter(|made| made.generation == entry.generation)
             .map_or(0, |made| made.objects)
     }
 
-    /// The generation of a new part: one of which there are no objects.
+    /// The generation of a new part: one that no object has.
     pub(super) fn next_generation(&self, part: Part) -> u64 {
         if !matches!(part, Part::Index | Part::NextIndex) {
             return 0;
@@ -174,20 +175,20 @@ impl Head {
     }
 }
 
-/// Makes the head of a pool without parts. `AlreadyExists` if there is one.
+/// Creates the head of a pool without parts. `AlreadyExists` if there is one.
 pub(super) fn create(pool: &Pool) -> io::Result<()> {
     let op = pool.write_op().create(Create::Exclusive);
     pool.change(HEAD, op.set_xattr(FORMAT_KEY, FORMAT.as_bytes()))
         .map(drop)
 }
 
-/// Reads the head. `NotFound` if there is no pool.
+/// Reads the head. `NotFound` if the pool does not exist.
 pub(super) fn read(pool: &Pool) -> io::Result<Head> {
     let reply = pool.ask(HEAD, pool.read_op().xattrs())?;
     let version = reply.version;
     let mut texts = BTreeMap::new();
     for (name, value) in reply.xattrs {
-        // Ceph keeps its lock there, too.
+        // Binary attributes are Ceph's, such as the lock.
         if let Ok(text) = String::from_utf8(value) {
             texts.insert(name, text);
         }
@@ -224,7 +225,7 @@ pub(super) fn read(pool: &Pool) -> io::Result<Head> {
     Ok(head)
 }
 
-/// Enters a new owner.
+/// Records a new owner.
 pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<()> {
     let op = pool.write_op().assert_exists();
     let op = op.set_xattr(SESSION_KEY, session.as_bytes());
@@ -232,7 +233,8 @@ pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<(
         .map(drop)
 }
 
-/// Enters the addresses of fenced owners, if the head still has this version. A host does this before it owns the pool.
+/// Records the addresses of fenced owners, if the head still has this version. A host does this before it owns the
+/// pool.
 pub(super) fn set_fenced(pool: &Pool, version: Version, fenced: &[String]) -> io::Result<()> {
     let op = pool.write_op().assert_version(version);
     let op = op.set_xattr(FENCED_KEY, fenced.join("\n").as_bytes());
@@ -251,7 +253,7 @@ impl Change {
         self.set(&format!("part.{}", part.name()), entry)
     }
 
-    /// Sets the number of the guarded objects that the part is known to have.
+    /// Records how many guarded objects of the part are known to exist.
     pub(super) fn made(self, part: Part, made: Option<Made>) -> Change {
         let text = made.map_or(String::new(), Made::text);
         Change(
@@ -274,7 +276,7 @@ impl Change {
     }
 }
 
-/// An operation that changes nothing unless this session owns the object.
+/// Begins an operation that changes nothing unless this session owns the object.
 pub(super) fn asserted(pool: &Pool, session: &str) -> WriteOp {
     pool.write_op()
         .compare_xattr(SESSION_KEY, session.as_bytes())

@@ -1,11 +1,10 @@
 //! A pool in Ceph RADOS: each [`Part`] in objects of 4 MiB, in a namespace of a Ceph pool.
 //!
-//! [`RadosEngine::take`] makes this process the pool's owner; the engine is the right to it, and gives it up when it
-//! is dropped. The pool also has a directory on this host, the caller holds whose lock: there is the memory that
-//! outlives the process.
+//! [`RadosEngine::take`] makes this process the pool's owner until the engine is dropped. The pool also has a directory
+//! on this host, whose lock the caller holds: it contains the memory that outlives the process.
 //!
-//! What is acknowledged by RADOS is durable. Nothing that was submitted is ever called off, as it could still take
-//! effect: operations wait for the cluster as long as it takes, and the log says what waits.
+//! Data that RADOS has acknowledged is durable. A submitted operation is never cancelled, because it could still take
+//! effect: operations wait for the cluster as long as it takes, and the log reports them.
 //!
 //! Reading order: `place` (names and pieces), `head` (which parts there are), `run` (the directory on this host),
 //! `ownership` (who may write), `fences` (who may not any more), `flights` and `cluster` (operations), `disk`.
@@ -38,27 +37,27 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often the owner looks after itself.
+/// How often the owner checks its operations, the head and its watch.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where a pool is.
+/// The location of a pool in Ceph.
 #[derive(Debug, Clone)]
 pub struct RadosPlace {
     /// The Ceph pool.
     pub ceph_pool: String,
-    /// The pool's name in it: its namespace.
+    /// The pool's name, which is its namespace in the Ceph pool.
     pub name: String,
-    /// Its directory on this host.
+    /// The pool's run directory on this host.
     pub run: PathBuf,
 }
 
 impl RadosPlace {
-    /// The user's name for it.
+    /// The pool's name as users write it.
     pub fn title(&self) -> String {
         format!("ceph:{}/{}", self.ceph_pool, self.name)
     }
 
-    /// An error of an operation on the pool. A user without the capabilities learns which are needed.
+    /// Explains an error of an operation on the pool. If capabilities are missing, lists those that are needed.
     fn explain(&self, doing: &str, error: io::Error) -> io::Error {
         let what = format!("{doing} {}", self.title());
         match error.kind() {
@@ -92,12 +91,12 @@ pub struct RadosEngine {
     title: String,
     run: PathBuf,
     cluster: Arc<Cluster>,
-    /// Looks after the ownership until the engine ends.
+    /// The thread that guards the ownership until the engine ends.
     watchman: Option<JoinHandle<()>>,
 }
 
 impl RadosEngine {
-    /// Makes a pool without parts. `AlreadyExists` if there is one of this name.
+    /// Creates a pool without parts. `AlreadyExists` if there is one of this name.
     pub fn create_pool(client: &Client, place: &RadosPlace) -> io::Result<()> {
         let pool = place.open(client)?;
         if !pool.takes_overwrites()? {
@@ -110,7 +109,7 @@ impl RadosEngine {
                 ),
             ));
         }
-        // Before there is anything: the host that needs the right is one whose predecessor has died.
+        // Checked before anything exists: a host first needs this right when its predecessor has died.
         fences::try_out(client).map_err(|error| place.explain("creating", error))?;
         head::create(&pool).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => io::Error::new(
@@ -121,11 +120,11 @@ impl RadosEngine {
         })
     }
 
-    /// Becomes the owner of a pool; the caller holds the lock of its directory.
+    /// Becomes the owner of a pool. The caller holds the lock of the pool's directory.
     ///
     /// # Errors
     ///
-    /// [`TakeError::Held`] if its owner lives; `NotFound` if there is no pool.
+    /// [`TakeError::Held`] if the pool has a live owner; `NotFound` if there is no pool.
     pub fn take(
         client: &Client,
         place: &RadosPlace,
@@ -164,12 +163,12 @@ impl RadosEngine {
         Ok(engine)
     }
 
-    /// Who hears that the pool is wanted or lost. It is called on threads that must not wait.
+    /// Sets the callback for events of the ownership. It is called on threads that must not wait.
     pub fn on_event(&self, on_event: impl Fn(OwnerEvent) + Send + Sync + 'static) {
         self.cluster.ownership.set_on_event(Box::new(on_event));
     }
 
-    /// Removes a pool of which this is the owner: all of its objects, the head last.
+    /// Removes the pool, which this process owns: all of its objects, the head last.
     pub fn remove_pool(self) -> io::Result<()> {
         for part in Part::ALL {
             self.remove(part)?;
@@ -204,7 +203,7 @@ impl RadosEngine {
                 let is_fencing = fencing.as_ref().is_some_and(|thread| !thread.is_finished());
                 if fenced_at.elapsed() >= fence_interval && !is_fencing {
                     fenced_at = Instant::now();
-                    // It waits for the monitors, which an owner can do without.
+                    // On a thread of its own, because it waits for the monitors, and an owner can do without them.
                     let (client, pool) = (client.clone(), cluster.pool.clone());
                     let restore = move || restore_fences(&client, &pool);
                     fencing = thread::Builder::new()
@@ -234,7 +233,7 @@ impl RadosEngine {
             .spawn(work)
     }
 
-    /// Gives the head these entries in one operation.
+    /// Changes entries of the head in one operation.
     fn change_head(&self, change: impl FnOnce(Change) -> Change) -> io::Result<()> {
         let Cluster {
             pool, ownership, ..
@@ -249,14 +248,14 @@ impl RadosEngine {
         changed.map_err(|error| explain(format!("changing the head of {}", self.title), error))
     }
 
-    /// Removes the objects of an index that was replaced.
+    /// Removes the objects of a replaced index.
     fn remove_replaced(&self, entry: Entry) -> io::Result<()> {
         let removed = RadosDisk::remove_objects(&self.cluster, Part::Index, entry);
         removed.map_err(|error| explain("removing an index that was replaced", error))?;
         self.change_head(|change| change.replaced(None))
     }
 
-    /// What the head says now. A part that is open may be longer than that.
+    /// Reads the head. An open part may be longer than the head says.
     fn head(&self, doing: &str, part: Part) -> io::Result<Head> {
         let head = head::read(&self.cluster.pool);
         head.map_err(|error| explain(format!("{doing} {}", self.describe(part)), error))
@@ -276,7 +275,7 @@ fn restore_fences(client: &Client, pool: &Pool) {
     }
 }
 
-/// Tells the user of operations that take long.
+/// Logs a report on operations that take long.
 fn report(news: Option<News>) {
     match news {
         Some(News::Waits {
@@ -321,7 +320,7 @@ impl Engine for RadosEngine {
             let change = change.part(place, Some(entry)).part(part, None);
             change.replaced(replaced)
         })?;
-        // What cannot be removed now is removed by the next owner.
+        // If this fails, the next owner removes the objects.
         if let Some(replaced) = replaced
             && let Err(error) = self.remove_replaced(replaced)
         {
@@ -365,7 +364,7 @@ impl Drop for RadosEngine {
     fn drop(&mut self) {
         self.cluster.ownership.end();
         if let Some(watchman) = self.watchman.take() {
-            // It reports its own panic.
+            // The thread has reported its own panic.
             let _ = watchman.join();
         }
         ownership::give_up(&self.cluster.pool, &self.cluster.ownership);

@@ -1,12 +1,11 @@
 //! One owner of a pool among all hosts of a cluster (promise P7).
 //!
-//! Whoever holds the lock on the head owns the pool. A lock keeps nobody from writing, so whoever takes it from
-//! another first puts that one on the blocklist, and goes on when the cluster knows. Every write of the log and of the
-//! roots asserts the owner's session besides, for an operation that is late may reach an OSD that has not heard of
-//! the blocklist yet.
+//! The holder of the lock on the head owns the pool. RADOS locks are advisory, so a new owner blocklists the old one
+//! and waits for the OSD map that says so before it breaks the lock. In addition, every write of the log and of the
+//! roots asserts the owner's session, because a late operation may reach an OSD that does not have this map yet.
 //!
-//! An owner answers those who ask for it, so that nobody takes the pool from one that lives. One that the cluster
-//! does not confirm any more submits nothing until it is confirmed; one that has lost the pool never submits again.
+//! An owner answers hosts that ask for it, so that a pool is not taken from a live owner. An owner that the cluster no
+//! longer confirms submits nothing until it is confirmed again; one that has lost the pool never submits again.
 
 use super::fences;
 use super::head::{self, HEAD};
@@ -19,52 +18,52 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The lock's name.
+/// The name of the lock.
 const LOCK: &str = "owner";
 
-/// After this time without a word from an owner the cluster forgets its watch.
+/// The cluster ends the watch of an owner that has been silent for this long.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An owner that has not been confirmed for this long submits nothing, as one whose watch has ended.
+/// An owner that has not been confirmed for this long submits nothing, as if its watch had ended.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long one question to an owner waits for its answer.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two questions.
+/// The pause between two questions to an owner.
 const QUESTION_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long an owner that gives the pool up may take for its guests' requests and its last checkpoint.
+/// How long an owner that gives up the pool may take for its guests' requests and its last checkpoint.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// What owners are told.
+/// Questions to owners.
 const ARE_YOU_THERE: &[u8] = b"are you there";
 const RELEASE: &[u8] = b"release";
 
-/// What they answer, before their session.
+/// Answers of owners, which their session follows.
 const HERE: &str = "here ";
 const RELEASING: &str = "releasing ";
 
-/// How to become the owner.
+/// How to become the owner of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct TakeOptions {
-    /// How long an owner of another host may be silent before it is taken for dead.
+    /// How long an owner on another host may be silent before it is considered dead.
     pub patience: Duration,
-    /// Ask an owner that lives to give the pool up.
+    /// Ask a live owner to give up the pool.
     pub asks: bool,
-    /// How often the owner makes sure that the cluster keeps out from whom the pool was taken.
+    /// How often the owner renews the fences of former owners.
     pub fence_interval: Duration,
 }
 
 /// Why a pool was not taken.
 #[derive(Debug)]
 pub enum TakeError {
-    /// Somebody owns it who lives.
+    /// The pool has a live owner.
     Held {
-        /// Who that is.
+        /// The owner's process and host.
         owner: String,
     },
-    /// The cluster could not be asked.
+    /// An operation on the cluster failed.
     Io(io::Error),
 }
 
@@ -85,17 +84,17 @@ impl From<io::Error> for TakeError {
     }
 }
 
-/// What an owner has to hear.
+/// An event that an owner has to react to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OwnerEvent {
-    /// Another host wants the pool: close it.
+    /// Close the pool: another host wants it.
     ReleaseWanted,
-    /// Another host has the pool. Nothing that is submitted takes effect any more: end.
+    /// End: another host has taken the pool. Submitted operations no longer take effect.
     Lost {
-        /// How that was found out.
+        /// How the loss was noticed.
         reason: String,
     },
-    /// The cluster has no such pool any more: end.
+    /// End: the pool no longer exists in the cluster.
     Gone,
 }
 
@@ -120,15 +119,15 @@ struct State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Standing {
     Owner,
-    /// The cluster does not confirm it.
+    /// The cluster no longer confirms the owner.
     Unconfirmed,
     Lost(Loss),
 }
 
-/// Why an owner is none any more.
+/// Why an owner lost the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Loss {
-    /// Another host has the pool; how that was found out.
+    /// Taken by another host; the text says how this was noticed.
     Taken(String),
     /// The cluster has no head of the pool.
     Gone,
@@ -144,7 +143,7 @@ impl Loss {
         }
     }
 
-    /// The error of whatever is submitted afterwards.
+    /// The error of every operation that is submitted afterwards.
     fn error(&self) -> io::Error {
         io::Error::other(match self {
             Loss::Taken(reason) => format!(
@@ -178,7 +177,7 @@ impl Ownership {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns when an operation may be submitted.
+    /// Waits until an operation may be submitted. Fails once the pool is lost.
     pub(super) fn admit(&self) -> io::Result<()> {
         let mut state = self.state();
         loop {
@@ -193,12 +192,12 @@ impl Ownership {
         }
     }
 
-    /// Somebody else owns the pool.
+    /// Records that another host has taken the pool.
     pub(super) fn lose(&self, reason: &str) {
         self.end_by(Loss::Taken(reason.to_owned()));
     }
 
-    /// The cluster has no head of the pool.
+    /// Records that the cluster has no head of the pool.
     pub(super) fn lose_pool(&self) {
         self.end_by(Loss::Gone);
     }
@@ -242,7 +241,7 @@ impl Ownership {
         }
     }
 
-    /// Who is told. An event that has happened already is told at once.
+    /// Sets the callback for events. Calls it at once if the pool is lost already.
     pub(super) fn set_on_event(&self, on_event: OnEvent) {
         let on_event = Arc::new(on_event);
         let mut state = self.state();
@@ -254,13 +253,13 @@ impl Ownership {
         }
     }
 
-    /// The engine ends.
+    /// Ends all pauses, because the engine is being dropped.
     pub(super) fn end(&self) {
         self.state().is_ending = true;
         self.changed.notify_all();
     }
 
-    /// Waits for so long, or until the engine ends. Returns whether it goes on.
+    /// Waits for this time, or until the engine ends. Returns whether the engine continues.
     pub(super) fn pause(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut state = self.state();
@@ -274,7 +273,7 @@ impl Ownership {
         }
     }
 
-    /// Answers one who asks, on a thread that must not wait.
+    /// Answers a host that asks for the owner, on a thread that must not wait.
     fn answer(&self, question: Notification) {
         let word = match question.payload() {
             ARE_YOU_THERE => HERE,
@@ -290,14 +289,14 @@ impl Ownership {
             }
             _ => return,
         };
-        // One that hears nothing asks again.
+        // A host that gets no answer asks again.
         let _ = question.reply(format!("{word}{}", self.session).as_bytes());
     }
 }
 
-/// Takes the pool, of which the head was read. Returns the right to it.
+/// Takes the pool, whose head was read before. Returns the right to change it.
 ///
-/// An owner has the right to fence others, and has fenced all from whom the pool was ever taken.
+/// A new owner is able to fence others, and has fenced all owners from which the pool was ever taken.
 pub(super) fn take(
     client: &Client,
     pool: &Pool,
@@ -314,7 +313,7 @@ pub(super) fn take(
     let fenced = can_fence.and_then(|()| fences::restore(client, pool));
     let begun = fenced.and_then(|()| begin(pool, run, &session));
     if begun.is_err() {
-        // The error is the one to report. A lock without an owner is broken by the next one.
+        // Reports the first error. The next owner breaks a lock without an owner.
         let _ = pool.unlock(HEAD, LOCK, &session);
     }
     begun?;
@@ -322,14 +321,14 @@ pub(super) fn take(
 }
 
 fn begin(pool: &Pool, run: &mut RunDirectory, session: &str) -> io::Result<()> {
-    // Read under the lock, so nobody changes it.
+    // Under the lock, no other host changes the session.
     let before = head::read(pool)?.session;
     run.begin(&before, session)?;
     head::set_owner(pool, session, &this_process())?;
     run.has_begun(session)
 }
 
-/// Takes the lock, from one that is dead if need be. Returns whether there was one.
+/// Takes the lock, and fences a dead holder first. Returns whether it fenced one.
 fn lock(
     client: &Client,
     pool: &Pool,
@@ -381,7 +380,7 @@ enum Answer {
     Releasing,
 }
 
-/// Asks the holder of the lock until it answers, for as long as the patience lasts.
+/// Asks the holder of the lock until it answers or the patience ends.
 fn ask(pool: &Pool, holder: &Locker, options: TakeOptions) -> io::Result<Option<Answer>> {
     let until = Instant::now() + options.patience;
     let question = match options.asks {
@@ -405,7 +404,7 @@ fn ask(pool: &Pool, holder: &Locker, options: TakeOptions) -> io::Result<Option<
     }
 }
 
-/// What the owner of this session said; nothing if it was somebody else.
+/// Parses an owner's answer. Returns nothing if another session sent it.
 fn answer_of(payload: &[u8], session: &str) -> Option<Answer> {
     let said = std::str::from_utf8(payload).ok()?;
     let is_of = |word: &str| said.strip_prefix(word) == Some(session);
@@ -416,7 +415,7 @@ fn answer_of(payload: &[u8], session: &str) -> Option<Answer> {
     }
 }
 
-/// Makes sure that nothing of a holder takes effect any more, and then takes its lock away.
+/// Makes sure that no operation of the holder takes effect any more, and then breaks its lock.
 fn fence(client: &Client, pool: &Pool, holder: &Locker, may_wake: bool) -> io::Result<()> {
     tracing::info!(
         "fencing the owner before, {} at {}",
@@ -425,13 +424,13 @@ fn fence(client: &Client, pool: &Pool, holder: &Locker, may_wake: bool) -> io::R
     );
     fences::fence(client, pool, &holder.address, may_wake)?;
     match pool.break_lock(HEAD, LOCK, &holder.client, &holder.cookie) {
-        // Another one that wants the pool was quicker.
+        // Another host that wants the pool was faster.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         broken => broken,
     }
 }
 
-/// Gives the pool up. Nothing is under way.
+/// Gives up the pool. No operation is in flight.
 pub(super) fn give_up(pool: &Pool, ownership: &Ownership) {
     if ownership.is_lost() {
         return;
@@ -441,10 +440,10 @@ pub(super) fn give_up(pool: &Pool, ownership: &Ownership) {
     }
 }
 
-/// Answers those who ask for the owner.
+/// Watches the head, to answer hosts that ask for the owner.
 pub(super) fn watch(pool: &Pool, ownership: &Arc<Ownership>) -> io::Result<Watch> {
     let answers = Arc::clone(ownership);
-    // What follows from an error is found out by looking again.
+    // The next check of the watch notices the error.
     let on_error = |_| {};
     pool.watch(
         HEAD,
@@ -454,7 +453,7 @@ pub(super) fn watch(pool: &Pool, ownership: &Arc<Ownership>) -> io::Result<Watch
     )
 }
 
-/// Looks whether the cluster still confirms the owner, and returns the watch, or a new one.
+/// Checks whether the cluster still confirms the owner. Returns the watch, or a new one.
 pub(super) fn confirm(
     pool: &Pool,
     ownership: &Arc<Ownership>,
@@ -471,8 +470,8 @@ pub(super) fn confirm(
         }
         Err(_) => {}
     }
-    // The watch has ended, perhaps because nobody was heard of for a while. Whoever wanted the pool has fenced us
-    // first, or it is still ours.
+    // The watch has ended, perhaps after a lapse of contact. A host that took the pool has fenced this one first;
+    // otherwise the pool is still ours.
     ownership.confirm(false);
     drop(watching);
     let again = watch(pool, ownership)?;
@@ -484,8 +483,8 @@ pub(super) fn confirm(
     Ok(again)
 }
 
-/// Asks the cluster for the head of the pool, without waiting, unless it has not answered the last such question. An
-/// owner whose pool was removed learns of it this way: every other object may be missing rightly.
+/// Asks the cluster for the head of the pool, without waiting, unless the last such request is pending. This is how an
+/// owner learns that its pool was removed: any other object may be missing legitimately.
 pub(super) fn look_for_head(pool: &Pool, ownership: &Arc<Ownership>) {
     let mut state = ownership.state();
     if std::mem::replace(&mut state.is_looking, true) {
@@ -497,13 +496,13 @@ pub(super) fn look_for_head(pool: &Pool, ownership: &Arc<Ownership>) {
         asks.state().is_looking = false;
         match found {
             Err(error) if error.kind() == io::ErrorKind::NotFound => asks.lose_pool(),
-            // It is asked again.
+            // The next request finds out.
             _ => {}
         }
     });
 }
 
-/// Who owns a pool, for messages.
+/// This process and its host, for messages.
 fn this_process() -> String {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy();

@@ -1,9 +1,9 @@
-//! Where the bytes of a part are: names of objects, and the pieces of a range.
+//! How a part is laid out: the names of its objects, and the pieces of a range.
 
 use crate::Part;
 use std::ops::Range;
 
-/// Bytes of an object; its last ones need not be there.
+/// The size of an object; it may end earlier.
 pub(super) const OBJECT_BYTES: u64 = 4 << 20;
 
 /// The longest part: more than the blocks that a pool can address.
@@ -22,7 +22,7 @@ impl Piece {
         self.bytes.len()
     }
 
-    /// Whether it is the whole object.
+    /// Whether the piece is a whole object.
     pub(super) fn is_whole(&self) -> bool {
         self.len() as u64 == OBJECT_BYTES
     }
@@ -54,8 +54,8 @@ pub(super) struct Place {
     pub(super) piece: Piece,
 }
 
-/// The pieces of several ranges, each an offset and a length: those of one object together, so many at most,
-/// and at least one.
+/// Splits ranges, each an offset and a length, into pieces, and groups the pieces by object: at least one and at most
+/// `places_max` in a group.
 pub(super) fn by_object(
     requests: impl IntoIterator<Item = (u64, u64)>,
     places_max: usize,
@@ -69,14 +69,14 @@ pub(super) fn by_object(
     operations.map(<[Place]>::to_vec).collect()
 }
 
-/// The end of a range, unless it is beyond what a part can have.
+/// The end of a range, unless it is beyond the longest part.
 pub(super) fn end(offset: u64, len: u64) -> Option<u64> {
     let end = offset.checked_add(len)?;
     (end <= PART_BYTES_MAX).then_some(end)
 }
 
-/// How the names of a part's objects begin. A part that takes another's place keeps its objects: so an index has a
-/// generation in its name.
+/// The prefix of a part's object names. A part that replaces another keeps its objects, so the name of an index has a
+/// generation.
 pub(super) fn base(part: Part, generation: u64) -> String {
     match part {
         Part::Data => "d".to_owned(),
@@ -88,12 +88,12 @@ pub(super) fn base(part: Part, generation: u64) -> String {
     }
 }
 
-/// An object's name.
+/// The name of an object.
 pub(super) fn object_name(base: &str, object: u64) -> String {
     format!("{base}.{object:016x}")
 }
 
-/// Whether every write to this object asserts who owns the pool. The rest relies on the blocklist alone.
+/// Whether every write to this object asserts the owner's session. Other objects rely on the blocklist alone.
 pub(super) fn is_guarded(part: Part, object: u64) -> bool {
     match part {
         Part::Log => true,

@@ -1,4 +1,4 @@
-//! Reads of data during which no thread waits: librados' threads collect what the operations find.
+//! Reads of data for which no thread waits: librados' threads collect the results.
 
 use super::cluster::Cluster;
 use super::place::Place;
@@ -10,14 +10,14 @@ pub(super) struct PreparedOperations {
     pub(super) cluster: Arc<Cluster>,
     /// The operations: the object of each, and the places that it reads.
     pub(super) operations: Vec<(String, Vec<Place>)>,
-    /// Of the ranges.
+    /// The lengths of the ranges, in bytes.
     pub(super) lens: Vec<usize>,
 }
 
-/// A read of which some operations have not ended.
+/// A read with operations in flight.
 struct ReadUnderWay {
     operations: usize,
-    /// Of the ranges; nothing once an operation has failed, or found less than it should.
+    /// The bytes of each range; nothing once an operation has failed, or found fewer bytes than it should.
     found: Option<Vec<Vec<u8>>>,
     ended: Option<ReadEnded>,
 }
@@ -52,7 +52,7 @@ impl PreparedRead for PreparedOperations {
 }
 
 impl ReadUnderWay {
-    /// An operation has ended that was to read these places.
+    /// Takes the result of the operation that reads these places.
     fn end(&mut self, places: &[Place], read: Option<Vec<Vec<u8>>>) {
         self.operations -= 1;
         let (Some(found), Some(read)) = (&mut self.found, read) else {

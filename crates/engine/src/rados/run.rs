@@ -1,20 +1,19 @@
-//! The directory of this host that belongs to a pool in a cluster: memory that outlives the process, and which
-//! owners have written it.
+//! A pool's run directory on this host: memory that outlives the process, and the sessions of the owners that wrote it.
 //!
-//! The memory is good for as long as nobody else has owned the pool since. So the sessions that may have left it
-//! are in a file beside it: the one before is named until the head has the new one, for a process may die between.
+//! The memory is valid while no other owner has had the pool since. So a file next to it lists the sessions that may
+//! have written it. It lists the previous session until the head has the new one, because a process may die in between.
 
 use crate::failure::explain;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The memory that outlives the process.
+/// The file of the memory that outlives the process.
 pub(super) const TAIL: &str = "tail";
 
 const SESSIONS: &str = "session";
 
-/// The directory, and what earlier processes left in it.
+/// A run directory, and the sessions that earlier processes left in it.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
     path: PathBuf,
@@ -22,7 +21,7 @@ pub(super) struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Reads it; the caller holds its lock.
+    /// Opens the directory. The caller holds its lock.
     pub(super) fn open(path: &Path) -> io::Result<RunDirectory> {
         let file = path.join(SESSIONS);
         let sessions = match fs::read_to_string(&file) {
@@ -36,12 +35,13 @@ impl RunDirectory {
         })
     }
 
-    /// Whether this owner was a process of this directory. It is dead, because its lock is ours.
+    /// Whether the owner with this session was a process of this directory. It is dead, because this process has its
+    /// lock.
     pub(super) fn is_of_the_dead(&self, session: &str) -> bool {
         self.sessions.iter().any(|it| it == session)
     }
 
-    /// Prepares for the owner after `before`. What the memory holds is void if others have owned the pool since.
+    /// Prepares for the owner after `before`. Discards the memory if other owners have had the pool since.
     pub(super) fn begin(&mut self, before: &str, session: &str) -> io::Result<()> {
         if !self.is_of_the_dead(before) {
             let tail = self.path.join(TAIL);
@@ -55,7 +55,7 @@ impl RunDirectory {
         self.write(&[before, session])
     }
 
-    /// The head has the new owner.
+    /// Lists only the new owner's session, because the head has it.
     pub(super) fn has_begun(&mut self, session: &str) -> io::Result<()> {
         self.write(&[session])
     }
