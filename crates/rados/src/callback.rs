@@ -1,7 +1,7 @@
 //! The threads of librados, on which operations end and notifications arrive.
 //!
-//! A client has few of them for all its operations, and needs them to end any. Whoever waits there for librados may
-//! wait for ever, so waiting is refused there, and what has to wait is done by another thread.
+//! A client has few of these threads for all its operations, and needs them to end any. Blocking on librados in a
+//! callback can deadlock: calls that wait return an error there, and such work has to move to another thread.
 
 use std::cell::Cell;
 use std::io;
@@ -10,12 +10,12 @@ use std::sync::mpsc;
 use std::thread;
 
 thread_local! {
-    /// Whether this thread is librados', and runs something of ours.
+    /// Whether this is a thread of librados that runs one of our callbacks.
     static IS_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs what librados calls. A panic has been reported by its hook; it must not reach librados, whose frames
-/// cannot be unwound.
+/// Runs a callback of librados. The panic hook reports a panic; it must not reach librados, whose frames cannot be
+/// unwound.
 pub(crate) fn run(work: impl FnOnce()) {
     IS_CALLBACK.set(true);
     let result = catch_unwind(AssertUnwindSafe(work));
@@ -24,7 +24,7 @@ pub(crate) fn run(work: impl FnOnce()) {
     std::mem::forget(result.err());
 }
 
-/// An error if this thread must not wait for librados.
+/// Fails on a thread that must not wait for librados.
 pub(crate) fn may_wait() -> io::Result<()> {
     match IS_CALLBACK.get() {
         true => Err(io::ErrorKind::Deadlock.into()),
@@ -32,12 +32,12 @@ pub(crate) fn may_wait() -> io::Result<()> {
     }
 }
 
-/// Does what waits for librados: here, or on a thread of its own where this one must not wait.
+/// Runs work that waits for librados: on this thread, or on a new one if this thread must not wait.
 pub(crate) fn wait_elsewhere(work: impl FnOnce() + Send + 'static) {
     if !IS_CALLBACK.get() {
         return work();
     }
-    // Without a thread the work is not done, and what it would free stays until the process ends.
+    // If no thread can be started, the work is not done, and its resources stay until the process ends.
     let _ = thread::Builder::new()
         .name("rados-end".to_owned())
         .spawn(work);
@@ -57,11 +57,11 @@ pub struct Wait<T> {
 }
 
 impl<T: Send + 'static> Wait<T> {
-    /// What to give to the operation, and what waits for it.
+    /// Returns the callback for an operation, and the value that waits for its result.
     pub fn new() -> (impl FnOnce(io::Result<T>) + Send + 'static, Wait<T>) {
         let (sender, receiver) = mpsc::sync_channel(1);
         let on_done = move |result| {
-            // If nobody waits any more, nobody wants the result.
+            // If the waiting side is gone, the result is not needed.
             let _ = sender.send(result);
         };
         (on_done, Wait { receiver })
@@ -78,7 +78,7 @@ impl<T: Send + 'static> Wait<T> {
     /// Waits until the operation has ended.
     ///
     /// # Errors
-    /// The operation's; `Deadlock` on a thread of librados, where it would never end.
+    /// The operation's error; `Deadlock` on a thread of librados, where the wait would never end.
     pub fn result(self) -> io::Result<T> {
         may_wait()?;
         let gone = |_| Err(io::Error::other("the operation was dropped"));

@@ -1,4 +1,4 @@
-//! One session with a cluster: what others fence, and what pools are reached through.
+//! One session with a cluster, through which pools are opened. Other clients can fence it.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::library::{self, ClusterStat, Library};
 use crate::pool::Pool;
 use crate::session::Session;
 
-/// A connected client. Clones are the same client, which is shut down when the last of them, of its pools and of
-/// their operations is gone.
+/// A connected client. Clones are the same client, which is shut down when all of its clones, pools and operations are
+/// gone.
 #[derive(Clone)]
 pub struct Client {
     session: Arc<Session>,
 }
 
-/// The release of librados' interface, which is not that of Ceph.
+/// The version of librados' interface, which differs from Ceph's release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LibraryVersion {
-    /// Changes with what callers must know.
+    /// Raised by changes that callers must know.
     pub major: c_int,
-    /// Changes with additions.
+    /// Raised by additions.
     pub minor: c_int,
-    /// Changes otherwise.
+    /// Raised by other changes.
     pub extra: c_int,
 }
 
@@ -39,13 +39,13 @@ impl fmt::Display for LibraryVersion {
 /// The space of the whole cluster, with all copies. All zero while no manager runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
-    /// Of all devices.
+    /// Bytes of all devices.
     pub total_bytes: u64,
-    /// Used of it.
+    /// Bytes in use.
     pub used_bytes: u64,
-    /// Left of it.
+    /// Bytes that are free.
     pub available_bytes: u64,
-    /// Objects of all pools.
+    /// The number of objects in all pools.
     pub objects: u64,
 }
 
@@ -59,7 +59,7 @@ impl Client {
         Ok(Client { session })
     }
 
-    /// A namespace of a pool; the name "" is that of objects without one.
+    /// Opens a namespace of a pool; the name "" is the default namespace.
     ///
     /// # Errors
     /// `NotFound` if there is no such pool.
@@ -67,7 +67,7 @@ impl Client {
         Pool::open(Arc::clone(&self.session), name, namespace)
     }
 
-    /// librados' release.
+    /// The version of librados' interface.
     pub fn version(&self) -> LibraryVersion {
         let (major, minor, extra) = library::version(self.session.library);
         LibraryVersion {
@@ -77,7 +77,7 @@ impl Client {
         }
     }
 
-    /// The addresses of this client, for [`Client::blocklist_add`] by another one.
+    /// The addresses of this client, which another one passes to [`Client::blocklist_add`].
     pub fn addresses(&self) -> io::Result<String> {
         let Session { library, cluster } = *self.session;
         let mut text = std::ptr::null_mut();
@@ -94,20 +94,19 @@ impl Client {
         }
     }
 
-    /// The number of this session, by which others see it: in the name of a lock's owner and in notifications.
+    /// The number of this session: other clients see it in the name of a lock's owner and in notifications.
     pub fn instance_id(&self) -> u64 {
         // SAFETY: the client is connected.
         unsafe { (self.session.library.rados_get_instance_id)(self.session.cluster) }
     }
 
-    /// Keeps the client with this address from everything, for so many seconds; 0 is the cluster's default. Its
-    /// operations end with an error that [`is_fenced`](crate::is_fenced) knows. An OSD takes its writes until it has
-    /// heard of that: it has once an operation of a client that [knows the map](Client::wait_for_latest_osdmap)
-    /// has reached it.
+    /// Fences the client with this address for this number of seconds; 0 is the cluster's default. Its operations end
+    /// with an error that [`is_fenced`](crate::is_fenced) recognizes. An OSD accepts its writes until it has the new
+    /// map: at the latest when it receives an operation of a client that [has the map](Client::wait_for_latest_osdmap).
     pub fn blocklist_add(&self, address: &str, seconds: u32) -> io::Result<()> {
         callback::may_wait()?;
         let Session { library, cluster } = *self.session;
-        // librados wants an address that may be written to.
+        // librados takes an address that may be written to.
         let mut address = c_string(address)?.into_bytes_with_nul();
         // SAFETY: the client is connected, and the address ends with a zero byte.
         check(unsafe {
@@ -115,7 +114,7 @@ impl Client {
         })
     }
 
-    /// Waits until this client knows the latest map of the cluster, and so sends nothing that contradicts it.
+    /// Waits until this client has the latest map of the cluster, so that it sends nothing that contradicts the map.
     pub fn wait_for_latest_osdmap(&self) -> io::Result<()> {
         callback::may_wait()?;
         let Session { library, cluster } = *self.session;

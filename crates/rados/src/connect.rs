@@ -1,6 +1,6 @@
-//! How a client is connected, and why it cannot be.
+//! How a client is connected, and the reasons for which it cannot be.
 //!
-//! librados has one number for several reasons, so after a failure it is looked up which of them it was.
+//! librados returns one number for several reasons, so after a failure the actual one is looked up.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs;
@@ -14,14 +14,14 @@ use crate::library::{Cluster, Library, LoadError};
 /// The longest value of an option that we ask for: a list of paths or of addresses.
 const VALUE_BYTES_MAX: usize = 16 << 10;
 
-/// Where and as whom to connect.
+/// The cluster and the user to connect as.
 #[derive(Debug, Clone)]
 pub struct ConnectOptions {
-    /// The cluster's `ceph.conf`; otherwise it is looked for at the usual places.
+    /// The cluster's `ceph.conf`; by default, librados looks for it at the usual places.
     pub conf_file: Option<PathBuf>,
-    /// The user, without the word `client` before it; otherwise `admin`.
+    /// The user, without the word `client` before it; `admin` by default.
     pub user: Option<String>,
-    /// Options of Ceph, which prevail over those of the file.
+    /// Ceph options, which override the file's.
     pub settings: Vec<(String, String)>,
     /// How long the monitors may take to answer, in whole seconds, rounded up.
     pub timeout: Duration,
@@ -38,13 +38,13 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Why there is no connection.
+/// The reason for which there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The library is not installed.
     #[error("Ceph's library librados cannot be loaded: install the package librados2 ({reason})")]
     LibraryMissing {
-        /// In the loader's words.
+        /// The loader's message.
         reason: String,
     },
     /// The library is of a release before 15.
@@ -52,47 +52,47 @@ pub enum ConnectError {
         "Ceph's library librados is too old: release 15 or a later one is needed (it has no {function})"
     )]
     LibraryTooOld {
-        /// A function that it lacks.
+        /// A function that the library lacks.
         function: &'static str,
     },
-    /// No `ceph.conf`.
+    /// There is no `ceph.conf`.
     #[error("there is no Ceph configuration {}", place(.path.as_deref()))]
     ConfMissing {
-        /// The file that was given.
+        /// The file that the caller named.
         path: Option<PathBuf>,
     },
-    /// A `ceph.conf` that cannot be read or understood.
+    /// A `ceph.conf` that cannot be read or parsed.
     #[error("the Ceph configuration {} cannot be read: {reason}", place(.path.as_deref()))]
     ConfUnreadable {
-        /// The file that was given.
+        /// The file that the caller named.
         path: Option<PathBuf>,
-        /// Why.
+        /// The reason.
         reason: io::Error,
     },
-    /// An option that this release of Ceph does not have, or a value that it does not take.
+    /// An option that this release of Ceph does not have, or a value that it does not accept.
     #[error("Ceph refuses the option {name} = {value}: {reason}")]
     Setting {
         /// The option.
         name: String,
-        /// Its value.
+        /// The option's value.
         value: String,
-        /// Why.
+        /// The reason.
         reason: io::Error,
     },
     /// The configuration names no monitors.
     #[error("the Ceph configuration {} names no monitors: it needs mon_host", place(.path.as_deref()))]
     NoMonitors {
-        /// The file that was given.
+        /// The file that the caller named.
         path: Option<PathBuf>,
     },
-    /// None of the files that may have the user's key can be read.
+    /// No file that may have the user's key can be read.
     #[error("no keyring of Ceph user client.{user} can be read; looked for {searched}: {reason}")]
     KeyringMissing {
         /// The user.
         user: String,
-        /// The files, as the configuration has them.
+        /// The files, as configured.
         searched: String,
-        /// Of the first one.
+        /// The error of the first file.
         reason: io::Error,
     },
     /// The cluster refuses the user.
@@ -108,12 +108,12 @@ pub enum ConnectError {
     /// The monitors do not answer.
     #[error("the Ceph monitors {monitors} did not answer within {seconds} s")]
     Unreachable {
-        /// As the configuration has them.
+        /// The monitors, as configured.
         monitors: String,
-        /// How long they were given.
+        /// How long the client waited for them.
         seconds: u64,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot connect to the Ceph cluster: {0}")]
     Other(io::Error),
 }
@@ -161,7 +161,7 @@ impl<'a> Connecting<'a> {
         })
     }
 
-    /// The handle, which is connected.
+    /// Connects and returns the handle.
     pub(crate) fn connect(self) -> Result<Cluster, ConnectError> {
         self.configure()?;
         // SAFETY: the handle is one that was created and is not connected.
@@ -174,10 +174,10 @@ impl<'a> Connecting<'a> {
     }
 
     fn configure(&self) -> Result<(), ConnectError> {
-        // librados would report to stderr what we return.
+        // librados would also print the errors that are returned here.
         self.set("log_to_stderr", "false")?;
         self.set("err_to_stderr", "false")?;
-        // With limits of its own, submitting an operation would wait. Callers have theirs.
+        // With librados' own limits, submitting an operation would wait. Callers have limits.
         self.set("objecter_inflight_ops", "0")?;
         self.set("objecter_inflight_op_bytes", "0")?;
         self.read_file()?;
@@ -185,7 +185,7 @@ impl<'a> Connecting<'a> {
             self.set(name, value)?;
         }
         self.set("client_mount_timeout", &self.seconds().to_string())?;
-        // An operation that has "timed out" can take effect later. So it ends when it ends.
+        // An operation that has "timed out" can take effect later, so there is no timeout.
         self.set("rados_osd_op_timeout", "0")
     }
 
@@ -200,7 +200,7 @@ impl<'a> Connecting<'a> {
         };
         let name = match path {
             Some(path) => {
-                // librados is not always exact about why.
+                // librados does not always report the exact reason.
                 fs::read(path).map_err(unreadable)?;
                 let invalid = || unreadable(io::ErrorKind::InvalidInput.into());
                 let name = path.to_str().ok_or_else(invalid)?;
@@ -228,7 +228,7 @@ impl<'a> Connecting<'a> {
         failure::check(set).map_err(refused)
     }
 
-    /// An option's value; empty if there is none.
+    /// An option's value; empty if it is not set.
     fn value(&self, name: &CStr) -> String {
         let mut value = vec![0_u8; VALUE_BYTES_MAX];
         let (buf, len) = (value.as_mut_ptr().cast::<c_char>(), value.len());
@@ -241,7 +241,7 @@ impl<'a> Connecting<'a> {
         }
     }
 
-    /// Which reason an error number stands for.
+    /// Finds the reason for an error number.
     fn explain(&self, reason: io::Error) -> ConnectError {
         let user = self.user.to_owned();
         match reason.raw_os_error() {
@@ -267,7 +267,7 @@ impl<'a> Connecting<'a> {
         }
     }
 
-    /// The files that may have a key, and why the first cannot be read, unless one can be.
+    /// The files that may have a key, and the error of the first one, unless one of them can be read.
     fn keyring_error(&self) -> Option<(String, io::Error)> {
         if [c"key", c"keyfile"]
             .iter()
@@ -297,12 +297,12 @@ impl<'a> Connecting<'a> {
 
 impl Drop for Connecting<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is valid, and nobody else has it.
+        // SAFETY: the handle is valid, and this is its only owner.
         unsafe { (self.library.rados_shutdown)(self.cluster) };
     }
 }
 
-/// Numbers by which different releases say that a key is missing, unknown or wrong.
+/// Error numbers by which releases report that a key is missing, unknown or wrong.
 fn is_of_authentication(number: c_int) -> bool {
     [
         libc::ENOENT,

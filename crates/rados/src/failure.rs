@@ -1,26 +1,26 @@
 //! librados' error numbers as [`io::Error`]s.
 //!
-//! They stay errors of the operating system, whose numbers callers can see; what failed is the caller's to say.
+//! They stay errors of the operating system, with the number for callers. The caller adds the operation that failed.
 
 use std::ffi::{CString, c_int};
 use std::io;
 
-/// A negative number is an error.
+/// Turns a negative number into an error.
 pub(crate) fn check(result: c_int) -> io::Result<()> {
     match result {
         0.. => Ok(()),
-        // There is no positive number for the least one.
+        // The least number has no positive counterpart.
         _ => Err(io::Error::from_raw_os_error(result.saturating_neg())),
     }
 }
 
-/// Whether another client has put this one on the blocklist. Nothing that it submits takes effect any more, and
-/// it must not connect again and go on.
+/// Whether another client has blocklisted this one. No operation that it submits takes effect any more, and it must not
+/// reconnect and continue.
 pub fn is_fenced(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESHUTDOWN)
 }
 
-/// Whether nothing was changed because a condition of the operation did not hold: a version, a value, or a row.
+/// Whether the operation changed nothing because one of its conditions did not hold: a version, a value, or a row.
 pub fn is_condition_failed(error: &io::Error) -> bool {
     let numbers = [libc::ECANCELED, libc::ERANGE, libc::EOVERFLOW];
     error
@@ -28,7 +28,7 @@ pub fn is_condition_failed(error: &io::Error) -> bool {
         .is_some_and(|number| numbers.contains(&number))
 }
 
-/// A name for librados, which ends it with a zero byte.
+/// A name as librados takes it: ended by a zero byte.
 pub(crate) fn c_string(name: &str) -> io::Result<CString> {
     CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }

@@ -2,19 +2,19 @@
 //!
 //! May use: no other crate of onefold. Must not: know what the objects mean.
 //!
-//! librados is opened at run time, so that onefold needs no Ceph where nobody uses one. A [`Client`] is one
-//! session with a cluster, a [`Pool`] a namespace of a pool in it. Operations on objects are submitted and end
-//! later: what their caller gave is called on a thread of librados, and must not wait there. A [`Wait`] is for
-//! callers that have nothing else to do.
+//! librados is opened at run time, so that onefold needs no Ceph on hosts that use none. A [`Client`] is one session
+//! with a cluster, a [`Pool`] a namespace of a pool in it. Operations on objects are submitted and end later: librados
+//! calls the caller's callback on one of its threads, where it must not wait. Callers that have nothing else to do use
+//! a [`Wait`].
 //!
-//! What holds throughout:
-//! - What a caller gave is called exactly once, whatever happens; a panic in it goes no further.
-//! - librados copies the names, keys and bytes that it is to send before the call that passes them returns.
-//!   Memory that it fills belongs to the operation until that has ended.
+//! Invariants:
+//! - A callback is called exactly once, whatever happens; a panic in it is caught.
+//! - librados copies the names, keys and bytes of an operation before the call that passes them returns. Memory that
+//!   librados fills belongs to the operation until the operation has ended.
 //! - A client is shut down once no pool, operation or watch needs it.
 //! - Operations of one client on one object take effect in the order of their submission.
 //!
-//! Reading order: `library` (librados' functions), `client` and `connect`, `session` (what is kept open),
+//! Reading order: `library` (librados' functions), `client` and `connect`, `session` (handles that stay open),
 //! `callback` (librados' threads), `operation` (how one is submitted), `write_op`, `read_op`, `pool`, `lock`, `watch`.
 
 mod callback;

@@ -1,25 +1,25 @@
 //! librados, opened at run time.
 //!
-//! Each function is declared once, as the header `rados/librados.h` of release 16 has it. All of them are in
-//! every release since 15; names that changed have the old one beside them.
+//! Each function is declared once, as in the header `rados/librados.h` of release 16. Every release since 15 has all of
+//! them; renamed functions are listed with the old name.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::connect::ConnectError;
 
-/// The name for the loader; it has not changed since Ceph's first release.
+/// The library's name for the loader; it has not changed since Ceph's first release.
 const FILE: &CStr = c"librados.so.2";
 
 /// A client: the header's rados_t.
 pub(crate) type Cluster = *mut c_void;
 /// A pool and a namespace: rados_ioctx_t.
 pub(crate) type IoContext = *mut c_void;
-/// An operation under way: rados_completion_t.
+/// An operation in flight: rados_completion_t.
 pub(crate) type Completion = *mut c_void;
-/// An operation that changes: rados_write_op_t.
+/// A write operation: rados_write_op_t.
 pub(crate) type WriteHandle = *mut c_void;
-/// An operation that asks: rados_read_op_t.
+/// A read operation: rados_read_op_t.
 pub(crate) type ReadHandle = *mut c_void;
 /// Rows that were read: rados_omap_iter_t.
 pub(crate) type RowIterator = *mut c_void;
@@ -28,7 +28,7 @@ pub(crate) type XattrIterator = *mut c_void;
 /// A list of objects: rados_list_ctx_t.
 pub(crate) type ObjectList = *mut c_void;
 
-/// Called at an operation's end: rados_callback_t.
+/// Called when an operation ends: rados_callback_t.
 pub(crate) type OnComplete = unsafe extern "C" fn(completion: Completion, argument: *mut c_void);
 /// Called for a notification: rados_watchcb2_t.
 pub(crate) type OnNotify = unsafe extern "C" fn(
@@ -53,17 +53,17 @@ pub(crate) struct ClusterStat {
     pub(crate) objects: u64,
 }
 
-/// Equal, in `rados_write_op_cmpxattr` and `rados_write_op_omap_cmp2`.
+/// The comparison "equal" of `rados_write_op_cmpxattr` and `rados_write_op_omap_cmp2`.
 pub(crate) const COMPARE_EQUAL: u8 = 1;
 
-/// Why an operation cannot begin.
+/// The reason for which librados cannot be opened.
 #[derive(Debug)]
 pub(crate) enum LoadError {
     Missing(String),
     Function(&'static str),
 }
 
-/// Declares a struct with one function pointer for each line, and how it is filled. `or` gives the function's name
+/// Declares a struct with a function pointer for each line, and the code that fills it. `or` gives the function's name
 /// in older releases.
 macro_rules! functions {
     ($(fn $name:ident $(or $older:ident)? ($($argument:ident: $kind:ty),* $(,)?) $(-> $result:ty)?;)*) => {
@@ -236,7 +236,7 @@ functions! {
 }
 
 impl Library {
-    /// librados; opened by the first call that finds it, and never closed, because its threads may run until the
+    /// Returns librados. The first successful call opens it; it is never closed, because its threads may run until the
     /// process ends.
     pub(crate) fn get() -> Result<&'static Library, ConnectError> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
@@ -252,13 +252,13 @@ impl Library {
     }
 }
 
-/// A library of the loader's.
+/// A library that the loader has opened.
 struct Handle(*mut c_void);
 
 impl Handle {
     fn open(file: &CStr) -> Result<Handle, LoadError> {
-        // SAFETY: the name ends with a zero byte. What librados does when it is loaded is what every program that
-        // is linked to it has done.
+        // SAFETY: the name ends with a zero byte. Loading librados runs the same initializers as in any program that is
+        // linked to it.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(LoadError::Missing(loader_error()));
@@ -274,7 +274,7 @@ impl Handle {
     }
 }
 
-/// The loader's last error of this thread.
+/// The loader's last error on this thread.
 fn loader_error() -> String {
     // SAFETY: it returns null or a text that stays until this thread calls the loader again.
     unsafe {
@@ -286,7 +286,7 @@ fn loader_error() -> String {
     }
 }
 
-/// The release of librados' interface.
+/// The version of librados' interface.
 pub(crate) fn version(library: &Library) -> (c_int, c_int, c_int) {
     let (mut major, mut minor, mut extra) = (0, 0, 0);
     // SAFETY: it writes three numbers.
@@ -294,7 +294,7 @@ pub(crate) fn version(library: &Library) -> (c_int, c_int, c_int) {
     (major, minor, extra)
 }
 
-/// A buffer whose address and length librados wants.
+/// The address and length of a buffer, as librados takes them.
 pub(crate) fn parts(bytes: &[u8]) -> (*const c_char, usize) {
     (bytes.as_ptr().cast(), bytes.len())
 }

@@ -1,7 +1,7 @@
-//! Locks on objects. They bind only those who ask for them, and break only when somebody breaks them: keeping a
-//! dead owner's writes out is what the [blocklist](crate::Client::blocklist_add) is for.
+//! Locks on objects. They are advisory, and stay until they are released or broken: a
+//! [blocklist](crate::Client::blocklist_add) entry keeps a dead owner's writes out, a lock does not.
 //!
-//! All of these wait.
+//! All functions here wait for the cluster.
 
 use std::ffi::{CString, c_char, c_int};
 use std::io;
@@ -12,28 +12,28 @@ use crate::callback::may_wait;
 use crate::failure::{c_string, check};
 use crate::pool::Pool;
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Locker {
     /// The client's name: `client.` and its [number](crate::Client::instance_id).
     pub client: String,
-    /// What it gave when it took the lock.
+    /// The cookie that the client passed when it took the lock.
     pub cookie: String,
     /// The client's address, as [`Client::blocklist_add`](crate::Client::blocklist_add) takes it.
     pub address: String,
 }
 
-/// What one list of a lock's holders begins with; librados says how much it needs.
+/// The initial size of each list of a lock's holders; librados returns the size that it needs.
 const LIST_BYTES: usize = 4 << 10;
 
-/// How often a list may have grown between two questions.
+/// Attempts to list the holders, because a list may grow between two of them.
 const ATTEMPTS_MAX: u32 = 8;
 
 impl Pool {
-    /// Takes a lock, for a time or until it is given up; the object is made if it is missing.
+    /// Takes a lock, for a duration or until it is released; creates the object if it is missing.
     ///
     /// # Errors
-    /// `ResourceBusy` if another one holds it; `AlreadyExists` if we do, with the same cookie.
+    /// `ResourceBusy` if another client holds it; `AlreadyExists` if this one does, with the same cookie.
     pub fn lock_exclusive(
         &self,
         object: &str,
@@ -63,7 +63,7 @@ impl Pool {
         })
     }
 
-    /// Gives a lock up. `NotFound` if this client does not hold it with this cookie.
+    /// Releases a lock. `NotFound` if this client does not hold it with this cookie.
     pub fn unlock(&self, object: &str, name: &str, cookie: &str) -> io::Result<()> {
         may_wait()?;
         let [object, name, cookie] = texts([object, name, cookie])?;
@@ -79,7 +79,7 @@ impl Pool {
         })
     }
 
-    /// Takes a lock away from a client. `NotFound` if that does not hold it.
+    /// Breaks a client's lock. `NotFound` if the client does not hold it.
     pub fn break_lock(
         &self,
         object: &str,
@@ -101,7 +101,7 @@ impl Pool {
         })
     }
 
-    /// Who holds a lock: nobody, too, if there is no such lock.
+    /// The holders of a lock; the list is empty if the lock does not exist.
     ///
     /// # Errors
     /// `NotFound` if there is no object.
@@ -115,7 +115,7 @@ impl Pool {
             match check(result) {
                 Ok(()) => return Ok(parse(result as usize, &lists)),
                 Err(error) if error.raw_os_error() != Some(libc::ERANGE) => return Err(error),
-                // Now the lengths are those that it needs.
+                // Now the lengths are the required ones.
                 Err(_) => {
                     for (list, len) in lists.iter_mut().zip(lens) {
                         list.resize(len.max(list.len()), 0);
@@ -126,7 +126,7 @@ impl Pool {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// One attempt: fills the tag of the lock, then clients, cookies and addresses.
+    /// Makes one attempt: fills the tag of the lock, then clients, cookies and addresses.
     fn list_lockers(
         &self,
         object: &CString,
@@ -157,7 +157,7 @@ impl Pool {
                 addresses_len,
             )
         };
-        // It is an error number, or that of lockers.
+        // An error number, or the number of lockers.
         result.try_into().unwrap_or(-libc::EIO)
     }
 }
@@ -169,7 +169,7 @@ fn texts<const N: usize>(texts: [&str; N]) -> io::Result<[CString; N]> {
         .map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// The first texts of lists in which a zero byte ends each of them.
+/// Splits lists of texts, each ended by a zero byte.
 fn parse(count: usize, [_, clients, cookies, addresses]: &[Vec<u8>; 4]) -> Vec<Locker> {
     let texts = |list: &'_ [u8]| -> Vec<String> {
         let parts = list.split(|byte| *byte == 0).take(count);

@@ -1,10 +1,10 @@
-//! Memory that librados fills while an operation is under way.
+//! Memory that librados fills while an operation is in flight.
 
 use std::ptr::NonNull;
 
-/// A value at an address of its own, which librados may write to until the operation has ended.
+/// A value at a fixed address, which librados may write to until the operation has ended.
 ///
-/// Moving it does not touch the value, as moving a [`Box`] would in the eyes of the compiler.
+/// Moving a slot does not touch the value, as moving a [`Box`] would in the compiler's model.
 pub(crate) struct Slot<T> {
     value: NonNull<T>,
 }
@@ -19,32 +19,32 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Where the value is, for librados.
+    /// The address of the value, for librados.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.value.as_ptr()
     }
 
-    /// The value, once the operation has ended.
+    /// Reads the value, once the operation has ended.
     pub(crate) fn get(&self) -> T
     where
         T: Copy,
     {
-        // SAFETY: the pointer is that of a box. The operation has ended, so nothing writes to it.
+        // SAFETY: the pointer comes from a box. The operation has ended, so nothing writes to it.
         unsafe { *self.as_ptr() }
     }
 
-    /// The value, once the operation has ended or was never submitted.
+    /// Takes the value, once the operation has ended or if it was never submitted.
     pub(crate) fn into_inner(self) -> T {
         let value = self.value;
         std::mem::forget(self);
-        // SAFETY: the pointer is that of a box, and nothing else frees it.
+        // SAFETY: the pointer comes from a box, and nothing else frees it.
         *unsafe { Box::from_raw(value.as_ptr()) }
     }
 }
 
 impl<T> Drop for Slot<T> {
     fn drop(&mut self) {
-        // SAFETY: the pointer is that of a box, and nothing else frees it.
+        // SAFETY: the pointer comes from a box, and nothing else frees it.
         drop(unsafe { Box::from_raw(self.value.as_ptr()) });
     }
 }

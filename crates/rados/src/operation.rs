@@ -1,7 +1,7 @@
-//! How an operation is submitted, and what belongs to it until it has ended.
+//! How an operation is submitted, and the memory that belongs to it until it has ended.
 //!
-//! Its state and what is to be called are one box, whose address librados has. The box is taken back once: by the
-//! callback, or where librados refuses the operation, which then never calls back.
+//! The operation's state and its callback are in one box, whose address librados has. The box is taken back exactly
+//! once: by the callback, or here if librados refuses the operation and so never calls back.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -12,23 +12,23 @@ use crate::failure::check;
 use crate::library::{Completion, IoContext, Library};
 use crate::session::Namespace;
 
-/// A number that each change of an object raises. That of one object says nothing about another.
+/// An object's version, which each change raises. Versions of different objects are unrelated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub(crate) u64);
 
 /// How an operation ended.
 pub(crate) type Ended = io::Result<Version>;
 
-/// An operation under way.
+/// An operation in flight.
 struct UnderWay<S, F> {
-    /// So that neither pool nor client is shut down before.
+    /// Keeps pool and client from being shut down before the operation ends.
     namespace: Arc<Namespace>,
     state: S,
     on_end: F,
 }
 
-/// Begins an operation by `start`, which gets what librados wants to know, and returns librados' answer. When the
-/// operation has ended, `on_end` gets the state back. That is on librados' thread, or at once if it is refused.
+/// Begins an operation with `start`, which receives the arguments for librados and returns librados' result. When the
+/// operation has ended, `on_end` receives the state: on librados' thread, or at once if the operation is refused.
 pub(crate) fn submit<S, F>(
     namespace: &Arc<Namespace>,
     state: S,
@@ -45,7 +45,7 @@ pub(crate) fn submit<S, F>(
         on_end,
     }));
     let mut completion = std::ptr::null_mut();
-    // SAFETY: the callback is one for what the argument points to. It writes the handle.
+    // SAFETY: the callback takes the type that the argument points to. The call writes the handle.
     let created = unsafe {
         let argument = under_way.cast::<c_void>();
         (library.rados_aio_create_completion2)(argument, on_complete::<S, F>, &mut completion)
@@ -63,7 +63,7 @@ pub(crate) fn submit<S, F>(
     }
 }
 
-/// An operation that does not even get as far as librados.
+/// Ends an operation that was never passed to librados.
 pub(crate) fn refuse<S, F: FnOnce(Ended, S)>(error: io::Error, state: S, on_end: F) {
     on_end(Err(error), state);
 }
@@ -74,8 +74,8 @@ where
     F: FnOnce(Ended, S),
 {
     callback::run(|| {
-        // SAFETY: the argument is the box of this operation, which calls back once. What librados was to fill is
-        // complete.
+        // SAFETY: the argument is the box of this operation, which calls back once. librados has finished writing to
+        // its memory.
         let under_way = unsafe { Box::from_raw(argument.cast::<UnderWay<S, F>>()) };
         let UnderWay {
             namespace,
@@ -90,8 +90,8 @@ where
                 (library.rados_aio_get_version)(completion),
             )
         };
-        // Whoever hears of the end may let go of the client and end the process. The client must not be shut down
-        // then by a thread that nobody waits for.
+        // Dropped before the callback, which may drop the client and end the process: the last reference would then be
+        // dropped here, and shut the client down on a thread that is not joined.
         drop(namespace);
         on_end(check(result).map(|()| Version(version)), state);
     });

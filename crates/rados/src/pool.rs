@@ -14,12 +14,12 @@ use crate::read_op::{Answers, ReadOp, ReadReply, Stat, add_read};
 use crate::session::{Namespace, Session};
 use crate::write_op::WriteOp;
 
-/// What becomes of a change when the cluster or the pool is full.
+/// Whether a change fails or is made when the cluster or the pool is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It fails if it takes more space than there was: `StorageFull`, or `QuotaExceeded` where the pool has a quota.
+    /// Fail if the change takes more space than before: `StorageFull`, or `QuotaExceeded` where the pool has a quota.
     Fail,
-    /// It is done all the same. For changes that make room, or are needed for those.
+    /// Make the change all the same. For changes that make room, or that making room depends on.
     Go,
 }
 
@@ -33,10 +33,10 @@ impl WhenFull {
     }
 }
 
-/// A namespace of a pool. Clones are the same one.
+/// A namespace of a pool. Clones refer to the same one.
 ///
-/// What a caller gives to an operation is called once, on a thread of librados, where it must not wait; or before
-/// the call returns, if librados refuses the operation.
+/// The callback of an operation is called once: on a thread of librados, where it must not wait, or before the call
+/// returns, if librados refuses the operation.
 #[derive(Clone)]
 pub struct Pool {
     pub(crate) namespace: Arc<Namespace>,
@@ -49,8 +49,8 @@ impl Pool {
         Ok(Pool { namespace })
     }
 
-    /// Whether objects can be changed in place. An erasure-coded pool without overwrites takes nothing but whole
-    /// new objects; it answers other writes with `Unsupported`.
+    /// Whether objects can be changed in place. An erasure-coded pool without overwrites accepts only whole new
+    /// objects, and answers other writes with `Unsupported`.
     pub fn takes_overwrites(&self) -> io::Result<bool> {
         may_wait()?;
         let mut is_append_only = 0;
@@ -62,12 +62,12 @@ impl Pool {
         Ok(is_append_only == 0)
     }
 
-    /// An operation that changes an object, to be filled.
+    /// A new, empty write operation.
     pub fn write_op(&self) -> WriteOp {
         WriteOp::new(self.library())
     }
 
-    /// An operation that asks an object, to be filled.
+    /// A new, empty read operation.
     pub fn read_op(&self) -> ReadOp {
         ReadOp::new(self.library())
     }
@@ -102,7 +102,7 @@ impl Pool {
         submit(&self.namespace, (), start, on_end);
     }
 
-    /// Submits questions.
+    /// Submits a read operation.
     pub fn submit_read(
         &self,
         object: &str,
@@ -116,14 +116,14 @@ impl Pool {
         let (name, handle) = match (c_string(object), op.handle()) {
             (Ok(name), Ok(handle)) => (name, handle),
             (Err(error), _) | (_, Err(error)) => {
-                // It refers to the answers.
+                // The operation's handle refers to the answers.
                 drop(op);
                 return refuse(error, answers, on_end);
             }
         };
         let start = |library: &Library, io, completion| {
             let operate = library.rados_aio_read_op_operate;
-            // SAFETY: all handles are valid, and the name is copied. What is filled belongs to the operation.
+            // SAFETY: all handles are valid, and the name is copied. The output memory belongs to the operation.
             let result = unsafe { operate(handle, io, completion, name.as_ptr(), 0) };
             drop(op);
             result
@@ -131,7 +131,7 @@ impl Pool {
         submit(&self.namespace, answers, start, on_end);
     }
 
-    /// Reads a range: the bytes that there are, fewer than asked for at the object's end.
+    /// Reads a range. Returns fewer bytes than requested at the object's end.
     pub fn read(
         &self,
         object: &str,
@@ -147,8 +147,8 @@ impl Pool {
         });
     }
 
-    /// Fills a buffer, which it gives back with the number of bytes that there were; the rest of the buffer, and
-    /// all of it after an error, holds anything.
+    /// Reads into a buffer, and returns it with the number of bytes read. The content of the rest of the buffer is
+    /// unspecified, and of the whole buffer after an error.
     pub fn read_into<B: AsMut<[u8]> + Send + 'static>(
         &self,
         object: &str,
@@ -170,8 +170,8 @@ impl Pool {
                 return refuse(error, (buffer, read, result), on_end);
             }
         };
-        // SAFETY: nobody else has the slot. What it lends here may be used until the slot is used again, and that is
-        // when the operation has ended.
+        // SAFETY: this is the slot's only owner. The borrowed memory is valid until the slot is used again, which
+        // happens after the operation has ended.
         unsafe {
             let bytes = (*buffer.as_ptr()).as_mut();
             let (to, len) = (bytes.as_mut_ptr(), bytes.len());
@@ -179,7 +179,7 @@ impl Pool {
         }
         let start = |library: &Library, io, completion| {
             let operate = library.rados_aio_read_op_operate;
-            // SAFETY: all handles are valid, and the name is copied. What is filled belongs to the operation.
+            // SAFETY: all handles are valid, and the name is copied. The output memory belongs to the operation.
             let result = unsafe { operate(handle, io, completion, name.as_ptr(), 0) };
             drop(op);
             result
@@ -187,7 +187,7 @@ impl Pool {
         submit(&self.namespace, (buffer, read, result), start, on_end);
     }
 
-    /// Writes bytes at an offset. They are copied, so nothing waits for the end of the operation.
+    /// Writes bytes at an offset. They are copied, so the caller may drop them at once.
     pub fn write(
         &self,
         object: &str,
@@ -201,40 +201,40 @@ impl Pool {
         });
     }
 
-    /// As [`Pool::submit_write`], and waits. It fails where the pool is full.
+    /// Like [`Pool::submit_write`], but waits for the end. Fails if the pool is full.
     pub fn change(&self, object: &str, op: WriteOp) -> io::Result<Version> {
         Wait::of(|on_done| self.submit_write(object, op, WhenFull::Fail, on_done))
     }
 
-    /// As [`Pool::submit_read`], and waits.
+    /// Like [`Pool::submit_read`], but waits for the end.
     pub fn ask(&self, object: &str, op: ReadOp) -> io::Result<ReadReply> {
         Wait::of(|on_done| self.submit_read(object, op, on_done))
     }
 
-    /// As [`Pool::read`], and waits.
+    /// Like [`Pool::read`], but waits for the end.
     pub fn read_now(&self, object: &str, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         Wait::of(|on_done| self.read(object, offset, len, on_done))
     }
 
-    /// As [`Pool::write`], and waits.
+    /// Like [`Pool::write`], but waits for the end.
     pub fn write_now(&self, object: &str, offset: u64, bytes: &[u8]) -> io::Result<()> {
         Wait::of(|on_done| self.write(object, offset, bytes, on_done))
     }
 
-    /// Length and time of change; waits.
+    /// Reads an object's length and time of change; waits for the end.
     pub fn stat(&self, object: &str) -> io::Result<Stat> {
         let reply = self.ask(object, self.read_op().stat())?;
-        // There is one, because it was asked for.
+        // A reply has one for each request.
         reply.stat.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Removes an object, and waits. A missing one is `NotFound`.
+    /// Removes an object and waits for the end. `NotFound` if it is missing.
     pub fn remove(&self, object: &str) -> io::Result<()> {
         self.change(object, self.write_op().remove()).map(drop)
     }
 
-    /// The objects of this namespace, in no order; waits for each part of the list. What is made or removed meanwhile
-    /// may be in it or not.
+    /// Lists the objects of this namespace, in no order; waits for each part of the list. Objects that are created or
+    /// removed concurrently may be in it or not.
     pub fn objects(&self) -> io::Result<Objects> {
         may_wait()?;
         let mut list = null_mut();
@@ -253,15 +253,15 @@ impl Pool {
     }
 }
 
-/// The names of all objects of a namespace; ends after an error of the list. A name that is not UTF-8 is an error,
-/// `InvalidData`, after which it goes on.
+/// The names of all objects of a namespace. An error of the list ends it. A name that is not UTF-8 is an error,
+/// `InvalidData`, and does not end it.
 pub struct Objects {
     namespace: Arc<Namespace>,
-    /// Null once it has come to its end.
+    /// Null after the end of the list.
     list: ObjectList,
 }
 
-// SAFETY: nothing but the owner uses the list, on whichever thread that is.
+// SAFETY: only the owner uses the list, on whichever thread that is.
 unsafe impl Send for Objects {}
 
 impl Iterator for Objects {
@@ -286,7 +286,7 @@ impl Objects {
     fn advance(&mut self) -> io::Result<io::Result<String>> {
         let library = self.namespace.library();
         let (mut name, mut len) = (std::ptr::null(), 0);
-        // SAFETY: the list is open. Places for what nobody wants may be null. The name stays until the next call.
+        // SAFETY: the list is open. Outputs that are not needed may be null. The name is valid until the next call.
         let bytes = unsafe {
             check((library.rados_nobjects_list_next2)(
                 self.list,

@@ -1,4 +1,4 @@
-//! Questions to one object that are answered together, at one moment.
+//! Reads of one object that are answered together, as of one moment.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
@@ -10,11 +10,11 @@ use crate::library::{Library, Lists, ReadHandle, RowIterator, XattrIterator};
 use crate::memory::Slot;
 use crate::operation::Version;
 
-/// Questions to one object. A missing object is `NotFound`.
+/// Reads of one object. A missing object is `NotFound`.
 pub struct ReadOp {
     library: &'static Library,
     handle: ReadHandle,
-    /// Why it cannot be submitted: a name that Ceph cannot have.
+    /// The reason for which the operation cannot be submitted: a name that Ceph cannot have.
     invalid: Option<io::Error>,
     answers: Answers,
 }
@@ -22,27 +22,27 @@ pub struct ReadOp {
 // SAFETY: nothing but the owner uses the handle, on whichever thread that is.
 unsafe impl Send for ReadOp {}
 
-/// What an object answered.
+/// The object's answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadReply {
     /// The object's version.
     pub version: Version,
-    /// For each [`ReadOp::read`], in order, the bytes that there are; fewer than asked for at the object's end.
+    /// For each [`ReadOp::read`], in order, the bytes found: fewer than requested at the object's end.
     pub data: Vec<Vec<u8>>,
-    /// Of the last [`ReadOp::stat`].
+    /// The answer to the last [`ReadOp::stat`].
     pub stat: Option<Stat>,
-    /// Of the last [`ReadOp::xattrs`]: names and values, by name.
+    /// The answer to the last [`ReadOp::xattrs`]: names and values, by name.
     pub xattrs: Vec<(String, Vec<u8>)>,
-    /// For each [`ReadOp::rows`] and [`ReadOp::rows_by_keys`], in order.
+    /// The answer to each [`ReadOp::rows`] and [`ReadOp::rows_by_keys`], in order.
     pub rows: Vec<Rows>,
 }
 
-/// An object's length, and when it was changed.
+/// The length of an object, and the time when it was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// Its length in bytes.
+    /// The object's length in bytes.
     pub size: u64,
-    /// In whole seconds, by the clock of whoever changed it.
+    /// The time of the last change, in whole seconds of the writer's clock.
     pub modified: SystemTime,
 }
 
@@ -51,11 +51,11 @@ pub struct Stat {
 pub struct Rows {
     /// Keys and values, by key.
     pub rows: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Whether there are more behind these.
+    /// Whether the object has more rows after these.
     pub has_more: bool,
 }
 
-/// What librados fills while the operation is under way.
+/// Memory that librados fills while the operation is in flight.
 pub(crate) struct Answers {
     library: &'static Library,
     list: Vec<Answer>,
@@ -66,7 +66,7 @@ unsafe impl Send for Answers {}
 
 enum Answer {
     Data {
-        /// Its memory belongs to librados until the operation has ended, and its length is that of the memory.
+        /// The memory belongs to librados until the operation has ended; its length is the requested one.
         buffer: Vec<u8>,
         read: Slot<usize>,
         result: Slot<c_int>,
@@ -87,7 +87,7 @@ enum Answer {
     },
 }
 
-/// What stands in a result that librados has not written.
+/// The value of a result that librados has not written.
 const UNANSWERED: c_int = -libc::EIO;
 
 impl ReadOp {
@@ -105,7 +105,7 @@ impl ReadOp {
         }
     }
 
-    /// The bytes of a range.
+    /// Reads a range.
     pub fn read(self, offset: u64, len: usize) -> ReadOp {
         let mut buffer = vec![0; len];
         let (read, result) = (Slot::new(0), Slot::new(UNANSWERED));
@@ -121,7 +121,7 @@ impl ReadOp {
         })
     }
 
-    /// Length and time of change.
+    /// Reads the length and the time of change.
     pub fn stat(self) -> ReadOp {
         let (size, mtime, result) = (Slot::new(0), Slot::new(0), Slot::new(UNANSWERED));
         self.add(|library, op| {
@@ -138,7 +138,7 @@ impl ReadOp {
         })
     }
 
-    /// All attributes.
+    /// Reads all attributes.
     pub fn xattrs(self) -> ReadOp {
         let (mut iterator, result) = (null_mut(), Slot::new(UNANSWERED));
         self.add(|library, op| {
@@ -148,8 +148,8 @@ impl ReadOp {
         })
     }
 
-    /// Rows whose keys begin with a prefix and come after another key, `count_max` at most; an OSD has a limit of
-    /// its own, of 1,024 by default. Neither text may have a zero byte, which keys may: librados takes no other.
+    /// Reads rows whose keys begin with a prefix and come after another key, at most `count_max`; an OSD has a limit of
+    /// its own, 1,024 by default. Keys may contain zero bytes, but neither of these texts may: librados takes no other.
     pub fn rows(mut self, start_after: &str, prefix: &str, count_max: u64) -> ReadOp {
         let (after, prefix) = match (c_string(start_after), c_string(prefix)) {
             (Ok(after), Ok(prefix)) => (after, prefix),
@@ -181,7 +181,7 @@ impl ReadOp {
         })
     }
 
-    /// The rows with these keys; those that are not there are left out.
+    /// Reads the rows with these keys. Missing rows are left out.
     pub fn rows_by_keys<K: AsRef<[u8]>>(self, keys: &[K]) -> ReadOp {
         let lists = Lists::of(keys.iter().map(AsRef::as_ref));
         let (mut iterator, result) = (null_mut(), Slot::new(UNANSWERED));
@@ -206,12 +206,12 @@ impl ReadOp {
         })
     }
 
-    /// The handle, if all of it was valid.
+    /// The handle, if all arguments were valid.
     pub(crate) fn handle(&mut self) -> io::Result<ReadHandle> {
         self.invalid.take().map_or(Ok(self.handle), Err)
     }
 
-    /// What the operation needs while it is under way.
+    /// Takes the memory that the operation needs while it is in flight.
     pub(crate) fn take_answers(&mut self) -> Answers {
         let library = self.library;
         let list = std::mem::take(&mut self.answers.list);
@@ -248,15 +248,15 @@ pub(crate) unsafe fn add_read(
 impl Drop for ReadOp {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: the handle is valid. librados has taken what it needs of an operation that was submitted.
-            // Answers that are still here are those of one that was not; they are dropped after this.
+            // SAFETY: the handle is valid. librados has its own copy of an operation that was submitted. Answers that
+            // are still here belong to an operation that was not submitted, and are dropped after this.
             unsafe { (self.library.rados_release_read_op)(self.handle) };
         }
     }
 }
 
 impl Answers {
-    /// What an operation that succeeded was answered.
+    /// The reply of an operation that succeeded.
     pub(crate) fn into_reply(mut self, version: Version) -> io::Result<ReadReply> {
         let mut reply = ReadReply {
             version,
@@ -333,13 +333,12 @@ impl Answer {
     }
 }
 
-/// All attributes of an iterator whose operation has succeeded.
+/// Reads all attributes from an iterator whose operation has succeeded.
 fn xattrs(library: &Library, iterator: XattrIterator) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut found = Vec::new();
     loop {
         let (mut name, mut value, mut len) = (std::ptr::null(), std::ptr::null(), 0);
-        // SAFETY: the operation has ended well, so the iterator is valid. What it points to stays until the next
-        // call.
+        // SAFETY: the operation has succeeded, so the iterator is valid. Its pointers are valid until the next call.
         unsafe {
             check((library.rados_getxattrs_next)(
                 iterator, &mut name, &mut value, &mut len,
@@ -353,12 +352,12 @@ fn xattrs(library: &Library, iterator: XattrIterator) -> io::Result<Vec<(String,
     }
 }
 
-/// All rows of an iterator whose operation has succeeded.
+/// Reads all rows from an iterator whose operation has succeeded.
 fn rows(library: &Library, iterator: RowIterator) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut found = Vec::new();
     loop {
         let (mut key, mut value, mut key_len, mut len) = (null_mut(), null_mut(), 0, 0);
-        // SAFETY: the operation has ended well, so the iterator is valid. What it points to stays as long as the
+        // SAFETY: the operation has succeeded, so the iterator is valid. Its pointers are valid as long as the
         // iterator.
         unsafe {
             let next = library.rados_omap_get_next2;
@@ -371,7 +370,7 @@ fn rows(library: &Library, iterator: RowIterator) -> io::Result<Vec<(Vec<u8>, Ve
     }
 }
 
-/// A copy of bytes of librados', which has no address for none.
+/// Copies bytes of librados, whose address may be null if there are none.
 ///
 /// # Safety
 /// There are `len` bytes at the address, unless it is null.

@@ -1,4 +1,4 @@
-//! What pools, operations and watches keep alive between them: the connected client, and the I/O contexts in it.
+//! Handles that pools, operations and watches share and keep open: the connected client and the I/O contexts in it.
 
 use std::io;
 use std::ptr::null_mut;
@@ -8,7 +8,7 @@ use crate::callback;
 use crate::failure::{c_string, check};
 use crate::library::{Cluster, IoContext, Library};
 
-/// A connected client, which is shut down when nothing needs it any more.
+/// A connected client, which is shut down when nothing refers to it any more.
 pub(crate) struct Session {
     pub(crate) library: &'static Library,
     pub(crate) cluster: Cluster,
@@ -23,7 +23,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let handle = Handle(self.cluster);
         let shutdown = self.library.rados_shutdown;
-        // It waits for librados' threads, one of which this may be: the last operation has ended.
+        // Shutting down waits for librados' threads, and this may be one of them, if the last operation has ended.
         callback::wait_elsewhere(move || {
             let handle = handle;
             // SAFETY: the client is connected, and nothing uses it any more.
@@ -32,20 +32,20 @@ impl Drop for Session {
     }
 }
 
-/// The client for the thread that shuts it down.
+/// The client's handle, for the thread that shuts the client down.
 struct Handle(Cluster);
 
 // SAFETY: see `Session`.
 unsafe impl Send for Handle {}
 
-/// An I/O context, which is closed when nothing needs it any more.
+/// An I/O context, which is closed when nothing refers to it any more.
 pub(crate) struct Namespace {
     pub(crate) session: Arc<Session>,
     io: IoContext,
 }
 
-// SAFETY: librados allows an I/O context to be used by any number of threads at once, as long as its settings stay,
-// and they are made before anybody else has it.
+// SAFETY: librados allows any number of threads to use an I/O context at once, as long as its settings do not change,
+// and they are made before it is shared.
 unsafe impl Send for Namespace {}
 // SAFETY: as above.
 unsafe impl Sync for Namespace {}
@@ -57,10 +57,10 @@ impl Namespace {
         let mut io = null_mut();
         // SAFETY: the client is connected. It writes the handle.
         check(unsafe { (library.rados_ioctx_create)(session.cluster, pool.as_ptr(), &mut io) })?;
-        // SAFETY: the handle is valid, and nobody else has it yet. The name is copied.
+        // SAFETY: the handle is valid and not shared yet. The name is copied.
         unsafe { (library.rados_ioctx_set_namespace)(io, name.as_ptr()) };
-        // SAFETY: the handle is valid, and nobody else has it yet. Without this, locks, watches and changes wait while
-        // the cluster is full, whether they need room or not.
+        // SAFETY: the handle is valid and not shared yet. Without this, locks, watches and changes wait while the
+        // cluster is full, whether they need room or not.
         unsafe { (library.rados_set_pool_full_try)(io) };
         Ok(Namespace { session, io })
     }

@@ -1,7 +1,7 @@
-//! Watches and notifications: how clients of a cluster speak to each other.
+//! Watches and notifications: how clients of a cluster send messages to each other.
 //!
-//! A notification goes to everybody who watches an object, and comes back with their replies. It is not stored.
-//! Ceph drops the watch of a client that it has not heard of for a while, and says who did not reply.
+//! A notification goes to all watchers of an object, and returns with their replies. It is not stored. Ceph drops the
+//! watch of a client that has been silent for a while, and reports the watchers that did not reply.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
@@ -17,20 +17,20 @@ use crate::operation::{Version, refuse, submit};
 use crate::pool::Pool;
 use crate::session::Namespace;
 
-/// A watch on an object; ends when it is dropped, which waits. Nothing of it is called afterwards.
+/// A watch on an object. Dropping it ends the watch and waits; its callbacks are not called afterwards.
 pub struct Watch {
     namespace: Arc<Namespace>,
     cookie: u64,
-    /// The address that librados has.
+    /// The callbacks, at the address that librados has.
     watching: *mut Watching,
 }
 
-// SAFETY: the watch owns what it points to, which librados' threads may use at the same time.
+// SAFETY: the watch owns the callbacks, which librados' threads may call at the same time.
 unsafe impl Send for Watch {}
 // SAFETY: as above.
 unsafe impl Sync for Watch {}
 
-/// What librados calls.
+/// The callbacks of a watch, for librados.
 struct Watching {
     namespace: Arc<Namespace>,
     object: Arc<CString>,
@@ -38,8 +38,8 @@ struct Watching {
     on_error: Box<dyn Fn(io::Error) + Send + Sync>,
 }
 
-/// A notification that came to a watch, which may be answered at any time and by any thread. The one who sent it
-/// waits for that; if it is dropped without an answer, until its timeout.
+/// A notification that a watch received. It may be answered at any time, by any thread. The sender waits for the
+/// answer; if this is dropped without one, until its timeout.
 pub struct Notification {
     namespace: Arc<Namespace>,
     object: Arc<CString>,
@@ -51,7 +51,7 @@ pub struct Notification {
 }
 
 impl Notification {
-    /// What was sent.
+    /// The bytes that the sender passed.
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }
@@ -61,7 +61,7 @@ impl Notification {
         self.notifier
     }
 
-    /// Answers; this never waits. Whether the answer arrives is not known.
+    /// Sends an answer, without waiting. Whether it arrives is not known.
     pub fn reply(self, bytes: &[u8]) -> io::Result<()> {
         let (bytes, len) = notified(bytes)?;
         let acknowledge = self.namespace.library().rados_notify_ack;
@@ -77,34 +77,34 @@ impl Notification {
 pub struct Watcher {
     /// The client's [number](crate::Client::instance_id).
     pub client: u64,
-    /// Tells apart the watches of one client.
+    /// Distinguishes the watches of one client.
     pub cookie: u64,
 }
 
-/// The answer of one watch.
+/// A watcher's answer to a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// Whose.
+    /// The watch that answered.
     pub watcher: Watcher,
-    /// What it said.
+    /// The bytes of the answer.
     pub payload: Vec<u8>,
 }
 
-/// What came of a notification. Both lists are empty if nobody watches.
+/// The result of a notification. Both lists are empty if the object has no watchers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replies {
-    /// The answers.
+    /// The answers that arrived in time.
     pub replies: Vec<Reply>,
     /// Watches that did not answer in time.
     pub timed_out: Vec<Watcher>,
 }
 
 impl Pool {
-    /// Watches an object, and waits until it is watched. If the cluster does not hear of this client for the timeout,
-    /// in whole seconds, rounded up, it drops the watch; without a timeout the cluster's default is taken.
+    /// Watches an object; returns once the watch is established. The cluster drops the watch if this client is silent
+    /// for the timeout, in whole seconds, rounded up; the default is the cluster's.
     ///
-    /// Both functions are called by a thread of librados, on which they must not wait. After an error
-    /// notifications may have been missed, and the watch is of no use any more.
+    /// A thread of librados calls both functions, and they must not wait. After an error, notifications may have been
+    /// missed, and the watch is no longer usable.
     ///
     /// # Errors
     /// `NotFound` if there is no object.
@@ -153,8 +153,8 @@ impl Pool {
         })
     }
 
-    /// Notifies everybody who watches an object. It ends when all have answered, or after the timeout, in whole
-    /// seconds, rounded up.
+    /// Notifies all watchers of an object. Ends when all have answered, or after the timeout, in whole seconds, rounded
+    /// up.
     pub fn notify(
         &self,
         object: &str,
@@ -173,12 +173,12 @@ impl Pool {
             (Ok(object), Ok(payload)) => (object, payload),
             (Err(error), _) | (_, Err(error)) => return refuse(error, buffer, on_end),
         };
-        // The cluster counts seconds, and takes none for its default.
+        // The cluster counts seconds, and replaces zero by its default.
         let milliseconds = whole_seconds(timeout).saturating_mul(1000);
         let (at, reply_len) = (buffer.at.as_ptr(), buffer.len.as_ptr());
         let start = |library: &Library, io: IoContext, completion: Completion| {
             let (notify, object) = (library.rados_aio_notify, object.as_ptr());
-            // SAFETY: all handles are valid; name and payload are copied. What is filled belongs to the operation.
+            // SAFETY: all handles are valid; name and payload are copied. The output memory belongs to the operation.
             unsafe {
                 notify(
                     io,
@@ -195,7 +195,7 @@ impl Pool {
         submit(&self.namespace, buffer, start, on_end);
     }
 
-    /// As [`Pool::notify`], and waits.
+    /// Like [`Pool::notify`], but waits for the end.
     pub fn notify_now(
         &self,
         object: &str,
@@ -210,7 +210,7 @@ impl Watch {
     /// How long ago the cluster last confirmed the watch.
     ///
     /// # Errors
-    /// Where the watch has ended.
+    /// An error if the watch has ended.
     pub fn check(&self) -> io::Result<Duration> {
         let check_watch = self.namespace.library().rados_watch_check;
         // SAFETY: the handle is valid, and the watch is there until it is dropped.
@@ -231,7 +231,7 @@ impl Drop for Watch {
     }
 }
 
-/// A watch for the thread that ends it.
+/// A dropped watch, for the thread that ends it.
 struct EndedWatch {
     namespace: Arc<Namespace>,
     cookie: u64,
@@ -244,8 +244,9 @@ unsafe impl Send for EndedWatch {}
 impl EndedWatch {
     fn free(self) {
         let library = self.namespace.library();
-        // SAFETY: the watch is there, whether the cluster still knows it or not: an error of the first call means that
-        // it did not. After the second one librados calls nothing of it any more, so the box is ours.
+        // SAFETY: the watch exists here, whether the cluster still knows it or not: an error of the first call means
+        // that it did not. After the second call, librados no longer calls the callbacks, so this is the box's only
+        // owner.
         unsafe {
             (library.rados_unwatch2)(self.namespace.io(), self.cookie);
             (library.rados_watch_flush)(self.namespace.session.cluster);
@@ -264,11 +265,11 @@ unsafe extern "C" fn on_notification(
     len: usize,
 ) {
     callback::run(|| {
-        // SAFETY: the argument is that of a watch that has not ended.
+        // SAFETY: the argument belongs to a watch that has not ended.
         let watching = unsafe { &*argument.cast::<Watching>() };
         let payload = match data.is_null() || len == 0 {
             true => Vec::new(),
-            // SAFETY: librados keeps so many bytes there during this call.
+            // SAFETY: librados keeps `len` bytes there during this call.
             false => unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) }.to_vec(),
         };
         (watching.on_notify)(Notification {
@@ -285,25 +286,25 @@ unsafe extern "C" fn on_notification(
 /// Called by librados when a watch was lost.
 unsafe extern "C" fn on_watch_error(argument: *mut c_void, _cookie: u64, error: c_int) {
     callback::run(|| {
-        // SAFETY: the argument is that of a watch that has not ended.
+        // SAFETY: the argument belongs to a watch that has not ended.
         let watching = unsafe { &*argument.cast::<Watching>() };
         let error = check(error).err();
         (watching.on_error)(error.unwrap_or_else(|| io::ErrorKind::NotConnected.into()));
     });
 }
 
-/// Where librados puts the replies: memory of its own.
+/// The replies, in memory of librados.
 struct ReplyBuffer {
     library: &'static Library,
     at: Slot<*mut c_char>,
     len: Slot<usize>,
 }
 
-// SAFETY: only the operation has the memory, and then its owner.
+// SAFETY: only the operation uses the memory, and afterwards its owner.
 unsafe impl Send for ReplyBuffer {}
 
 impl ReplyBuffer {
-    /// A notification that not all have answered is an error for librados; who did is known all the same.
+    /// If a watcher does not answer, librados returns an error, but also the replies of the others.
     fn replies(&self, ended: io::Result<Version>) -> io::Result<Replies> {
         let (at, len) = (self.at.get(), self.len.get());
         if at.is_null() {
@@ -311,7 +312,7 @@ impl ReplyBuffer {
         }
         match ended {
             Err(error) if error.kind() != io::ErrorKind::TimedOut => Err(error),
-            // SAFETY: the operation has ended, and librados has put so many bytes there.
+            // SAFETY: the operation has ended, and librados has put `len` bytes there.
             _ => decode(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) })
                 .ok_or_else(|| io::ErrorKind::InvalidData.into()),
         }
@@ -321,13 +322,13 @@ impl ReplyBuffer {
 impl Drop for ReplyBuffer {
     fn drop(&mut self) {
         if !self.at.get().is_null() {
-            // SAFETY: it is a buffer of librados', which nobody else has.
+            // SAFETY: the buffer comes from librados, and this is its only owner.
             unsafe { (self.library.rados_buffer_free)(self.at.get()) };
         }
     }
 }
 
-/// A payload as librados counts it.
+/// A payload with its length as librados takes it.
 fn notified(bytes: &[u8]) -> io::Result<(*const c_char, c_int)> {
     let (bytes, len) = parts(bytes);
     let len = c_int::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -339,7 +340,7 @@ fn whole_seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add(is_partial.into()).max(1)
 }
 
-/// Replies as the header describes them at rados_notify2.
+/// Decodes replies, which the header describes at rados_notify2.
 fn decode(mut bytes: &[u8]) -> Option<Replies> {
     let mut found = Replies::default();
     for _ in 0..take_u32(&mut bytes)? {

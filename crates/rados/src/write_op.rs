@@ -8,24 +8,24 @@ use crate::failure::c_string;
 use crate::library::{COMPARE_EQUAL, Library, Lists, WriteHandle, parts};
 use crate::operation::Version;
 
-/// Whether an operation makes its object.
+/// Whether creating an existing object is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Create {
-    /// If there is none.
+    /// Create the object if it is missing.
     IfMissing,
-    /// An object that is there is an error, `AlreadyExists`.
+    /// Fail with `AlreadyExists` if the object exists.
     Exclusive,
 }
 
-/// Conditions and changes of one object, in this order. If a condition fails, nothing is changed, and the error is
-/// one that [`is_condition_failed`](crate::is_condition_failed) knows.
+/// Conditions and changes of one object, in this order. If a condition fails, nothing is changed, and
+/// [`is_condition_failed`](crate::is_condition_failed) recognizes the error.
 ///
 /// Conditions see the object before the operation, and not its own changes. A condition on a missing object is
 /// `NotFound` unless the operation creates it first.
 pub struct WriteOp {
     library: &'static Library,
     handle: WriteHandle,
-    /// Why it cannot be submitted: a name that Ceph cannot have.
+    /// The reason for which the operation cannot be submitted: a name that Ceph cannot have.
     invalid: Option<io::Error>,
 }
 
@@ -43,26 +43,26 @@ impl WriteOp {
         }
     }
 
-    /// Makes the object.
+    /// Creates the object.
     pub fn create(self, create: Create) -> WriteOp {
         let is_exclusive = (create == Create::Exclusive).into();
-        // SAFETY: the handle is valid; the category has had no meaning for long.
+        // SAFETY: the handle is valid; the category no longer has a meaning.
         self.add(|library, op| unsafe { (library.rados_write_op_create)(op, is_exclusive, null()) })
     }
 
-    /// Only if the object exists.
+    /// Requires that the object exists.
     pub fn assert_exists(self) -> WriteOp {
         // SAFETY: the handle is valid.
         self.add(|library, op| unsafe { (library.rados_write_op_assert_exists)(op) })
     }
 
-    /// Only if nothing has changed the object since it had this version.
+    /// Requires that nothing has changed the object since it had this version.
     pub fn assert_version(self, version: Version) -> WriteOp {
         // SAFETY: the handle is valid.
         self.add(|library, op| unsafe { (library.rados_write_op_assert_version)(op, version.0) })
     }
 
-    /// Only if the attribute has this value.
+    /// Requires that the attribute has this value.
     pub fn compare_xattr(self, name: &str, value: &[u8]) -> WriteOp {
         let (value, len) = parts(value);
         // SAFETY: the handle is valid, and name and value are copied.
@@ -71,7 +71,7 @@ impl WriteOp {
         })
     }
 
-    /// Only if the row has this value; a row that is not there has the empty one.
+    /// Requires that the row has this value; a missing row counts as empty.
     pub fn compare_row(self, key: &[u8], value: &[u8]) -> WriteOp {
         let ((key, key_len), (value, len)) = (parts(key), parts(value));
         // SAFETY: the handle is valid, and key and value are copied. Both addresses come before both lengths.
@@ -88,20 +88,20 @@ impl WriteOp {
         self.add(|library, op| unsafe { (library.rados_write_op_write)(op, bytes, len, offset) })
     }
 
-    /// Makes these bytes the object's whole content.
+    /// Replaces the object's whole content by these bytes.
     pub fn write_full(self, bytes: &[u8]) -> WriteOp {
         let (bytes, len) = parts(bytes);
         // SAFETY: the handle is valid, and the bytes are copied.
         self.add(|library, op| unsafe { (library.rados_write_op_write_full)(op, bytes, len) })
     }
 
-    /// Makes a range zeros and gives its space back. The object does not grow.
+    /// Zeroes a range and frees its space. The object does not grow.
     pub fn zero(self, offset: u64, len: u64) -> WriteOp {
         // SAFETY: the handle is valid.
         self.add(|library, op| unsafe { (library.rados_write_op_zero)(op, offset, len) })
     }
 
-    /// Makes the object this long.
+    /// Cuts off or extends the object to this length.
     pub fn truncate(self, len: u64) -> WriteOp {
         // SAFETY: the handle is valid.
         self.add(|library, op| unsafe { (library.rados_write_op_truncate)(op, len) })
@@ -139,7 +139,7 @@ impl WriteOp {
         })
     }
 
-    /// Removes rows; those that are not there are no error.
+    /// Removes rows. Missing rows are ignored.
     pub fn remove_rows<K: AsRef<[u8]>>(self, keys: &[K]) -> WriteOp {
         let lists = Lists::of(keys.iter().map(AsRef::as_ref));
         let (pointers, lens) = (lists.pointers.as_ptr(), lists.lens.as_ptr());
@@ -149,7 +149,7 @@ impl WriteOp {
         })
     }
 
-    /// Calls a method of an object class, whose error is that of the operation.
+    /// Calls a method of an object class. Its error becomes the error of the operation.
     pub fn execute(self, class: &str, method: &str, input: &[u8]) -> WriteOp {
         let (input, len) = parts(input);
         // SAFETY: the handle is valid, and names and input are copied.
@@ -158,7 +158,7 @@ impl WriteOp {
         })
     }
 
-    /// The handle, if all of it was valid.
+    /// The handle, if all arguments were valid.
     pub(crate) fn handle(&mut self) -> io::Result<WriteHandle> {
         self.invalid.take().map_or(Ok(self.handle), Err)
     }
@@ -170,7 +170,7 @@ impl WriteOp {
         self
     }
 
-    /// A step with names, as librados wants them.
+    /// Adds a step that takes names as librados wants them.
     fn add_named<const N: usize>(
         mut self,
         names: [&str; N],
@@ -193,7 +193,7 @@ impl WriteOp {
 impl Drop for WriteOp {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: the handle is valid. librados has taken what it needs of an operation that was submitted.
+            // SAFETY: the handle is valid. librados has its own copy of an operation that was submitted.
             unsafe { (self.library.rados_release_write_op)(self.handle) };
         }
     }

@@ -1,4 +1,4 @@
-//! Each function of librados that we use, on a real cluster: `cargo xtask ceph start` makes one.
+//! Tests of each function of librados that we use, on a real cluster: `cargo xtask ceph start` makes one.
 //!
 //! They run where `ONEFOLD_CEPH_CONF` names the `ceph.conf` of a cluster with a replicated pool `onefold`, and the
 //! keyring of `client.admin`. Each has a namespace of its own.
@@ -18,7 +18,7 @@ use onefold_rados::{
 
 const POOL: &str = "onefold";
 
-/// What is waited for comes in milliseconds; a test that waits longer hangs.
+/// Every wait ends within milliseconds; a test that waits longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn conf() -> Option<PathBuf> {
@@ -40,7 +40,7 @@ fn connect(conf: &Path) -> Client {
     Client::connect(&options(conf)).unwrap()
 }
 
-/// A namespace that is empty at first and at last.
+/// A namespace that is empty at the start and the end of a test.
 struct Space {
     conf: PathBuf,
     client: Client,
@@ -49,7 +49,7 @@ struct Space {
 }
 
 impl Space {
-    /// Nothing where there is no cluster.
+    /// Returns nothing if there is no cluster.
     fn new(test: &str) -> Option<Space> {
         let conf = conf()?;
         let client = connect(&conf);
@@ -322,7 +322,7 @@ fn rows_have_any_bytes_and_are_compared_by_key_and_value() {
     };
     assert_eq!(by_keys(&[b"\0\xff\0", b"missing", b"a"]), owned(&rows[..2]));
 
-    // Two questions, and each has an answer of its own.
+    // Two reads in one operation, each with its own answer.
     let reply = pool
         .ask("o", pool.read_op().rows("", "", 3).rows("a", "ke", 9))
         .unwrap();
@@ -339,7 +339,7 @@ fn rows_have_any_bytes_and_are_compared_by_key_and_value() {
         ErrorKind::NotFound
     );
 
-    // Key and value have different lengths, so they cannot have been taken for each other.
+    // Key and value have different lengths, so the test notices if they are swapped.
     let change = |key: &[u8], value: &[u8]| {
         let op = pool.write_op().compare_row(key, value);
         pool.change(
@@ -355,7 +355,7 @@ fn rows_have_any_bytes_and_are_compared_by_key_and_value() {
     ] {
         let changed = change(key, value);
         match (key, value) {
-            // A row that is not there is one without a value.
+            // A missing row counts as a row without a value.
             (b"ke", b"") => assert!(changed.is_ok(), "{changed:?}"),
             _ => assert!(is_condition_failed(&changed.unwrap_err())),
         }
@@ -368,7 +368,7 @@ fn rows_have_any_bytes_and_are_compared_by_key_and_value() {
     assert_eq!(kind(missing), ErrorKind::NotFound);
 }
 
-/// What the lock class wants to know: name, exclusive, cookie and tag.
+/// The input of the lock class: name, exclusive, cookie and tag.
 fn assert_locked(cookie: &str) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let body = [text("owner"), vec![1], text(cookie), text("")].concat();
@@ -493,7 +493,7 @@ fn operations_on_one_object_take_effect_in_order() {
             written.unwrap()
         });
         let told = told.clone();
-        // It sees the write before it, and none after it.
+        // The read sees the write before it, and none after it.
         pool.read("o", u64::from(number % 7), 256, move |read| {
             told.send((number, read.unwrap() == bytes)).unwrap();
         });
@@ -526,7 +526,7 @@ fn thousands_of_operations_are_under_way_from_one_thread() {
                 told.send(written).unwrap();
             },
         );
-        // They were copied.
+        // The bytes were copied.
         bytes.fill(0xee);
     }
     let before = ended.load(Ordering::Relaxed);
@@ -576,7 +576,7 @@ fn notifications_are_answered() {
     };
     assert_eq!(notify(b"nobody", 5), onefold_rados::Replies::default());
 
-    // At once, on librados' thread.
+    // Answered at once, on librados' thread.
     let notifier = other_client.instance_id();
     let first = pool
         .watch(
@@ -590,7 +590,7 @@ fn notifications_are_answered() {
             ignore,
         )
         .unwrap();
-    // Later, on another thread.
+    // Answered later, on another thread.
     let (given, takes) = mpsc::channel();
     let given = Mutex::new(given);
     let second = pool
@@ -625,7 +625,7 @@ fn notifications_are_answered() {
     );
     let takes = answering.join().unwrap();
 
-    // The second does not answer any more.
+    // The second watcher does not answer any more.
     let replies = notify(b"again", 1);
     assert_eq!((replies.replies.len(), replies.timed_out.len()), (1, 1));
     drop(takes.recv_timeout(PATIENCE).unwrap());
@@ -698,13 +698,13 @@ fn librados_thread_is_not_waited_for_on_itself() {
     let inner = told.clone();
     pool.read("o", 0, 1, move |_| {
         told.send(kind(of_callback.stat("o"))).unwrap();
-        // Others may be submitted.
+        // Other operations may be submitted.
         of_callback.read("o", 0, 1, move |_| inner.send(ErrorKind::Other).unwrap());
     });
     assert_eq!(hears.recv_timeout(PATIENCE).unwrap(), ErrorKind::Deadlock);
     assert_eq!(hears.recv_timeout(PATIENCE).unwrap(), ErrorKind::Other);
 
-    // The last one that needs a watch, and a whole client, is a function that librados calls.
+    // The last reference to a watch, and to a whole client, is dropped in a callback of librados.
     let (client, other) = space.other();
     let watch = other.watch("o", None, |_| {}, |_| {}).unwrap();
     let (told, hears) = mpsc::channel();
@@ -737,7 +737,7 @@ fn an_operation_ends_although_nobody_waits() {
     let (on_done, wait) = Wait::new();
     space.pool.write("o", 0, b"x", on_done);
     drop(wait);
-    // On the same object, so after it.
+    // The read is on the same object, so it follows the write.
     assert_eq!(space.pool.read_now("o", 0, 9).unwrap(), b"x");
     drop(
         space
@@ -778,11 +778,11 @@ fn objects_of_a_namespace_are_listed() {
     expected.sort();
     assert_eq!(found, expected);
     assert_eq!(empty.objects().unwrap().count(), 0);
-    // One that is dropped before its end.
+    // A list that is dropped before its end.
     assert!(space.pool.objects().unwrap().next().is_some());
 }
 
-/// Ceph's own tool; nothing where it is not installed.
+/// Runs Ceph's own tool; returns nothing where it is not installed.
 fn ceph(conf: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new("ceph")
         .arg("--conf")
@@ -840,7 +840,7 @@ fn a_user_can_be_kept_to_a_namespace() {
         kind(elsewhere.write_now("o", 0, b"x")),
         ErrorKind::PermissionDenied
     );
-    // It may fence others.
+    // The user may fence other clients.
     let (victim, _) = space.other();
     user.blocklist_add(&victim.addresses().unwrap(), 600)
         .unwrap();
@@ -896,7 +896,7 @@ fn an_erasure_coded_pool_says_what_it_does_not_take() {
     );
 }
 
-/// What the cluster calls nearly full, too full to move data, and full.
+/// Sets the ratios at which the cluster counts as nearly full, too full to move data, and full.
 fn set_ratios(conf: &Path, ratios: [&str; 3]) -> Option<()> {
     let names = ["nearfull", "backfillfull", "full"];
     names.iter().zip(ratios).try_for_each(|(name, ratio)| {
@@ -904,7 +904,7 @@ fn set_ratios(conf: &Path, ratios: [&str; 3]) -> Option<()> {
     })
 }
 
-/// By hand, alone: `cargo test -p onefold-rados --test cluster -- --ignored`. Meanwhile nobody can write.
+/// Run by hand, alone: `cargo test -p onefold-rados --test cluster -- --ignored`. No other write succeeds while it runs.
 #[test]
 #[ignore = "stops the writes of all other tests"]
 fn a_full_pool_refuses_writes_and_takes_removals() {
@@ -936,7 +936,7 @@ fn a_full_pool_refuses_writes_and_takes_removals() {
     let (told, hears) = mpsc::channel();
     pool.write("new", 0, b"x", move |written| told.send(written).unwrap());
     let written = hears.recv_timeout(PATIENCE);
-    // What takes no more space than there was is not refused.
+    // Changes that take no additional space succeed.
     let overwritten = pool.write_now("o", 0, b"y");
     let removed = pool.remove("p");
     set_ratios(conf, ["0.93", "0.95", "0.97"]);
