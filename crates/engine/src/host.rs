@@ -1,4 +1,4 @@
-//! What every engine asks this host for.
+//! Requests to this host that every engine makes.
 
 use crate::failure::explain;
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use std::time::SystemTime;
 /// The kernel's id of this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// See [`crate::Engine::boot_id`].
+/// Implements [`crate::Engine::boot_id`].
 #[allow(clippy::big_endian_bytes, reason = "digits in the order of the text")]
 pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
     let doing = |cause| explain(format!("reading {BOOT_ID}"), cause);
@@ -25,10 +25,10 @@ pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
     }
 }
 
-/// See [`crate::Engine::random_id`].
+/// Implements [`crate::Engine::random_id`].
 pub(crate) fn random_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
-    // The kernel fills so few bytes entirely or not at all.
+    // The kernel fills 16 bytes entirely or not at all.
     loop {
         match rustix::rand::getrandom(&mut id, GetRandomFlags::empty()) {
             Ok(_) => return Ok(id),
@@ -38,9 +38,9 @@ pub(crate) fn random_id() -> io::Result<[u8; 16]> {
     }
 }
 
-/// See [`crate::Engine::unix_seconds`].
+/// Implements [`crate::Engine::unix_seconds`].
 pub(crate) fn unix_seconds() -> u64 {
-    // A clock before 1970 is a clock that was never set.
+    // A clock before 1970 was never set.
     SystemTime::UNIX_EPOCH
         .elapsed()
         .map_or(0, |since| since.as_secs())

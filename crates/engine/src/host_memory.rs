@@ -58,7 +58,7 @@ impl MappedFile {
         let len = len.max(usize::try_from(metadata.len()).unwrap_or(usize::MAX));
         if let Err(cause) = allocate(&file, len as u64) {
             if metadata.len() == 0 {
-                // The error is the one to report. An empty file is as good as none.
+                // Reports the first error. An empty file is as good as none.
                 let _ = fs::remove_file(path);
             }
             return Err(doing("reserving space for")(cause));
@@ -143,7 +143,7 @@ impl HostMemory for MappedFile {
     }
 }
 
-/// Gives a file space for so many bytes, all of which can be written from then on.
+/// Allocates space for a file of this length, so that all of it can be written from then on.
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     loop {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
@@ -155,7 +155,7 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// The same by writing zeros beyond the end.
+/// Allocates space by writing zeros beyond the end.
 fn fill(file: &File, len: u64) -> io::Result<()> {
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let mut at = file.metadata()?.len();

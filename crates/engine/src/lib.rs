@@ -1,4 +1,4 @@
-//! Where durable things live.
+//! Durable storage for the parts of pools.
 //!
 //! May use: `rados`. Must not: interpret the bytes that it keeps.
 //!
@@ -38,7 +38,7 @@ pub enum Part {
     Data,
     /// The fingerprint index.
     Index,
-    /// The index that is being made to take the other's place.
+    /// A new index, which is going to replace [`Part::Index`].
     NextIndex,
     /// The secret that keys are derived from.
     Secret,
@@ -79,7 +79,7 @@ impl Part {
     }
 }
 
-/// One durable space of bytes with a sole owner.
+/// A durable space of bytes with a sole owner.
 ///
 /// Calls may come from many threads at once. The disk orders nothing between calls that overlap in
 /// time: of two writes to the same bytes either may win, and a read concurrent with a write may see
@@ -88,12 +88,12 @@ impl Part {
 /// Writes become durable with the next [`Disk::sync`] that starts after they returned; until then
 /// a power loss may keep any subset of their 512-byte sectors, in any order.
 ///
-/// The death of the process alone loses no write of [`Part::Data`] that has returned, because what guests were
-/// answered has to be there for the next process (P12). Of other parts it may lose all that a power loss may:
-/// files lose nothing by it, and a cluster loses what it has not acknowledged. Nothing becomes durable by it.
+/// The death of the process alone loses no write of [`Part::Data`] that has returned, because the next process has to
+/// find the writes that guests were answered for (P12). Of other parts it may lose as much as a power loss: files lose
+/// nothing, and a cluster loses unacknowledged writes. The death of the process makes nothing durable.
 ///
-/// Every error has the part, the place in it and the operation. Its kind is
-/// [`io::ErrorKind::StorageFull`] (or `QuotaExceeded`) when there is no room.
+/// Every error names the part, the place in it and the operation. Its kind is [`io::ErrorKind::StorageFull`] (or
+/// `QuotaExceeded`) when there is no room.
 #[expect(
     clippy::len_without_is_empty,
     reason = "nobody asks a disk whether it is empty"
@@ -102,17 +102,17 @@ pub trait Disk: Send + Sync {
     /// Fills `buf` from `offset`. Bytes never written, and bytes beyond the end, read as zeros; a
     /// block device may instead return its content from before it became part of a pool.
     ///
-    /// [`Part::Data`] is read only where something was written and not discarded since (P2): the reader has the
-    /// place from a map. So a disk that finds nothing has lost it. A read beyond the end, or of an object
-    /// of a cluster that is missing or ends before, is an error, `UnexpectedEof`. Where a disk cannot tell, as in a
-    /// hole of a file, it returns zeros.
+    /// [`Part::Data`] is read only where something was written and not discarded since (P2): the reader has the place
+    /// from a map. So a disk that finds nothing there has lost data. A read beyond the end, or of a cluster's object
+    /// that is missing or too short, is an error, `UnexpectedEof`. A disk that cannot detect the loss, as in a hole of
+    /// a file, returns zeros.
     ///
     /// Any offset and length will do, but ranges and buffers that have the disk's
     /// [alignment](Disk::alignment) save a copy. After an error `buf` is undefined.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// As one [`Disk::read_at`] for each range, at the same time where the disk can do that. After an error,
-    /// which has the number of a range that could not be read, all buffers are undefined.
+    /// Like one [`Disk::read_at`] per range, concurrently if the disk can do that. After an error, which has the number
+    /// of a range that could not be read, all buffers are undefined.
     fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
         for (n, range) in ranges.iter_mut().enumerate() {
             let read = self.read_at(range.buf, range.offset);
@@ -121,8 +121,8 @@ pub trait Disk: Send + Sync {
         Ok(())
     }
 
-    /// As [`Disk::read_at`], but returns `Ok(false)`, with `buf` undefined, where the caller
-    /// would have to wait for the device.
+    /// Like [`Disk::read_at`], but returns `Ok(false)`, with `buf` undefined, if the caller would have to wait for the
+    /// device.
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
 
     /// Writes all of `buf` at `offset`, growing the disk where needed. A device does not grow:
@@ -132,9 +132,9 @@ pub trait Disk: Send + Sync {
     /// length lacks the disk's [alignment](Disk::alignment), which is a defect of the caller.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 
-    /// As one [`Disk::write_at`] for each range, at the same time where the disk can do that; they do not overlap. When
-    /// it returns, all have ended. After an error, which has the number of a range that could not be written, any
-    /// subset of the sectors of all of them may have been written.
+    /// Like one [`Disk::write_at`] per range, concurrently if the disk can do that; ranges do not overlap. All writes
+    /// have ended when this returns. After an error, which has the number of a range that could not be written, any
+    /// subset of the sectors of all ranges may have been written.
     fn write_together(&self, ranges: &[WriteRange<'_>]) -> Result<(), (usize, io::Error)> {
         for (n, range) in ranges.iter().enumerate() {
             let written = self.write_at(range.bytes, range.offset);
@@ -143,8 +143,8 @@ pub trait Disk: Send + Sync {
         Ok(())
     }
 
-    /// Copies `bytes` for a write at `offset` during which no thread waits. Nothing where the disk has only
-    /// [`Disk::write_at`], or has no room for another such write now, or the write would be refused.
+    /// Copies `bytes` for a write at `offset` for which no thread waits. Returns nothing if the disk has only
+    /// [`Disk::write_at`], has no room for another such write now, or would refuse the write.
     fn prepare_write(&self, _bytes: &[u8], _offset: u64) -> Option<Box<dyn PreparedWrite>> {
         None
     }
@@ -154,7 +154,7 @@ pub trait Disk: Send + Sync {
         0
     }
 
-    /// Prepares a read of these ranges during which no thread waits. Nothing where the disk has only
+    /// Prepares a read of these ranges for which no thread waits. Returns nothing if the disk has only
     /// [`Disk::read_together`], or the ranges are too long or too many.
     fn prepare_read(&self, _ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
         None
@@ -175,14 +175,13 @@ pub trait Disk: Send + Sync {
         false
     }
 
-    /// Whether a write of at most a block takes effect whole or not at all, also when the process or the
-    /// host dies. Then a block to
-    /// which no zeros were written never reads as zeros, unless it was lost.
+    /// Whether a write of at most a block takes effect whole or not at all, even if the process or the host dies. Then
+    /// a block to which no zeros were written never reads as zeros, unless it was lost.
     fn writes_are_whole(&self) -> bool {
         false
     }
 
-    /// Begins the writes that were started since the last call; a write that was started may wait for this.
+    /// Begins the writes that were started since the last call. A started write may wait for this.
     fn submit(&self) {}
 
     /// Makes every write, discard, reservation and change of length that returned before this call
@@ -212,7 +211,7 @@ pub trait Disk: Send + Sync {
         self.reserve_range(0, len)
     }
 
-    /// As [`Disk::reserve`], for writes to this range.
+    /// Like [`Disk::reserve`], for writes to this range.
     fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()>;
 
     /// Makes the disk exactly this long: the data beyond a smaller length is lost, and an added
@@ -223,68 +222,67 @@ pub trait Disk: Send + Sync {
     /// Length in bytes (a device's size).
     fn len(&self) -> io::Result<u64>;
 
-    /// Bytes that the host has really allocated for it; its length, if the host cannot tell.
+    /// Bytes that the host has really allocated for the disk; the disk's length, if the host cannot tell.
     fn allocated_bytes(&self) -> io::Result<u64>;
 
     /// The first byte at or after `offset` for which the host may have allocated space; nothing if
     /// it has none up to the end. If the host cannot tell, that is `offset` itself.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
 
-    /// Bytes that the host could still allocate for it, shared with everything else on its file
-    /// system; nothing for a device, which has all of its space already, and if the host cannot
-    /// tell.
+    /// Bytes that the host could still allocate for the disk, shared with everything else on its file system; nothing
+    /// for a device, which has all of its space already, and if the host cannot tell.
     fn host_free_bytes(&self) -> Option<u64>;
 
-    /// Alignment in bytes that offsets and lengths of writes must have, and that reads and buffers
-    /// had better have; a power of two, 1 when any will do.
+    /// Alignment in bytes that offsets and lengths of writes must have, and that reads and buffers should have; a power
+    /// of two, 1 if there is no requirement.
     fn alignment(&self) -> usize;
 }
 
-/// What is to be read with others, and where it goes.
+/// A range to read together with others, and its buffer.
 pub struct ReadRange<'a> {
-    /// Filled with all of what is read.
+    /// The buffer, which is filled entirely.
     pub buf: &'a mut [u8],
-    /// Of the first byte.
+    /// The offset of the first byte.
     pub offset: u64,
 }
 
-/// What is to be written with others, and where it goes.
+/// A range to write together with others, and its bytes.
 pub struct WriteRange<'a> {
-    /// All of it is written.
+    /// The bytes, all of which are written.
     pub bytes: &'a [u8],
-    /// Of the first byte.
+    /// The offset of the first byte.
     pub offset: u64,
 }
 
-/// A write that can be started. Dropped, it has never been.
+/// A prepared write. Dropping it instead of starting it has no effect.
 pub trait PreparedWrite: Send {
-    /// Starts it. When it has returned, in the sense of [`Disk`], or failed, `ended` is called with the result
-    /// and with what was to be written, on a thread on which it must not wait for anything.
+    /// Starts the write. When it has returned, in the sense of [`Disk`], or failed, `ended` is called with the result
+    /// and the bytes of the write, on a thread on which it must not wait for anything.
     fn start(self: Box<Self>, ended: WriteEnded);
 }
 
-/// A read that can be started. Dropped, it has never been.
+/// A prepared read. Dropping it instead of starting it has no effect.
 pub trait PreparedRead: Send {
-    /// Starts it. When it has ended, `ended` is called with the bytes of each range, on a thread on which it must
-    /// not wait for anything; with nothing if any range could not be read: the caller then reads in the ordinary
-    /// way, which has the error.
+    /// Starts the read. When it has ended, `ended` is called with the bytes of each range, on a thread on which it must
+    /// not wait for anything; with nothing if any range could not be read: the caller then reads in the ordinary way
+    /// and gets the error.
     fn start(self: Box<Self>, ended: ReadEnded);
 }
 
 /// Called with the result of a read.
 pub type ReadEnded = Box<dyn FnOnce(Option<Vec<Vec<u8>>>) + Send>;
 
-/// Hears how a write ended.
+/// Called with the result of a write.
 pub type WriteEnded = Box<dyn FnOnce(io::Result<()>, &[u8]) + Send>;
 
 /// Memory that outlives the process, but not the host.
 ///
-/// A pool has one such memory. Its content is there for every later process until the host stops;
-/// then it may hold anything, and [`Engine::boot_id`] is another one. A process that dies inside a
-/// write leaves any part of it, but all or nothing of a word. Nothing is ever synced.
+/// A pool has one such memory. Every later process finds its content until the host stops; then it may hold anything,
+/// and [`Engine::boot_id`] changes. A process that dies inside a write leaves any part of it, but all or nothing of a
+/// word. Nothing is ever synced.
 #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
 pub trait HostMemory: Send + Sync {
-    /// Its length in bytes.
+    /// The memory's length in bytes.
     fn len(&self) -> usize;
 
     /// Fills `buf` from `offset`. Panics beyond the end, which is a defect of the caller.
@@ -297,8 +295,8 @@ pub trait HostMemory: Send + Sync {
     /// beyond the end, as above.
     fn write_word(&self, word: u64, offset: usize);
 
-    /// Sets bits of a word, as by [`HostMemory::write_word`]. The others stay, whatever other threads
-    /// set at the same time.
+    /// Sets bits of a word, like [`HostMemory::write_word`]. Other bits stay, whatever other threads set at the same
+    /// time.
     fn set_bits(&self, bits: u64, offset: usize);
 }
 
@@ -313,17 +311,16 @@ pub trait Engine: Send + Sync {
     /// Opens an existing part. A missing one is `NotFound`.
     fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>>;
 
-    /// Puts a part into the place of another, which is gone then. Afterwards, and after a crash,
-    /// one of the two has happened: all of it or nothing; it is durable when this returns. Neither
-    /// may be open. A missing `part` is `NotFound`. After any other error it is unknown which of
-    /// the two happened, even for later reads, until a new engine is made.
+    /// Puts a part into the place of another, which is gone afterwards. This happens entirely or not at all, even in a
+    /// crash, and is durable when it returns. Neither part may be open. A missing `part` is `NotFound`. After any other
+    /// error it is unknown whether it happened, even for later reads, until a new engine is made.
     fn replace(&self, place: Part, part: Part) -> io::Result<()>;
 
     /// Removes a part that is not open, durably. A missing part is no error.
     fn remove(&self, part: Part) -> io::Result<()>;
 
-    /// The pool's memory that outlives the process, made where there is none, all zeros, and as long
-    /// as `len` at least. All of its space is reserved: `StorageFull` where the host has too little.
+    /// The pool's memory that outlives the process, at least `len` bytes long; created with zeros if there is none. All
+    /// of its space is reserved: `StorageFull` if the host has too little.
     fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>>;
 
     /// Identifies this boot of the host among all others.
@@ -340,7 +337,7 @@ pub trait Engine: Send + Sync {
         Ok(false)
     }
 
-    /// The user's name for this part: a path, for messages.
+    /// The part's name in messages, such as a path.
     fn describe(&self, part: Part) -> String;
 
     /// 16 unguessable bytes, for pool ids and keys.

@@ -75,7 +75,7 @@ struct InCeph {
 }
 
 impl InCeph {
-    /// Nothing where there is no cluster.
+    /// Returns nothing if there is no cluster.
     fn new(name: &str) -> Option<InCeph> {
         let client = InCeph::client()?;
         let run = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ impl InCeph {
         RadosEngine::take(&self.client, &self.place, options).unwrap()
     }
 
-    /// Its objects, to be damaged by a test.
+    /// The pool's objects, for a test to damage.
     fn objects(&self) -> onefold_rados::Pool {
         self.client.pool("onefold", &self.place.name).unwrap()
     }
@@ -131,7 +131,8 @@ fn rados() {
     assert_eq!(objects.unwrap().count(), 0, "something is left");
 }
 
-/// An owner on another host never answers. The next owner keeps it out, also after the entry was removed from the blocklist: while it lives, and when it is started again.
+/// An owner on another host never answers. The next owner fences it, and renews the fence after its entry was removed
+/// from the blocklist: both while it runs and when it is started again.
 #[test]
 fn rados_keeps_out_whom_the_pool_was_taken_from() {
     let Some(ceph) = InCeph::new("fenced") else {
@@ -148,7 +149,7 @@ fn rados_keeps_out_whom_the_pool_was_taken_from() {
     let engine = ceph.take();
     let error = blocks.write_now("late", 0, b"x").unwrap_err();
     assert!(onefold_rados::is_fenced(&error), "{error}");
-    // The owner looks once a second.
+    // The owner renews its fences once a second.
     forget_fence(address);
     while !is_fenced(address) {}
     drop(engine);
@@ -193,11 +194,11 @@ fn rados_misses_what_the_cluster_has_lost() {
     for offset in [0, 8 * MIB] {
         data.read_at(&mut buffer, offset).unwrap();
     }
-    // The rest of a request is no help: the range of the lost object is named.
+    // The error names the range of the lost object, although the rest of the request can be read.
     let (one, other) = buffer.split_at_mut(2048);
     let mut ranges = [(one, 0), (other, 6 * MIB)].map(|(buf, offset)| ReadRange { buf, offset });
     assert_eq!(data.read_together(&mut ranges).unwrap_err().0, 1);
-    // An object that is written again is as long as that needs.
+    // A rewritten object is as long as the write needs.
     data.write_at(&pattern(2, 512), 4 * MIB).unwrap();
     assert!(data.read_at(&mut [0; 512], 4 * MIB).is_ok());
     assert!(data.read_at(&mut [0; 512], 4 * MIB + 512).is_err());
@@ -221,7 +222,7 @@ fn rados_misses_what_the_cluster_has_lost() {
     }
 }
 
-/// A disk that prepares no writes offers none; one that does prepares what the kernel would take.
+/// A disk that prepares no writes offers none; others prepare every write that the kernel would take.
 fn prepared_writes_go_on_by_themselves(disk: &dyn Disk) {
     let (unit, bytes_max) = (disk.alignment(), disk.prepared_bytes_max());
     if bytes_max == 0 {
@@ -362,7 +363,7 @@ fn reads_what_was_written(disk: &dyn Disk) {
             pattern(seed, unit * 3)
         );
     }
-    // The write at 6 came after that at 5 and left its first unit.
+    // The write at 6 came after the one at 5 and left its first unit.
     assert_eq!(
         read(disk, 5 * unit as u64, unit),
         pattern(4, unit * 3)[..unit]
@@ -534,7 +535,7 @@ fn reads_zeros_beyond_the_end(disk: &dyn Disk) {
     );
 }
 
-/// Data that is not there was lost: nobody reads where nothing was written.
+/// Missing data was lost: data is read only where it was written.
 fn misses_what_is_beyond_the_end(disk: &dyn Disk) {
     let unit = unit(disk);
     let end = disk.len().unwrap();
@@ -570,7 +571,7 @@ fn trying_to_read_agrees_with_reading(disk: &dyn Disk) {
     }
 }
 
-/// Whether the host can tell what it has allocated.
+/// Whether the host can report how much it has allocated.
 fn tells_allocated(disk: &dyn Disk) -> bool {
     disk.allocated_bytes().unwrap() != disk.len().unwrap()
 }
@@ -678,7 +679,7 @@ fn read(disk: &dyn Disk, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// As [`read`], with zeros for what a disk misses because nobody has written it.
+/// Like [`read`], but with zeros where a disk misses data because none was written.
 fn contents(disk: &dyn Disk, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0xaa; len];
     // Nothing smaller is written.

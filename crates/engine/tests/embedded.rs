@@ -288,8 +288,8 @@ fn a_block_device_holds_data() {
     }
 }
 
-/// A new data part that is written past the cache; nothing where the file system cannot do that, or the host
-/// forbids what it takes to write without waiting.
+/// A new data part that bypasses the host's cache. Nothing if the file system cannot do that, or the host forbids
+/// rings.
 fn direct(directory: &Path) -> Option<Arc<dyn Disk>> {
     let engine = EmbeddedEngine::new(directory, CacheMode::Direct);
     let disk = engine
@@ -330,7 +330,7 @@ fn only_so_many_writes_are_prepared_at_a_time() {
     for _ in 0..count {
         ends.recv().unwrap().unwrap();
     }
-    // The room of the last ones may come back a little after their ends.
+    // The buffers of the last writes may come back a little after the writes end.
     while many().len() < count {
         thread::yield_now();
     }
@@ -400,7 +400,7 @@ fn the_end_of_a_write_may_close_the_part() {
     ends.recv().unwrap().unwrap();
 }
 
-/// As after `kill -9`, when the kernel still has requests of the dead process.
+/// The state after `kill -9`: the kernel still has requests of the dead process.
 #[test]
 fn data_whose_owner_is_about_to_go_is_waited_for() {
     let directory = tempfile::tempdir().unwrap();

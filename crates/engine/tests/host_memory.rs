@@ -21,7 +21,7 @@ fn is_remembered(engine: &dyn Engine) {
     memory.write_at(&[8; 3], 5);
     memory.write_at(&[], LEN);
     drop(memory);
-    // Shorter is no reason to cut it.
+    // A shorter request does not cut the memory.
     let memory = engine.host_memory(1).unwrap();
     assert!(memory.len() >= LEN);
     memory.read_at(&mut bytes, LEN - 100);

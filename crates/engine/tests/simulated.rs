@@ -203,7 +203,7 @@ fn hooks_run_once_before_or_after_the_effect() {
     write(&*disk, 0, &[8]);
     assert_eq!(seen.load(Ordering::Relaxed), 2);
 
-    // A read that a write overtakes returns the content that it is told to return.
+    // If a write overtakes a read, the time of the write decides which content the read returns.
     for (when, expected) in [(When::Before, 1), (When::After, 8)] {
         write(&*disk, 0, &[8]);
         let during = engine.open(Part::Data).unwrap();
@@ -252,7 +252,7 @@ fn what_a_failed_sync_dropped_may_be_evicted_at_once() {
         assert!(disk.sync().is_err());
         assert_eq!(engine.failures(Part::Data, Op::Sync), 1);
         let now = sectors(&engine, 2);
-        // Readers then get what they get once all of it is forgotten, or the written data.
+        // Readers got the medium's content, which they get for all data from now on, or the written data.
         disk.forget_cached().unwrap();
         let medium = sectors(&engine, 2);
         assert!(now == medium || now == [2, 2], "{now:?}, {medium:?}");
@@ -433,7 +433,7 @@ fn the_machine_stops_in_the_io_that_was_ordered() {
         found.insert(sectors(&after, 1)[0]);
         after.open(Part::Data).unwrap().sync().unwrap();
     }
-    // The write in which it stopped may be there; that before is.
+    // The write in which the machine stopped may be there; the one before it is.
     assert_eq!(found, BTreeSet::from([1, 2]));
 }
 

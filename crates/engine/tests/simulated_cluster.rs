@@ -58,7 +58,7 @@ fn fill(disk: &dyn Disk, object: u64, byte: u8) {
         .unwrap();
 }
 
-/// The next owner works for a while, on what is none of the test's.
+/// Lets the next owner work for a while, on a part that the test does not use.
 fn work(engine: &SimulatedEngine) {
     let secret = engine.open(Part::Secret).unwrap();
     for _ in 0..IOS {
@@ -66,7 +66,7 @@ fn work(engine: &SimulatedEngine) {
     }
 }
 
-/// All that the objects of a part hold at the next owner's beginning, over many seeds.
+/// The contents of a part's objects when the next owner begins, over many seeds.
 fn outcomes(part: Part, run: impl Fn(&SimulatedEngine, &dyn Disk)) -> BTreeSet<[u8; 4]> {
     let mut found = BTreeSet::new();
     for seed in 0..SEEDS {
@@ -78,8 +78,8 @@ fn outcomes(part: Part, run: impl Fn(&SimulatedEngine, &dyn Disk)) -> BTreeSet<[
     found
 }
 
-/// What became of objects 0 and 1 of a part between the opening of the next owner and the end of its work.
-/// `touch` is done in between.
+/// The contents of objects 0 and 1 of a part after the next owner has opened it, and at the end of its work. `touch`
+/// runs in between.
 fn arrivals(
     part: Part,
     is_fenced: bool,
@@ -190,7 +190,7 @@ fn a_sync_covers_only_what_was_written_before_it_started() {
     assert_eq!(found, BTreeSet::from([[1, 2, 9, 9], [1, 9, 9, 9]]));
 }
 
-/// The owner waits for a discard, and the object has had everything before it by then.
+/// The owner waits for a discard, and the object has received all earlier operations when it ends.
 #[test]
 fn a_discard_is_durable_with_all_that_was_sent_to_its_object_before() {
     let found = outcomes(Part::Index, |_, disk| {
@@ -303,7 +303,7 @@ fn without_a_fence_it_arrives_at_touched_objects_too() {
         let found = arrivals(part, false, true, read);
         assert!(is_late(&found, 1), "{part:?}: {found:?}");
     }
-    // It is on top of what the owner has written there since, which is durable then or not.
+    // The late operation is applied on top of the owner's later writes, whether these are durable or not.
     let found = arrivals(Part::Meta, false, true, |disk| fill(disk, 1, 5));
     assert!(found.contains(&([9, 5], [9, 1])), "{found:?}");
 }
@@ -373,7 +373,7 @@ fn what_is_late_may_outlive_the_next_owner() {
     assert!(arrived > 0);
 }
 
-/// It is on top of what the next owner has sent before, also when that is synced afterwards.
+/// A late operation stays on top of the next owner's earlier writes, even if these are synced afterwards.
 #[test]
 fn what_is_late_is_not_undone_by_a_sync() {
     let mut found = BTreeSet::new();

@@ -38,15 +38,15 @@ const FOLIO_BYTES: usize = 64 << 10;
 /// An open part.
 pub(super) struct FileDisk {
     file: File,
-    /// Its name in errors.
+    /// The part's name in errors.
     name: String,
     /// The size of a block device when it was last read; `None` for a file.
     device_bytes: Option<AtomicU64>,
     /// 1 unless the file is open with O_DIRECT.
     alignment: usize,
-    /// The alignment of buffers: often smaller than that of offsets.
+    /// The alignment of buffers, often smaller than the alignment of offsets.
     memory_alignment: usize,
-    /// Nothing is read beyond the end unless the end is damaged: of [`crate::Part::Data`].
+    /// Reads beyond the end are errors, because only a damaged file is read there: for [`crate::Part::Data`].
     ends_are_errors: bool,
     /// The host reported once that it cannot take space back.
     discard_unsupported: AtomicBool,
@@ -93,19 +93,19 @@ impl FileDisk {
         })
     }
 
-    /// Reads beyond the end fail from now on.
+    /// Makes reads beyond the end fail from now on.
     pub(super) fn fail_beyond_the_end(&mut self) {
         self.ends_are_errors = true;
     }
 
-    /// Lets several threads sync it at once. After a failure no sync succeeds any more.
+    /// Lets several threads sync the part at once. After a failure, no further sync succeeds.
     pub(super) fn sync_from_many_threads(&mut self) -> io::Result<()> {
         let syncs = Syncs::new(&self.file);
         self.syncs = Some(syncs.map_err(|e| explain(format!("opening {}", self.name), e))?);
         Ok(())
     }
 
-    /// Lets writes past the host's cache go on without a thread for each, where the host allows it.
+    /// Lets writes that bypass the host's cache proceed without a thread each, where the host allows it.
     pub(super) fn write_without_waiting(&mut self) {
         if self.alignment > 1 {
             let alignment = self.alignment.max(self.memory_alignment);
@@ -147,7 +147,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// Whether it is right that a read of `wanted` bytes found `found`.
+    /// Checks that a read of `wanted` bytes may find only `found`.
     fn check_end(&self, wanted: usize, found: usize, offset: u64) -> io::Result<()> {
         if found >= wanted || !self.ends_are_errors {
             return Ok(());
@@ -159,7 +159,7 @@ impl FileDisk {
         ))
     }
 
-    /// Reads a range or into a buffer that the kernel would refuse, by way of one that it takes.
+    /// Reads through an aligned buffer, for a range or a buffer that the kernel would refuse.
     fn read_bounced(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let unit = self.alignment as u64;
         let head = (offset % unit) as usize;
@@ -193,8 +193,7 @@ impl FileDisk {
             let at = offset.saturating_add(done as u64);
             match rustix::io::preadv2(&self.file, &mut rest, at, ReadWriteFlags::NOWAIT) {
                 Ok(0) => break,
-                // A short read may mean the end of the file or of the cached part; the next round
-                // tells which.
+                // A short read may mean the end of the file or of the cached part; the next round finds out.
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
@@ -227,7 +226,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// Writes from a buffer that the kernel would refuse, by way of one that it takes.
+    /// Writes through an aligned buffer, from one that the kernel would refuse.
     fn write_bounced(&self, buf: &[u8], offset: u64) -> Result<(), io::Error> {
         let capacity = buf
             .len()
@@ -482,13 +481,13 @@ impl Disk for FileDisk {
     }
 }
 
-/// How large a block device is now.
+/// The present size of a block device.
 fn device_size(file: &File, name: &str) -> io::Result<u64> {
     rustix::fs::seek(file, SeekFrom::End(0))
         .map_err(|e| explain(format!("finding the size of {name}"), e))
 }
 
-/// `fallocate(2)`, again when a signal interrupts it.
+/// `fallocate(2)`, repeated when a signal interrupts it.
 fn fallocate(file: &File, flags: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
     loop {
         match rustix::fs::fallocate(file, flags, offset, len) {

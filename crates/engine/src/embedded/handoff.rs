@@ -1,14 +1,14 @@
-//! Writes on their way from the threads that start them to the one that gives them to the kernel.
+//! Writes on their way from the threads that start them to the thread that submits them to the kernel.
 //!
-//! A thread that starts a write leaves it here, and wakes the other thread when it has started all that it
-//! has for now: so the kernel gets them together.
+//! A thread puts each started write here, and wakes the submitting thread when it has started all that it has for now:
+//! so the kernel receives them together.
 //!
-//! Invariant: while something is here and the taker sleeps, or is about to, some thread that put something
-//! here has yet to call [`Handoff::is_taker_to_wake`].
+//! Invariant: while there are items and the taker sleeps, or is about to, some thread that put an item has yet to call
+//! [`Handoff::is_taker_to_wake`].
 
 use super::sync::{Mutex, lock};
 
-/// What was put here and not yet taken.
+/// Items that have not been taken yet.
 pub(super) struct Handoff<T> {
     state: Mutex<State<T>>,
 }
@@ -35,13 +35,13 @@ impl<T> Handoff<T> {
         lock(&self.state).waiting.push(item);
     }
 
-    /// Nothing more will come.
+    /// Closes the handoff: no more items will come.
     pub(super) fn close(&self) {
         lock(&self.state).is_closed = true;
     }
 
-    /// Whether the caller has to wake the taker: it sleeps, there is something for it, and nobody else has
-    /// been told so.
+    /// Whether the caller has to wake the taker: the taker sleeps, there is work for it, and no other caller got this
+    /// answer.
     #[must_use]
     pub(super) fn is_taker_to_wake(&self) -> bool {
         let mut state = lock(&self.state);
@@ -49,8 +49,7 @@ impl<T> Handoff<T> {
         has_something && std::mem::take(&mut state.taker_sleeps)
     }
 
-    /// Everything that is here. The taker then sleeps until it is woken, unless it is told that nothing more
-    /// will come.
+    /// Takes all items. Returns whether the handoff is closed; if it is open, the taker sleeps next, until it is woken.
     pub(super) fn take_before_sleep(&self, taken: &mut Vec<T>) -> bool {
         let mut state = lock(&self.state);
         taken.append(&mut state.waiting);
@@ -58,7 +57,7 @@ impl<T> Handoff<T> {
         state.is_closed
     }
 
-    /// The taker is awake, for whatever reason.
+    /// Notes that the taker is awake, for whatever reason.
     pub(super) fn awake(&self) {
         lock(&self.state).taker_sleeps = false;
     }

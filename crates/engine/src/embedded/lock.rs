@@ -25,7 +25,7 @@ pub struct PoolLock {
 /// Why a pool could not be locked.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process holds it.
+    /// The lock is held by another process.
     Held {
         /// The pool directory.
         directory: PathBuf,

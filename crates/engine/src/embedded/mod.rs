@@ -43,15 +43,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The file of [`Engine::host_memory`]. It is beside the parts, so that every process that finds
-/// the pool finds it, in whatever container or session it runs.
+/// The file of [`Engine::host_memory`]. It is next to the parts, so that every process that finds the pool finds it, in
+/// any container or session.
 const TAIL: &str = "tail";
 
-/// A process that was killed may still own its data for a moment: as long as the kernel has requests of its
-/// ring that refer to the file, so that no write of the dead can come after one of the next owner.
+/// A killed process may still own its data for a moment, while the kernel has requests of its ring that refer to the
+/// file. So no write of a dead process can follow one of the next owner.
 const OWNER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How often the kernel is asked again meanwhile.
+/// The pause between two attempts to open a part that has an owner.
 const OWNER_PAUSE: Duration = Duration::from_millis(5);
 
 /// How the data part is cached.
@@ -68,7 +68,7 @@ pub enum CacheMode {
 pub struct EmbeddedEngine {
     directory: PathBuf,
     cache: CacheMode,
-    /// Where the data part is, if not in the directory.
+    /// The path of the data part, if it is not in the directory.
     data: Option<PathBuf>,
     /// The data part as an earlier process opened it.
     kept_data: Option<Arc<File>>,
@@ -85,8 +85,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// The same, with a description of the data part that outlived the process that opened it: the
-    /// kernel reports to it what that process did not live to act on. It does not own the part.
+    /// Adds a description of the data part that outlived the process that opened it: the kernel reports to it the
+    /// failures that this process did not live to handle. The description does not own the part.
     #[must_use]
     pub fn with_kept_data(mut self, kept: File) -> EmbeddedEngine {
         self.kept_data = Some(Arc::new(kept));
@@ -108,7 +108,7 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Whether a description is of the data part that is there now.
+    /// Whether a description is of the present data part.
     fn is_data(&self, file: &File) -> bool {
         let identity = |of: fs::Metadata| (of.dev(), of.ino(), of.rdev());
         let path = self.location(Part::Data);
@@ -219,7 +219,7 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Opens a part, unless somebody else owns it.
+    /// Opens a part, unless it has another owner.
     fn open_now(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
         let name = self.describe(part);
         let path = self.location(part);
@@ -268,7 +268,7 @@ impl EmbeddedEngine {
         Ok(Arc::new(disk))
     }
 
-    /// Whether a part is to be opened with O_DIRECT.
+    /// Whether a part is opened with O_DIRECT.
     fn is_direct(&self, part: Part) -> bool {
         part == Part::Data && self.cache == CacheMode::Direct
     }
@@ -286,7 +286,7 @@ impl Engine for EmbeddedEngine {
                 create_file(&path, len)?;
                 let opened = self.open(part);
                 if opened.is_err() {
-                    // Nothing is in it yet. The error that made it useless is the one to report.
+                    // The file is still empty. The error that made it useless is reported.
                     let _ = fs::remove_file(&path);
                 }
                 opened
@@ -350,10 +350,9 @@ impl Engine for EmbeddedEngine {
         host::boot_id()
     }
 
-    /// The kernel reports a failed write once to each description that was open at the time, and once to
-    /// the file system's next syncfs(2). It forgets what it has to report to later descriptions of the
-    /// file itself once it drops the inode, or once a process has heard of it, even one that died
-    /// before it could act.
+    /// The kernel reports a failed write once to each description that was open at the time, and once to the file
+    /// system's next syncfs(2). It forgets unreported failures for later descriptions of the file once it drops the
+    /// inode, or once a process has received the report, even one that died before it could act.
     fn has_lost_writes(&self) -> io::Result<bool> {
         let failed = |synced: Result<(), Errno>| match synced {
             Err(Errno::IO | Errno::NOSPC | Errno::DQUOT) => Ok(true),
@@ -368,7 +367,7 @@ impl Engine for EmbeddedEngine {
         let path = self.location(Part::Data);
         let found = opening::find(&path, true)?;
         if found.is_file() {
-            // A descriptor that is new samples what has not been reported yet.
+            // A new descriptor samples failures that have not been reported yet.
             let file = found.open(OFlags::empty())?;
             has_lost |= failed(rustix::fs::syncfs(&file)).map_err(doing)?;
         }
@@ -442,7 +441,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         .map_err(|cause| explain(format!("syncing the directory {}", parent.display()), cause))
 }
 
-/// The error for a path at which something is that cannot become or be a part.
+/// The error for a path to an object that is not a part and cannot become one.
 pub(crate) fn unusable(path: &Path, kind: FileType) -> io::Error {
     if kind.is_file() {
         error_at(io::ErrorKind::AlreadyExists, path, "exists already")

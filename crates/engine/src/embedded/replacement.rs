@@ -1,9 +1,9 @@
-//! Putting rebuilt parts into the place of those of a pool.
+//! Replaces parts of a pool by rebuilt ones.
 //!
-//! The new ones are made in a directory of their own inside the pool's, so that nothing of the pool
-//! changes until they are whole. Then the existing metadata is renamed before anything else, and
-//! the new metadata comes last: a stop between the two leaves a directory without that part, which
-//! is not taken for a pool, and the same can be started again.
+//! The new parts are made in a directory of their own inside the pool's, so that the pool does not change until they
+//! are complete. Then the existing metadata is renamed before anything else, and the new metadata comes last: a stop
+//! between the two leaves a directory without that part, which is not taken for a pool, and the replacement can be
+//! started again.
 
 use super::{CacheMode, EmbeddedEngine, sync_parent};
 use crate::Part;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// The name of the directory in which new parts are made.
 const NEW_PARTS: &str = "new-parts";
 
-/// Parts that are to take the place of a pool's.
+/// New parts that are going to replace a pool's.
 #[derive(Debug)]
 pub struct Replacement {
     pool: PathBuf,
@@ -24,8 +24,7 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Begins in the pool's directory, of which the caller holds the lock. Remains of an earlier
-    /// attempt are removed.
+    /// Begins in the pool's directory, whose lock the caller holds. Removes remains of an earlier attempt.
     pub fn begin(pool: &Path) -> io::Result<Replacement> {
         let new_parts = pool.join(NEW_PARTS);
         let doing = |what: &str, cause| explain(format!("{what} {}", new_parts.display()), cause);
@@ -41,13 +40,13 @@ impl Replacement {
         Ok(Replacement { pool, new_parts })
     }
 
-    /// Where the new parts are to be made.
+    /// The engine that makes the new parts.
     pub fn engine(&self) -> EmbeddedEngine {
         EmbeddedEngine::new(&self.new_parts, CacheMode::Host)
     }
 
-    /// Puts the new parts into their places. Those of `old` are renamed with `suffix`. After an
-    /// error, or a crash, there is no metadata part, or all was done.
+    /// Puts the new parts into their places. The parts in `old` are renamed with `suffix`. After an error, or a crash,
+    /// there is no metadata part, or everything is done.
     pub fn finish(self, old: &[Part], suffix: &str) -> io::Result<()> {
         for (from, to) in self.steps(old, suffix) {
             let doing = || format!("renaming {} to {}", from.display(), to.display());
@@ -84,7 +83,7 @@ impl Replacement {
 }
 
 impl EmbeddedEngine {
-    /// The same, but for the data part, which is at `data`.
+    /// Sets the path of the data part.
     #[must_use]
     pub fn with_data(mut self, data: &Path) -> EmbeddedEngine {
         self.data = Some(data.to_path_buf());
@@ -165,7 +164,7 @@ mod tests {
             if is_last {
                 return;
             }
-            // Whatever it left, it can be started again.
+            // Whatever the stop left behind, the replacement can be started again.
             let again = Replacement::begin(pool).unwrap();
             write(&again.new_parts, &new, "again");
             again.finish(&again_old(pool), ".older").unwrap();

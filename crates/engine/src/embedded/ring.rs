@@ -1,11 +1,11 @@
-//! Writes past the host's cache without a thread for each: one thread gives them to the kernel, many at a
-//! time, and hears of their ends (io_uring(7)).
+//! Writes that bypass the host's cache, without a thread for each: one thread submits them to the kernel, many at a
+//! time, and collects their completions (io_uring(7)).
 //!
-//! A host may forbid this; then there is no ring, and whoever writes waits for the device.
+//! A host may forbid this; then there is no ring, and writing threads wait for the device.
 //!
 //! Invariants:
-//! - A buffer that the kernel reads belongs to the thread of the ring, which keeps it until the kernel has
-//!   said that it is done with it.
+//! - A buffer that the kernel reads belongs to the thread of the ring, which keeps it until the kernel has completed
+//!   the write.
 //! - When the ring is dropped, every write that was started has ended.
 
 use super::aligned::AlignedBuffer;
@@ -24,21 +24,21 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Writes under way at a time, and those that are prepared.
+/// The most writes that are prepared or in flight at a time.
 const WRITES_MAX: usize = 128;
 
-/// The longest write, in bytes. Longer ones cost so much for their bytes that a thread matters little.
+/// The longest write, in bytes. The transfer of a longer one outweighs the cost of a thread.
 pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
 
-/// Threads that the kernel may use for the writes, where the file system can not begin them without waiting:
-/// on ext4 while another write makes the file longer, or changes where it is. As many as keep a disk's queue
-/// filled. By itself the kernel takes up to four for each processor.
+/// Threads that the kernel may use for the writes, where the file system cannot begin them without waiting: on ext4
+/// while another write makes the file longer, or changes where it is. Enough to keep a disk's queue filled. The
+/// kernel's own limit is four for each processor.
 const KERNEL_THREADS_MAX: u32 = 16;
 
-/// After an error that no kernel is known to have.
+/// The pause after an error that no kernel is known to return.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The completions of the alarm; others have the number of a write.
+/// Identifies completions of the alarm; other completions have the number of a write.
 const WOKEN: u64 = u64::MAX;
 
 /// The ring of one part.
@@ -49,7 +49,7 @@ pub(super) struct Ring {
 
 struct Shared {
     file: File,
-    /// Its name in errors.
+    /// The part's name in errors.
     name: String,
     buffers: Mutex<Buffers>,
     handoff: Handoff<Started>,
@@ -57,30 +57,30 @@ struct Shared {
     alarm: OwnedFd,
 }
 
-/// Buffers that no write has.
+/// Buffers that no write uses.
 struct Buffers {
     free: Vec<Buffer>,
-    /// How many there are in all.
+    /// The number of buffers, used and free.
     made: usize,
     alignment: usize,
 }
 
 struct Buffer {
-    /// It is the number of its write, too, which so is below [`WRITES_MAX`].
+    /// The number of the buffer and of its write, below [`WRITES_MAX`].
     number: usize,
     memory: AlignedBuffer,
 }
 
-/// A write that has not begun.
+/// A prepared write.
 struct Prepared {
-    /// There until it starts.
+    /// Present until the write starts.
     buffer: Option<Buffer>,
     len: usize,
     offset: u64,
     shared: Arc<Shared>,
 }
 
-/// A write under way.
+/// A write in flight.
 struct Started {
     buffer: Buffer,
     len: usize,
@@ -91,7 +91,7 @@ struct Started {
 }
 
 impl Ring {
-    /// For a file that is open with O_DIRECT, and buffers of this alignment; fails where the host has no
+    /// Starts a ring for a file that is open with O_DIRECT, and buffers of this alignment. Fails if the host has no
     /// rings for us.
     pub(super) fn start(file: &File, name: &str, alignment: usize) -> io::Result<Ring> {
         let shared = Arc::new(Shared {
@@ -126,7 +126,7 @@ impl Ring {
         })
     }
 
-    /// Copies what is to be written; nothing if it is too much at a time.
+    /// Copies the bytes of a write. Returns nothing if the write is too long, or no buffer is free.
     pub(super) fn prepare(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
         if bytes.is_empty() || bytes.len() > WRITE_BYTES_MAX {
             return None;
@@ -141,7 +141,7 @@ impl Ring {
         }))
     }
 
-    /// The kernel gets all that was started.
+    /// Makes the kernel receive all started writes.
     pub(super) fn submit(&self) {
         self.shared.wake();
     }
@@ -151,7 +151,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         self.shared.handoff.close();
         self.shared.wake();
-        // The end of a write may drop the part, on the thread of the ring; that one ends next.
+        // A write's callback may drop the part on the thread of the ring, which ends next.
         if let Some(thread) = self
             .thread
             .take()
@@ -169,14 +169,14 @@ impl Shared {
     )]
     fn wake(&self) {
         if self.handoff.is_taker_to_wake() {
-            // It fails only if it would have to wait for the thread, which then is awake.
+            // Fails only if it would have to wait for the thread, which is awake then.
             let _ = retry_on_intr(|| rustix::io::write(&self.alarm, &1_u64.to_ne_bytes()));
         }
     }
 }
 
 impl Buffers {
-    /// The last one that came back: it is warm in the processor's cache.
+    /// Takes the buffer that came back last: it is warm in the processor's cache.
     fn take(&mut self) -> Option<Buffer> {
         if let Some(buffer) = self.free.pop() {
             return Some(buffer);
@@ -213,9 +213,8 @@ impl Drop for Prepared {
     }
 }
 
-/// A ring for the thread that asks for it. Completions are collected until that thread wants them, where the
-/// kernel can do that. The kernel has `threads_max` threads of its own for it at most: they count against the
-/// limits of the process.
+/// Creates a ring for the calling thread. Completions are collected until that thread wants them, where the kernel can
+/// do that. The kernel starts at most `threads_max` threads for the ring: they count against the limits of the process.
 pub(super) fn new(entries: usize, threads_max: u32) -> io::Result<IoUring> {
     let entries = entries as u32;
     let mut builder = IoUring::builder();
@@ -233,16 +232,16 @@ pub(super) fn new(entries: usize, threads_max: u32) -> io::Result<IoUring> {
     Ok(ring)
 }
 
-/// Takes the kernel's own limits where they are lower: for requests whose time is bounded, and for others.
+/// Limits the kernel's threads, unless its own limits are lower: for requests whose time is bounded, and for others.
 fn limit_kernel_threads(ring: &IoUring, threads_max: u32) -> io::Result<()> {
-    // Zeros change nothing, and the present limits come back.
+    // Zeros change nothing, and return the present limits.
     let mut limits = [0; 2];
     ring.submitter().register_iowq_max_workers(&mut limits)?;
     let mut lower = limits.map(|limit| limit.min(threads_max));
     ring.submitter().register_iowq_max_workers(&mut lower)
 }
 
-/// Submits what is new, and waits until so many have completed; fewer if it is interrupted.
+/// Submits new requests, and waits until `count` have completed, or fewer if it is interrupted.
 pub(super) fn submit_and_wait(ring: &IoUring, count: usize) {
     if let Err(error) = ring.submit_and_wait(count)
         && !matches!(
@@ -250,19 +249,19 @@ pub(super) fn submit_and_wait(ring: &IoUring, count: usize) {
             Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
         )
     {
-        // The kernel has memory of what is under way, so there is no way but to go on.
+        // The kernel uses the memory of in-flight requests, so the only choice is to try again.
         thread::sleep(RETRY_PAUSE);
     }
 }
 
-/// The thread that the kernel knows.
+/// The thread of a ring, the only one from which the kernel accepts requests.
 struct RingThread {
     ring: IoUring,
     shared: Arc<Shared>,
-    /// By number.
+    /// Writes in flight, by number.
     under_way: Vec<Option<Started>>,
     count: usize,
-    /// The kernel completes something whenever the alarm is rung.
+    /// The kernel completes a request whenever the alarm is rung.
     is_alarm_watched: bool,
 }
 
@@ -301,7 +300,7 @@ impl RingThread {
         }
     }
 
-    /// Gives a write, or the rest of it, to the kernel with the next [`submit_and_wait`].
+    /// Queues a write, or the rest of it, for the next [`submit_and_wait`].
     fn begin(&mut self, mut started: Started) {
         let number = started.buffer.number;
         let rest = &started.buffer.memory.bytes()[started.done..started.len];
@@ -320,8 +319,8 @@ impl RingThread {
         }
     }
 
-    /// One order holds for every ring of the alarm, until the kernel drops it. The alarm is never silenced:
-    /// a new ring is what the kernel looks at.
+    /// Requests a completion for every ring of the alarm, until the kernel drops the request. The alarm is never
+    /// silenced: the kernel reacts to a new ring.
     fn watch_alarm(&mut self) {
         if self.is_alarm_watched {
             return;
@@ -333,7 +332,7 @@ impl RingThread {
         self.is_alarm_watched = unsafe { self.ring.submission().push(&watch) }.is_ok();
     }
 
-    /// The kernel has completed a write, or part of it.
+    /// Handles the kernel's completion of a write, or of a part of it.
     fn note(&mut self, number: usize, result: i32) {
         let Some(mut started) = self.under_way.get_mut(number).and_then(Option::take) else {
             return;
@@ -362,7 +361,7 @@ impl RingThread {
             let doing = format!("writing {len} bytes at {offset} of {}", self.shared.name);
             explain(doing, cause)
         });
-        // The writes of others are under way: a defect in one must not end the thread.
+        // Other writes are in flight: a defect in one callback must not end the thread.
         let bytes = &buffer.memory.bytes()[..len];
         let _ = catch_unwind(AssertUnwindSafe(|| ended(result, bytes)));
         lock(&self.shared.buffers).free.push(buffer);
@@ -374,7 +373,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// The thread of a ring on a file of `bytes.len()` zeros, and its write of `bytes` in progress.
+    /// The thread of a ring on a file of `bytes.len()` zeros, with a write of `bytes` in flight.
     fn under_way(file: &File, bytes: &[u8]) -> (RingThread, mpsc::Receiver<io::Result<()>>) {
         let shared = Arc::new(Shared {
             file: file.try_clone().unwrap(),
@@ -412,7 +411,7 @@ mod tests {
         file.set_len(8192).unwrap();
         let bytes: Vec<u8> = (0..8192_u32).map(|n| (n / 512 + 1) as u8).collect();
         let (mut thread, ends) = under_way(&file, &bytes);
-        // The kernel says that it has written as much, and it was left as it is here.
+        // The kernel claims to have written this much, and the file is as before.
         thread.note(0, 1536);
         assert!(ends.try_recv().is_err(), "the write has not ended");
         submit_and_wait(&thread.ring, 1);

@@ -6,7 +6,7 @@ use std::sync::{MutexGuard, PoisonError};
 pub(super) use std::sync::Mutex;
 pub(super) use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nothing that may panic runs under these locks, so what a poisoned one guards is as it should be.
+/// Locks a mutex, even if it is poisoned: nothing that may panic runs under these locks, so its data is intact.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

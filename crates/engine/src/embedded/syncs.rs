@@ -1,11 +1,9 @@
 //! Syncs of one file that several threads may ask for at once.
 //!
-//! The kernel reports to each open file description once that data could not be written out, and
-//! has dropped that data by then. The next caller is told that all is well, even before the thread
-//! that got the error could stop it. So only one thread at a time asks each description here, and
-//! notes a failure before the next one may ask; another thread asks another description, which
-//! reports the same failure itself. After a failure no sync succeeds until the part is opened
-//! again.
+//! When data cannot be written out, the kernel drops it, and reports the failure once to each open file description.
+//! The next sync succeeds, even before the thread that got the error could prevent it. So only one thread at a time
+//! syncs a description here, and records a failure before the next one may do so; another thread uses another
+//! description, which reports the same failure itself. After a failure no sync succeeds until the part is opened again.
 
 use std::fs::File;
 use std::io;
@@ -31,8 +29,8 @@ pub(super) struct Syncs<D> {
 }
 
 impl Syncs<File> {
-    /// For a file that was just opened. Where the host does not let it be opened once more, syncs
-    /// wait for each other.
+    /// Opens a second description of a file that was just opened. Where the host does not allow this, syncs wait for
+    /// each other.
     pub(super) fn new(file: &File) -> io::Result<Self> {
         let own = file.try_clone()?;
         let other = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -48,7 +46,7 @@ impl<D: Description> Syncs<D> {
         }
     }
 
-    /// As [`crate::Disk::sync`], but that no sync succeeds after one has failed.
+    /// Like [`crate::Disk::sync`], but no sync succeeds after one has failed.
     pub(super) fn sync(&self) -> io::Result<()> {
         let description = self.free_description()?;
         if self.has_failed.load(Ordering::SeqCst) {
@@ -63,7 +61,7 @@ impl<D: Description> Syncs<D> {
         synced
     }
 
-    /// One that no other thread asks now, or the first once it is free.
+    /// Locks a description that no other thread is syncing, or the first one once it is free.
     fn free_description(&self) -> io::Result<MutexGuard<'_, D>> {
         let mut all = self.descriptions.iter();
         let free = all.find_map(|one| match one.try_lock() {
@@ -87,7 +85,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
 
-    /// As in the kernel: each description that was open before reports a failure once.
+    /// Behaves like the kernel: each description that was open before reports a failure once.
     #[derive(Default)]
     struct Kernel {
         failures: AtomicBool,
@@ -96,7 +94,7 @@ mod tests {
     struct Open {
         kernel: Arc<Kernel>,
         is_told: AtomicBool,
-        /// Lets a test act while the caller has been told and has not continued.
+        /// Lets a test act after the caller has received the error and before it continues.
         told: Option<(Sender<()>, Mutex<Receiver<()>>)>,
     }
 
@@ -115,8 +113,7 @@ mod tests {
         }
     }
 
-    /// A thread has just been told of a failure. No later caller may hear that all is well, with
-    /// one description or with two.
+    /// A thread has just received a failure. No later sync may succeed, with one description or with two.
     #[test]
     fn no_sync_succeeds_beside_or_after_one_that_failed() {
         for others in [0, 1, 2] {
@@ -136,7 +133,7 @@ mod tests {
                 let failing = scope.spawn(|| syncs.sync());
                 was_told.recv().unwrap();
                 let beside: Vec<_> = (0..3).map(|_| scope.spawn(|| syncs.sync())).collect();
-                // Those that have a description of their own need not wait for the first one.
+                // Threads that have a description of their own do not wait for the first one.
                 go_on.send(()).unwrap();
                 assert!(failing.join().unwrap().is_err());
                 for beside in beside {

@@ -1,12 +1,12 @@
-//! Reads of several ranges at the same time, for which one thread waits (io_uring(7)).
+//! Concurrent reads of several ranges, for which one thread waits (io_uring(7)).
 //!
-//! Ranges with little between them become one read, which leaves out what is between: a device takes about as
-//! long for a few blocks more as for none, and much longer for two reads than for one.
+//! Ranges with small gaps between them become one read, which discards the gaps' bytes: a device takes about as long
+//! for a few blocks more as for none, and much longer for two reads than for one.
 //!
-//! A read that does not end as it should (an error, an interruption, the end of the file) is left to the
-//! caller, who makes it again in the ordinary way and finds out why.
+//! A read that does not end as it should (an error, an interruption, the end of the file) is left to the caller, which
+//! repeats it in the ordinary way and finds out why.
 //!
-//! Invariant: no read is under way when [`read`] returns.
+//! Invariant: no read is in flight when [`read`] returns.
 
 use super::aligned::AlignedBuffer;
 use super::ring;
@@ -18,29 +18,29 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-/// Reads that one thread has under way.
+/// The most reads that one thread has in flight.
 const READS_MAX: usize = 64;
 
-/// Threads that the kernel may use for the reads of one thread, where the file system can not begin them without
-/// waiting for its own metadata. Each worker has such a ring.
+/// Threads that the kernel may use for the reads of one thread, where the file system cannot begin them without waiting
+/// for its own metadata. Each worker has such a ring.
 const KERNEL_THREADS_MAX: u32 = 2;
 
 /// The most bytes between two ranges of one read.
 const GAP_BYTES_MAX: usize = 16 << 10;
 
-/// The most ranges of one read: with what is between them, the kernel takes 1,024.
+/// The most ranges of one read. The kernel takes 1,024, gaps included.
 const RANGES_MAX: usize = 256;
 
-/// What every disk accepts.
+/// An alignment that every disk accepts.
 const GAP_ALIGNMENT: usize = 4096;
 
 thread_local! {
-    /// The thread's own, from its first such read on; none where the host has no rings for us.
+    /// The thread's own reader, from its first such read on; none if the host has no rings for us.
     static READER: RefCell<Option<Reader>> = RefCell::new(Reader::new().ok());
 }
 
-/// Reads what it can, and returns for each range whether it was read whole. The kernel has to take the ranges
-/// as they are.
+/// Reads as many ranges as it can, and returns for each range whether it was read entirely. The kernel has to accept
+/// the ranges as they are.
 pub(super) fn read(file: &File, ranges: &mut [ReadRange<'_>]) -> Vec<bool> {
     let mut is_read = vec![false; ranges.len()];
     READER.with_borrow_mut(|reader| {
@@ -51,29 +51,29 @@ pub(super) fn read(file: &File, ranges: &mut [ReadRange<'_>]) -> Vec<bool> {
     is_read
 }
 
-/// What a thread reads with.
+/// A thread's ring, and its buffer for gaps.
 struct Reader {
     ring: IoUring,
-    /// Receives what is between ranges; nobody looks at it.
+    /// Receives the bytes of gaps, which are not used.
     gap: AlignedBuffer,
 }
 
-/// Which reads are made of some ranges.
+/// The reads that some ranges are merged into.
 struct Plan {
     reads: Vec<Read>,
     /// The ranges by their order in the file.
     order: Vec<usize>,
-    /// Where the bytes go, in the same order, with what is between ranges.
+    /// Where the bytes go, in the same order, gaps included.
     memory: Vec<libc::iovec>,
 }
 
-/// One read of the kernel.
+/// A single read of the kernel.
 struct Read {
     offset: u64,
     len: usize,
-    /// In the plan's order.
+    /// The part of the plan's order with the ranges of this read.
     ranges: Range<usize>,
-    /// In the plan's memory.
+    /// The part of the plan's memory that this read fills.
     memory: Range<usize>,
 }
 
@@ -134,7 +134,7 @@ impl Reader {
         }
     }
 
-    /// As many as the ring has room for.
+    /// Makes these reads, which the ring has room for.
     fn read_some(
         &mut self,
         file: &File,
@@ -154,7 +154,7 @@ impl Reader {
             if unsafe { self.ring.submission().push(&order) }.is_ok() {
                 under_way += 1;
             }
-            // The device begins while the next one is prepared. What is not taken now is so below.
+            // The device begins while the next read is prepared. Reads that are not accepted now are submitted below.
             let _ = self.ring.submit();
         }
         while under_way > 0 {
@@ -182,7 +182,8 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// A file of blocks that differ, and whether each range of blocks was read, and read right.
+    /// Reads ranges of a file whose blocks differ. Returns whether each range was read, and checks the bytes of those
+    /// that were.
     fn read_blocks(count: usize, wanted: &[Range<usize>]) -> Option<Vec<bool>> {
         const BLOCK: usize = 4096;
         let mut file = tempfile::tempfile().unwrap();

@@ -29,7 +29,7 @@ pub(super) struct Writeback {
 }
 
 impl Writeback {
-    /// For a file that is `len` bytes long. If it grows, regions share marks.
+    /// Marks for a file of `len` bytes. If the file grows, regions share marks.
     pub(super) fn new(len: u64) -> Writeback {
         let even = len.div_ceil(REGIONS as u64).next_power_of_two();
         Writeback {
@@ -38,14 +38,14 @@ impl Writeback {
         }
     }
 
-    /// Bytes that are in the cache now.
+    /// Marks the regions of bytes that are in the cache now.
     pub(super) fn written(&self, offset: u64, len: usize) {
         for region in self.regions(offset, len as u64) {
             self.dirty.mark(region as usize % REGIONS);
         }
     }
 
-    /// Has the host begin to write out everything that was written before this call.
+    /// Begins to write out everything that was written before this call.
     pub(super) fn begin(&self, file: &File) {
         self.dirty.take(|region| {
             let start = region as u64 * self.region_bytes;
@@ -60,7 +60,7 @@ impl Writeback {
     }
 }
 
-/// Begins to write out a range and waits for nothing. A failure comes back from the next sync.
+/// Begins to write out a range, without waiting. The next sync returns the error of a failure.
 fn begin_range(file: &File, offset: u64, len: u64) {
     let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) else {
         return;

@@ -1,13 +1,13 @@
-//! A part in the objects of a cluster: what of it survives the death of its owner, and what arrives after it.
+//! A part in the objects of a cluster: which operations survive the death of its owner, and which arrive afterwards.
 //!
-//! Each operation concerns one object and is never torn. Those of one owner on one object take effect in their
-//! order; between objects there is no order. An operation that was acknowledged is durable. Of those that were not
-//! when their owner died, the first ones on an object have taken effect, and the others are lost or *late*: they
-//! may take effect while the next owner does its I/O.
+//! Each operation concerns one object and is never torn. One owner's operations on one object take effect in their
+//! order; between objects there is no order. An acknowledged operation is durable. When an owner dies, the first of its
+//! unacknowledged operations on an object have taken effect, and the others are lost or *late*: they may take effect
+//! while the next owner does its I/O.
 //!
-//! The part's length is in the pool's head, which is an object of its own and never takes what is late.
+//! The part's length is in the pool's head, which is a separate object and never takes late operations.
 //!
-//! Invariant: `current` is `durable` with all that is not acknowledged applied in order.
+//! Invariant: `current` is `durable` with all unacknowledged operations applied in order.
 
 use super::SimulatedEngine;
 use super::disk::{Outcome, Trouble};
@@ -20,40 +20,40 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::ops::Range;
 
-/// Bytes of an object, unless a test wants smaller ones.
+/// The size of an object, unless a test sets a smaller one.
 pub(super) const OBJECT_BYTES: u64 = 4 << 20;
 
-/// The probability that a late operation takes effect before an I/O, and then another one: one of these after each
-/// death, so that some arrive while the next owner opens the pool, and others long after that.
+/// The probability that a late operation takes effect before an I/O, and then another one. Each death draws one of
+/// these, so that some operations arrive while the next owner opens the pool, and others long afterwards.
 const LATE_RATES: [f64; 3] = [0.2, 0.02, 0.005];
 
-/// What the cluster makes sure of.
+/// The guarantees of the cluster.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     pub(super) object_bytes: u64,
-    /// An object that the next owner has touched takes nothing from those before.
+    /// An object that the next owner has touched takes no operations of earlier owners.
     pub(super) is_fenced: bool,
-    /// A guarded object takes nothing from anybody but the owner who opened its part last.
+    /// A guarded object takes operations only from the owner that opened its part last.
     pub(super) is_asserted: bool,
 }
 
-/// Where a part is, and what that means for it.
+/// A part, and the rules for its objects.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Placement {
     pub(super) part: Part,
     pub(super) rules: Rules,
 }
 
-/// What is known of a part's objects besides their content.
+/// The state of a part's objects besides their content.
 #[derive(Debug, Clone)]
 pub(super) struct Objects {
     placement: Placement,
-    /// A write that nobody waited for has failed since the last sync.
+    /// The error of a write that failed after it had returned, until the next sync.
     failure: Option<ErrorKind>,
     late: Vec<Late>,
 }
 
-/// What a dead owner has sent to an object.
+/// Late operations of a dead owner on one object.
 #[derive(Debug, Clone)]
 struct Late {
     object: u64,
@@ -61,12 +61,12 @@ struct Late {
 }
 
 impl Placement {
-    /// Its writes return before they are acknowledged.
+    /// Whether writes of the part return before they are acknowledged.
     fn is_behind(self) -> bool {
         self.part != Part::Data
     }
 
-    /// Operations on this object assert who owns the pool.
+    /// Whether operations on this object assert the owner's session.
     fn is_guarded(self, object: u64) -> bool {
         let is_guarded = match self.part {
             Part::Log => true,
@@ -84,13 +84,13 @@ impl Placement {
         }
     }
 
-    /// The bytes of the object that has this one.
+    /// The range of the object that contains this byte.
     pub(super) fn object_of(self, at: u64) -> Range<u64> {
         let start = at - at % self.rules.object_bytes;
         start..start + self.rules.object_bytes
     }
 
-    /// The pieces of a range that are in one object each.
+    /// Splits a range at the borders of objects.
     pub(super) fn pieces(self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let bytes = self.rules.object_bytes;
         self.objects(&range).map(move |object| {
@@ -110,14 +110,14 @@ impl Objects {
     }
 }
 
-/// How a part in a cluster is changed. Nothing of it is for other parts.
+/// Changes of a part in a cluster. They are not for other parts.
 impl PartState {
-    /// Of a part that is in a cluster.
+    /// The placement of a part in a cluster.
     pub(super) fn placement(&self) -> Option<Placement> {
         self.objects.as_ref().map(|objects| objects.placement)
     }
 
-    /// Reads, writes and discards tell the object's keeper who the owner is.
+    /// Fences the objects that a read, write or discard touches: late operations no longer arrive there.
     pub(super) fn touch(&mut self, range: Range<u64>) {
         if let Some(objects) = &mut self.objects
             && objects.placement.rules.is_fenced
@@ -127,8 +127,7 @@ impl PartState {
         }
     }
 
-    /// The owner opens the part: it makes its guarded objects its own, and clears what nobody has synced beyond the
-    /// length.
+    /// Opens the part for an owner, which takes over the guarded objects and clears unsynced bytes beyond the length.
     pub(super) fn take_over(&mut self) {
         let Some(objects) = &mut self.objects else {
             return;
@@ -143,12 +142,12 @@ impl PartState {
         }
     }
 
-    /// Why a write that nobody waited for has failed, until a sync tells.
+    /// The error of a write that failed after it had returned, until a sync returns it.
     pub(super) fn failed_behind(&self) -> Option<ErrorKind> {
         self.objects.as_ref()?.failure
     }
 
-    /// A write, one operation for each object.
+    /// Sends a write, as one operation for each object.
     pub(super) fn send_write(
         &mut self,
         placement: Placement,
@@ -179,7 +178,7 @@ impl PartState {
         }
     }
 
-    /// A write of which nobody knows whether it was sent when its owner died.
+    /// Sends a write that its owner started before it died: it may arrive or not.
     pub(super) fn leave_write(&mut self, placement: Placement, bytes: &[u8], offset: u64) {
         for piece in placement.pieces(offset..offset + bytes.len() as u64) {
             let number = self.number();
@@ -188,7 +187,7 @@ impl PartState {
         }
     }
 
-    /// A discard, one operation for each object, for all of which the owner waits.
+    /// Sends a discard, as one operation for each object. The owner waits for all of them.
     pub(super) fn send_discard(
         &mut self,
         placement: Placement,
@@ -208,7 +207,7 @@ impl PartState {
         }
     }
 
-    /// Discards what is from here on, and waits for it.
+    /// Discards everything from here on, and waits for that.
     fn clear(&mut self, placement: Placement, offset: u64) {
         for piece in placement.pieces(self.within(offset..u64::MAX)) {
             let number = self.number();
@@ -216,13 +215,13 @@ impl PartState {
         }
     }
 
-    /// What there may be of a range: beyond there are no objects.
+    /// Limits a range to where objects may exist.
     fn within(&self, range: Range<u64>) -> Range<u64> {
         let end = self.current.end().max(self.durable.end());
         range.start..range.end.min(end).max(range.start)
     }
 
-    /// The part gets this length. What is beyond is cleared first, and the owner waits for each of the two.
+    /// Sets the part's length. Clears the bytes beyond it first; the owner waits for both steps.
     pub(super) fn send_len(
         &mut self,
         placement: Placement,
@@ -242,7 +241,7 @@ impl PartState {
         self.send(Unsynced::len(number, len), is_cut_short);
     }
 
-    /// Whether all that was written by `number` has arrived. What has failed is not sent again.
+    /// Waits for all operations before `number`. Failed ones are not sent again.
     pub(super) fn acknowledged(
         &mut self,
         number: u64,
@@ -256,7 +255,7 @@ impl PartState {
         match outcome {
             Outcome::Crash => Ok(()),
             Outcome::Failure(_) => {
-                // An operation that fails has no effect, and those after it may have theirs.
+                // A failed operation has no effect; operations after it may have theirs.
                 self.unsynced
                     .retain(|sent| sent.number >= number || random.coin());
                 self.current = self.without_dropped();
@@ -269,7 +268,7 @@ impl PartState {
         }
     }
 
-    /// The owner dies.
+    /// The part after its owner's death.
     pub(super) fn after_death(&self, placement: Placement, random: &mut Random) -> PartState {
         let mut of_objects: BTreeMap<Option<u64>, VecDeque<Unsynced>> = BTreeMap::new();
         for sent in &self.unsynced {
@@ -295,7 +294,7 @@ impl PartState {
             for sent in operations.drain(..arrived as usize) {
                 sent.apply_within(&mut image);
             }
-            // Others are lost on their way.
+            // The remaining operations are lost on their way, or late.
             if let Some(object) = object
                 && !operations.is_empty()
                 && random.coin()
@@ -308,7 +307,7 @@ impl PartState {
         after
     }
 
-    /// The cluster loses the object that has this byte, and what is on its way there.
+    /// Loses the object that contains this byte, and the operations on their way there.
     pub(super) fn lose_object(&mut self, at: u64) {
         let Some(objects) = &mut self.objects else {
             return;
@@ -322,14 +321,14 @@ impl PartState {
         self.durable.punch(range);
     }
 
-    /// How many objects may still get something from a dead owner.
+    /// How many objects may still receive operations of a dead owner.
     pub(super) fn late(&self) -> usize {
         self.objects
             .as_ref()
             .map_or(0, |objects| objects.late.len())
     }
 
-    /// The next late operation on one of these objects arrives.
+    /// Applies the next operation of one of the objects with late operations.
     fn land(&mut self, nth: usize) {
         let Some(objects) = &mut self.objects else {
             return;
@@ -339,7 +338,7 @@ impl PartState {
         if late.operations.is_empty() {
             objects.late.swap_remove(nth);
         }
-        // What the owner has sent to the object is there already.
+        // The present owner's operations on the object have arrived already.
         self.acknowledge(Some(object));
         if let Some(next) = next {
             next.apply_within(&mut self.current);
@@ -347,7 +346,7 @@ impl PartState {
         }
     }
 
-    /// Readers see it from now on, and with it all that was sent to the same object before.
+    /// Makes an operation visible to readers. If it is acknowledged, so are all earlier ones on the same object.
     fn send(&mut self, sent: Unsynced, is_unacknowledged: bool) {
         let object = self.object_of(&sent);
         sent.apply_within(&mut self.current);
@@ -357,7 +356,7 @@ impl PartState {
         }
     }
 
-    /// All that was sent to an object, or to the head, is durable.
+    /// Makes everything durable that was sent to an object, or to the head.
     fn acknowledge(&mut self, object: Option<u64>) {
         let sent = std::mem::take(&mut self.unsynced);
         for sent in sent {
@@ -373,7 +372,7 @@ impl PartState {
         sent.object(self.placement()?.rules.object_bytes)
     }
 
-    /// The part reaches at least there, which a sync tells the head.
+    /// Makes the part reach at least to this end. A sync records that in the head.
     fn grow(&mut self, end: u64) {
         if end > self.current.len {
             let number = self.number();
@@ -383,18 +382,18 @@ impl PartState {
 }
 
 impl Image {
-    /// The end of all that is allocated, or of the image.
+    /// The end of the image, or of its last allocated byte.
     fn end(&self) -> u64 {
         self.len.max(self.allocated_end())
     }
 }
 
-/// How soon late operations arrive after a death.
+/// Draws how soon late operations arrive after a death.
 pub(super) fn draw_late_rate(random: &mut Random) -> f64 {
     LATE_RATES[random.below(LATE_RATES.len() as u64) as usize]
 }
 
-/// Lets late operations arrive, if there are any. Returns how many have.
+/// Lets late operations arrive, if there are any. Returns their number.
 pub(super) fn land_late(
     parts: &mut BTreeMap<Part, PartState>,
     rate: f64,
@@ -420,18 +419,18 @@ pub(super) fn land_late(
 }
 
 impl SimulatedEngine {
-    /// The probability that an operation of an owner before takes effect before an I/O, and then another one. Each
-    /// death draws one.
+    /// Sets the probability that an operation of an earlier owner takes effect before an I/O, and then another one.
+    /// Each death draws one.
     pub fn set_late_rate(&self, rate: f64) {
         self.machine.state().late_rate = rate;
     }
 
-    /// How many operations of owners before have taken effect since this one began.
+    /// How many operations of earlier owners have taken effect since the present one began.
     pub fn landed_late(&self) -> u64 {
         self.machine.state().landed_late
     }
 
-    /// To how many objects operations of owners before are still under way.
+    /// The number of objects for which operations of earlier owners are in flight.
     pub fn objects_with_late(&self) -> usize {
         self.machine
             .state()

@@ -44,15 +44,15 @@ pub(super) struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Success,
-    /// It fails, and the machine continues.
+    /// The I/O fails, and the machine continues.
     Failure(ErrorKind),
-    /// It fails after it has returned: the next sync hears of that.
+    /// The I/O fails after it has returned: the next sync returns the error.
     FailsBehind(ErrorKind),
-    /// It is the I/O in which the machine stops.
+    /// The machine stops in this I/O.
     Crash,
 }
 
-/// Why an I/O that was not meant to fail does.
+/// Why an I/O fails without an order to.
 pub(super) enum Trouble {
     /// There is no room for all of a write or reservation.
     NoRoom,
@@ -60,7 +60,7 @@ pub(super) enum Trouble {
     Unreadable,
     /// The medium has less than was read.
     Missing,
-    /// A write that nobody waited for has failed.
+    /// A write has failed after it had returned.
     Behind(ErrorKind),
 }
 
@@ -363,7 +363,7 @@ impl Disk for SimulatedDisk {
                 }
                 match now.outcome {
                     Outcome::Failure(_) => part.write_torn(fits, offset, now.random),
-                    // The remains of the write after the crash are drawn with those of all others.
+                    // The remains of the write after the crash are drawn together with all others.
                     _ => part.write(fits, offset),
                 }
                 if fits.len() == buf.len() {
@@ -375,7 +375,7 @@ impl Disk for SimulatedDisk {
         )
     }
 
-    /// The last one first: nobody may rely on their order. The others are given up after an error.
+    /// Writes the last range first, because callers must not rely on their order. Stops at the first error.
     fn write_together(&self, ranges: &[WriteRange<'_>]) -> Result<(), (usize, io::Error)> {
         for (n, range) in ranges.iter().enumerate().rev() {
             let written = self.write_at(range.bytes, range.offset);
@@ -384,7 +384,7 @@ impl Disk for SimulatedDisk {
         Ok(())
     }
 
-    /// Where each write waits for the disk.
+    /// Prepares writes only where each write waits for the disk.
     fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
         let fits = bytes.len() <= self.prepared_bytes_max() && self.is_one_operation(bytes, offset);
         let prepared = Prepared {
@@ -464,7 +464,7 @@ impl Disk for SimulatedDisk {
         })
     }
 
-    /// Not an I/O: the medium is not asked for anything.
+    /// Not an I/O: the medium is not involved.
     fn forget_cached(&self) -> io::Result<()> {
         let mut state = self.machine.state();
         *state.forgotten.entry(self.part).or_default() += 1;
@@ -546,10 +546,10 @@ impl Disk for SimulatedDisk {
     }
 }
 
-/// The longest write that goes on without a thread.
+/// The longest write that is prepared.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 
-/// A read that ends as soon as it is started.
+/// A read that ends as soon as it starts.
 struct PreparedRanges {
     disk: SimulatedDisk,
     ranges: Vec<(u64, usize)>,
@@ -566,15 +566,15 @@ impl PreparedRead for PreparedRanges {
     }
 }
 
-/// A write with all that it needs to go on without a thread.
+/// A prepared write.
 struct Prepared {
     disk: SimulatedDisk,
     bytes: Vec<u8>,
     offset: u64,
 }
 
-/// A write that was started. It does nothing until the disk is told to begin with what was started; they end
-/// one after the other then, in any order.
+/// A started write. It does nothing until `submit` begins all started writes; they then end one after the other, in any
+/// order.
 pub(super) struct StartedWrite {
     write: Prepared,
     ended: WriteEnded,
@@ -599,7 +599,7 @@ impl StartedWrite {
         (self.ended)(written, &bytes);
     }
 
-    /// The machine stops, or the process does: each sector may be written.
+    /// Applies the remains of the write when the machine or the process stops: each sector may be written.
     pub(super) fn remains(&self, part: Part, state: &mut PartState, random: &mut Random) {
         let Prepared {
             disk,

@@ -21,7 +21,7 @@ pub(super) struct Plan {
 struct Failure {
     part: Part,
     op: Op,
-    /// 1 is the next one.
+    /// Counts such I/Os down; 1 is the next one.
     nth: u64,
     kind: ErrorKind,
 }

@@ -5,11 +5,11 @@
 //!
 //! # Faults modelled
 //!
-//! - Power loss: of each write since the last sync, each 512-byte sector survives or not, in any
-//!   order and in any combination with those of other writes. Overlapping writes leave any of their
-//!   versions or the old content. The parts behave independently of each other.
-//! - Death of the process: nothing is lost, and nothing becomes durable by it; but a sync that was under
-//!   way goes on, and may fail when nobody hears of it.
+//! - Power loss: each 512-byte sector of each write since the last sync survives or not, in any order and in any
+//!   combination with sectors of other writes. Overlapping writes leave any of their versions or the old content. The
+//!   parts behave independently of each other.
+//! - Death of the process: it loses nothing and makes nothing durable; but an in-flight sync continues, and may fail
+//!   when its caller is dead.
 //! - A stop in the middle of any I/O: its effect may be lost, torn or done.
 //! - A failed write, which may have changed any subset of its sectors.
 //! - A failed sync, after which some of the data it covered can never become durable although
@@ -21,15 +21,16 @@
 //!   one that took another's place, or was removed, although that failed.
 //! - No room: a write that fails after a part of it was written.
 //! - Reads that would have to wait; alignment as O_DIRECT demands it.
-//! - In a cluster ([`SimulatedEngine::of_cluster`]), whose contract is that of [`rados`](crate::rados):
-//!   - Data is durable when its write returns. Other parts are written behind: until a sync, the death of the owner,
-//!     also that of its process alone, leaves any of its operations, object by object, but never a later one on an
-//!     object without those before it, and never a part of one.
-//!   - What was under way when the owner died may take effect between any two I/Os of the next one: on objects that
+//! - In a cluster ([`SimulatedEngine::of_cluster`]), with the contract of [`rados`](crate::rados):
+//!   - Data is durable when its write returns. Writes of other parts return before they are durable: until a sync, the
+//!     death of the owner, even of its process alone, leaves any of its operations, object by object, but never a later
+//!     one on an object without the earlier ones, and never a part of one.
+//!   - Operations in flight when the owner died may take effect between any two I/Os of the next one: on objects that
 //!     this one has not touched, and not where it asserts that it owns the pool. Both rules can be turned off.
 //!   - Growth is durable after a sync. Bytes beyond the length may be there without it, and are cleared when the next
-//!     owner opens the part; not so those of data.
-//!   - A failed write behind has no effect. Reads of the part fail until the next sync, which fails, too.
+//!     owner opens the part, except in data.
+//!   - A write that fails after it has returned has no effect. Reads of the part fail until the next sync, which fails,
+//!     too.
 //!   - Another host has nothing of the memory that outlives the process.
 //! - Decay: flipped bits, overwritten ranges, ranges that cannot be read until they are written,
 //!   lost parts.
@@ -85,7 +86,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// A test that failed while it held the lock must not hide why by failing others.
+    /// Locks the state even after a test failed while it held the lock: later failures must not hide the first.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,19 +114,18 @@ struct State {
     has_host_memory: bool,
     /// Writes that were started and have done nothing.
     started: Vec<StartedWrite>,
-    /// If the parts are in a cluster.
+    /// The rules of the cluster, if the parts are in one.
     cluster: Option<Rules>,
     /// The probability that a late operation takes effect before an I/O.
     late_rate: f64,
     landed_late: u64,
-    /// Syncs that were under way when the machine stopped: the part, and the first change that each does
-    /// not cover.
+    /// Syncs in flight when the machine stopped: the part, and the first change that each does not cover.
     in_flight: Vec<(Part, u64)>,
-    /// The probability that such a sync fails.
+    /// The probability that a sync in flight at a death fails.
     orphan_failure_rate: f64,
-    /// Data was lost by a sync of an earlier process that failed.
+    /// A sync of an earlier process failed and lost data.
     has_lost_data: bool,
-    /// The host has not told yet that it lost data.
+    /// The host has not reported yet that it lost data.
     has_to_report: bool,
 }
 
@@ -163,7 +163,7 @@ impl SimulatedEngine {
         })
     }
 
-    /// As [`SimulatedEngine::new`], of which the parts are in the objects of a cluster.
+    /// Like [`SimulatedEngine::new`], but the parts are in the objects of a cluster.
     pub fn of_cluster(seed: u64) -> SimulatedEngine {
         let engine = SimulatedEngine::new(seed);
         engine.machine.state().cluster = Some(Rules {
@@ -276,9 +276,9 @@ impl SimulatedEngine {
         self.machine.state().bias = bias;
     }
 
-    // Rules of a cluster. Each is to be called before there are parts.
+    // Rules of a cluster. They must be set before there are parts.
 
-    /// Makes objects smaller than they are, so that a small pool has many.
+    /// Makes objects smaller, so that a small pool has many.
     ///
     /// # Panics
     /// If the parts are not in a cluster, or there are some already.
@@ -287,7 +287,7 @@ impl SimulatedEngine {
         self.set_rules(|rules| rules.object_bytes = bytes);
     }
 
-    /// Whether an object that an owner has touched takes nothing from those before it. If not, what is late may
+    /// Whether an object that an owner has touched takes no operations of earlier owners. If not, late operations may
     /// arrive at any time.
     ///
     /// # Panics
@@ -296,8 +296,8 @@ impl SimulatedEngine {
         self.set_rules(|rules| rules.is_fenced = is_fenced);
     }
 
-    /// Whether the objects of the log, and the first one of every other part but the data, take nothing from the
-    /// owners before the one that has opened the part. If not, they are objects like all others.
+    /// Whether the objects of the log, and the first object of every other part but the data, take operations only from
+    /// the owner that opened the part last. If not, they are objects like all others.
     ///
     /// # Panics
     /// As [`SimulatedEngine::set_object_bytes`].
@@ -469,7 +469,7 @@ impl SimulatedEngine {
         bytes
     }
 
-    /// Bytes of it.
+    /// The length of the memory that outlives processes, in bytes.
     pub fn host_memory_len(&self) -> u64 {
         self.machine.state().host_memory.len
     }
@@ -508,7 +508,7 @@ impl SimulatedEngine {
         self.with_part(part, |state| state.unreadable.push(range));
     }
 
-    /// Loses the object of a cluster that has this byte of a part, as if somebody had removed it.
+    /// Loses the object of a cluster that contains this byte of a part, as if it had been removed.
     ///
     /// # Panics
     ///

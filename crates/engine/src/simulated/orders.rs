@@ -1,4 +1,4 @@
-//! What a test orders and counts: kinds of I/O, ends and probabilities.
+//! The orders and counts of a test: kinds of I/O, ends and probabilities.
 
 #[cfg(doc)]
 use crate::{Disk, Engine};
@@ -58,11 +58,11 @@ pub enum When {
 /// How a machine stops, and which one comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CrashKind {
-    /// Unsynced data survives or not, sector by sector. In a cluster: another host takes the pool, and nothing
-    /// is there of the memory that outlives the process.
+    /// Unsynced data survives or not, sector by sector. In a cluster: another host takes the pool, without the memory
+    /// that outlives the process.
     PowerLoss,
-    /// Everything written stays readable, and is as durable as before. In a cluster: what was not acknowledged
-    /// survives or not, and the same host takes the pool.
+    /// Everything written stays readable, and is as durable as before. In a cluster: unacknowledged operations survive
+    /// or not, and the same host takes the pool.
     ProcessKilled,
 }
 
@@ -70,11 +70,11 @@ pub enum CrashKind {
 /// likely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PowerLossBias {
-    /// All of it.
+    /// The whole write remains.
     pub whole: u32,
-    /// Nothing of it.
+    /// Nothing of the write remains.
     pub lost: u32,
-    /// Each sector by itself.
+    /// Each sector remains or not by itself.
     pub torn: u32,
 }
 
@@ -91,17 +91,17 @@ impl Default for PowerLossBias {
 /// Probabilities, 0 to 1, with which an I/O fails without a cause.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FailureRates {
-    /// Of reads.
+    /// The rate for reads.
     pub read: f64,
-    /// Of writes.
+    /// The rate for writes.
     pub write: f64,
-    /// Of syncs.
+    /// The rate for syncs.
     pub sync: f64,
-    /// Of discards.
+    /// The rate for discards.
     pub discard: f64,
 }
 
-/// How often something was asked for, whether or not it succeeded.
+/// How often an operation was requested, whether or not it succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
     /// I/Os.

@@ -1,5 +1,4 @@
-//! Syncs that were under way when their process died: the kernel completes them, and no process
-//! learns the result.
+//! Syncs in flight when their process died: the kernel completes them, and no process receives the result.
 
 use super::orders::{CrashKind, Op};
 use super::part::PartState;
@@ -9,14 +8,14 @@ use super::{SimulatedEngine, State};
 use crate::Engine;
 use crate::Part;
 
-/// What they did to the data.
+/// The effect of such syncs on the data.
 pub(super) struct Orphans {
     has_lost_data: bool,
     must_report: bool,
 }
 
 impl Orphans {
-    /// Of a machine that stopped; a sync may have failed before.
+    /// Begins for a machine that stopped; a sync may have failed before.
     pub(super) fn of(state: &State, kind: CrashKind) -> Self {
         let has_failed = state.failures.contains_key(&(Part::Data, Op::Sync));
         Self {
@@ -25,7 +24,7 @@ impl Orphans {
         }
     }
 
-    /// Ends those of one part.
+    /// Ends the syncs of one part.
     pub(super) fn end(
         &mut self,
         name: Part,
@@ -45,7 +44,7 @@ impl Orphans {
                 part.sync(*number);
             }
         }
-        // The kernel writes data out by itself, too.
+        // The kernel also writes data out by itself.
         if name == Part::Data && random.chance(rate / 4.0) {
             let number = part.next_number();
             part.sync_failed(number, eviction, random);
@@ -61,9 +60,8 @@ impl Orphans {
 }
 
 impl SimulatedEngine {
-    /// The probability that a sync fails which is under way when the process dies; 0 at first. Also of
-    /// the kernel's own writing at that time, but then only one in four. Kept by the machine that comes
-    /// back.
+    /// The probability that an in-flight sync fails when the process dies; 0 at first. The kernel's own writing at that
+    /// time fails a quarter as often. The machine that comes back keeps the rate.
     pub fn set_orphan_failure_rate(&self, rate: f64) {
         self.machine.state().orphan_failure_rate = rate;
     }
@@ -73,7 +71,7 @@ impl SimulatedEngine {
         self.machine.state().has_lost_data
     }
 
-    /// Whether [`Engine::has_lost_writes`] is going to say so.
+    /// Whether [`Engine::has_lost_writes`] is going to report lost data.
     pub fn has_to_report(&self) -> bool {
         self.machine.state().has_to_report
     }

@@ -21,7 +21,7 @@ pub(super) struct PartState {
     pub(super) unreadable: Vec<Range<u64>>,
     /// The number of the next change.
     next_number: u64,
-    /// Of a part that is in a cluster.
+    /// The state of the part's objects, if it is in a cluster.
     pub(super) objects: Option<Objects>,
 }
 
@@ -89,7 +89,7 @@ impl PartState {
             .push(Unsynced::write(number, &mut self.current, bytes, offset));
     }
 
-    /// The device puts other sectors into the place of those that it could not read.
+    /// Makes a written range readable: the device replaces the sectors that it could not read.
     pub(super) fn readable(&mut self, written: &Range<u64>) {
         let rest = |bad: &Range<u64>| {
             let before = bad.start..bad.end.min(written.start);
@@ -143,7 +143,7 @@ impl PartState {
         self.next_number
     }
 
-    /// A sync succeeded that started at `number`.
+    /// Handles the success of a sync that started at `number`.
     pub(super) fn sync(&mut self, number: u64) {
         let covered = self.covered(number);
         let later = self.unsynced.split_off(covered);
@@ -155,9 +155,9 @@ impl PartState {
         }
     }
 
-    /// A sync failed that started at `number`: the kernel marks all pages clean, so data that did
-    /// not reach the disk never will, whatever is synced later. Readers still see it, except for
-    /// the pages that the kernel evicts at this rate.
+    /// Handles the failure of a sync that started at `number`: the kernel marks all pages clean, so data that did not
+    /// reach the disk never will, whatever is synced later. Readers still see it, except in the pages that the kernel
+    /// evicts at this rate.
     pub(super) fn sync_failed(&mut self, number: u64, eviction_rate: f64, random: &mut Random) {
         let later = self.unsynced.split_off(self.covered(number));
         let mut image = self.durable.clone();
@@ -198,8 +198,8 @@ impl PartState {
         }
     }
 
-    /// Readers see the durable content and what a sync may still make durable, and no longer the
-    /// data that a failed sync dropped.
+    /// Shows readers the durable content and the changes that a sync may still make durable, and no longer the data
+    /// that a failed sync dropped.
     pub(super) fn forget_cached(&mut self) {
         self.current = self.without_dropped();
     }

@@ -11,10 +11,10 @@ use super::random::Random;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One change that is not durable yet.
+/// A change that is not durable yet.
 #[derive(Debug, Clone)]
 pub(super) struct Unsynced {
-    /// Its place in the order of all changes of the part.
+    /// The change's place in the order of all changes of the part.
     pub(super) number: u64,
     change: Change,
 }
@@ -44,7 +44,7 @@ enum Change {
 pub(super) enum Fate {
     Whole,
     Lost,
-    /// Each sector by itself.
+    /// Each sector survives or not by itself.
     Torn,
 }
 
@@ -55,7 +55,7 @@ impl Unsynced {
         current.write(bytes, offset);
         let start = offset - offset % SECTOR_BYTES;
         let end = (offset + bytes.len() as u64).next_multiple_of(SECTOR_BYTES);
-        // A part's length need not be whole sectors, but bytes beyond it are not written.
+        // A part may end inside a sector, but bytes beyond its end are not written.
         let end = end.min(len);
         let sectors: Arc<[u8]> = if (start..end) == (offset..offset + bytes.len() as u64) {
             bytes.into()
@@ -104,7 +104,7 @@ impl Unsynced {
         set
     }
 
-    /// The bytes that it wrote, if it is a write.
+    /// The range that the change wrote, if it is a write.
     pub(super) fn written(&self) -> Option<Range<u64>> {
         match &self.change {
             Change::Write { offset, of, .. } => {
@@ -140,7 +140,7 @@ impl Unsynced {
         Unsynced { number, change }
     }
 
-    /// The object that it is in; nothing for what is in the pool's head.
+    /// The object that the change is in; nothing for a change of the pool's head.
     pub(super) fn object(&self, object_bytes: u64) -> Option<u64> {
         match &self.change {
             Change::Write { offset, .. } => Some(offset / object_bytes),
@@ -149,7 +149,7 @@ impl Unsynced {
         }
     }
 
-    /// Makes it part of an image whose length only the head's changes change.
+    /// Applies the change to an image whose length only the head's changes change.
     pub(super) fn apply_within(&self, image: &mut Image) {
         let len = image.len;
         self.apply(image);
@@ -158,7 +158,7 @@ impl Unsynced {
         }
     }
 
-    /// Makes it part of an image.
+    /// Applies the change to an image.
     pub(super) fn apply(&self, image: &mut Image) {
         match &self.change {
             Change::Write { offset, bytes, of } => {
@@ -178,7 +178,7 @@ impl Unsynced {
         }
     }
 
-    /// Its remains after its outcome, for an image that has nothing of it yet.
+    /// The changes that remain with this fate, for an image without this change.
     pub(super) fn survivors(&self, fate: Fate, image: &Image, random: &mut Random) -> Vec<Self> {
         match fate {
             Fate::Whole => return vec![self.clone()],
