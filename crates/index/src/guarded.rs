@@ -1,10 +1,10 @@
-//! A back end on a disk behind its locks: whether it is ready, being rebuilt, failed or closed, and
-//! what lookups use beside a batch.
+//! A back end on a disk behind its locks: whether it is ready, being rebuilt, failed or closed, and the part of it that
+//! lookups use concurrently with a batch.
 //!
 //! Invariants:
 //! - A batch holds only the first lock, which no lookup takes.
-//! - What lookups use is withdrawn before the rows are: closing and rebuilding wait for the lookups
-//!   that are under way, and later ones are refused.
+//! - The reader of lookups is withdrawn before the rows are: closing and rebuilding wait for lookups in progress, and
+//!   later ones are refused.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{PoisonError, TryLockError};
@@ -14,9 +14,9 @@ use onefold_engine::Blocking;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, RwLock};
 use crate::{IndexCounts, IndexError, Result};
 
-/// Rows of which a part can be read beside a batch.
+/// Rows of which a part can be read concurrently with a batch.
 pub(crate) trait Searchable {
-    /// That part.
+    /// The part that lookups read.
     type Reader;
 
     fn reader(&self) -> Self::Reader;
@@ -29,8 +29,8 @@ pub(crate) struct Guarded<T: Searchable> {
     /// Held for reading during a lookup, also across its I/O; for writing only where lookups become
     /// possible or end. Taken before the locks inside the reader.
     lookups: RwLock<Lookups<T::Reader>>,
-    /// Set once, by whichever call fails first. Nothing else is made visible by it: a lookup that
-    /// misses it reads what was durable before.
+    /// Set once, by the first call that fails. It publishes no other data: a lookup that misses it reads the rows that
+    /// were durable before.
     has_failed: AtomicBool,
     /// Held briefly, so that reading the counts does not wait for a batch.
     summary: Mutex<Summary>,
@@ -46,7 +46,7 @@ enum State<T> {
     Closed,
 }
 
-/// What becomes of lookups.
+/// Whether lookups are possible.
 enum Lookups<R> {
     Ready(R),
     Unready,
@@ -57,9 +57,9 @@ enum Lookups<R> {
 pub(crate) enum Phase {
     /// The rows match the maps.
     Ready,
-    /// There are none, and there should be.
+    /// There are no rows, and there should be some.
     Void,
-    /// They are being counted from the maps.
+    /// The rows are being counted from the maps.
     Rebuilding,
 }
 
@@ -86,7 +86,7 @@ impl<T: Searchable> Guarded<T> {
         }
     }
 
-    /// Waits for the batch under way, and begins the next call.
+    /// Waits for the batch in progress, and begins the next call.
     pub(crate) fn turn(&self) -> Turn<'_, T> {
         let locked = self.state.lock();
         let is_poisoned = locked.is_err();
@@ -106,7 +106,7 @@ impl<T: Searchable> Guarded<T> {
         self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks something up, beside a batch.
+    /// Looks something up, concurrently with batches.
     pub(crate) fn look<R>(
         &self,
         blocking: Blocking,
@@ -114,7 +114,7 @@ impl<T: Searchable> Guarded<T> {
     ) -> Result<R> {
         let lookups = match blocking {
             Blocking::Yes => self.lookups.read().unwrap_or_else(PoisonError::into_inner),
-            // Whoever holds it for writing waits for lookups that wait for the disk.
+            // A waiting writer of this lock waits for lookups, which wait for the disk.
             Blocking::No => match self.lookups.try_read() {
                 Ok(lookups) => lookups,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -140,7 +140,7 @@ impl<T: Searchable> Guarded<T> {
     }
 }
 
-/// A call that no other is beside, except lookups.
+/// A call that runs alone, except for lookups.
 pub(crate) struct Turn<'a, T: Searchable> {
     guarded: &'a Guarded<T>,
     state: MutexGuard<'a, State<T>>,
@@ -182,7 +182,7 @@ impl<T: Searchable> Turn<'_, T> {
         *self.state = State::Failed;
     }
 
-    /// Begins a rebuild, with rows that are made once the disk says that the old ones do not count.
+    /// Begins a rebuild. `make_rows` creates the new rows once the disk says that the old ones do not count.
     pub(crate) fn begin_rebuild(
         &mut self,
         make_void: impl FnOnce() -> Result<()>,
@@ -228,7 +228,7 @@ impl<T: Searchable> Turn<'_, T> {
         }
     }
 
-    /// Closes the index, with the last work on its rows. Again, it does nothing.
+    /// Closes the index, with the last work on its rows. A repeated close does nothing.
     pub(crate) fn close(&mut self, work: impl FnOnce(T, Phase) -> Result<()>) -> Result<()> {
         if matches!(*self.state, State::Failed) {
             return Err(IndexError::Failed);
@@ -244,7 +244,7 @@ impl<T: Searchable> Turn<'_, T> {
     }
 }
 
-/// Whether it is an error after which only reading the disk again shows its state.
+/// Whether the result is an error after which only reading the disk again shows its state.
 fn is_end<R>(result: &Result<R>) -> bool {
     matches!(
         result,

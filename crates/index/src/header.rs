@@ -21,9 +21,9 @@ const CHECKSUM_OFFSET: usize = 508;
 /// Whether the body holds the pool's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// It does.
+    /// The body holds the rows.
     Whole(Extent),
-    /// It is not valid, whatever is there: the rows have to be counted from the maps.
+    /// The body is not valid, whatever it contains: the rows have to be counted from the maps.
     Void,
 }
 
@@ -41,9 +41,9 @@ impl Content {
 pub(crate) struct Extent {
     /// Bytes of the streams, which come first.
     pub(crate) stream_bytes: u64,
-    /// Rows behind them.
+    /// The number of rows, which follow the streams.
     pub(crate) rows: u64,
-    /// BLAKE3 of both.
+    /// BLAKE3 of streams and rows.
     pub(crate) hash: [u8; 32],
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn kind(disk: &dyn Disk, pool: PoolId) -> Result<Option<IndexKind>> {
 /// Reads the header from the medium.
 ///
 /// # Errors
-/// [`IndexError::Damaged`] where there is none, or one of another kind; [`IndexError::OtherPool`];
+/// [`IndexError::Damaged`] if there is no header, or one of another kind; [`IndexError::OtherPool`];
 /// [`IndexError::Newer`].
 pub(crate) fn read(disk: &dyn Disk, kind: IndexKind, pool: PoolId) -> Result<Content> {
     // Data that survived only in the host's cache must be durable before anything relies on it, and

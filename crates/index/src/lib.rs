@@ -28,9 +28,9 @@
 //! the effects of torn and lost writes.
 //!
 //! Invariants, of every back end:
-//! - An increment or decrement takes effect as a whole or not at all, and after an error of one it
-//!   is unknown which: the index then refuses everything until it is opened again, and the batch is
-//!   repeated. [`IndexError::NoRoom`] is different: nothing was changed, and the index goes on.
+//! - An increment or decrement takes effect as a whole or not at all, and after an error of one it is unknown which:
+//!   the index then refuses everything until it is opened again, and the batch is repeated. [`IndexError::NoRoom`] is
+//!   different: nothing was changed, and the index stays usable.
 //! - The rows are derived: they can be counted again from the pool's maps. A back end that cannot
 //!   vouch for its rows reports it by [`FingerprintIndex::needs_rebuild`], durably.
 
@@ -61,7 +61,7 @@ pub use fingerprint::{Fingerprint, Key, is_zero};
 /// measured with twenty million rows (`docs/benchmarks-index.md`).
 pub const HASH_ROW_DISK_BYTES: f64 = 51.0;
 
-/// Its memory, in bytes, as measured there.
+/// Memory of a row of a `hash` index, in bytes, as measured there (`docs/benchmarks-index.md`).
 pub const HASH_ROW_MEMORY_BYTES: f64 = 5.8;
 
 pub use row::{IndexCounts, REFERENCES_MAX, Row};
@@ -71,7 +71,7 @@ pub use stream::forget_answers;
 /// The result of a request to an index.
 pub type Result<T> = std::result::Result<T, IndexError>;
 
-/// Identifies a stream of batches. The caller decides what it stands for.
+/// Identifies a stream of batches. The caller decides its meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
@@ -90,9 +90,9 @@ pub enum Counted {
 /// The result of releasing a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Released {
-    /// It is released, and others are left.
+    /// The reference is released, and others are left.
     Remaining,
-    /// It was the last one: the row is gone, and the block is unused.
+    /// The last reference is released: the row is gone, and the block is unused.
     Zero,
     /// The row has another block. Nothing was changed.
     Mismatch,
@@ -103,11 +103,11 @@ pub enum Released {
 /// The result of looking a fingerprint up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LookedUp {
-    /// Its row has this block.
+    /// The fingerprint has a row with this block.
     Present(Pba),
-    /// There is no row: the place where it would be was looked at.
+    /// There is no row: the index looked where it would be.
     Absent,
-    /// There is no row, as the signatures in memory show. Only [`hash`] has some.
+    /// There is no row, as the signatures in memory show. Only [`hash`] has signatures.
     AbsentBySignature,
 }
 
@@ -121,27 +121,25 @@ impl LookedUp {
         }
     }
 
-    /// Of a row that was looked for where it would be.
+    /// The answer for a row that was looked for where it would be.
     pub(crate) fn of(row: Option<Row>) -> LookedUp {
         row.map_or(LookedUp::Absent, |row| LookedUp::Present(row.pba))
     }
 }
 
-/// One for each fingerprint. Those of a small write need no allocation.
+/// The answers to a lookup, one for each fingerprint. A small write's need no allocation.
 pub type LookupAnswers = SmallVec<[LookedUp; 8]>;
 
 /// Fingerprints, the blocks that hold their contents, and the numbers of references to them.
 ///
-/// Calls may come from many threads; batches take effect one after the other, and lookups go on
-/// beside them.
+/// Calls may come from many threads; batches take effect one after the other, and lookups run concurrently with them.
 pub trait FingerprintIndex: Send + Sync {
     /// Counts one reference for each item, in order; equal fingerprints of a batch meet each other.
     /// A row that has the item's own block answers [`Counted::Inserted`], and counts.
     ///
-    /// The answers, one for each item, are durable with the rows when this returns. A repeat of the
-    /// stream's last number returns the original answers and changes nothing: its items are not
-    /// compared, so a batch without items can be used to consume a number. Numbers need not be
-    /// consecutive.
+    /// The answers, one for each item, are durable with the rows when this returns. A repeat of the stream's last
+    /// number returns the original answers and changes nothing: its items are not compared, so a batch without items
+    /// can be used to consume a number. Numbers may be skipped.
     ///
     /// # Errors
     /// [`IndexError::Stale`] for an older number, or for the last one if that was a decrement or
@@ -154,11 +152,10 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>>;
 
-    /// Counts one reference for each item whose row has the item's own block, and answers
-    /// [`Counted::Inserted`] for it; for any other nothing is counted, and the answer is
-    /// [`Counted::Full`]. So no row is made: one that is gone would come back with too few references.
-    /// Numbers, repeats and errors are as those of [`FingerprintIndex::increment`], whose stream it
-    /// shares.
+    /// Counts one reference for each item whose row has the item's own block, and answers [`Counted::Inserted`] for it;
+    /// for any other item it counts nothing and answers [`Counted::Full`]. So no row is created: one that is gone would
+    /// come back with too few references. Numbers, repeats and errors work as in [`FingerprintIndex::increment`], whose
+    /// stream it shares.
     fn count_existing(
         &self,
         stream: StreamId,
@@ -166,9 +163,8 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>>;
 
-    /// Releases one reference for each item, in order. The row must have the item's block. The last
-    /// reference removes the row. Numbers, repeats and errors are as those of
-    /// [`FingerprintIndex::increment`], whose stream it shares.
+    /// Releases one reference for each item, in order. The row must have the item's block. The last reference removes
+    /// the row. Numbers, repeats and errors work as in [`FingerprintIndex::increment`], whose stream it shares.
     fn decrement(
         &self,
         stream: StreamId,
@@ -176,26 +172,24 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>>;
 
-    /// Looks fingerprints up, one answer for each. It never waits for a batch's I/O, and its own
-    /// errors of the disk end all use of the index, as those of other calls do.
+    /// Looks fingerprints up, one answer for each. A lookup never waits for a batch's I/O. A disk error of a lookup
+    /// ends all use of the index, as in any other call.
     ///
-    /// A hint, with one promise: a block that it names had a durable row with this fingerprint at
-    /// some time during the call. So rows of a batch are not visible before the batch is durable;
-    /// rows that a batch removes may be, until it is answered. What an answered batch has done is
-    /// visible to every lookup that begins later.
+    /// A hint, with one promise: a block that it names had a durable row with this fingerprint at some time during the
+    /// call. So rows of a batch are not visible before the batch is durable; rows that a batch removes may be, until it
+    /// is answered. The changes of an answered batch are visible to every lookup that begins later.
     ///
     /// # Errors
-    /// [`IndexError::WouldBlock`], only with [`Blocking::No`]: an answer is not in memory, or another
-    /// call keeps the index busy. [`btree`] cannot tell what is in memory and always returns it,
-    /// [`memory`] while a batch changes its rows. [`IndexError::Unready`] before a rebuild has ended;
-    /// those of the disk.
+    /// [`IndexError::WouldBlock`], only with [`Blocking::No`]: an answer is not in memory, or another call keeps the
+    /// index busy. [`btree`] does not know which rows are in memory and always returns it, [`memory`] while a batch
+    /// changes its rows. [`IndexError::Unready`] before a rebuild has ended; errors of the disk.
     fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers>;
 
     /// Secures room on the disk for the next batches, with this many items each, so that they do
     /// not fail for want of it. A back end that cannot tell succeeds.
     ///
     /// # Errors
-    /// [`IndexError::NoRoom`]; [`IndexError::Unready`]; those of the disk.
+    /// [`IndexError::NoRoom`]; [`IndexError::Unready`]; errors of the disk.
     fn secure(&self, _batches: &[usize]) -> Result<()> {
         Ok(())
     }
@@ -215,10 +209,10 @@ pub trait FingerprintIndex: Send + Sync {
     /// [`FingerprintIndex::finish_rebuild`].
     fn begin_rebuild(&self) -> Result<()>;
 
-    /// Adds rows counted from the maps. Rows that are not taken are returned: those whose
-    /// fingerprint has a row with another block, and those beyond [`REFERENCES_MAX`]. If the row
-    /// exists with the same block, the references are added. A limit in bytes does not apply: these
-    /// references exist. Need not be durable before [`FingerprintIndex::finish_rebuild`].
+    /// Adds rows counted from the maps. Returns the rows that are refused: those whose fingerprint has a row with
+    /// another block, and those beyond [`REFERENCES_MAX`]. If the row exists with the same block, the references are
+    /// added. A limit in bytes does not apply: these references exist. They may become durable as late as
+    /// [`FingerprintIndex::finish_rebuild`].
     ///
     /// # Errors
     /// [`IndexError::Unready`] unless [`FingerprintIndex::begin_rebuild`] was called since the
@@ -230,7 +224,7 @@ pub trait FingerprintIndex: Send + Sync {
     /// as far as the back end ever is.
     ///
     /// # Errors
-    /// As those of [`FingerprintIndex::add_rows`].
+    /// The errors of [`FingerprintIndex::add_rows`].
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()>;
 
     /// Makes the next opening quick. Every later call is refused with [`IndexError::Closed`],
@@ -262,7 +256,7 @@ pub fn replace(kind: IndexKind, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()
     Ok(())
 }
 
-/// Opens the pool's index, which may take so many bytes of memory.
+/// Opens the pool's index, which may take this many `bytes` of memory.
 ///
 /// # Errors
 /// [`IndexError::Damaged`] if there is none of this kind or it cannot be read;
@@ -307,14 +301,13 @@ pub enum IndexError {
     /// Back ends that cannot promise that return [`IndexError::Io`].
     #[error(transparent)]
     NoRoom(io::Error),
-    /// The content of the disk is not what was written. The index can be replaced, and counted
-    /// again from the maps.
+    /// The disk returns other content than was written. The index can be replaced, and counted again from the maps.
     #[error("the index is damaged: {0}")]
     Damaged(String),
-    /// A later release wrote it.
+    /// A later release wrote the index.
     #[error("the index has format version {0}, which a later version of onefold can read")]
     Newer(u16),
-    /// It is whole, but another pool's.
+    /// The index is whole, but belongs to another pool.
     #[error("the index belongs to the pool {found}, not to {expected}")]
     OtherPool {
         /// The pool that was expected.
@@ -322,7 +315,7 @@ pub enum IndexError {
         /// The pool in the index's header.
         found: PoolId,
     },
-    /// A batch number that was used up, and whose answers are not there any more.
+    /// A batch number that was used up, and whose answers are no longer kept.
     #[error("batch {number} of stream {} is not the last one, {last}, or was of another kind",
         stream.0)]
     Stale {
@@ -342,10 +335,10 @@ pub enum IndexError {
     /// An earlier call failed, and the state of the disk is unknown.
     #[error("the index failed before: the pool must be opened again")]
     Failed,
-    /// It was closed.
+    /// The index was closed.
     #[error("the index is closed")]
     Closed,
-    /// A lookup would have to wait, and was told not to.
+    /// A lookup was not allowed to wait, and would have had to.
     #[error("the index would have to wait")]
     WouldBlock,
 }
@@ -361,8 +354,8 @@ impl IndexError {
         }
     }
 
-    /// Of a write or a reservation, neither of which changes anything by failing. Of a sync this
-    /// would be wrong: a failed one is never repeated, for any reason.
+    /// The error of a write or a reservation, which changes nothing when it fails. Not for a sync: a failed sync is
+    /// never repeated, for any reason.
     pub(crate) fn of_write(error: io::Error) -> IndexError {
         if is_storage_full(&error) {
             IndexError::NoRoom(error)

@@ -65,7 +65,7 @@ impl Answer for Released {
     }
 }
 
-/// The answers to give again, if `number` repeats the stream's last batch; `None` if it is new.
+/// The original answers, if `number` repeats the stream's last batch; `None` if the number is new.
 pub(crate) fn repeated<A: Answer>(
     stream: StreamId,
     last: Option<&LastBatch>,
@@ -106,7 +106,7 @@ const INSERTED: u8 = 0;
 const SHARED: u8 = 1;
 const FULL: u8 = 2;
 
-/// Each at the place of its number on disk.
+/// Each value at the index of its number on disk.
 const RELEASED: [Released; 4] = [
     Released::Remaining,
     Released::Zero,
@@ -129,7 +129,7 @@ impl LastBatch {
     /// The result of [`LastBatch::encode`] without answers.
     pub(crate) const BYTES_BESIDE_ANSWERS: usize = 13 + CHECKSUM_BYTES;
 
-    /// Most that it makes of an answer.
+    /// The most bytes of an encoded answer.
     pub(crate) const ANSWER_BYTES_MAX: usize = 1 + NUMBER_BYTES;
 
     pub(crate) fn encode(&self) -> Vec<u8> {

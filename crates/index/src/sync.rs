@@ -1,5 +1,5 @@
-//! Locks and atomics of what is used beside a batch: the standard library's, or, under the `shuttle`
-//! feature, those of a scheduler that tries interleavings.
+//! Locks and atomics for data that lookups share with batches: the standard library's, or, under the `shuttle` feature,
+//! a scheduler's, which tries interleavings.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{

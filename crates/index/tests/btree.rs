@@ -25,7 +25,7 @@ fn open(engine: &SimulatedEngine) -> Result<BtreeIndex> {
     btree::open(engine.open(Part::Index).unwrap(), POOL, CACHE_BYTES)
 }
 
-/// A machine whose index got so many batches of a thousand rows, and was then stopped.
+/// A machine whose index received this many batches of a thousand rows, and was then stopped.
 fn stopped_after(batches: u64) -> SimulatedEngine {
     let engine = SimulatedEngine::new(batches);
     btree::create(&engine.create(Part::Index, 0).unwrap(), POOL).unwrap();

@@ -38,13 +38,13 @@ impl BackEnd for Memory {
     }
 }
 
-/// With a cache of so many bytes.
+/// A B-tree with a cache of this many bytes.
 struct Btree(u64);
 
-/// Enough for everything that the suite does.
+/// A cache that holds everything that the suite does.
 const BTREE: Btree = Btree(8 << 20);
 
-/// So little that redb has to read pages again that it wrote, and to write before it commits.
+/// A cache so small that redb has to read pages again that it wrote, and to write before it commits.
 const BTREE_WITHOUT_CACHE: Btree = Btree(16 << 10);
 
 impl BackEnd for Btree {
@@ -65,13 +65,13 @@ impl BackEnd for Btree {
     }
 }
 
-/// With this much memory, and of these sizes.
+/// A hash index with this much memory, and of these sizes.
 struct Hash(u64, Shape);
 
-/// As in a pool: all that the suite does stays in memory and in the log.
+/// The sizes of a pool: all that the suite does stays in memory and in the log.
 const HASH: fn() -> Hash = || Hash(8 << 20, Shape::default());
 
-/// So small that a few rows make several segments, every batch merges some, and the log moves on.
+/// Sizes so small that a few rows make several segments, every batch merges some, and the log moves on.
 const SMALL: Shape = Shape {
     segment_rows: 4,
     rows_per_change: 4,

@@ -48,7 +48,7 @@ fn open(engine: &SimulatedEngine) -> Result<HashIndex> {
     hash::open_shaped(engine.open(Part::Index)?, POOL, LIMIT_BYTES, SHAPE)
 }
 
-/// A machine whose index got so many batches of 500 rows.
+/// A machine whose index received this many batches of 500 rows.
 fn filled(batches: u64) -> (SimulatedEngine, HashIndex) {
     let engine = machine(batches);
     let index = open(&engine).unwrap();
@@ -60,7 +60,7 @@ fn filled(batches: u64) -> (SimulatedEngine, HashIndex) {
     (engine, index)
 }
 
-/// A random batch: which rows, and whether they are released.
+/// A random batch: its rows, and whether they are released.
 fn random_batch(random: &mut fastrand::Rng, among: u64) -> (Items, bool) {
     let count = random.usize(1..600);
     let batch = (0..count).map(|_| item(random.u64(..among))).collect();
@@ -145,7 +145,7 @@ fn crashes_among_merges_and_checkpoints_lose_nothing() {
         }
         let index = open(&engine).unwrap();
         if let Some(batch) = under_way {
-            // It happened or not; asked again, it has.
+            // The batch happened or not; after a repeat, it has.
             answers(&index, number + 1, &batch).unwrap();
             change(&mut model, &batch);
         }
@@ -229,7 +229,7 @@ fn a_lookup_reads_one_leaf_or_nothing() {
     assert!((900..=1000).contains(&read.count), "{} reads", read.count);
     assert_eq!(read.bytes, read.count * 1024);
 
-    // In the host's cache they need not be waited for, on the disk they must be.
+    // Present rows are answered without waiting from the host's cache, but not from the disk.
     assert!(present.iter().all(|it| look(it, Blocking::No).is_ok()));
     engine.set_cold(Part::Index, 0..u64::MAX);
     engine.reset_counts();

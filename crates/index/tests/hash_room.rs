@@ -107,7 +107,7 @@ impl Model {
         Released::Zero
     }
 
-    /// With the counts of the rows.
+    /// Whether the index has these rows, and their counts.
     fn is(&self, index: &dyn FingerprintIndex) -> Result<bool> {
         let counts = index.counts();
         let references: u64 = self.0.values().map(|it| it.references).sum();
@@ -127,12 +127,12 @@ fn open(engine: &SimulatedEngine) -> Result<HashIndex> {
     hash::open_shaped(engine.open(Part::Index)?, POOL, LIMIT_BYTES, SHAPE)
 }
 
-/// An index with these rows, of which the last batch may be open: asked for, and not answered.
+/// An index with these rows. Its last batch may be open: requested, and not answered.
 struct Story {
     engine: SimulatedEngine,
     random: fastrand::Rng,
     model: Model,
-    /// Of the last batch that was answered.
+    /// The number of the last batch that was answered.
     number: u64,
     /// The requests made with the next number, each without an answer.
     attempts: Vec<Batch>,
@@ -160,7 +160,7 @@ impl Story {
         };
         self.engine.set_capacity(Part::Index, room);
         if self.random.bool() {
-            // The whole of it may be there nevertheless.
+            // The whole write may have happened nevertheless.
             let op = *self.random.choice(&[Op::Write, Op::Reserve]).unwrap();
             let nth = self.random.u64(1..3);
             self.engine
@@ -168,7 +168,7 @@ impl Story {
         }
     }
 
-    /// The next batch: another than was refused before, under the same number, if that suits it.
+    /// The next batch: the refused one again, or another one of its kind under the same number.
     fn next_batch(&mut self) -> Batch {
         let is_release = self.attempts.first().map(|it| it.is_release);
         let is_release = is_release.unwrap_or_else(|| self.random.u8(..10) < 4);
@@ -217,8 +217,7 @@ impl Story {
         Ok(())
     }
 
-    /// Of a batch without an answer, one attempt or none has happened; asked again, it gives the
-    /// answers of that one.
+    /// Settles a batch without an answer: one attempt or none has happened, and a repeat gives its answers.
     fn settle(&mut self, index: &HashIndex) -> Result<()> {
         let attempts = self.attempts.clone();
         let Some(last) = attempts.last() else {
@@ -243,7 +242,7 @@ impl Story {
         self.engine.set_capacity(Part::Index, None);
         let answers = loop {
             match last.ask(index, self.number + 1) {
-                // One that was ordered before.
+                // A failure that was ordered before.
                 Err(IndexError::NoRoom(_)) => {}
                 answers => break answers?,
             }

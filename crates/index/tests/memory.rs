@@ -20,7 +20,7 @@ fn open(engine: &SimulatedEngine, limit_bytes: u64) -> MemoryIndex {
     memory::open(engine.open(Part::Index).unwrap(), POOL, limit_bytes).unwrap()
 }
 
-/// A machine whose index of so many rows was closed.
+/// A machine whose index of this many rows was closed.
 fn closed_with(rows: u64) -> SimulatedEngine {
     let engine = SimulatedEngine::new(rows);
     memory::create(&engine.create(Part::Index, 0).unwrap(), POOL).unwrap();
@@ -92,7 +92,7 @@ fn a_lower_limit_keeps_the_rows_that_are_there() {
         .increment(STREAM, 3, &[(items(1)[0].0, Pba(77))])
         .unwrap();
     assert_eq!(shared, [Counted::Shared(Pba(1))]);
-    // So are those that a rebuild counts.
+    // Rows that a rebuild counts are kept, too.
     index.begin_rebuild().unwrap();
     let row = |(fingerprint, pba)| {
         let row = onefold_index::Row { pba, references: 2 };

@@ -62,7 +62,7 @@ pub(super) struct Database {
     latest: Arc<Latest>,
 }
 
-/// The rows of the last durable commit, for lookups beside the next one.
+/// The rows of the last durable commit, for lookups during the next one.
 pub(super) struct Latest {
     /// `None` where there was no such commit. Held briefly; the last lock of all.
     rows: RwLock<Option<Arc<LatestRows>>>,
@@ -83,7 +83,7 @@ impl Latest {
             Ok(LookedUp::of(row.transpose()?))
         };
         let answers = without_panic(|| fingerprints.iter().map(look).collect());
-        // The failure is left for the batch beside, which fails as well.
+        // The failure is kept for the concurrent batch, which fails as well.
         answers.map_err(|error| self.storage.failed().map_or(error, IndexError::Io))
     }
 
@@ -102,7 +102,7 @@ impl Latest {
 }
 
 impl Database {
-    /// A new one with empty tables, over the old content.
+    /// Creates a database with empty tables, over the old content.
     pub(super) fn create(disk: Arc<dyn Disk>, cache_bytes: u64) -> Result<Database> {
         let database = Database::over(Storage::empty(disk)?, cache_bytes)?;
         let counts = IndexCounts::default();
@@ -110,7 +110,7 @@ impl Database {
         Ok(database)
     }
 
-    /// The existing one, and its counts.
+    /// Opens the existing database, and reads its counts.
     pub(super) fn open(disk: Arc<dyn Disk>, cache_bytes: u64) -> Result<(Database, IndexCounts)> {
         let storage = Storage::existing(disk)?;
         if storage.is_empty() {
@@ -142,12 +142,12 @@ impl Database {
         })
     }
 
-    /// What lookups use.
+    /// The rows that lookups read.
     pub(super) fn latest(&self) -> &Arc<Latest> {
         &self.latest
     }
 
-    /// Shows lookups what was committed. To be called behind a durable commit only.
+    /// Shows the committed rows to lookups. Call it only after a durable commit.
     fn show_latest(&self) -> Result<()> {
         let rows = self.look(|view| view.transaction.open_table(ROWS).map_err(from_redb))?;
         self.latest.set_rows(Some(Arc::new(rows)));
@@ -161,7 +161,7 @@ impl Database {
         work: impl FnOnce(&mut Tables<'_>) -> Result<T>,
     ) -> Result<T> {
         if commit == Commit::Passing {
-            // There are no lookups, and what they had is not to be kept.
+            // There are no lookups now, and their old rows must not be kept.
             self.latest.set_rows(None);
         }
         let result = guarded(&self.storage, || {
@@ -177,7 +177,7 @@ impl Database {
         Ok(result)
     }
 
-    /// Opens the tables.
+    /// Runs work on the tables in a read transaction.
     pub(super) fn look<T>(&self, work: impl FnOnce(&View) -> Result<T>) -> Result<T> {
         guarded(&self.storage, || {
             let transaction = self.redb()?.begin_read().map_err(from_redb)?;
@@ -185,7 +185,7 @@ impl Database {
         })
     }
 
-    /// Closes it, so that the next opening has nothing to repair.
+    /// Closes the database, so that the next opening has nothing to repair.
     pub(super) fn close(mut self) -> Result<()> {
         self.drop_redb()
     }
@@ -216,9 +216,9 @@ impl Drop for Database {
     }
 }
 
-/// Runs redb, which reports a failed disk in several ways. Not beside itself.
+/// Runs redb, which reports a failed disk in several ways. Calls must not overlap.
 fn guarded<T>(storage: &Storage, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    // redb goes on after a failed write that only made room in its cache.
+    // redb continues after a failed write that only made room in its cache.
     drop(storage.take_failure());
     let result = without_panic(work);
     result.map_err(|error| storage.take_failure().map_or(error, IndexError::Io))

@@ -3,13 +3,13 @@
 //! The back end with the least code of our own, and not a fast one: fingerprints are random, so
 //! every item of a batch rewrites a page of its own. It is the baseline for [`hash`](crate::hash).
 //!
-//! Each batch is one transaction: rows, answers and counts together. Lookups read what the last one
-//! committed. redb cannot tell whether a page is in its cache, and is of no use any more once a read
-//! has failed, so a lookup that must not wait for the disk is always refused.
+//! Each batch is one transaction: rows, answers and counts together. Lookups read the rows of the last commit. redb
+//! does not know whether a page is in its cache, and is unusable once a read has failed, so a lookup that must not wait
+//! for the disk is always refused.
 //!
 //! Invariants:
-//! - The header on the disk tells whether the database behind it is valid. It says "void" before
-//!   the first row of a rebuild, and "whole" only when all of them are durable.
+//! - The header on the disk says whether the database behind it is valid. It says "void" before the first row of a
+//!   rebuild, and "whole" only when all of them are durable.
 //! - After any error of the disk or of redb the index refuses everything. Only reading the disk
 //!   again shows the state that such an error left.
 //!

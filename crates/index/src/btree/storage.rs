@@ -72,7 +72,7 @@ impl Storage {
         self.failure().take()
     }
 
-    /// A copy of that error, which is still there for [`Storage::take_failure`].
+    /// A copy of the first error, which stays there for [`Storage::take_failure`].
     pub(super) fn failed(&self) -> Option<io::Error> {
         self.failure().as_ref().map(copy)
     }

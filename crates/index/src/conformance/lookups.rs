@@ -1,4 +1,4 @@
-//! Lookups: answered beside batches, and never with a row that is not durable.
+//! Lookups: answered during batches, and never with a row that is not durable.
 
 use std::io::ErrorKind;
 use std::sync::atomic::AtomicBool;
@@ -17,7 +17,7 @@ use super::story::Story;
 use super::{BackEnd, STREAM, fingerprint, item, machine, open};
 use crate::{Fingerprint, FingerprintIndex, IndexError, LookedUp, Result, Row};
 
-/// Something that waits for ever is found after this time, which nothing else depends on.
+/// A wait counts as endless after this time. Nothing else depends on it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// All fingerprints that batches of the model have.
@@ -36,7 +36,7 @@ fn found(
     Ok(answers.iter().map(|it| it.pba()).collect())
 }
 
-/// Runs something that must not wait for the calling thread.
+/// Runs work that must not wait for the calling thread.
 fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     thread::spawn(move || sender.send(work()));
@@ -46,7 +46,7 @@ fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     done
 }
 
-/// Looks all rows of the model up, and what it does not have.
+/// Looks up all rows of the model, and fingerprints without a row.
 pub(super) fn agrees(index: &dyn FingerprintIndex, rows: &[(Fingerprint, Row)]) -> Result<()> {
     let has = |fingerprint: &Fingerprint| rows.iter().find(|it| it.0 == *fingerprint);
     let listed = rows.iter().map(|it| it.0);
@@ -55,7 +55,7 @@ pub(super) fn agrees(index: &dyn FingerprintIndex, rows: &[(Fingerprint, Row)]) 
         .iter()
         .map(|it| has(it).map(|row| row.1.pba))
         .collect();
-    // One that may not wait is answered likewise, or not at all.
+    // A lookup that may not wait gets the same answer, or none.
     match found(index, &fingerprints, Blocking::No) {
         Err(IndexError::WouldBlock) => {}
         answers => assert_eq!(answers?, expected),
@@ -83,7 +83,7 @@ pub fn lookups_are_answered(back_end: &dyn BackEnd) {
     let answers = index.lookup(&twice, Blocking::Yes).unwrap();
     assert_eq!(answers[0], LookedUp::Present(items[3].1));
     assert_eq!((answers[1].pba(), answers[2]), (None, answers[0]));
-    // A second reference changes nothing, and its release neither; that of the last one does.
+    // A second reference changes nothing, and neither does its release; the release of the last one does.
     index.increment(STREAM, 2, &[item(3, 77)]).unwrap();
     index.decrement(STREAM, 3, &items[2..4]).unwrap();
     let rows = rows_of(&*index, 100).unwrap();
@@ -102,7 +102,7 @@ pub fn lookups_are_answered(back_end: &dyn BackEnd) {
     agrees(&*index, &rows_of(&*index, 100).unwrap()).unwrap();
 }
 
-/// Looks up in every I/O of an index.
+/// Makes lookups in every I/O of an index.
 struct Watch {
     engine: SimulatedEngine,
     index: Arc<dyn FingerprintIndex>,
@@ -111,7 +111,7 @@ struct Watch {
     seen: Mutex<Vec<Seen>>,
 }
 
-/// What a lookup found in the middle of an I/O.
+/// The answers of a lookup in the middle of an I/O.
 struct Seen {
     found: Result<Vec<Option<Pba>>>,
     /// The machine as it would come back if it stopped in this instant.
@@ -158,8 +158,7 @@ impl Watch {
         self.is_looking.store(false, SeqCst);
     }
 
-    /// Takes what was seen during a batch, which took the rows from one model to the other. Returns
-    /// how much that was.
+    /// Checks the answers seen during a batch, which took the rows from one model to the other. Returns their number.
     fn check(&self, back_end: &dyn BackEnd, before: &Model, after: &Model) -> usize {
         let seen = std::mem::take(&mut *self.seen.lock().unwrap());
         for Seen {
@@ -168,7 +167,7 @@ impl Watch {
         } in &seen
         {
             let Ok(found) = found else {
-                // The kernel may have dropped what a lookup wanted to read.
+                // The kernel may have dropped data that a lookup wanted to read.
                 let failures = self.engine.failures(Part::Index, Op::Sync);
                 assert!(failures > 0, "{found:?}");
                 continue;
@@ -279,12 +278,12 @@ fn blocks() -> Vec<Option<Pba>> {
     (0..ROWS).map(|n| Some(Pba(n + 1))).collect()
 }
 
-/// Batches do not wait for the I/O of a lookup, which survives that they replace all there is.
+/// Batches do not wait for the I/O of a lookup, which survives that they replace all rows.
 pub fn batches_go_on_beside_a_lookup(back_end: &dyn BackEnd) {
     const BATCHES: u64 = 20;
     for nth in 0..12 {
         let (engine, index) = stopped_and_opened(back_end);
-        // Half of the times it reads leaves, half of the times what is needed to find them.
+        // Half of the lookups read leaves, the other half the data that is needed to find them.
         if nth % 2 == 0 {
             found(&*index, &present(), Blocking::Yes).unwrap();
         }

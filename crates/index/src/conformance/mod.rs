@@ -49,11 +49,10 @@ pub trait BackEnd {
     /// Discards the content, for an index that has to be rebuilt.
     fn replace(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()>;
 
-    /// Opens it, with memory for everything the suite does.
+    /// Opens the index, with memory for everything that the suite does.
     fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>>;
 
-    /// Opens it with room for at least ten and at most ten thousand rows; `None` if it has no
-    /// such limit.
+    /// Opens the index with room for at least ten and at most ten thousand rows; `None` if it has no such limit.
     fn open_small(
         &self,
         _disk: Arc<dyn Disk>,

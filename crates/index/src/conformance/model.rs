@@ -18,14 +18,14 @@ pub(super) enum Batch {
     Decrement(Vec<Item>),
 }
 
-/// The answers to it.
+/// The answers to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Given {
     Counted(Vec<Counted>),
     Released(Vec<Released>),
 }
 
-/// Asks an index.
+/// Sends a batch to an index.
 pub(super) fn ask(index: &dyn FingerprintIndex, number: u64, batch: &Batch) -> Result<Given> {
     match batch {
         Batch::Increment(items) => index.increment(STREAM, number, items).map(Given::Counted),

@@ -11,7 +11,7 @@ use crate::{FingerprintIndex, Result};
 pub(super) struct Story {
     batches: Vec<Batch>,
     answers: Vec<Given>,
-    /// The model after so many batches.
+    /// The models, by the number of batches applied.
     models: Vec<Model>,
 }
 
@@ -37,7 +37,7 @@ impl Story {
         &self.batches
     }
 
-    /// The model after so many batches.
+    /// The model after this many batches.
     pub(super) fn model(&self, batches: usize) -> &Model {
         &self.models[batches]
     }
@@ -46,8 +46,8 @@ impl Story {
         &self.models[self.batches.len()]
     }
 
-    /// Opens the index, in which `answered` batches have been answered and the next one may have
-    /// been asked, and continues to the end. Returns the first error.
+    /// Opens the index, in which `answered` batches have been answered and the next one may have been requested, and
+    /// continues to the end. Returns the first error.
     pub(super) fn tell(
         &self,
         back_end: &dyn BackEnd,
@@ -75,7 +75,7 @@ impl Story {
         index.close()
     }
 
-    /// Of the batch in progress, all or nothing happened.
+    /// Checks that the batch in progress happened entirely or not at all.
     fn check_opened(&self, index: &dyn FingerprintIndex, answered: usize) -> Result<()> {
         let rows = rows_of(index, 1000)?;
         let possible = &self.models[answered..self.models.len().min(answered + 2)];

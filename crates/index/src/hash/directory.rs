@@ -1,5 +1,5 @@
-//! The segments: consecutive ranges of fingerprints, each with a run on the disk and the changes
-//! that are not in it yet. Memory only: `shared` reads what is needed of the runs.
+//! The segments: consecutive ranges of fingerprints, each with a run on the disk and the changes that are not in the
+//! run yet. Memory only: `shared` reads the runs.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ pub(super) const CHANGE_BYTES: usize = 44;
 /// A range of fingerprints, from `first` to the next segment's.
 pub(super) struct Segment {
     pub(super) first: Fingerprint,
-    /// Its rows as of frame `merged`.
+    /// The segment's rows as of frame `merged`.
     pub(super) run: Option<Run>,
     pub(super) merged: u64,
-    /// Rows changed since, or that they are gone.
+    /// Rows that were changed or removed since.
     changes: HashTable<Entry>,
-    /// Of the run; `None` until they are needed.
+    /// The run's fences; `None` until they are needed.
     fences: Option<Vec<Fingerprint>>,
-    /// Of the run; `None` until they are needed, or where there is no room for them.
+    /// The run's signatures; `None` until they are needed, or if there is no room for them.
     signatures: Option<Signatures>,
 }
 
@@ -65,7 +65,7 @@ impl Segment {
         }
     }
 
-    /// At most so many rows are in run and changes.
+    /// The most rows that run and changes can have together.
     pub(super) fn rows_max(&self) -> usize {
         self.run.map_or(0, |it| it.rows as usize) + self.changes.len()
     }
@@ -131,7 +131,7 @@ pub(super) struct Footprint {
     pub(super) signatures: usize,
 }
 
-/// A segment without the data needed to look for rows of its run.
+/// A segment whose run cannot be searched before data of it is loaded.
 pub(super) struct Unloaded {
     pub(super) run: Run,
     /// Whether there is room for the run's signatures.
@@ -144,13 +144,13 @@ pub(super) struct Resident {
     pub(super) signatures: Option<Signatures>,
 }
 
-/// What memory tells about a fingerprint.
+/// The answer about a fingerprint from memory alone.
 pub(super) enum Known {
-    /// All.
+    /// The whole answer.
     Answer(LookedUp),
-    /// That the answer is in this leaf.
+    /// The answer is in this leaf.
     Leaf(Run, u64),
-    /// Too little, as long as its segment is not loaded.
+    /// Unknown, as long as the segment is not loaded.
     Unloaded,
 }
 
@@ -165,7 +165,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// One segment without rows.
+    /// A directory of one segment without rows.
     pub(super) fn empty() -> Directory {
         Directory {
             segments: vec![Segment::new(Fingerprint::default(), None, 0)],
@@ -222,7 +222,7 @@ impl Directory {
         next.is_some_and(|it| it.first <= fingerprint)
     }
 
-    /// What memory tells about a fingerprint.
+    /// Answers from memory about a fingerprint.
     pub(super) fn known(&self, fingerprint: Fingerprint) -> Known {
         let absent = Known::Answer(LookedUp::AbsentBySignature);
         let segment = &self.segments[self.at(fingerprint)];
@@ -275,8 +275,7 @@ impl Directory {
         }
     }
 
-    /// Puts other segments into the place of some, of which all changes are forgotten. Returns
-    /// those.
+    /// Replaces segments by others, and forgets all changes of the replaced ones. Returns these.
     pub(super) fn replace(&mut self, range: Range<usize>, by: Vec<Segment>) -> Vec<Segment> {
         for new in &by {
             self.footprint.fences += new.fence_bytes();
@@ -294,7 +293,7 @@ impl Directory {
         self.signatures_max = bytes;
     }
 
-    /// What is missing to look for a fingerprint among the rows of a run; `None` if nothing is.
+    /// The run whose data has to be loaded to look for a fingerprint; `None` if it is loaded.
     pub(super) fn unloaded(&self, fingerprint: Fingerprint) -> Option<Unloaded> {
         let segment = &self.segments[self.at(fingerprint)];
         let run = segment.run.filter(|_| !segment.is_loaded())?;
@@ -307,15 +306,15 @@ impl Directory {
         self.footprint.signatures + bytes <= self.signatures_max
     }
 
-    /// Keeps what was read of the run that has a fingerprint. Ignored if the run has been replaced,
-    /// or has it already. Fences that no run can have are damage.
+    /// Keeps the loaded data of the run that has a fingerprint. Ignores it if the run has been replaced, or is loaded
+    /// already. Fences that no run can have are damage.
     pub(super) fn keep(
         &mut self,
         fingerprint: Fingerprint,
         run: Run,
         Resident { fences, signatures }: Resident,
     ) -> Result<()> {
-        // Others may have taken the room meanwhile.
+        // Other segments may have taken the room since.
         let has_room = self.has_room(run);
         let at = self.at(fingerprint);
         let segment = &mut self.segments[at];

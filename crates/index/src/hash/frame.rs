@@ -17,16 +17,16 @@ use crate::fingerprint::FINGERPRINT_BYTES;
 use crate::stream::LastBatch;
 use crate::{Fingerprint, IndexCounts, StreamId};
 
-/// Segments that were replaced by others.
+/// Segments that a merge has replaced by others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Of the runs that it wrote; later ones have higher numbers.
+    /// The generation of the runs that the merge wrote; later merges have higher numbers.
     pub(super) generation: u64,
     /// The first fingerprint of the first segment that is replaced.
     pub(super) first: Fingerprint,
-    /// How many are replaced.
+    /// The number of segments that are replaced.
     pub(super) replaced: u32,
-    /// Those that come into their place.
+    /// The segments that replace them.
     pub(super) segments: Vec<SegmentRecord>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Most bytes of the body of a frame of this many items, without its merges.
+    /// The most bytes of the body of a frame of this many items, without its merges.
     pub(super) fn bytes_max(items: usize) -> usize {
         const FIXED_BYTES: usize = 4 + 24 + 8 + 4 + LastBatch::BYTES_BESIDE_ANSWERS;
         items
@@ -94,7 +94,7 @@ impl<'a> Frame<'a> {
 }
 
 impl Change {
-    /// Bytes in the body of a frame that refers to it.
+    /// Bytes of this change in the body of a frame.
     pub(super) fn bytes(&self) -> usize {
         8 + FINGERPRINT_BYTES + 4 + 4 + self.segments.len() * SEGMENT_BYTES
     }

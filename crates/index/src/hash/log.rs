@@ -13,9 +13,8 @@
 //! | 48 | 16 | hash: BLAKE3 of the pool's id and the frame with this field zero, cut to 128 bits |
 //! | 64 | | body |
 //!
-//! Frames begin at sectors. The last sector of an extent is kept for a link: a frame whose body is
-//! where the next extent is, and a number that no other link has. It is the frame after the last one
-//! that found room.
+//! Frames begin at sectors. The last sector of an extent is kept for a link: a frame whose body says where the next
+//! extent is, with a number that no other link has. A link follows the last frame that found room.
 //!
 //! Each frame has the hash of the one before. So a frame that a crash left behind the end, or in an
 //! extent whose link was lost, is never mistaken for the successor of a later frame.
@@ -101,7 +100,7 @@ impl Position {
         (self.extent.bytes() - SECTOR_BYTES).saturating_sub(self.at)
     }
 
-    /// Behind a frame of so many bytes.
+    /// Moves behind a frame of this many bytes.
     fn advance(&mut self, bytes: usize, hash: FrameHash) {
         self.at += (bytes as u64).next_multiple_of(SECTOR_BYTES);
         self.sequence += 1;
@@ -190,7 +189,7 @@ impl Log {
         Ok(())
     }
 
-    /// All that was written is durable.
+    /// Notes that everything written is durable.
     pub(super) fn synced(&mut self) {
         self.is_link_fresh = false;
     }
@@ -323,7 +322,7 @@ impl Log {
     }
 }
 
-/// Bytes of the log that a frame takes with a body of so many.
+/// Bytes of the log that a frame with a body of this length takes.
 pub(super) fn frame_bytes(body: usize) -> usize {
     body.saturating_add(FRAME_HEADER_BYTES + SECTOR_BYTES as usize)
 }
@@ -436,7 +435,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Where the log ends nothing follows.
+    /// Checks that nothing follows the end of the log.
     fn check_end(&self, tail: &Position) -> Result<()> {
         let mut frame = Vec::new();
         let link = self.read(link_offset(tail.extent), SECTOR_BYTES, &mut frame)?;
@@ -619,7 +618,7 @@ mod tests {
         written.append(b"lost!");
         let behind = written.log.tail;
         written.append(b"left behind by a crash");
-        // Recovered without the second, which another takes the place of.
+        // Recovered without the second frame, which another one replaces.
         written.log.tail = before;
         written.append(b"other");
         assert_eq!(written.log.tail.offset(), behind.offset());
@@ -662,7 +661,7 @@ mod tests {
         assert!(matches!(written.read(), Err(IndexError::Damaged(_))));
     }
 
-    /// More than the first extent has room for.
+    /// A body that is too large for the first extent.
     static LARGE: [u8; 70_000] = [9; 70_000];
 
     #[test]

@@ -19,11 +19,11 @@
 //! | `space` | which pages are in use |
 //!
 //! Invariants:
-//! - The header on the disk tells whether the rest is valid. It says "void" before the first row of
-//!   a rebuild, and "whole" only when all of them are durable.
+//! - The header on the disk says whether the rest is valid. It says "void" before the first row of a rebuild, and
+//!   "whole" only when all of them are durable.
 //! - Pages that a durable root, or a frame behind it, refers to are never overwritten.
-//! - Memory, which lookups read beside a batch, changes only when the frame is durable; after any error the index refuses everything,
-//!   unless a write found no room. Then nothing has changed, and the next one may find some.
+//! - Memory, which lookups read concurrently with a batch, changes only when the frame is durable. After any error the
+//!   index refuses everything, unless a write found no room: then nothing has changed, and the next one may find some.
 //!
 //! Crash behaviour: answered batches survive; of a batch in progress, all or nothing does. Opening
 //! reads the log since the beginning of the last turn of merges; signatures are read when a batch
@@ -64,7 +64,7 @@ pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     create_shaped(disk, pool, Shape::default())
 }
 
-/// As [`create`], with sizes for a test.
+/// Like [`create`], with sizes for a test.
 pub fn create_shaped(disk: &Arc<dyn Disk>, pool: PoolId, shape: Shape) -> Result<()> {
     replace(disk, pool)?;
     Table::empty(disk.clone(), pool, 0, shape)?.make_durable(None)?;
@@ -93,7 +93,7 @@ pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<HashI
     open_shaped(disk, pool, limit_bytes, Shape::default())
 }
 
-/// As [`open`], with sizes for a test.
+/// Like [`open`], with sizes for a test.
 pub fn open_shaped(
     disk: Arc<dyn Disk>,
     pool: PoolId,

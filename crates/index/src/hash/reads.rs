@@ -13,7 +13,7 @@ use super::segment::{LEAF_BYTES, leaf_offset};
 /// time, and hardly more beyond it.
 const DEPTH: usize = 32;
 
-/// So few leaves are not worth a thread.
+/// The most leaves that are not worth a thread.
 const FEW: usize = 4;
 
 /// Fills `into` with these leaves; false if one of them would have to be waited for.
@@ -30,9 +30,8 @@ pub(super) fn try_read_leaves(
     Ok(true)
 }
 
-/// Fills `into` with these leaves. Leaves in the host's cache are copied by the calling thread;
-/// threads wait for the disk for the rest, unless the disk is one that the host has no cache of: that has
-/// all of them under way by itself.
+/// Fills `into` with these leaves. The calling thread copies leaves in the host's cache; threads wait for the disk for
+/// the rest, unless the disk bypasses the host's cache: such a disk reads all of them at once by itself.
 pub(super) fn read_leaves(disk: &dyn Disk, leaves: &[u64], into: &mut [u8]) -> io::Result<()> {
     let mut absent = Vec::new();
     for (leaf, buffer) in leaves.iter().zip(into.chunks_exact_mut(LEAF_BYTES)) {
@@ -63,7 +62,7 @@ pub(super) fn read_leaves(disk: &dyn Disk, leaves: &[u64], into: &mut [u8]) -> i
         Ok(())
     };
     thread::scope(|scope| {
-        // Where there can be no more threads, those that there are do the work.
+        // If no more threads can be started, the existing ones do the work.
         let start = || thread::Builder::new().spawn_scoped(scope, work).ok();
         let workers: Vec<_> = (1..threads).map_while(|_| start()).collect();
         let mut result = work();

@@ -13,8 +13,8 @@
 //! counted in KiB from the beginning of the body: a leaf written for another place, or earlier,
 //! fails it.
 //!
-//! A leaf is smaller than a page because of the host's cache: with it the time of a lookup is that
-//! of copying the leaf and of its checksum.
+//! A leaf is smaller than a page because of the host's cache: with it, a lookup takes as long as copying the leaf and
+//! computing its checksum.
 
 use std::ops::Range;
 
@@ -59,11 +59,11 @@ pub(super) fn signature(fingerprint: Fingerprint) -> Signature {
 /// The place of a run, and its expected content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Its first page.
+    /// The run's first page.
     pub(super) start: u64,
-    /// Its rows, at least one.
+    /// The number of rows, at least one.
     pub(super) rows: u32,
-    /// No two runs of one place have the same.
+    /// The generation, which differs between any two runs of one place.
     pub(super) generation: u64,
 }
 
@@ -72,7 +72,7 @@ impl Run {
         (self.rows as usize).div_ceil(ROWS_PER_LEAF) as u64
     }
 
-    /// The number of its first leaf.
+    /// The number of the run's first leaf.
     pub(super) fn first_leaf(self) -> u64 {
         self.start * LEAVES_PER_PAGE
     }
@@ -103,7 +103,7 @@ pub(super) fn leaf_offset(leaf: u64) -> u64 {
     BODY_OFFSET + leaf * LEAF_BYTES as u64
 }
 
-/// Pages of a run of so many rows.
+/// Pages of a run with this many rows.
 pub(super) fn pages_of(rows: usize) -> u64 {
     let leaves = rows.div_ceil(ROWS_PER_LEAF);
     let fences_bytes = leaves * FINGERPRINT_BYTES + CHECKSUM_BYTES;
@@ -135,7 +135,7 @@ impl Signatures {
     }
 }
 
-/// The fences of these entries, and their signatures if they are to be kept.
+/// Collects the fences of these entries, and their signatures if the caller keeps them.
 pub(super) fn resident(
     entries: &[EntryBytes],
     keeps_signatures: bool,
@@ -198,7 +198,7 @@ pub(super) fn encode(pool: PoolId, run: Run, entries: &[EntryBytes], into: &mut 
     into.resize(run.extent().bytes() as usize, 0);
 }
 
-/// Gives a leaf, which begins with room for it, its checksum.
+/// Writes the checksum of a leaf, which begins with room for it.
 pub(super) fn seal_leaf(pool: PoolId, run: Run, leaf: u64, bytes: &mut [u8]) {
     let (place, body) = bytes.split_at_mut(CHECKSUM_BYTES);
     place.copy_from_slice(&checksum(pool, run, leaf, body).to_le_bytes());

@@ -1,18 +1,17 @@
 //! The segments as batches and lookups share them.
 //!
-//! # Lookups beside a batch
+//! # Lookups during a batch
 //!
-//! A batch changes the directory only where it notes its rows, which are durable then, and where it
-//! puts a merged segment into place. It takes the directory's lock for writing there, and for
-//! nothing else; its frame, its sync, and the reading and writing of a merge go on beside lookups.
-//! A lookup takes the lock for reading where it asks memory, and not while it reads a leaf.
+//! A batch changes the directory only where it notes its rows, which are durable then, and where it puts a merged
+//! segment into place. It takes the directory's lock for writing there, and for nothing else; lookups run during its
+//! frame, its sync, and the reading and writing of a merge. A lookup takes the lock for reading where it asks memory,
+//! and not while it reads a leaf.
 //!
-//! So the run that a lookup reads may be replaced meanwhile, and its pages may be used again. Pages
-//! of a run are freed only when the directory has another in its place, and no two runs of one place
-//! are equal. So a lookup asks the directory again when it has read: if the run is still there, it
-//! has read that run, and if not, it begins again. (Holding the lock instead, a batch that waits to
-//! note its rows would wait for a lookup's disk, and with it all other lookups, those that must not
-//! wait for a disk among them.)
+//! So the run that a lookup reads may be replaced during the read, and its pages may be used again. Pages of a run are
+//! freed only when the directory has another in its place, and no two runs of one place are equal. So a lookup asks the
+//! directory again after the read: if the run is still there, it has read that run, and if not, it begins again. (If it
+//! held the lock instead, a batch that waits to note its rows would wait for a lookup's disk, and with it all other
+//! lookups, including those that must not wait for a disk.)
 //!
 //! A row that is found was durable while it was looked for: the directory has only rows of synced
 //! frames, in the changes or in a run that was made of them.
@@ -29,8 +28,8 @@ use super::segment::{self, LEAF_BYTES, Run};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::{Fingerprint, IndexError, LookedUp, LookupAnswers, Result};
 
-/// Most fingerprints that are looked up together: the leaves of so many are read at a time, as many
-/// as `reads` keeps in flight.
+/// The most fingerprints that are looked up together. Their leaves are read at once: as many as `reads` keeps in
+/// flight.
 const TOGETHER: usize = 32;
 
 /// The segments, and the disk that has their runs.
@@ -41,15 +40,15 @@ pub(super) struct Shared {
     directory: RwLock<Directory>,
 }
 
-/// Which of the fingerprints of a lookup have no answer yet.
+/// Fingerprints of a lookup, by position, that have no answer yet.
 type Open = SmallVec<[usize; 8]>;
 
-/// Leaves that were read. One alone is not worth an allocation.
+/// Leaves that were read. A single one is not worth an allocation.
 type Leaves = SmallVec<[u8; LEAF_BYTES]>;
 
 /// A leaf that a lookup has to read.
 struct Wanted {
-    /// Which of the fingerprints.
+    /// The position of the fingerprint in the lookup.
     by: usize,
     run: Run,
     leaf: u64,
@@ -78,10 +77,10 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks fingerprints up, beside a batch.
+    /// Looks fingerprints up, concurrently with batches.
     ///
     /// # Errors
-    /// [`IndexError::WouldBlock`], if it may not wait, where the disk would have to be waited for.
+    /// [`IndexError::WouldBlock`], if the lookup may not wait and an answer is on the disk.
     pub(super) fn lookup(
         &self,
         fingerprints: &[Fingerprint],
@@ -111,7 +110,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Answers what memory knows, and returns the leaves that have the rest.
+    /// Answers from memory, and returns the leaves that have the other answers.
     fn ask_memory(
         &self,
         fingerprints: &[Fingerprint],
@@ -188,7 +187,7 @@ impl Shared {
     /// Reads the data needed to look for a fingerprint, unless it is there already.
     ///
     /// # Errors
-    /// As those of [`Shared::lookup`].
+    /// The errors of [`Shared::lookup`].
     pub(super) fn load(&self, fingerprint: Fingerprint, blocking: Blocking) -> Result<()> {
         let Some(unloaded) = self.directory().unloaded(fingerprint) else {
             return Ok(());
@@ -197,7 +196,7 @@ impl Shared {
         let loaded = self.read_resident(unloaded, blocking);
         let mut directory = self.directory_mut();
         if directory.run_of(fingerprint) != Some(run) {
-            // Whatever was read, nobody needs it any more.
+            // The data belongs to a run that is gone, so even an error of reading it does not matter.
             return Ok(());
         }
         directory.keep(fingerprint, run, loaded?)

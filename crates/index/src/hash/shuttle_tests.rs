@@ -1,4 +1,4 @@
-//! Lookups beside batches and beside a rebuild, in orders that a scheduler tries.
+//! Lookups concurrent with batches and with a rebuild, in orders that a scheduler tries.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -17,7 +17,7 @@ use crate::{Fingerprint, FingerprintIndex, IndexError, LookedUp, Row, StreamId};
 const POOL: PoolId = PoolId([9; 16]);
 const STREAM: StreamId = StreamId(1);
 
-/// Every batch merges some segments, and what they leave is used again soon.
+/// Every batch merges some segments, and the pages that it frees are used again soon.
 const SHAPE: Shape = Shape {
     segment_rows: 4,
     rows_per_change: 4,
@@ -52,7 +52,7 @@ fn index() -> Arc<HashIndex> {
     Arc::new(index)
 }
 
-/// In the middle of every read, which is no point at which the scheduler would change threads.
+/// Yields in the middle of every read, where the scheduler would not change threads by itself.
 fn let_others_go_first(engine: SimulatedEngine) {
     let next = engine.clone();
     let hook = move || {

@@ -27,7 +27,7 @@ impl Extent {
         (pages > 0 && end <= PAGES_MAX).then_some(Extent { start, pages })
     }
 
-    /// Where it begins in the part, in bytes.
+    /// The extent's offset in the part, in bytes.
     pub(super) fn offset(self) -> u64 {
         page_offset(self.start)
     }
@@ -46,12 +46,12 @@ pub(super) fn page_offset(page: u64) -> u64 {
     BODY_OFFSET + page * PAGE_BYTES as u64
 }
 
-/// Pages that hold so many bytes.
+/// The number of pages that hold this many bytes.
 pub(super) fn pages_for(bytes: usize) -> u64 {
     bytes.div_ceil(PAGE_BYTES) as u64
 }
 
-/// The free pages below `end`, from which on all are.
+/// The free pages below `end`; all pages from there on are free.
 pub(super) struct Space {
     /// Start and length, which neither touch each other nor the end.
     free: BTreeMap<u64, u64>,
@@ -115,7 +115,7 @@ impl Space {
         true
     }
 
-    /// Gives pages back that were taken.
+    /// Frees pages that were taken.
     pub(super) fn give(&mut self, extent: Extent) {
         let (mut start, mut end) = (extent.start, extent.end());
         self.free_pages += extent.pages;

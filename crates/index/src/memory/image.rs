@@ -23,8 +23,8 @@ const PIECE_BYTES: usize = ENTRY_BYTES << 15;
 /// More than the streams of any pool take. A larger number is not trusted.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
 
-/// Writes the body. It need not be durable before the header is: the header has its hash, so a body
-/// that a crash kept from the disk is not mistaken for this one.
+/// Writes the body. It may become durable after the header, which has its hash: a body that a crash kept from the disk
+/// is not mistaken for this one.
 pub(super) fn write(disk: &dyn Disk, table: &Table, streams: &Streams) -> Result<Extent> {
     let mut body = BodyWriter {
         disk,
@@ -53,7 +53,7 @@ pub(super) fn write(disk: &dyn Disk, table: &Table, streams: &Streams) -> Result
 struct BodyWriter<'a> {
     disk: &'a dyn Disk,
     hasher: blake3::Hasher,
-    /// Bytes written, without those of `piece`.
+    /// Bytes written, without the bytes of `piece`.
     written: u64,
     piece: Vec<u8>,
 }

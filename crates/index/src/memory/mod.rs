@@ -11,8 +11,8 @@
 //! - A header that says that the body is whole has its hash.
 //!
 //! Crash behaviour: after anything but a close the index comes back empty and [needs a
-//! rebuild](FingerprintIndex::needs_rebuild). The same holds if the closed content cannot be read,
-//! or differs from what was written.
+//! rebuild](FingerprintIndex::needs_rebuild). The same holds if the closed content cannot be read, or differs from the
+//! content written.
 
 mod image;
 mod table;
@@ -100,9 +100,9 @@ struct State {
 enum Phase {
     /// The rows match the maps.
     Ready,
-    /// There are none, and there should be.
+    /// There are no rows, and there should be some.
     Void,
-    /// They are being counted from the maps.
+    /// The rows are being counted from the maps.
     Rebuilding,
     /// Closed; `Void` or not, as before.
     Closed { needs_rebuild: bool },

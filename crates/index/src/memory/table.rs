@@ -15,7 +15,7 @@ const SHARDS: usize = 1 << 12;
 /// Bytes that hashbrown takes for a bucket: the row and one byte of control.
 const BUCKET_BYTES: usize = ENTRY_BYTES + 1;
 
-/// More than its memory besides the buckets.
+/// An upper bound of a table's memory besides the buckets.
 const TABLE_BYTES: usize = 64;
 
 /// The rows of an index.

@@ -11,10 +11,10 @@ use crate::hash::segment::{self, LEAF_BYTES, Run};
 use crate::row::PackedRow;
 use crate::{Fingerprint, Result, Row};
 
-/// Most leaves that are read at a time.
+/// The most leaves that are read at a time.
 const READ_LEAVES_MAX: usize = 2048;
 
-/// Fewest, however little memory there is.
+/// The fewest leaves that are read at a time, however little memory there is.
 const READ_LEAVES_MIN: usize = 16;
 
 impl Table {
@@ -55,8 +55,8 @@ impl Table {
             may_have,
             ..
         } = &mut self.buffers;
-        // Half of them have, so a branch on each would wait for its signatures. This way the
-        // processor fetches those of many at once.
+        // Half of them have the row, so a branch on each would wait for its signatures. This way the processor fetches
+        // the signatures of many leaves at once.
         let directory = self.shared.directory();
         let segments = directory.segments();
         may_have.clear();
@@ -105,7 +105,7 @@ impl Table {
         Ok(())
     }
 
-    /// The memory for signatures: what fences, and the most changes that there may be, leave.
+    /// The memory for signatures: the rest after fences and the most changes that there may be.
     pub(super) fn signatures_max(&self) -> usize {
         let changes_max = self.changes_max();
         let directory = self.shared.directory();
@@ -114,19 +114,19 @@ impl Table {
         self.limit_bytes.saturating_sub(taken)
     }
 
-    /// Tells lookups too how much that is.
+    /// Sets the memory for signatures in the directory, for lookups.
     pub(super) fn allot_signatures(&self) {
         let max = self.signatures_max();
         self.shared.directory_mut().set_signatures_max(max);
     }
 }
 
-/// A leaf that has to be read, and for which of the fingerprints.
+/// A leaf that has to be read, and the fingerprint that needs it.
 pub(super) struct Wanted {
     by: usize,
     /// The segment.
     at: usize,
-    /// Counted from the first of its run.
+    /// The leaf's number, counted from the first of its run.
     leaf: usize,
 }
 
@@ -140,7 +140,7 @@ pub(super) struct Found {
 /// The rows that a batch requests, and its changes to them.
 pub(crate) struct Lookup<'a> {
     table: &'a mut Table,
-    /// The one that was asked for last.
+    /// The position of the row that was requested last.
     at: usize,
 }
 

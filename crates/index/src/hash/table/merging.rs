@@ -12,10 +12,10 @@ use crate::hash::space::Extent;
 use crate::row::PackedRow;
 use crate::{IndexError, Result};
 
-/// Bytes of the log for a row: twice those of its changes in memory.
+/// Bytes of the log for a row: twice the bytes of its changes in memory.
 const LOG_BYTES_PER_ROW: u64 = 8;
 
-/// What is merged at a time, copied from the directory, which is not locked during I/O.
+/// A merge's input, copied from the directory, which is not locked during I/O.
 struct Turn {
     segments: Range<usize>,
     first: Fingerprint,
@@ -35,7 +35,7 @@ impl Table {
         wanted.min((room / CHANGE_BYTES) as u64)
     }
 
-    /// Does the work that has become due.
+    /// Does the merges and checkpoints that are due.
     pub(super) fn maintain(&mut self) -> Result<()> {
         let mut turns = self.shared.directory().segments().len();
         while turns > 0 && (self.changes() > self.changes_max() || self.is_log_long()) {
@@ -113,7 +113,7 @@ impl Table {
         }
     }
 
-    /// The segments whose turn it is; `None`, and it is over, if there is nothing to do.
+    /// The segments whose turn it is; `None`, which ends the turn, if there is nothing to do.
     fn next_turn(&mut self) -> Option<Turn> {
         let directory = self.shared.directory();
         let at = directory.at(self.cursor);
@@ -152,8 +152,8 @@ impl Table {
         Ok(())
     }
 
-    /// Writes the rows that were merged as runs of segments, of which the first one begins with
-    /// `first`, as of frame `merged`. After an error `into` has those whose space was taken.
+    /// Writes the merged rows as runs of segments, the first of which begins with `first`, as of frame `merged`. After
+    /// an error `into` has the segments whose space was taken.
     fn write_runs(
         &mut self,
         (first, merged, generation): (Fingerprint, u64, u64),
@@ -191,7 +191,7 @@ impl Table {
     }
 }
 
-/// How many segments from this one on are merged into one: two, where there is little in both.
+/// How many segments from this one on are merged into one: two if both have few rows.
 fn joined_at(directory: &Directory, at: usize, segment_rows: usize) -> usize {
     let rows = |at: usize| directory.segments().get(at).map(Segment::rows_max);
     match (rows(at), rows(at + 1)) {

@@ -23,11 +23,10 @@
 //!
 //! # Where there is no room
 //!
-//! A batch whose frame cannot be written is refused, and nothing is changed. The rest, that is
-//! merges, checkpoints and reservations, happens after a batch is durable; a step that fails for
-//! want of room leaves the state unchanged, and is retried after the next batch. Batches are
-//! refused, until a merge finds room, only while so many changes gather that memory would not hold
-//! them.
+//! A batch whose frame cannot be written is refused, and nothing is changed. The rest, that is merges, checkpoints and
+//! reservations, happens after a batch is durable; a step that fails for want of room leaves the state unchanged, and
+//! is retried after the next batch. Batches are refused only while the changes in memory would exceed its limit, until
+//! a merge finds room.
 
 mod lookup;
 mod merging;
@@ -54,7 +53,7 @@ pub(super) use lookup::Lookup;
 use lookup::{Found, Wanted};
 use merging::merge;
 
-/// Rows that a batch notes before it lets lookups go on: a few tens of microseconds.
+/// Rows that a batch notes before it lets lookups continue: a few tens of microseconds.
 const NOTED_TOGETHER: usize = 256;
 
 /// Sizes that decide when something is done, but not its result. Tests make them small.
@@ -62,15 +61,15 @@ const NOTED_TOGETHER: usize = 256;
 pub struct Shape {
     /// Rows in a segment: half this many to this many. A merge reads and writes that much.
     pub segment_rows: usize,
-    /// One change in memory for so many rows.
+    /// Rows for which there may be one change in memory.
     pub rows_per_change: u64,
-    /// Changes in memory, however few rows there are.
+    /// The least limit on changes in memory, however few rows there are.
     pub changes_min: u64,
-    /// Changes beyond those that are taken while merges find no room on the disk.
+    /// Additional changes that are accepted while merges find no room on the disk.
     pub changes_behind: u64,
     /// Pages in an extent of the log.
     pub log_pages: u64,
-    /// Bytes of the log, however few rows there are.
+    /// The least limit on bytes of the log, however few rows there are.
     pub log_bytes_min: u64,
     /// Free pages that stay allocated, however little is in use.
     pub spare_pages: u64,
@@ -107,7 +106,7 @@ pub(super) struct Table {
     next_generation: u64,
     /// Merges that a crash would undo, in their order.
     written: Vec<Merge>,
-    /// Those whose runs are durable; the next frame refers to them.
+    /// Merges whose runs are durable; the next frame refers to them.
     durable: Vec<Merge>,
     /// The root in the slots.
     root: Option<Slot>,
@@ -119,7 +118,7 @@ pub(super) struct Table {
     buffers: Buffers,
 }
 
-/// One or two segments that became others.
+/// A merge of one or two segments into others.
 struct Merge {
     change: Change,
     old: Vec<Extent>,
@@ -128,7 +127,7 @@ struct Merge {
 /// A checkpoint on its way into the slots.
 struct Pending {
     slot: Slot,
-    /// The frame with which the log begins from then on.
+    /// The frame with which the log begins after the checkpoint.
     log_start: u64,
     slots_written: u64,
 }
@@ -142,7 +141,7 @@ struct Buffers {
     old: Vec<EntryBytes>,
     new: Vec<EntryBytes>,
     frame: Vec<u8>,
-    /// Leaves that a batch reads, and for which of its fingerprints.
+    /// Leaves that a batch reads, and the fingerprints that need them.
     leaves: Vec<u8>,
     wanted: Vec<Wanted>,
     may_have: Vec<bool>,
@@ -321,8 +320,8 @@ impl Table {
         self.shared.directory().changes()
     }
 
-    /// Makes sure that a batch may come after batches of so many items. That takes merges only
-    /// where earlier ones found no room.
+    /// Makes sure that a batch may follow batches of this many items. That takes merges only if earlier ones found no
+    /// room.
     fn catch_up(&mut self, items: u64) -> Result<()> {
         let max = (self.changes_max() + self.shape.changes_behind).saturating_sub(items);
         if self.changes() <= max {
@@ -334,7 +333,7 @@ impl Table {
         }
     }
 
-    /// Sees to room for batches of so many items each.
+    /// Secures room for batches with these numbers of items.
     pub(super) fn secure(&mut self, batches: &[usize]) -> Result<()> {
         self.catch_up(batches.iter().map(|it| *it as u64).sum())?;
         let merges = self.durable.iter().chain(&self.written);
@@ -580,7 +579,7 @@ impl Searchable for Table {
     }
 }
 
-/// The space that these leave free; `None` if two things are in one place.
+/// The space that these leave free; `None` if two of them overlap.
 fn space_beside(directory: &Directory, log: &Log, slot: Slot) -> Option<Space> {
     let mut space = Space::behind(SLOT_PAGES);
     let runs = directory.segments().iter().filter_map(|it| it.run);
@@ -591,7 +590,7 @@ fn space_beside(directory: &Directory, log: &Log, slot: Slot) -> Option<Space> {
     used.all(|it| space.take_at(it)).then_some(space)
 }
 
-/// Work that has to wait for room is done another time.
+/// Postpones work that found no room.
 fn put_off(done: Result<()>) -> Result<()> {
     match done {
         Err(IndexError::NoRoom(_)) => Ok(()),
@@ -601,7 +600,7 @@ fn put_off(done: Result<()>) -> Result<()> {
 
 /// The segments of two records that a change must agree with.
 impl Change {
-    /// Makes the change to the records of all segments; `None` if they are not those it was made to.
+    /// Applies the change to the records of all segments; `None` if it was made to others.
     fn apply(&self, records: &mut Vec<SegmentRecord>) -> Option<()> {
         let at = records
             .binary_search_by_key(&self.first, |it| it.first)
