@@ -904,7 +904,8 @@ fn set_ratios(conf: &Path, ratios: [&str; 3]) -> Option<()> {
     })
 }
 
-/// Run by hand, alone: `cargo test -p onefold-rados --test cluster -- --ignored`. No other write succeeds while it runs.
+/// Run by hand, alone: `cargo test -p onefold-rados --test cluster -- --ignored`. Other writes fail or wait during the
+/// test.
 #[test]
 #[ignore = "stops the writes of all other tests"]
 fn a_full_pool_refuses_writes_and_takes_removals() {
