@@ -30,7 +30,7 @@ const ITERATIONS: usize = 3000;
 #[test]
 fn every_mark_is_taken_and_nothing_else() {
     let scenario = || {
-        // Two of them in one word, set twice; one in a word of its own.
+        // Two marks in one word, set twice; one in another word.
         let dirty = Arc::new(Dirty::new(128));
         let marking = [[3, 64], [5, 3]].map(|numbers| {
             let dirty = Arc::clone(&dirty);
@@ -51,7 +51,7 @@ fn every_mark_is_taken_and_nothing_else() {
     shuttle::check_pct(scenario, ITERATIONS, 3);
 }
 
-/// What wakes the taker: it counts, as an eventfd does.
+/// The alarm that wakes the taker: it counts, as an eventfd does.
 #[derive(Default)]
 struct Alarm {
     rung: Mutex<u64>,

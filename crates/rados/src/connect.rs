@@ -1,4 +1,4 @@
-//! How a client is connected, and the reasons for which it cannot be.
+//! How a client is connected, and why it cannot be.
 //!
 //! librados returns one number for several reasons, so after a failure the actual one is looked up.
 
@@ -38,7 +38,7 @@ impl Default for ConnectOptions {
     }
 }
 
-/// The reason for which there is no connection.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The library is not installed.

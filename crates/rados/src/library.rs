@@ -56,7 +56,7 @@ pub(crate) struct ClusterStat {
 /// The comparison "equal" of `rados_write_op_cmpxattr` and `rados_write_op_omap_cmp2`.
 pub(crate) const COMPARE_EQUAL: u8 = 1;
 
-/// The reason for which librados cannot be opened.
+/// Why librados cannot be opened.
 #[derive(Debug)]
 pub(crate) enum LoadError {
     Missing(String),

@@ -14,7 +14,7 @@ use crate::operation::Version;
 pub struct ReadOp {
     library: &'static Library,
     handle: ReadHandle,
-    /// The reason for which the operation cannot be submitted: a name that Ceph cannot have.
+    /// Why the operation cannot be submitted: a name that Ceph cannot have.
     invalid: Option<io::Error>,
     answers: Answers,
 }

@@ -25,7 +25,7 @@ pub enum Create {
 pub struct WriteOp {
     library: &'static Library,
     handle: WriteHandle,
-    /// The reason for which the operation cannot be submitted: a name that Ceph cannot have.
+    /// Why the operation cannot be submitted: a name that Ceph cannot have.
     invalid: Option<io::Error>,
 }
 

@@ -12,9 +12,9 @@
 //! within the commit. Without it, an opening after a crash reads the whole file. It costs a second
 //! sync and, for each commit, some two bits for each page of the file.
 //!
-//! Lookups read the table of a read transaction that is begun after each commit. They begin none
-//! themselves: redb grows its file, and syncs it, under a lock that beginning one takes. What this
-//! transaction keeps from being used again is what redb itself keeps until the next commit.
+//! Lookups read the table of a read transaction that is begun after each commit. They begin none themselves: redb grows
+//! its file, and syncs it, under a lock that beginning one takes. This transaction keeps no pages from being used again
+//! that redb itself would not keep until the next commit.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

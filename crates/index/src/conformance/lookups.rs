@@ -344,7 +344,7 @@ pub fn what_may_not_wait_does_not_read(back_end: &dyn BackEnd) {
     }
 }
 
-/// A lookup whose disk fails is no better than a batch whose disk does.
+/// A failed disk ends all use of the index in a lookup as in a batch.
 pub fn a_lookup_that_fails_ends_all_use(back_end: &dyn BackEnd) {
     let (engine, index) = stopped_and_opened(back_end);
     engine.set_failure_rates(FailureRates {
@@ -372,7 +372,7 @@ pub fn a_lookup_that_fails_ends_all_use(back_end: &dyn BackEnd) {
     assert_eq!(answers, blocks());
 }
 
-/// While there is no index, none is asked: not even in the I/O that makes it void.
+/// While there is no index, lookups are refused: even in the I/O that makes it void.
 pub fn a_rebuild_refuses_lookups(back_end: &dyn BackEnd) {
     let (engine, index) = stopped_and_opened(back_end);
     let watch = Watch::begin(&engine, &index);

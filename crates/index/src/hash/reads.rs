@@ -16,7 +16,7 @@ const DEPTH: usize = 32;
 /// The most leaves that are not worth a thread.
 const FEW: usize = 4;
 
-/// Fills `into` with these leaves; false if one of them would have to be waited for.
+/// Fills `into` with these leaves. Returns false if it would have to wait for one of them.
 pub(super) fn try_read_leaves(
     disk: &dyn Disk,
     leaves: &[u64],

@@ -9,7 +9,7 @@
 //! 3. If there are too many changes in memory, segments are merged, one after the other in the
 //!    order of fingerprints: the rows of the run and the changes become a new run, in free space.
 //!
-//! # What becomes of a merge
+//! # The steps of a merge
 //!
 //! A new run is *written*; the next sync, for any purpose, makes it durable; the frame after that
 //! refers to it; when that frame is durable, the pages of the old run are free. So a merge costs no
@@ -25,8 +25,8 @@
 //!
 //! A batch whose frame cannot be written is refused, and nothing is changed. The rest, that is merges, checkpoints and
 //! reservations, happens after a batch is durable; a step that fails for want of room leaves the state unchanged, and
-//! is retried after the next batch. Batches are refused only while the changes in memory would exceed its limit, until
-//! a merge finds room.
+//! is retried after the next batch. Batches are refused for it only if their changes would not fit in memory, until a
+//! merge finds room.
 
 mod lookup;
 mod merging;
