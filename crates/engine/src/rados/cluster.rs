@@ -100,8 +100,8 @@ impl Cluster {
         all.wait()
     }
 
-    /// Checks for room before a part grows by this many bytes; asks the cluster only from time to time. `StorageFull` or
-    /// `QuotaExceeded` if the cluster is full.
+    /// Checks for room before a part grows by this many bytes; asks the cluster only from time to time. `StorageFull`
+    /// or `QuotaExceeded` if the cluster is full.
     ///
     /// Growing itself succeeds in a full cluster, because space that was promised to a part must be there when nothing
     /// else is. So the cluster is asked beforehand, by creating an object and removing it again.
