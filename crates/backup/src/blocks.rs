@@ -1,5 +1,5 @@
-//! Stored blocks by their numbers, for any number of backups and threads at once: the packs and groups that were
-//! used last are kept, whoever used them.
+//! Stored blocks by their numbers, for any number of backups and threads at once. All of them share one cache of the
+//! packs and groups used last.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,14 +17,14 @@ use crate::error::BackupError;
 /// Packs whose tables are kept: 17 MiB at most.
 const PACKS_OPEN: usize = 32;
 
-/// A damaged pack is not tried again before: whoever reads past damage asks for it again and again, and each time all
-/// packs would be listed.
+/// How long a damaged pack is not tried again: a reader that continues past damage asks for the same pack for every
+/// block, and each attempt lists all packs.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The most damaged packs that are known.
+/// The most damaged packs that are remembered.
 const DAMAGED_MAX: usize = 1024;
 
-/// The blocks of a repository.
+/// Reads stored blocks of a repository and caches their packs and groups.
 pub struct BlockReader {
     repository: Arc<Repository>,
     /// Newest generations of a source's packs, by number.
@@ -35,12 +35,12 @@ pub struct BlockReader {
     groups: Mutex<Cache<(SourceId, u64, usize), Vec<u8>>>,
 }
 
-/// How far a read may go.
+/// Whether a read may leave memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Only to what is in memory, for whoever must not wait.
+    /// Reads only from memory, for callers that must not wait.
     Memory,
-    /// To the repository.
+    /// May also read from the repository.
     Repository,
 }
 
@@ -51,19 +51,19 @@ pub(crate) struct StoredBlock {
     pub(crate) number: u64,
     /// The witness of the pack that must hold the block; none if any pack with its number will do.
     pub(crate) witness: Option<Witness>,
-    /// Where the block is if it was moved: among the popular ones of the store.
+    /// The store of the popular blocks to which the block may have been moved.
     pub(crate) popular: SourceId,
 }
 
-/// A block, with those that follow it in its group.
+/// A block, with the blocks that follow it in its group.
 pub(crate) struct Found {
     pack: Arc<Pack>,
     group: Arc<Vec<u8>>,
     /// Where the block is in the group.
     at: usize,
-    /// Its number less the pack's first.
+    /// The block's number less the first number of its pack.
     in_pack: usize,
-    /// How many that follow it have followed it always.
+    /// The most blocks, from this one on, that stayed consecutive through all moves.
     most: usize,
 }
 
@@ -81,9 +81,9 @@ impl From<Unreadable> for BackupError {
     }
 }
 
-/// The values that were used last.
+/// A cache of the values used last.
 struct Cache<K, V> {
-    /// The last one first, each with its cost.
+    /// The last used entry comes first; each has its cost.
     entries: VecDeque<(K, Arc<V>, usize)>,
     cost: usize,
     cost_max: usize,
@@ -122,7 +122,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl BlockReader {
-    /// Groups of blocks are kept in so much memory.
+    /// Reads from `repository` and caches up to `memory_bytes` of groups.
     #[must_use]
     pub fn new(repository: Arc<Repository>, memory_bytes: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -140,8 +140,8 @@ impl BlockReader {
         &self.repository
     }
 
-    /// Finds a block of `block_size` bytes, wherever it was moved; nothing if it is not in memory and `reach` ends
-    /// there. No lock is held while the block is read and decompressed.
+    /// Finds a block of `block_size` bytes and follows its moves. Returns `None` if the block is not in memory and
+    /// `reach` does not go further. Holds no lock while the block is read and decompressed.
     pub(crate) fn find(
         &self,
         mut block: StoredBlock,
@@ -149,7 +149,7 @@ impl BlockReader {
         reach: Reach,
     ) -> std::result::Result<Option<Found>, Unreadable> {
         let mut most = BLOCKS_PER_GROUP;
-        // How many numbers may share the damage of this one's pack.
+        // How many numbers may share the damage of this block's pack.
         let mut in_pack_max = BLOCKS_PER_PACK as usize;
         loop {
             let number = block.number / BLOCKS_PER_PACK;
@@ -220,7 +220,7 @@ impl BlockReader {
         }))
     }
 
-    /// The newest generation of a pack.
+    /// Opens the newest generation of a pack, or returns it from the cache.
     pub(crate) fn pack(&self, source: SourceId, number: u64) -> Result<Arc<Pack>> {
         let known = lock(&self.packs).get(&(source, number));
         if let Some(pack) = known {
@@ -243,8 +243,8 @@ impl BlockReader {
         Ok(pack)
     }
 
-    /// Opens the newest generation of a pack. Somebody may prune meanwhile: then a newer one is there before the
-    /// known one goes.
+    /// Opens the newest generation of a pack. A concurrent prune writes the next generation before it removes the known
+    /// one, so a generation that is not found makes this list the packs again.
     fn open(&self, source: SourceId, number: u64) -> Result<Pack> {
         let known = lock(&self.generations).get(&source).map(Arc::clone);
         let generation = known.and_then(|known| known.get(&number).copied());
@@ -254,9 +254,9 @@ impl BlockReader {
                 opened => return opened,
             }
         }
-        // A backup that is new since then may need a pack that is not known, too.
+        // A newer backup may also need a pack that was not there at the last listing.
         let listed: FxHashMap<_, _> = self.repository.packs(source)?.into_iter().collect();
-        // One that is missing is so by its first name.
+        // A missing pack is reported by the name of its first generation.
         let generation = listed.get(&number).copied().unwrap_or(0);
         lock(&self.generations).insert(source, Arc::new(listed));
         match self.repository.pack(source, number, generation) {
@@ -268,7 +268,7 @@ impl BlockReader {
     }
 }
 
-/// Popular blocks move to lower numbers only, so whoever follows them arrives.
+/// Fails on a move to a higher number: popular blocks move only to lower ones, so that following moves ends.
 pub(crate) fn check_moved(
     pack: &Pack,
     is_popular: bool,
@@ -283,7 +283,8 @@ pub(crate) fn check_moved(
 }
 
 impl Found {
-    /// The block, and those with the numbers that follow in its group, `most` at most: they have `blocks`.
+    /// The bytes of this block and of the blocks that follow it in its group, at most `most` in all, and how many
+    /// blocks these are.
     pub(crate) fn bytes(&self, most: u64) -> (u64, &[u8]) {
         let bytes = self.group.get(self.at..).unwrap_or_default();
         let left_in_group = BLOCKS_PER_GROUP - self.in_pack % BLOCKS_PER_GROUP;

@@ -1,5 +1,6 @@
-//! A whole backup, in the order of packs: each group that is needed is read once, neighbours together, by several
-//! threads. By addresses a backup of many nights would read most groups again and again [Zhang14 §6.3].
+//! Reads a whole backup in the order of its packs: several threads read each needed group once, and neighbouring
+//! groups together. In the order of addresses, a backup of many nights would read most groups repeatedly
+//! [Zhang14 §6.3].
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,26 +16,26 @@ use crate::error::{BackupError, Result};
 use crate::lost::LostBlocks;
 use crate::restore::{Restore, note};
 
-/// What one thread does at a time: groups that have so many bytes before compression, and one at least.
+/// Uncompressed bytes of the groups that one thread reads at a time; at least one group.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Memory for runs where packs are only opened.
+/// Memory for runs when packs are only opened.
 const CHECK_BYTES: usize = 4 << 20;
 
-/// Groups between two that are needed, which are read with them: less than another read costs.
+/// Unneeded groups between two needed ones that are read with them: reading one costs less than another read.
 const GAP_GROUPS: usize = 1;
 
-/// Gets data with its address in bytes, from several threads at once.
+/// Receives data with its address in bytes, from several threads at once.
 pub type ReceiveAnywhere<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
 
-/// Consecutive blocks with consecutive numbers of a store, which one batch can have.
+/// Consecutive blocks with consecutive numbers of a store, few enough for one batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct StoredRun {
     store: SourceId,
     number: u64,
     block: u64,
     blocks: u64,
-    /// That of the pack.
+    /// The witness of the pack that must hold the blocks.
     witness: Witness,
 }
 
@@ -45,10 +46,10 @@ impl StoredRun {
     }
 }
 
-/// Who reads, and what becomes of it.
+/// How a backup is read, and where its data goes.
 struct Reading<'a> {
     threads: usize,
-    /// None if packs are only opened.
+    /// Receives the data; `None` if packs are only opened.
     receive: Option<ReceiveAnywhere<'a>>,
     lost: Option<&'a LostBlocks>,
     /// The most runs in memory.
@@ -56,12 +57,12 @@ struct Reading<'a> {
     counts: ReadCounts,
 }
 
-/// How a backup was read.
+/// Statistics of reading a backup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReadCounts {
-    /// Reads of packs, those of their tables included.
+    /// Reads of packs, including reads of their tables.
     pub pack_reads: u64,
-    /// Bytes that were passed on.
+    /// Bytes passed to the receiver.
     pub bytes: u64,
 }
 
@@ -74,7 +75,7 @@ struct Batch<'a> {
     runs: &'a [StoredRun],
 }
 
-/// A group that was read with its neighbours.
+/// A group that was read together with its neighbours.
 struct ReadGroup {
     sealed: std::result::Result<Vec<u8>, RepositoryError>,
     opened: Option<std::result::Result<Vec<u8>, RepositoryError>>,
@@ -91,7 +92,7 @@ impl StoredRun {
 }
 
 impl Batch<'_> {
-    /// If the groups cannot be read together, each is read by itself: not all of them need be concerned, or needed.
+    /// Reads the groups together. If that fails, reads each by itself: some may be intact, and others are not needed.
     fn read(&self) -> Vec<ReadGroup> {
         let sealed: Vec<_> = match self.pack.read_groups(self.groups.clone()) {
             Ok(groups) => groups.into_iter().map(Ok).collect(),
@@ -128,11 +129,11 @@ impl ReadGroup {
 }
 
 impl Restore {
-    /// Passes all data on, in any order; what is left out is zeros, or is noted in `lost`.
+    /// Passes all data to `receive`, in any order. Omitted ranges are zeros, or are recorded in `lost`.
     ///
     /// # Errors
     ///
-    /// Without `lost`, if the repository is damaged, with the first block concerned that was found; or the receiver's.
+    /// Without `lost`, if the repository is damaged, with the first affected block that was found; or the receiver's.
     pub fn read_anywhere(
         &self,
         threads: usize,
@@ -151,9 +152,9 @@ impl Restore {
         Ok(reading.counts)
     }
 
-    /// Fails unless all objects are there and authentic that the backup needs: its recipe is read, and its packs are
-    /// opened, those included to which blocks were moved, and their tables have the blocks. What it does not find is damage
-    /// within groups.
+    /// Fails unless all objects that the backup needs are present and authentic: it reads the recipe and opens the
+    /// packs, including popular packs to which blocks were moved, and their tables must have the blocks. It does not
+    /// detect damage within groups.
     ///
     /// # Errors
     ///
@@ -176,7 +177,7 @@ impl Restore {
             self.past_damage(range, reading.lost, &mut |rest| {
                 self.add_runs(rest, &mut runs)
             })?;
-            // A page more than memory allows for is no harm.
+            // The limit may be exceeded by the runs of one page.
             if runs.len() >= reading.runs_max || page + 1 == pages {
                 self.read_runs(std::mem::take(&mut runs), reading)?;
             }
@@ -214,18 +215,18 @@ impl Restore {
         })
     }
 
-    /// How many groups are read together.
+    /// How many groups one batch may have.
     fn batch_groups(&self) -> usize {
         let group_bytes = BLOCKS_PER_GROUP as u64 * u64::from(self.manifest().block_size);
         (BATCH_BYTES / group_bytes).max(1) as usize
     }
 
-    /// What one batch can have, in blocks.
+    /// How many blocks one batch may have.
     fn batch_blocks(&self) -> u64 {
         self.batch_groups() as u64 * BLOCKS_PER_GROUP as u64
     }
 
-    /// Reads the source's own blocks, and then the popular ones, those among them to which own ones were moved.
+    /// Reads the source's own blocks, then the popular ones, including those to which own blocks were moved.
     fn read_runs(&self, runs: Vec<StoredRun>, reading: &mut Reading<'_>) -> Result<()> {
         let (mut own, mut popular): (Vec<_>, Vec<_>) =
             runs.into_iter().partition(|run| run.store == self.source);
@@ -251,7 +252,7 @@ impl Restore {
         Ok(())
     }
 
-    /// Reads runs of a pack; those of moved blocks are added to `moved`.
+    /// Reads runs of a pack, and adds runs of blocks that were moved to `moved`.
     fn read_pack(
         &self,
         runs: &[StoredRun],
@@ -278,7 +279,7 @@ impl Restore {
             return Ok(());
         }
         let batches = batches(&pack, first, runs, self.batch_groups());
-        // Trailer and table.
+        // One read each for the trailer and the table.
         reading.counts.pack_reads += 2 + batches.len() as u64;
         let bytes = AtomicU64::new(0);
         let receive: ReceiveAnywhere<'_> = &|at, content| {
@@ -319,7 +320,7 @@ impl Restore {
         Ok(pack)
     }
 
-    /// Returns the runs of what the pack has itself.
+    /// Returns the runs of blocks that the pack stores itself; runs of blocks that were moved go to `moved`.
     fn without_moved(
         &self,
         pack: &Pack,
@@ -337,7 +338,7 @@ impl Restore {
                     None => {
                         let slots = pack.slots().iter().skip(in_pack).take(rest.blocks as usize);
                         let here = slots.take_while(|slot| slot.moved().is_none()).count();
-                        // Beyond the pack's last block there is damage, which is found when it is read.
+                        // A run beyond the pack's last block is damage, which reading it finds.
                         let blocks = if here == 0 { rest.blocks } else { here as u64 };
                         stored.push(StoredRun { blocks, ..rest });
                         blocks
@@ -395,7 +396,7 @@ impl Restore {
         Ok(())
     }
 
-    /// Passes on the first blocks of a run, which are in one group. Returns how many.
+    /// Passes the first blocks of a run, which are in one group, to the receiver. Returns how many.
     fn read_piece(
         &self,
         batch: &Batch<'_>,
@@ -417,7 +418,7 @@ impl Restore {
         let block_size = u64::from(self.manifest().block_size);
         let start = run.block * block_size;
         let bytes = content.get(at..at + (blocks * block_size) as usize);
-        // The last block of the disk may be cut.
+        // The last block of the disk may be partial.
         let size = self.manifest().size_bytes;
         let len = (blocks * block_size).min(size.saturating_sub(start));
         let bytes = bytes.and_then(|it| it.get(..len as usize));
@@ -443,7 +444,7 @@ fn check_stored(pack: &Pack, run: &StoredRun) -> Result<()> {
     })
 }
 
-/// Cuts the sorted runs of a pack where the groups that they need are far apart, or many.
+/// Splits the sorted runs of a pack into batches, where the needed groups are far apart or too many.
 fn batches<'a>(
     pack: &'a Pack,
     first: u64,

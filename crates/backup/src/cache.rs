@@ -1,12 +1,12 @@
-//! What this host has read of the tables of packs, so that a backup need not read all of them again.
+//! This host's cache of pack tables, so that a backup reads only few of them from the repository.
 //!
-//! It is a hint. It chooses which tables are read: each block that a new one refers to was found in a table of the repository. Of
-//! blocks that the parent of a backup refers to, it says that a pack has them, provided that a pack of this generation and size is
-//! there; the manifest still names the pack's witness. A cache that is damaged, old or of another repository costs time or
-//! room, never data, and no failure of it fails a backup.
+//! The cache is a hint. It chooses which tables are read: a new backup refers only to blocks found in a table of the
+//! repository. For blocks of the parent backup, the cache may answer that a pack has them if the repository lists that
+//! pack with the same generation and size; the manifest still names the pack's witness. A damaged, stale or foreign
+//! cache costs time or space, never data, and no failure of it fails a backup.
 //!
-//! Each store has a folder of files as `docs/format/backup/cache.md` describes them. A file never changes. Tables that were read are
-//! added as a new file, into which files of about its size are merged, so that there are few.
+//! Each store has a folder of files as `docs/format/backup/cache.md` describes them. A file never changes. Newly read
+//! tables are added as a new file, into which existing files of about its size are merged, so that there are few.
 
 use std::cell::RefCell;
 use std::fs::{self, DirBuilder, File};
@@ -26,24 +26,24 @@ use rustix::fs::{FlockOperation, flock};
 use crate::cached_tables::{CachedTables, NewTables, compressed};
 use crate::records::Fingerprint;
 
-/// By this file, tools that archive a host leave the folder out.
+/// Tells tools that archive a host to leave the folder out.
 const TAG: &str = "CACHEDIR.TAG";
 const TAG_CONTENT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # Tables of packs that onefold has read from repositories. They may be removed at any time.\n";
 
-/// What the name of a file ends with, behind its number.
+/// The suffix of a file's name, after its number.
 const SUFFIX: &str = ".tables";
 
-/// How the name of a file begins that is not complete.
+/// The prefix of the names of incomplete files.
 pub(crate) const INCOMPLETE: &str = ".incomplete-";
 
-/// The process that writes files of a store holds the lock on this one.
+/// The process that writes files of a store holds the lock on this file.
 const LOCK: &str = "lock";
 
-/// One part in so many of the memory of a stage sorts what was read; another keeps what else is known of it.
+/// Divisor of a stage's memory: one share sorts the rows of newly read tables, another holds their packs and tables.
 const MEMORY_SHARE: usize = 16;
 
-/// A file is merged into a new one that has at least one part in so many of its rows.
+/// A file is merged into a new one if it has at most this many times as many rows.
 const MERGED_SHARE: u64 = 4;
 
 /// A host's cache of the tables of a repository.
@@ -56,8 +56,9 @@ pub struct TableCache {
 }
 
 impl TableCache {
-    /// The cache of a repository in a host's folder of caches, which is made if it is not there. What is cached of sources that are
-    /// gone is removed. `memory_bytes` is the memory of a stage, of which the cache takes a part.
+    /// Opens the cache of a repository in a host's folder of caches, and creates that folder if it is missing.
+    /// Removes the cached tables of sources that are gone. `memory_bytes` is the memory of a stage, of which the
+    /// cache takes a part.
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ impl TableCache {
         })
     }
 
-    /// The first failure of the cache, if there was one. What it concerns was read from the repository.
+    /// The first failure of the cache, if any. The tables that it affected were read from the repository.
     pub fn take_failure(&self) -> Option<io::Error> {
         self.failure.take()
     }
@@ -107,23 +108,23 @@ fn remove_others(folder: &Path, sources: &[SourceId]) -> io::Result<()> {
     Ok(())
 }
 
-/// What is cached of the packs of a source, or of popular blocks.
+/// The cached tables of the packs of a source, or of popular blocks.
 pub(crate) struct StoreCache<'a> {
-    /// None if this host has no cache.
+    /// The cache that this store is part of; `None` if this host has no cache.
     cache: Option<&'a TableCache>,
     store: SourceId,
-    /// The numbers and generations of the packs that are there.
+    /// The numbers and generations of the packs in the repository.
     listed: &'a [(u64, u32)],
     files: Vec<CachedTables>,
-    /// The file that has a pack of this number and generation, and the pack's place there.
+    /// For each cached pack, by number and generation: the file that has it, and its place there.
     known: FxHashMap<(u64, u32), (usize, usize)>,
     learned: Option<Learned>,
 }
 
-/// Tables that were read, and are in no file yet.
+/// Tables that were read and are not in a file yet.
 struct Learned {
     packs: Vec<CachedPack>,
-    /// Their compressed tables, one after the other.
+    /// The compressed tables of the packs, one after the other.
     tables: Vec<u8>,
     rows: Sorter<LearnedRow>,
     count: u64,
@@ -166,7 +167,7 @@ impl<'a> StoreCache<'a> {
         opened
     }
 
-    /// Reads which packs the files have. One that cannot be read is as if it were not there.
+    /// Reads which packs the files have. An unreadable file is treated as missing.
     fn read_files(&mut self, cache: &TableCache) {
         let folder = cache.folder_of(self.store);
         self.files.clear();
@@ -193,8 +194,8 @@ impl<'a> StoreCache<'a> {
         (cached.pack == pack).then_some((file, cached))
     }
 
-    /// The slots of a pack without their fingerprints, and the popular packs to which some were moved; and the bytes that
-    /// the pack has if it is whole.
+    /// The slots of a pack without their fingerprints, the popular packs to which blocks were moved, and the pack's
+    /// size in bytes when its table was cached.
     pub(crate) fn table(&self, pack: PackReference, generation: u32) -> Option<(PackTable, u64)> {
         let (file, cached) = self.cached(pack, generation)?;
         Some((file.table(cached)?, cached.stored_bytes))
@@ -204,8 +205,9 @@ impl<'a> StoreCache<'a> {
         self.store
     }
 
-    /// The packs whose tables may have some contents, in order, each with its place among all that are there. `words` are parts of the fingerprints of
-    /// the contents, in ascending order; none if they are too many. `needed` is the witness that backups name of a pack.
+    /// The packs whose tables may have some contents, in order, each with its place among all listed packs. `words` are
+    /// parts of the fingerprints of the contents, in ascending order; `None` if they do not fit into memory. `needed`
+    /// returns the witness that backups name for a pack.
     pub(crate) fn to_read(
         &self,
         words: Option<&[u64]>,
@@ -225,7 +227,7 @@ impl<'a> StoreCache<'a> {
         listed.filter(|(_, pack)| may_have(pack)).collect()
     }
 
-    /// Remembers the table of a pack. One that is damaged is read again the next time.
+    /// Remembers the table of a pack. A damaged table is not remembered, so the next backup reads it again.
     pub(crate) fn add(&mut self, pack: &Pack) {
         let key = (pack.reference().number, pack.generation());
         let Some(cache) = self.cache else {
@@ -252,7 +254,7 @@ impl<'a> StoreCache<'a> {
         Ok(())
     }
 
-    /// Writes what was read.
+    /// Writes the newly read tables to the cache.
     pub(crate) fn save(mut self) {
         if let Some(cache) = self.cache {
             let saved = self.write(cache);
@@ -267,7 +269,7 @@ impl<'a> StoreCache<'a> {
         let folder = cache.folder_of(self.store);
         let lock = File::create(folder.join(LOCK))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            // Another command writes. It has read much the same, and the next one reads the rest again.
+            // Another command is writing. It read mostly the same tables; the next command reads the rest again.
             return Ok(());
         }
         remove_incomplete(&folder)?;
@@ -348,7 +350,7 @@ fn numbers_of_files(folder: &Path) -> io::Result<Vec<u64>> {
     for entry in entries {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
-        // Far below the end of the numbers: others follow.
+        // Far below the largest number, because new files count up from it.
         let number = number.and_then(|number| number.parse::<u32>().ok());
         numbers.extend(number.map(u64::from));
     }
@@ -356,7 +358,7 @@ fn numbers_of_files(folder: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Removes what commands left that were killed. The lock is held.
+/// Removes the incomplete files of killed commands. The caller holds the lock.
 fn remove_incomplete(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

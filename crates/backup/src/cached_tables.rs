@@ -15,13 +15,14 @@ use rustc_hash::FxHashSet;
 
 use crate::cache::INCOMPLETE;
 
-/// Rows that are read at a time where few of them are wanted.
+/// Rows read at a time when few of them are wanted.
 const PAGE_ROWS: u64 = 1024;
 
-/// Pages beside the one where a row should be that are tried before the rest is halved: the words of rows are as good as random.
+/// Pages next to the expected one that are tried before the binary search: words of rows are as good as random, so an
+/// interpolated position is close.
 const NEIGHBOURS: u32 = 4;
 
-/// The most bytes of a table without fingerprints: each block moved, into a popular pack of its own.
+/// The most bytes of a table without fingerprints: every block was moved, each into a popular pack of its own.
 const TABLE_BYTES_MAX: usize = 64 * BLOCKS_PER_PACK as usize;
 
 const BUFFER_BYTES: usize = 1 << 18;
@@ -32,7 +33,7 @@ fn impossible(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io:
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// An open file.
+/// An open file of cached tables.
 #[derive(Debug)]
 pub(crate) struct CachedTables {
     path: PathBuf,
@@ -89,7 +90,7 @@ impl CachedTables {
         self.rows
     }
 
-    /// The table of a pack, whose fingerprints are zeros and whose groups are empty; none if it cannot be read.
+    /// The table of a pack, with zeros for fingerprints and with empty groups; `None` if it cannot be read.
     pub(crate) fn table(&self, pack: &CachedPack) -> Option<PackTable> {
         let compressed = self.compressed_table(pack).ok()?;
         let table = zstd::bulk::decompress(&compressed, TABLE_BYTES_MAX).ok()?;
@@ -107,8 +108,8 @@ impl CachedTables {
         Ok(bytes)
     }
 
-    /// For each pack whether it has any of some contents: `words` are the first bytes of their fingerprints, in ascending
-    /// order.
+    /// For each pack, whether it has any of some contents. `words` are the first bytes of their fingerprints, in
+    /// ascending order.
     ///
     /// # Errors
     ///
@@ -151,7 +152,7 @@ impl CachedTables {
     }
 }
 
-/// Rows of a file, of which a page is in memory.
+/// Rows of a file, one page of which is in memory.
 struct Search<'a> {
     tables: &'a CachedTables,
     /// The first row of the page.
@@ -190,7 +191,7 @@ impl Search<'_> {
             let expected = (u128::from(word) * u128::from(self.tables.rows)) >> 64;
             let at = match tried {
                 0 => (expected as u64).clamp(low, high - 1),
-                // The last one was beside it.
+                // The page next to the one tried last.
                 1..=NEIGHBOURS if (expected as u64) < low => low,
                 1..=NEIGHBOURS => high - 1,
                 _ => low + (high - low) / 2,
@@ -212,17 +213,17 @@ impl Search<'_> {
     }
 }
 
-/// The places of the packs of a part among those of the new file; none if a pack is left out.
+/// For each pack of a part, its place in the new file; `None` if the pack is left out.
 type Places = Vec<Option<u32>>;
 
-/// Something that a new file is made of.
+/// One input of a new file: newly read tables, or an existing file.
 struct Part<'a> {
     packs: &'a [CachedPack],
     rows: Peekable<Box<dyn Iterator<Item = io::Result<CachedRow>> + 'a>>,
     tables: Tables<'a>,
 }
 
-/// Where the compressed tables of a part are.
+/// Where the compressed tables of a part are stored.
 enum Tables<'a> {
     File(&'a CachedTables),
     Memory(&'a [u8]),
@@ -243,14 +244,14 @@ impl Tables<'_> {
     }
 }
 
-/// What a new file is made of.
+/// The inputs of a new file.
 pub(crate) struct NewTables<'a> {
     parts: Vec<Part<'a>>,
     rows: u64,
 }
 
 impl<'a> NewTables<'a> {
-    /// Begins with tables that were read: the packs, their compressed tables one after the other, and rows in
+    /// Starts with newly read tables: their packs, the compressed tables one after the other, and `count` rows in
     /// ascending order.
     pub(crate) fn new(
         packs: &'a [CachedPack],
@@ -270,12 +271,12 @@ impl<'a> NewTables<'a> {
         }
     }
 
-    /// The rows that it gets at most.
+    /// The most rows that the new file can have.
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Adds what a file has.
+    /// Adds the packs and rows of an existing file.
     pub(crate) fn merge(&mut self, file: &'a CachedTables) -> io::Result<()> {
         let rows: Box<dyn Iterator<Item = _>> = Box::new(file.all_rows()?);
         self.parts.push(Part {
@@ -287,7 +288,7 @@ impl<'a> NewTables<'a> {
         Ok(())
     }
 
-    /// Writes the file, with those packs that are wanted. It appears when it is complete and durable.
+    /// Writes the file, with the packs that `is_wanted` selects. It appears once it is complete and durable.
     pub(crate) fn write(
         mut self,
         path: &Path,
@@ -326,7 +327,8 @@ impl<'a> NewTables<'a> {
         Ok(())
     }
 
-    /// The packs that are wanted, each once, and the part that has it; and where those of each part are among them.
+    /// The wanted packs, each once and with the part that has it; and, for each part, the places of its packs among
+    /// them.
     fn places(
         &self,
         is_wanted: impl Fn(&CachedPack) -> bool,
@@ -354,7 +356,7 @@ impl<'a> NewTables<'a> {
                 let word = match part.rows.peek() {
                     None => continue,
                     Some(Ok(row)) => row.word,
-                    // It is taken, and ends this.
+                    // Takes this row next, which returns the error.
                     Some(Err(_)) => 0,
                 };
                 if least.is_none_or(|(least, _)| word < least) {
@@ -377,7 +379,7 @@ impl<'a> NewTables<'a> {
     }
 }
 
-/// The table of a pack as the cache has it.
+/// Encodes and compresses the table of a pack as the cache stores it.
 pub(crate) fn compressed(pack: &PackTable) -> io::Result<Vec<u8>> {
     let slots = pack.slots.iter().map(|slot| match slot {
         Slot::Gone => Slot::Gone,
@@ -423,7 +425,7 @@ mod tests {
         }
     }
 
-    /// Words that are spread evenly, that stand together, and that are alike.
+    /// Words that are evenly spread, clustered, or equal.
     fn rows(random: &mut fastrand::Rng, packs: u32) -> Vec<CachedRow> {
         let mut rows = Vec::new();
         for _ in 0..random.usize(..6000) {
@@ -450,7 +452,7 @@ mod tests {
         for file in merged {
             new.merge(file).unwrap();
         }
-        // Odd ones are not listed any more.
+        // Packs with odd numbers are no longer listed.
         new.write(path, ID, STORE, |pack| pack.pack.number % 2 == 0)
             .unwrap();
     }
@@ -467,7 +469,7 @@ mod tests {
             );
             write(&path(0), &older, &[]);
             let first = CachedTables::open(path(0), ID, STORE).unwrap();
-            // Pack 2 is in both, and 4 in another generation.
+            // Both files have pack 2, and different generations of pack 4.
             let newer = (
                 vec![pack(4, 0), pack(4, 1), pack(2, 0)],
                 rows(&mut random, 3),

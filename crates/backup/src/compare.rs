@@ -1,4 +1,4 @@
-//! Blocks of packs, compared with their fingerprints.
+//! Compares the blocks of packs with their fingerprints.
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{PackReference, SourceId};
@@ -8,7 +8,7 @@ use onefold_repository::{KnownDamage, Pack};
 use crate::error::Result;
 use crate::verify::{Damage, damage};
 
-/// Compares all blocks of a pack, and adds damaged ones. Returns how many bytes were compared.
+/// Compares all blocks of a pack and records the damaged ones. Returns how many bytes were compared.
 pub(crate) fn compare(
     pack: &Pack,
     key: &Key,
@@ -56,7 +56,7 @@ pub(crate) fn compare(
     Ok(compared)
 }
 
-/// The bytes of a group, and which blocks of its pack are not what their fingerprints say.
+/// The bytes of a group, and which blocks of its pack do not match their fingerprints.
 pub(crate) fn check_group(pack: &Pack, group: usize, key: &Key) -> Result<(u64, Vec<usize>)> {
     if !pack.has_any(group) {
         return Ok((0, Vec::new()));

@@ -1,5 +1,5 @@
-//! Where each content of many packs is stored, found through partitions on disk: every table is read once, and what
-//! memory cannot hold is sorted a partition at a time.
+//! Finds where each content of many packs is stored, by partitions on disk: every table is read once, and rows that do
+//! not fit into memory are sorted one partition at a time.
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{NumberRun, PackReference, Slot, SourceId, packs_of};
@@ -10,20 +10,20 @@ use crate::numbers::are_in;
 use crate::partitions::{Partitions, ROW_BYTES, of_row, row};
 use crate::records::Place;
 
-/// The least bytes of a partition's buffer and of what is remembered of it.
+/// The least bytes of memory per partition: its buffer and its bookkeeping.
 const PARTITION_BYTES_MIN: usize = 4096;
 
-/// Contents of blocks, with the places where they are stored.
+/// Contents of blocks, with the places where each is stored.
 pub(crate) struct Contents {
     rows: Partitions<ROW_BYTES>,
-    /// A bit for some part of each fingerprint that was added.
+    /// A bit per hashed part of each added fingerprint.
     seen: Vec<u64>,
 }
 
 impl Contents {
-    /// For as many as `blocks` of them.
+    /// Room for at most `blocks` blocks.
     pub(crate) fn new(blocks: u64, memory_bytes: usize) -> Result<Self> {
-        // A partition is sorted in half of the memory; buffers and bits have an eighth each.
+        // Sorting a partition takes half of the memory; buffers and bits take an eighth each.
         let partition_blocks = (memory_bytes / 2 / ROW_BYTES).max(1) as u64;
         let most = (memory_bytes / PARTITION_BYTES_MIN).clamp(1, 1 << 16);
         let partitions = blocks.div_ceil(partition_blocks).clamp(1, most as u64);
@@ -41,7 +41,7 @@ impl Contents {
         self.push(fingerprint, place)
     }
 
-    /// Adds a block if its content may have been added before.
+    /// Adds a block if a block with the same content may have been added before.
     pub(crate) fn add_known(&mut self, fingerprint: [u8; 16], place: Place) -> Result<()> {
         let (word, bit) = self.bit(&fingerprint);
         match self.seen[word] & bit {
@@ -56,7 +56,7 @@ impl Contents {
         Ok(self.rows.push(partition, row(fingerprint, place))?)
     }
 
-    /// Of other bytes than the partition is.
+    /// The bit of a fingerprint; it is taken from other bytes than the partition.
     fn bit(&self, fingerprint: &[u8; 16]) -> (usize, u64) {
         let [.., a, b, c, d, e, f, g, h] = *fingerprint;
         let hash = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
@@ -83,21 +83,21 @@ impl Contents {
     }
 }
 
-/// The packs of a source, or of popular blocks, as one of the stores of [`Contents`].
+/// The packs of a source, or of popular blocks, as one store of [`Contents`].
 pub(crate) struct Store {
     pub(crate) id: SourceId,
-    /// Its number among the stores.
+    /// This store's index among all stores.
     index: usize,
-    /// Numbers and generations, in order.
+    /// Numbers and generations of the packs, in order.
     packs: Vec<(u64, u32)>,
-    /// Witnesses of the packs that were read.
+    /// Witnesses of the packs read.
     witnesses: Vec<PackReference>,
-    /// Packs that cannot be read.
+    /// Messages about packs that cannot be read.
     pub(crate) damaged: Vec<String>,
     damage: KnownDamage,
 }
 
-/// What [`Store::each`] finds.
+/// A slot that [`Store::each`] passes on.
 pub(crate) struct StoredSlot {
     pub(crate) number: u64,
     pub(crate) place: Place,
@@ -120,19 +120,19 @@ impl Store {
         })
     }
 
-    /// As many as it may have.
+    /// The most blocks that the packs can have.
     pub(crate) fn blocks_max(&self) -> u64 {
         self.packs.len() as u64 * BLOCKS_PER_PACK
     }
 
-    /// Packs that have any of these numbers, and are not there.
+    /// Packs that should have any of these numbers, and are missing.
     pub(crate) fn lacks<'a>(&'a self, numbers: &'a [NumberRun]) -> impl Iterator<Item = u64> + 'a {
         let is_there = |number: &u64| self.packs.binary_search_by_key(number, |it| it.0).is_ok();
         packs_of(numbers).filter(move |number| !is_there(number))
     }
 
-    /// Calls `each` with what the packs have that have any of these numbers, in order. A pack that cannot be read is left
-    /// out, and so are blocks that were found damaged.
+    /// Calls `each` for every slot, in order, of the packs that have any of these numbers. Skips packs that cannot be
+    /// read and blocks known to be damaged.
     pub(crate) fn each(
         &mut self,
         repository: &Repository,
@@ -183,13 +183,13 @@ impl Store {
         self.packs[(place.block() / BLOCKS_PER_PACK) as usize]
     }
 
-    /// Packs that were read, in ascending order.
+    /// Witnesses of the packs that were read, in ascending order.
     pub(crate) fn into_witnesses(self) -> Vec<PackReference> {
         self.witnesses
     }
 }
 
-/// All numbers.
+/// A run that covers all numbers.
 pub(crate) const ALL: [NumberRun; 1] = [NumberRun {
     first: 0,
     blocks: u64::MAX,
@@ -240,7 +240,7 @@ mod tests {
                 })
                 .unwrap();
             assert!(expected.is_empty());
-            // In the least memory nearly all bits are set.
+            // With the least memory nearly all bits are set.
             let most = if memory_bytes > 1 << 12 {
                 strangers / 4
             } else {

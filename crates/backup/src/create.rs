@@ -21,34 +21,33 @@ use crate::scan::{Filter, Rows, scan};
 use crate::store::{NewBlocks, StoredPacks, Target, store};
 use crate::temporary::Temporary;
 
-/// Hears of `done` of `all` bytes of a stage, and may stop the backup.
+/// Reports that `done` of `all` bytes of a stage are finished; an error stops the backup.
 pub type Report<'a> = &'a mut dyn FnMut(u64, u64) -> Result<()>;
 
-/// A disk, and what is known of it.
+/// A disk to back up, and its circumstances.
 pub struct DiskToBackUp<'a> {
-    /// The right to change its source.
+    /// The writer that holds the lease of the disk's source.
     pub writer: &'a Writer<'a>,
     /// The disk.
     pub disk: Box<dyn Disk + 'a>,
-    /// The backup with which the disk's changes are compared; none if they are not known, and everything
-    /// is read.
+    /// The parent backup to which the disk's changes relate; `None` if changes are not known and everything is read.
     pub parent: Option<BackupNumber>,
-    /// The snapshot that is backed up, if it is one.
+    /// The pool's snapshot that is backed up, if any.
     pub base: Option<PoolSnapshot>,
-    /// The moment that it holds.
+    /// The point in time that the backup represents.
     pub unix_seconds: u64,
-    /// The name of the user's snapshot that is backed up, without that of its volume; empty if there is none.
+    /// The name of the user's snapshot that is backed up, without the volume's name; empty if there is none.
     pub snapshot: String,
 }
 
 /// How backups are made.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Their tags.
+    /// The tags of the new backups.
     pub tags: Vec<String>,
     /// The name of this host.
     pub host: String,
-    /// Of zstd.
+    /// The compression level for zstd.
     pub level: i32,
     /// Threads that compress.
     pub threads: usize,
@@ -62,35 +61,35 @@ pub struct Options {
 /// A backup that was made.
 #[derive(Debug, Clone)]
 pub struct Created {
-    /// Its number.
+    /// The number of the backup.
     pub backup: BackupNumber,
-    /// Its manifest.
+    /// The manifest of the backup.
     pub manifest: Manifest,
 }
 
-/// What was made of some disks.
+/// The result of backing up several disks together.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// The backup of each disk, or why there is none. A failure that is not one disk's own ends it: those after it
-    /// are missing.
+    /// For each disk, its backup or why there is none. A failure that does not concern a single disk ends the batch:
+    /// the disks after it are missing.
     pub backups: Vec<Result<Created>>,
-    /// Popular blocks that were stored.
+    /// How many popular blocks were stored.
     pub new_popular_blocks: u64,
-    /// Bytes of their packs.
+    /// Bytes of the popular packs that were written.
     pub popular_bytes: u64,
-    /// Packs that cannot be read: what is in them was stored again where a disk has it.
+    /// Packs that cannot be read. Their blocks were stored again where a disk still has the content.
     pub damaged: Vec<String>,
 }
 
-/// Backs disks up, each as the next backup of its source. They share their domain and the size of their
-/// blocks. What several of them have is stored once. Each backup is durable when this returns, and does not exist
-/// before; if one disk cannot be read, the others are backed up. With the host's `cache`, tables of packs are read only where they
-/// may have what was read.
+/// Backs up disks, each as the next backup of its source. The sources have the same domain and block size; contents
+/// that several of the disks have are stored once. A backup exists only when it is complete, and is durable when this
+/// returns. If one disk cannot be read, the others are backed up. With the host's `cache`, only tables of packs that
+/// may have contents of these disks are read.
 ///
 /// # Errors
 ///
-/// `NoRoom` if the temporary files might not fit, before anything is read; if the repository cannot be written before there is any backup; if a disk fails or changes while what others have,
-/// too, is read from it.
+/// `NoRoom` if the temporary files might not fit, before anything is read; if the repository cannot be written before
+/// there is any backup; if reading a shared block from one of the disks fails.
 pub fn create(
     repository: &Repository,
     disks: &mut [DiskToBackUp<'_>],
@@ -157,11 +156,12 @@ struct Backup<'a> {
     key: Key,
     options: &'a Options,
     temporary: Temporary,
-    /// Why a disk cannot be backed up.
+    /// For each disk, why it cannot be backed up, if so.
     failed: Vec<Option<BackupError>>,
 }
 
-/// What was read: the rows, and for each disk what its rows are of, and how many blocks were read.
+/// The result of reading the disks: the rows; for each disk, its source and size; for each disk, how many blocks were
+/// read.
 type Read = (Rows, Vec<Scanned>, Vec<u64>);
 
 impl Backup<'_> {
@@ -209,7 +209,7 @@ impl Backup<'_> {
         each.collect()
     }
 
-    /// Checks that temporary files have room. What changed is counted only if there is none for whole disks.
+    /// Checks that the temporary files fit. Counts changed blocks only if there is no room for whole disks.
     fn check_room(&self, disks: &mut [DiskToBackUp<'_>], scanned: &[Scanned]) -> Result<()> {
         let packs = scanned.iter().map(|it| it.needed.own.len()).sum::<usize>()
             + scanned
@@ -229,7 +229,7 @@ impl Backup<'_> {
         for disk in disks {
             let block_size = disk.writer.source().source.block_size;
             let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
-            // A disk that cannot be read fails when it is.
+            // A disk that cannot be read here fails when it is scanned.
             while let Ok(Some(run)) = changes.next() {
                 read += match run.has_data {
                     true => run.blocks.end - run.blocks.start,
@@ -240,7 +240,7 @@ impl Backup<'_> {
         check(read)
     }
 
-    /// Returns the number of the first popular block that was stored, and all of them.
+    /// Stores the new popular blocks. Returns the number of the first one, and the places of all of them.
     fn store_popular(
         &self,
         disks: &mut [DiskToBackUp<'_>],
@@ -272,7 +272,7 @@ impl Backup<'_> {
         Ranks::new(&self.temporary, 16)
     }
 
-    /// Stores blocks with the lease of disk `n`'s source.
+    /// Stores blocks under the lease of disk `n`'s source.
     fn store(
         &self,
         disks: &mut [DiskToBackUp<'_>],
@@ -292,8 +292,8 @@ impl Backup<'_> {
         store(disks, &self.key, new, &target, report)
     }
 
-    /// Stores what is new of disk `n` alone, and publishes its backup. `first_pack` is the number of its source's next
-    /// pack, and `popular` has the first of the new popular blocks, and all of them.
+    /// Stores the new blocks that only disk `n` has, and publishes its backup. `first_pack` is the next pack number
+    /// of its source; `popular` is the number of the first new popular block, and the places of all of them.
     fn finish(
         &self,
         n: usize,
@@ -363,7 +363,7 @@ impl Backup<'_> {
     }
 }
 
-/// Makes a backup exist. Popular blocks that it needs know its source before.
+/// Makes a backup exist. If it needs popular blocks, first lists its source among their users.
 fn publish(writer: &Writer<'_>, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
     let (repository, source) = (writer.repository(), writer.source());
     if !manifest.popular_packs.is_empty() {
@@ -381,14 +381,14 @@ fn packs_needed(manifest: &Manifest) -> PacksNeeded {
 }
 
 impl Detected {
-    /// Remembers packs that were written.
+    /// Remembers the witnesses of packs that were written.
     fn note(&mut self, store: SourceId, packs: &[PackReference]) {
         let known = packs.iter().map(|it| ((store, it.number), it.witness));
         self.witnesses.extend(known);
     }
 
-    /// The packs that a backup needs. Those that its parent needs, too, keep the witnesses that the parent names,
-    /// whichever packs are listed.
+    /// The packs that a backup needs. Packs that its parent also needs keep the witnesses that the parent names,
+    /// whichever packs are listed now.
     fn packs(
         &self,
         source: &KnownSource,
@@ -440,7 +440,7 @@ impl DiskToBackUp<'_> {
 }
 
 impl BackupError {
-    /// Says which disk it is, if it is about one.
+    /// Adds the name of the disk to an error about a disk.
     pub(crate) fn of(self, disk: &DiskToBackUp<'_>) -> Self {
         self.of_source(disk.name())
     }

@@ -1,10 +1,11 @@
-//! Stage 2: which contents the sources have already, and which are new.
+//! Stage 2: decides which contents the sources have already, and which are new.
 //!
-//! The tables of packs of the sources, and of the popular ones, are read from front to back; those that the host's cache knows to
-//! have nothing of what was read are passed over. What may be among the blocks that were read is sorted with them, and then everything of
-//! one content comes one after the other. So there is no index: the packs are one. Memory holds one content at a time, and nothing of it grows with the blocks that have it.
+//! The pack tables of the sources and of the popular blocks are read from front to back, except tables that, according
+//! to the host's cache, have none of the contents read. Stored blocks that may match a read block are sorted together
+//! with the read blocks, so that all rows of one content are adjacent. The packs themselves are the index. Memory holds
+//! one content at a time, in constant space however many blocks have it.
 //!
-//! What two or more of the disks have, and not all of their sources, is *popular* and stored once [Zhang14
+//! A content that two or more of the disks have, and not all of their sources, is *popular* and stored once [Zhang14
 //! §4.2, §5].
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
@@ -21,32 +22,32 @@ use crate::records::{ByPlace, Decided, Decision, Fingerprint, Found, NewBlock, P
 use crate::scan::Rows;
 use crate::temporary::Temporary;
 
-/// What the sources have, and what they will have.
+/// Where each block with data is stored, or will be.
 pub(crate) struct Detected {
-    /// New blocks, of each content the first.
+    /// New blocks: the first block of each new content that only one disk has.
     pub(crate) own: ByPlace<NewBlock>,
-    /// How many there are of each disk.
+    /// How many new blocks each disk has.
     pub(crate) own_blocks: Vec<u64>,
-    /// New popular blocks, likewise.
+    /// New popular blocks: the first block of each new content that several disks have.
     pub(crate) new_popular: ByPlace<NewBlock>,
     pub(crate) new_popular_blocks: u64,
-    /// All others with data.
+    /// All other blocks with data.
     pub(crate) decided: ByPlace<Decided>,
     /// The store of popular blocks.
     pub(crate) popular: SourceId,
     /// The witnesses of all packs that were read or written.
     pub(crate) witnesses: Witnesses,
-    /// Packs that cannot be read: what is in them is stored again.
+    /// Packs that cannot be read. Their contents are stored again.
     pub(crate) damaged: Vec<String>,
 }
 
-/// A disk of which the rows are.
+/// A disk to which rows belong.
 pub(crate) struct Scanned {
     pub(crate) source: SourceId,
     pub(crate) blocks: u64,
-    /// What its source's backups need.
+    /// The packs that the backups of the disk's source need.
     pub(crate) needed: NeededPacks,
-    /// It could not be read to its end, so its rows do not count.
+    /// Reading the disk failed, so its rows do not count.
     pub(crate) has_failed: bool,
 }
 
@@ -69,7 +70,7 @@ pub(crate) fn detect(
         words,
         ..
     } = rows;
-    // Their memory is needed for what is decided.
+    // Frees memory for the decisions.
     drop((filter, words));
     let decisions = stores.compare(sorter, temporary)?;
     tables.damaged.sort();
@@ -88,7 +89,7 @@ pub(crate) fn detect(
 
 pub(crate) type Witnesses = FxHashMap<(SourceId, u64), Witness>;
 
-/// What the tables of packs say besides fingerprints.
+/// The witnesses of packs that were read, and messages about packs that could not be read.
 #[derive(Default)]
 struct Tables {
     witnesses: Witnesses,
@@ -105,9 +106,9 @@ struct Stores<'a> {
     own: Vec<(SourceId, Packs)>,
     popular: (SourceId, Packs),
     scanned: &'a [Scanned],
-    /// Popular blocks that are about to be removed: as if they were not there.
+    /// Popular blocks that are about to be removed: treated as absent.
     condemned: Vec<NumberRun>,
-    /// Blocks that were found damaged, of those stores that have any: likewise.
+    /// Blocks known to be damaged, for each store that has any: treated as absent.
     damage: FxHashMap<SourceId, KnownDamage>,
 }
 
@@ -124,7 +125,7 @@ impl<'a> Stores<'a> {
         });
         let own = own.collect::<Result<_>>()?;
         let (popular_packs, condemned) = match repository.condemned(popular) {
-            // Then any of them may be condemned.
+            // If the list is unreadable, every popular block may be condemned, so none is used.
             Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
                 damaged.push(error.to_string());
                 (Vec::new(), Vec::new())
@@ -146,7 +147,7 @@ impl<'a> Stores<'a> {
         })
     }
 
-    /// Adds the stored blocks that may have been read.
+    /// Adds the stored blocks that may match a read block.
     fn add_to(
         &self,
         rows: &mut Rows,
@@ -161,7 +162,7 @@ impl<'a> Stores<'a> {
             ..
         } = rows;
         let words = words.sorted();
-        // Those that others may refer to.
+        // The popular blocks to which moved blocks may refer.
         let mut usable = Ranks::new(temporary, 16);
         let (popular, packs) = &self.popular;
         let cached = StoreCache::open(cache, *popular, packs);
@@ -191,7 +192,7 @@ impl<'a> Stores<'a> {
                 if !filter.may_have(fingerprint) {
                     return Ok(());
                 }
-                // One that was moved counts only if the block is there to which it was.
+                // A moved block counts only if the popular block that it was moved to is there.
                 if let Some(to) = block.slot.moved() {
                     let (pack, in_pack) = (to / BLOCKS_PER_PACK, to % BLOCKS_PER_PACK);
                     let named = witness_of(block.pack.popular_packs(), pack);
@@ -213,7 +214,7 @@ impl<'a> Stores<'a> {
         Ok(())
     }
 
-    /// Decides about all blocks, a content at a time.
+    /// Decides about all blocks, one content at a time.
     fn compare(&self, rows: Sorter<Row>, temporary: &Temporary) -> Result<Decisions> {
         let mut decisions = Decisions {
             own: temporary.sorter(8),
@@ -240,7 +241,7 @@ impl<'a> Stores<'a> {
                     content.popular.get_or_insert(number);
                 }
                 Found::Own { disk, listed } => {
-                    // Of several, the first: every backup finds the same.
+                    // Take the first of several, so that every backup finds the same.
                     if content.own.is_none_or(|(of_disk, _)| of_disk != disk) {
                         content.own = Some((disk, number(&self.own[disk].1, listed)));
                     }
@@ -259,7 +260,7 @@ impl<'a> Stores<'a> {
         Ok(decisions)
     }
 
-    /// The witness of a pack according to the backups that need it.
+    /// The witness that backups name for a pack that they need.
     fn needed(&self, store: SourceId, number: u64) -> Option<Witness> {
         let disks = self.scanned.iter();
         let mut named = disks.filter_map(|disk| match store == self.popular.0 {
@@ -270,8 +271,9 @@ impl<'a> Stores<'a> {
         named.next().copied()
     }
 
-    /// Calls `each` for all numbers of the packs that may have what was read, in order, with the witnesses of the packs that were read. A
-    /// pack that cannot be read is left out, and so are one with another witness than the backups name, and blocks that were found damaged.
+    /// Calls `each` for all numbers, in order, of the packs that may have contents read from the disks, with the
+    /// witnesses of the packs read. Skips packs that cannot be read or that have another witness than backups name,
+    /// and damaged blocks.
     fn each_block(
         &self,
         mut cached: StoreCache<'_>,
@@ -324,33 +326,33 @@ impl<'a> Stores<'a> {
     }
 }
 
-/// A number of a pack that was read.
+/// One number of a pack that was read.
 struct Block<'a> {
     pack: &'a Pack,
     number: u64,
-    /// Its place among all numbers of the packs that are listed of its store.
+    /// The block's place among all numbers of the store's listed packs.
     listed: u64,
     slot: Slot,
 }
 
-/// The number of a stored block, by its place among all that are listed.
+/// The number of a stored block, from its place among all numbers of the listed packs.
 fn number(packs: &Packs, listed: u64) -> u64 {
     let (pack, _) = packs[(listed / BLOCKS_PER_PACK) as usize];
     pack * BLOCKS_PER_PACK + listed % BLOCKS_PER_PACK
 }
 
-/// What is known of a content while its rows come.
+/// The state of a content while its rows arrive.
 struct Content {
     fingerprint: Fingerprint,
-    /// The popular block that holds it.
+    /// The popular block that has the content.
     popular: Option<u64>,
-    /// The stored block that holds it of the last disk that had one.
+    /// The last disk seen whose source has the content, and the number of its stored block.
     own: Option<(usize, u64)>,
-    /// Where it was read first.
+    /// The first place at which the content was read.
     first_read: Option<Place>,
-    /// Several disks have it.
+    /// Several disks have the content.
     is_shared: bool,
-    /// The block from which it is stored anew.
+    /// The place whose block will be stored for the content.
     new: Option<Place>,
 }
 
@@ -366,7 +368,7 @@ impl Content {
         }
     }
 
-    /// What a block refers to that has this content; nothing if it is stored anew from there.
+    /// Decides to which stored block a block with this content refers; `None` if this block itself will be stored.
     fn decide(&mut self, place: Place) -> Option<Decision> {
         let first_read = *self.first_read.get_or_insert(place);
         self.is_shared |= first_read.disk() != place.disk();
@@ -382,7 +384,7 @@ impl Content {
     }
 }
 
-/// What was decided, to be sorted by places.
+/// Decisions, sorted by place.
 struct Decisions {
     own: Sorter<NewBlock>,
     own_blocks: Vec<u64>,
@@ -392,7 +394,7 @@ struct Decisions {
 }
 
 impl Decisions {
-    /// Ends a content: now it is known which disks have it.
+    /// Ends a content, once it is known which disks have it.
     fn end(&mut self, content: &Content) -> Result<()> {
         let Some(place) = content.new else {
             return Ok(());
@@ -471,7 +473,7 @@ mod tests {
                 condemned: Vec::new(),
                 damage: FxHashMap::default(),
             };
-            // The least number of each content, of each source and of all.
+            // For each content, the least number per source, and the least popular number.
             let mut own: BTreeMap<(u64, usize), u64> = BTreeMap::new();
             let mut popular: BTreeMap<u64, u64> = BTreeMap::new();
             let mut rows = Vec::new();
@@ -571,7 +573,7 @@ mod tests {
         let mut rows = Rows::new(&temporary);
         let Rows { sorter, filter, .. } = &mut rows;
         for block in 0..BLOCKS {
-            // Each eighth block is as the one before it.
+            // Every eighth block equals the block before it.
             let fingerprint = fingerprint(block - u64::from(block % 8 == 7));
             filter.insert(fingerprint);
             sorter

@@ -8,24 +8,24 @@ use onefold_image::Image;
 
 use crate::error::{BackupError, Result};
 
-/// A range of the disk that may hold something else than in the parent, or than zeros if there is none.
+/// A range of the disk that may differ from the parent, or from zeros if there is no parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// In bytes.
+    /// The range in bytes.
     pub range: Range<u64>,
-    /// It may hold data; otherwise it holds zeros.
+    /// The range may hold data; if false, it holds zeros.
     pub has_data: bool,
 }
 
-/// Bytes that are read at a time from a disk that does not ask for less.
+/// The most bytes read at a time from a disk that does not set its own limit.
 const PIECE_BYTES_MAX: usize = 1 << 20;
 
-/// A disk that is backed up. It must stay as it is meanwhile.
+/// A disk to back up. It must not change while it is read.
 pub trait Disk {
-    /// Its size in bytes.
+    /// The size of the disk in bytes.
     fn size_bytes(&self) -> u64;
 
-    /// The first change that ends behind `start`; none if there is no other.
+    /// The first change that ends after `start`; `None` if there is none.
     ///
     /// # Errors
     ///
@@ -37,32 +37,32 @@ pub trait Disk {
         PIECE_BYTES_MAX
     }
 
-    /// Fills `bytes` from byte `at` on.
+    /// Fills `bytes` with the disk's data from byte `at`.
     ///
     /// # Errors
     ///
     /// If the disk cannot be read.
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Looked at when everything has been read, before there is a backup.
+    /// Checks that the disk has not changed. Called after all data has been read and before the backup exists.
     ///
     /// # Errors
     ///
-    /// If it is known to have changed since it was opened.
+    /// If the disk is known to have changed since it was opened.
     fn check_unchanged(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A disk image. It does not know what changed, but whether something did.
+/// A disk image. It cannot list changes since a parent, but it detects writes during the backup.
 pub struct ImageDisk {
     image: Box<dyn Image>,
     path: PathBuf,
-    /// As the file was at first.
+    /// The version of the file before it was opened.
     version: FileVersion,
 }
 
-/// Changes whenever somebody writes to a file.
+/// A file's identity, size and modification time, which change when the file is written.
 #[derive(Debug, PartialEq, Eq)]
 struct FileVersion {
     inode: (u64, u64),
@@ -82,17 +82,17 @@ impl FileVersion {
 }
 
 impl ImageDisk {
-    /// The image in the file of this name, as `open` opens it.
+    /// Opens the image at `path` by calling `open`.
     ///
     /// # Errors
     ///
-    /// If there is no such file; whatever `open` returns.
+    /// If there is no such file; any error of `open`.
     pub fn open<E>(
         path: &Path,
         failed: impl FnOnce(std::io::Error) -> E,
         open: impl FnOnce() -> std::result::Result<Box<dyn Image>, E>,
     ) -> std::result::Result<Self, E> {
-        // Before it is opened: what is written from now on counts.
+        // Taken before the image is opened, so that every write after this point is noticed.
         let version = FileVersion::of(path);
         let image = open()?;
         Ok(Self {
@@ -139,7 +139,7 @@ fn source(error: impl std::fmt::Display) -> BackupError {
 pub(crate) struct ChangedBlocks<'a> {
     disk: &'a mut dyn Disk,
     block_size: u64,
-    /// Blocks before it have been.
+    /// Blocks below this one have been returned.
     done: u64,
 }
 
@@ -163,7 +163,7 @@ impl<'a> ChangedBlocks<'a> {
         self.disk
     }
 
-    /// The next run. A block that changed in part counts whole; the last of the disk may be cut.
+    /// The next run. A partly changed block counts as whole; the last block of the disk may be partial.
     pub(crate) fn next(&mut self) -> Result<Option<ChangedRun>> {
         let size = self.disk.size_bytes();
         let start = self.done * self.block_size;
@@ -182,7 +182,7 @@ impl<'a> ChangedBlocks<'a> {
         let is_whole = change.range.start.is_multiple_of(self.block_size)
             && (change.range.end.is_multiple_of(self.block_size) || change.range.end >= size);
         self.done = end;
-        // Parts of blocks that hold zeros may stand beside data.
+        // A partly zeroed block may also hold data.
         let has_data = change.has_data || !is_whole;
         Ok(Some(ChangedRun {
             blocks: first..end,
@@ -191,7 +191,7 @@ impl<'a> ChangedBlocks<'a> {
     }
 }
 
-/// Fills `bytes` with whole blocks; beyond the disk's end with zeros.
+/// Fills `bytes` with whole blocks, padded with zeros past the disk's end.
 pub(crate) fn read_blocks(disk: &mut dyn Disk, at: u64, bytes: &mut [u8]) -> Result<()> {
     let there = disk.size_bytes().saturating_sub(at).min(bytes.len() as u64) as usize;
     let (there, beyond) = bytes.split_at_mut(there);
@@ -221,7 +221,7 @@ mod tests {
         let mut bytes = [0; 8192];
         disk.read(0, &mut bytes).unwrap();
         disk.check_unchanged().unwrap();
-        // Clocks of files may stand still for a few milliseconds.
+        // File timestamps may not advance for a few milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
         file.write_all(&[2; 512]).unwrap();
         let refused = disk.check_unchanged().unwrap_err().to_string();

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use onefold_repository::{RepositoryError, RepositoryErrorKind};
 
-/// The result of backing up, or restoring.
+/// The result of making or restoring a backup.
 pub type Result<T> = std::result::Result<T, BackupError>;
 
 /// Why a backup was not made, or not restored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// The repository.
+    /// An operation on the repository failed.
     #[error(transparent)]
     Repository(#[from] RepositoryError),
     /// The source cannot be read.
@@ -24,20 +24,20 @@ pub enum BackupError {
          writes"
     )]
     Changed {
-        /// The block.
+        /// The number of the block on the disk.
         block: u64,
     },
     /// Blocks of the backup cannot be read.
     #[error("{} of the backup cannot be restored: {error}", places(*block, *blocks))]
     Damaged {
-        /// The address of the first one, in blocks.
+        /// The first affected block.
         block: u64,
-        /// How many there are from it on that cannot be read for the same reason.
+        /// How many consecutive blocks cannot be read for the same reason.
         blocks: u64,
-        /// Why.
+        /// Why they cannot be read.
         error: RepositoryError,
     },
-    /// A pack cannot be read, so nobody knows which popular blocks it refers to.
+    /// A pack cannot be read, so it is not known which popular blocks it refers to.
     #[error(
         "{0}; it may refer to any popular block, so none is removed: put the pack back, or forget the backups that \
          'onefold backup verify' names and prune their source"
@@ -49,22 +49,22 @@ pub enum BackupError {
          fewer disks at once", .needed_bytes.div_ceil(1 << 20), .free_bytes >> 20
     )]
     NoRoom {
-        /// The folder for them.
+        /// The folder of the temporary files.
         folder: PathBuf,
-        /// What they may take.
+        /// The most bytes that the temporary files may take.
         needed_bytes: u64,
-        /// What is free there.
+        /// Free bytes in the folder.
         free_bytes: u64,
     },
-    /// A temporary file.
+    /// A temporary file cannot be created, read or written.
     #[error("cannot use a temporary file: {0}{remedy}", remedy = remedy(.0))]
     Temporary(#[from] io::Error),
-    /// One of several disks cannot be backed up.
+    /// Backing up one of several disks failed.
     #[error("'{name}': {error}")]
     OfDisk {
-        /// The name of its source.
+        /// The name of the disk's source.
         name: String,
-        /// Why.
+        /// Why the disk cannot be backed up.
         error: Box<BackupError>,
     },
     /// The receiver of a restore stopped it.
@@ -88,13 +88,13 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// A thread of the backup has ended before its time, by a panic.
+/// The error for a backup thread that panicked.
 pub(crate) fn stopped() -> BackupError {
     BackupError::Temporary(io::Error::other("a thread of the backup ended early"))
 }
 
 impl BackupError {
-    /// Whether something in the repository is not what was written.
+    /// Whether the error says that an object of the repository is damaged.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Repository(error) => error.kind() == RepositoryErrorKind::Damaged,

@@ -1,4 +1,5 @@
-//! Blocks that were moved to popular ones, possibly more than once: what is wrong with these concerns them.
+//! Follows blocks that were moved to popular blocks, possibly several times: damage to a popular block affects them,
+//! too.
 
 use std::ops::Range;
 
@@ -9,11 +10,11 @@ use onefold_repository::{MovedRun, Pack};
 use crate::error::Result;
 use crate::verify::{Damage, Verifier, damage};
 
-/// Needed numbers that were moved to consecutive popular ones, all in one pack.
+/// Consecutive needed numbers that were moved to consecutive numbers of one popular pack.
 pub(crate) struct MovedNumbers {
     store: SourceId,
     first: u64,
-    /// Of the pack that they are in.
+    /// The witness of the pack that the needed numbers are in.
     witness: Witness,
     popular: SourceId,
     to: MovedRun,
@@ -43,7 +44,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// What is wrong with a popular block concerns those that were moved to it.
+    /// Reports damage to popular blocks as damage of the blocks that were moved to them, too.
     pub(crate) fn follow_moved(&mut self) -> Result<()> {
         let mut moved = std::mem::take(&mut self.moved);
         while !moved.is_empty() {
@@ -117,7 +118,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Adds damage of some of these numbers, to the one before if it is the same.
+    /// Records damage of some of the moved numbers, merged into the preceding record if that has the same message.
     fn add_moved(&mut self, run: &MovedNumbers, blocks: Range<u64>, why: &str) {
         let numbers = run.first + blocks.start..run.first + blocks.end;
         let message = format!("stored blocks are popular ones now: {why}");

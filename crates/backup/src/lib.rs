@@ -1,33 +1,33 @@
-//! Backing disks up into a repository, and restoring them.
+//! Backs up disks into a repository, and restores them.
 //!
-//! May use: the repository, disk images, fingerprints, and the sorter. Must not: know pools; whoever does gives a
-//! [`Disk`].
+//! May use: the repository, disk images, fingerprints, and the sorter. Must not: know pools; a caller that does
+//! passes a [`Disk`].
 //!
-//! Backups are made in the stages of [Zhang14 §4.2], of all sources of a command together:
+//! All sources of one command are backed up together, in the stages of [Zhang14 §4.2]:
 //!
 //! | file | stage |
 //! | --- | --- |
 //! | `scan.rs` | reads what changed, and sorts the fingerprints of its blocks |
-//! | `detect.rs` | a content at a time: which ones the sources have already, and which are new, or popular |
+//! | `detect.rs` | decides, one content at a time, whether the sources have it already, or it is new or popular |
 //! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
-//! `cache.rs` keeps what this host has read of the tables of packs, in files of `cached_tables.rs`: most tables need not be read again.
+//! `cache.rs` keeps the pack tables that this host has read, in files of `cached_tables.rs`, so that backups read few
+//! of them again.
 //!
-//! `parent.rs` checks that a backup can be the one with which changes are compared.
+//! `parent.rs` checks that a backup can be the parent of the next one.
 //!
-//! `prune.rs` gives back what no backup of a source needs any more, and `popular.rs` what none of any source does.
-//! `share.rs` makes popular what several sources have stored, each for itself; `prune.rs` then drops their copies, which
-//! `moves.rs` finds.
-//! `verify.rs` proves that all that backups need is there, and with `compare.rs` that it is what was stored; `follow.rs` looks for
-//! blocks where they were moved to.
-//! `repair.rs` takes out what is damaged, so that it is stored again, and puts it back when it was.
-//! `by_pack.rs` reads a whole backup in the order of its packs, which is fast;
-//! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
-//! blocks. `lost.rs` notes what a restore past damage does without.
+//! `prune.rs` removes blocks that no backup of a source needs any more, and `popular.rs` removes popular blocks that
+//! no backup of any source needs. `share.rs` makes popular the contents that several sources have stored, each for
+//! itself; `prune.rs` then drops the sources' copies, which `moves.rs` finds. `verify.rs` proves that everything that
+//! backups need is present, and `compare.rs` that it matches its fingerprints; `follow.rs` follows moved blocks.
+//! `repair.rs` takes out damaged blocks, so that the next backup stores them again, and puts intact copies back.
+//! `by_pack.rs` reads a whole backup in the order of its packs, which is fast; `restore.rs` reads a backup, whole or
+//! any range, and compares it with another backup; `blocks.rs` reads the stored blocks. `lost.rs` records the blocks
+//! that a restore past damage leaves out.
 //!
-//! Memory is bounded (B7): what does not fit is sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only what is
-//! known of packs grows with the disks, by some 100 bytes for each 64 MiB.
+//! Memory is bounded (B7): larger sets are sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only
+//! the state per pack grows with the disks, by some 100 bytes for each 64 MiB.
 
 mod blocks;
 mod by_pack;

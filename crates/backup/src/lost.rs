@@ -1,4 +1,4 @@
-//! What cannot be restored of a backup, where its reader continues past damage.
+//! Records the blocks that a restore leaves out when it continues past damage.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,20 +6,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 
-/// Of the bitmap of a recipe page.
+/// Words in the bitmap of a recipe page.
 const WORDS: usize = BLOCKS_PER_RECIPE_PAGE as usize / 64;
 
-/// The most reasons that are kept: damage has few causes, and a message for each block would take memory without end.
+/// The most reasons kept: damage has few causes, and a message per block would use unbounded memory.
 const REASONS_MAX: usize = 20;
 
-/// The blocks of a backup that cannot be restored, by their addresses in blocks. They take a bit for each block of
-/// those recipe pages that have any. Any number of threads may add some.
+/// The blocks of a backup that cannot be restored, by their addresses in blocks. Uses a bit for each block of the
+/// recipe pages that have any. Any number of threads may add blocks.
 #[derive(Debug, Default)]
 pub struct LostBlocks(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the number of the recipe page.
+    /// A bitmap for each recipe page with lost blocks, by page number.
     pages: BTreeMap<u64, Box<[u64; WORDS]>>,
     reasons: Vec<String>,
 }
@@ -37,7 +37,7 @@ impl LostBlocks {
             let page = state.pages.entry(block / BLOCKS_PER_RECIPE_PAGE);
             let in_page = block % BLOCKS_PER_RECIPE_PAGE;
             let words = page.or_insert_with(|| Box::new([0; WORDS]));
-            // Below the number of words, by the remainder.
+            // In bounds, because the remainder is less than a page.
             let word = &mut words[in_page as usize / 64];
             let bit = 1 << (in_page % 64);
             is_new |= *word & bit == 0;
@@ -52,7 +52,7 @@ impl LostBlocks {
         is_new
     }
 
-    /// Those of these blocks that are lost, in order.
+    /// The lost blocks within a range, in order.
     #[must_use]
     pub fn ranges(&self, within: Range<u64>) -> Vec<Range<u64>> {
         let state = self.lock();

@@ -1,9 +1,9 @@
-//! Which stored blocks the popular ones have, too, so that a pack need not keep them: it says *moved* in their place when
-//! it is written again.
+//! Finds stored blocks whose content popular blocks have, too. A pack that is written again does not keep such blocks:
+//! its table lists them as *moved*.
 //!
-//! Nothing but the popular packs remembers what may move. So whoever moves blocks looks it up, with the lease of their
-//! source, as a backup does: blocks that are condemned from then on are not moved to, and those that were moved to before
-//! are seen by whoever condemned them, because he waits for the lease to end.
+//! No object records what may move, so each prune searches again, under the lease of the source, as a backup does. It
+//! does not move blocks to popular blocks that are condemned already. If popular blocks are condemned afterwards, that
+//! prune waits for this lease to end and then sees the moves.
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{NumberRun, PackReference, PackTable, Slot, SourceId};
@@ -14,25 +14,25 @@ use crate::error::Result;
 use crate::numbers::are_in;
 use crate::partitions::Partitions;
 
-/// Memory to find moves in, in bytes.
+/// Memory for finding moves, in bytes.
 pub(crate) const MEMORY_BYTES: usize = 32 << 20;
 
-/// A number, and that of the popular block.
+/// Bytes of a move: a block's number, and the number of the popular block.
 const MOVE_BYTES: usize = 16;
 
-/// Numbers of a part: their moves fit into memory.
+/// Packs per partition, so that the moves of one partition fit into memory.
 const PART_PACKS: u64 = 64;
 
-/// Blocks that are to be moved.
+/// Blocks to move.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Moves {
-    /// In ascending order of their numbers.
+    /// The runs, in ascending order of `first`.
     runs: Vec<MoveRun>,
-    /// The popular packs that they may go to, in ascending order.
+    /// The popular packs that the moves may refer to, in ascending order.
     pub(crate) packs: Vec<PackReference>,
 }
 
-/// Consecutive blocks that go to consecutive ones.
+/// Consecutive blocks that move to consecutive popular blocks.
 #[derive(Debug, Clone, Copy)]
 struct MoveRun {
     first: u64,
@@ -41,7 +41,7 @@ struct MoveRun {
 }
 
 impl Moves {
-    /// What of the numbers that a source needs is popular, too.
+    /// Finds moves of a source's needed blocks to popular blocks with the same content.
     pub(crate) fn to_popular(
         repository: &Repository,
         popular: SourceId,
@@ -79,7 +79,7 @@ impl Moves {
         moves.finish(popular)
     }
 
-    /// Which popular blocks have a content that another one with a lower number has, too.
+    /// Finds moves of popular blocks to popular blocks with the same content and a lower number.
     pub(crate) fn of_duplicates(
         repository: &Repository,
         popular: SourceId,
@@ -114,7 +114,7 @@ impl Moves {
         self.runs.is_empty()
     }
 
-    /// What some slots of a pack become, from its first number on.
+    /// The slots of a pack after the moves, given its kept slots from number `first`.
     pub(crate) fn apply<'a>(
         &'a self,
         first: u64,
@@ -135,13 +135,14 @@ impl Moves {
         })
     }
 
-    /// Those of the popular packs that some slots refer to.
+    /// The popular packs that some slots refer to.
     pub(crate) fn packs_of(&self, slots: &[Slot]) -> Vec<PackReference> {
         PackTable::popular_packs_of(slots, &self.packs)
     }
 }
 
-/// Popular blocks that are about to be removed. None if nobody knows which: then none is used.
+/// Popular blocks that are about to be removed; `None` if the list is unreadable, in which case no popular block is
+/// used.
 pub(crate) fn condemned(
     repository: &Repository,
     popular: SourceId,
@@ -152,7 +153,7 @@ pub(crate) fn condemned(
     }
 }
 
-/// Adds popular blocks that are not condemned, of contents that may be known.
+/// Adds the popular blocks that are not condemned and whose content may be in `contents`.
 pub(crate) fn add_usable(
     repository: &Repository,
     popular: &mut Store,
@@ -171,7 +172,7 @@ pub(crate) fn is_in(runs: &[NumberRun], number: u64) -> bool {
     are_in(runs, number).next() == Some(true)
 }
 
-/// Moves, by parts of the packs.
+/// Moves, partitioned by the packs of the moved blocks.
 struct PartedMoves(Partitions<MOVE_BYTES>);
 
 impl PartedMoves {
@@ -181,9 +182,9 @@ impl PartedMoves {
         Ok(Self(Partitions::new(parts, MEMORY_BYTES / 8)?))
     }
 
-    /// `block` is where the number is among those of the store.
+    /// Adds a move. `block` is the moved block's place among all numbers of its store.
     fn push(&mut self, block: u64, number: u64, to: u64) -> Result<()> {
-        // As numbers they sort by the first one.
+        // Little-endian, with the block's number in the high half, so that moves sort by it.
         let bytes = (u128::from(number) << 64 | u128::from(to)).to_le_bytes();
         let part = block / (PART_PACKS * BLOCKS_PER_PACK);
         Ok(self.0.push(part as usize, bytes)?)

@@ -2,7 +2,7 @@
 
 use onefold_format::backup::NumberRun;
 
-/// The same numbers in ascending order, each once.
+/// Merges runs in any order into ascending runs with each number once.
 pub(crate) fn merged(mut runs: Vec<NumberRun>) -> Vec<NumberRun> {
     runs.sort_unstable_by_key(|run| run.first);
     let mut merged: Vec<NumberRun> = Vec::new();
@@ -18,7 +18,7 @@ pub(crate) fn merged(mut runs: Vec<NumberRun>) -> Vec<NumberRun> {
     merged
 }
 
-/// For each number from `first` on, whether a run has it.
+/// Yields, for each number from `first`, whether a run contains it.
 pub(crate) fn are_in(runs: &[NumberRun], first: u64) -> impl Iterator<Item = bool> {
     let end = |run: &NumberRun| run.first + run.blocks;
     let before = runs.partition_point(|run| end(run) <= first);
@@ -29,7 +29,7 @@ pub(crate) fn are_in(runs: &[NumberRun], first: u64) -> impl Iterator<Item = boo
     })
 }
 
-/// Adds a number to runs that end below it.
+/// Appends a number that is above all runs.
 pub(crate) fn push(runs: &mut Vec<NumberRun>, number: u64) {
     match runs.last_mut() {
         Some(last) if last.first + last.blocks == number => last.blocks += 1,

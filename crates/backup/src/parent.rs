@@ -1,4 +1,4 @@
-//! Whether a backup can be the parent of the next one.
+//! Checks whether a backup can be the parent of the next one.
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{BackupNumber, NumberRun, PackReference, PackTable, Slot, SourceId};
@@ -8,13 +8,13 @@ use crate::cache::{StoreCache, TableCache};
 use crate::error::{BackupError, Result};
 use crate::numbers::{are_in, merged, push};
 
-/// Checks that a backup can serve as a parent: its recipe can be read, and every block that it needs is in the pack that
-/// it names, and was not found damaged. A table that the host's `cache` has is not read if its pack has as many bytes as it had
-/// then.
+/// Checks that a backup can serve as a parent: its recipe can be read, and every block that it needs is in the pack
+/// that it names and is not known to be damaged. Uses the tables in the host's `cache` for packs that still have the
+/// same size, and reads the others.
 ///
 /// # Errors
 ///
-/// `Damaged` or `NotFound`, with the first object that is not as it should be; any failure of reading.
+/// `Damaged` or `NotFound`, with the first object found wrong; any failure of reading.
 pub fn check_parent(
     repository: &Repository,
     source: &KnownSource,
@@ -43,13 +43,13 @@ pub fn check_parent(
     let popular = of_store(repository.popular_id(&source.source), true);
     while !needed.numbers.is_empty() {
         needed.numbers = merged(needed.numbers);
-        // Each time to lower numbers.
+        // Ends, because each round leads to lower numbers.
         needed = popular.check(needed)?;
     }
     Ok(())
 }
 
-/// Numbers, and the packs that have them.
+/// Needed numbers, and the packs that have them.
 #[derive(Default)]
 struct Needed {
     packs: Vec<PackReference>,
@@ -65,7 +65,7 @@ struct Store<'a> {
 }
 
 impl Store<'_> {
-    /// Checks that packs have what is needed of them. Returns the popular numbers to which some of it was moved.
+    /// Checks that packs have the needed blocks. Returns the popular numbers to which some of them were moved.
     fn check(&self, needed: Needed) -> Result<Needed> {
         let Needed { mut packs, numbers } = needed;
         packs.retain(|pack| needed_of(&numbers, pack.number).next().is_some());
@@ -79,7 +79,7 @@ impl Store<'_> {
         let damage = self.repository.known_damage(self.id)?;
         let mut cache = StoreCache::open(self.cache, self.id, &listed);
         for pack in packs {
-            // One that is missing is so by its first name.
+            // A missing pack is reported by the name of its first generation.
             let place = listed.binary_search_by_key(&pack.number, |it| it.0);
             let generation = place.map_or(0, |place| listed[place].1);
             let table = match self.cached(&cache, pack, generation, &numbers, &damage)? {
@@ -97,7 +97,7 @@ impl Store<'_> {
         Ok(moved)
     }
 
-    /// The table of a pack that has all that is needed, as the cache has it; none if it is to be read.
+    /// The cached table of a pack, if it proves that the pack has all needed blocks; `None` if the pack must be read.
     fn cached(
         &self,
         cache: &StoreCache<'_>,
@@ -142,7 +142,7 @@ impl Store<'_> {
         }
     }
 
-    /// The first block that is needed and that the pack does not have, by its number less the pack's first.
+    /// The first needed block that the pack does not have, by its number less the first number of the pack.
     fn find_wrong(
         &self,
         table: &PackTable,
@@ -160,14 +160,14 @@ impl Store<'_> {
     }
 }
 
-/// What is needed of a pack, by numbers less its first.
+/// The needed numbers of a pack, less its first number.
 fn needed_of(numbers: &[NumberRun], pack: u64) -> impl Iterator<Item = usize> {
     let are_in = are_in(numbers, pack * BLOCKS_PER_PACK);
     let are_in = are_in.take(BLOCKS_PER_PACK as usize).enumerate();
     are_in.filter_map(|(block, is_in)| is_in.then_some(block))
 }
 
-/// Why a pack does not have a block.
+/// The error for a block that the pack does not have.
 fn error_of(pack: &Pack, block: usize, damaged: &DamagedBlocks) -> BackupError {
     let error = match pack.slots().get(block) {
         Some(Slot::Stored(_)) if damaged.contains(block as u64) => Some(pack.found_damaged(block)),

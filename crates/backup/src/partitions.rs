@@ -1,5 +1,5 @@
-//! Fixed-length records, sorted into partitions on disk: more than memory can hold go in, and one partition's
-//! come out at a time. All of them share one temporary file, so there may be thousands.
+//! Fixed-length records, partitioned on disk: more records than fit into memory are added, and then one partition at a
+//! time is read back. All partitions share one temporary file, so there may be thousands.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ const BUFFER_BYTES_MIN: usize = 1024;
 /// Partitions of records of `N` bytes.
 pub(crate) struct Partitions<const N: usize> {
     file: File,
-    /// Bytes of a full buffer, and so of each piece in the file.
+    /// Bytes of a full buffer, and so of each piece written to the file.
     piece_bytes: usize,
     pieces: u64,
     partitions: Vec<Partition>,
@@ -21,14 +21,14 @@ pub(crate) struct Partitions<const N: usize> {
 
 #[derive(Default)]
 struct Partition {
-    /// Records that are not in the file.
+    /// Records that are not in the file yet.
     buffer: Vec<u8>,
-    /// The others, by the numbers of their pieces in the file.
+    /// Numbers of the pieces of the file that belong to this partition.
     pieces: Vec<u64>,
 }
 
 impl<const N: usize> Partitions<N> {
-    /// So many partitions, with buffers of so many bytes in all.
+    /// Creates partitions whose buffers take `buffer_bytes` in all.
     pub(crate) fn new(partitions: usize, buffer_bytes: usize) -> io::Result<Self> {
         let each = (buffer_bytes / partitions.max(1)).max(BUFFER_BYTES_MIN);
         Ok(Self {
@@ -49,7 +49,7 @@ impl<const N: usize> Partitions<N> {
         };
         into.buffer.extend(record);
         if into.buffer.len() >= self.piece_bytes {
-            // Pieces are written one after the other.
+            // Pieces are appended, so their numbers give their offsets.
             self.file.write_all(&into.buffer)?;
             into.buffer.clear();
             into.pieces.push(self.pieces);
@@ -58,7 +58,7 @@ impl<const N: usize> Partitions<N> {
         Ok(())
     }
 
-    /// Records of a partition.
+    /// The number of records in a partition.
     pub(crate) fn records(&self, partition: usize) -> u64 {
         self.partitions.get(partition).map_or(0, |it| {
             let bytes = it.pieces.len() * self.piece_bytes + it.buffer.len();
@@ -66,7 +66,7 @@ impl<const N: usize> Partitions<N> {
         })
     }
 
-    /// Takes the records out of a partition, in no order.
+    /// Takes all records out of a partition, in no particular order.
     pub(crate) fn take(&mut self, partition: usize) -> io::Result<Vec<[u8; N]>> {
         let mut records = vec![[0; N]; self.records(partition) as usize];
         let Some(from) = self.partitions.get_mut(partition) else {
@@ -113,7 +113,7 @@ mod tests {
         let mut expected = vec![Vec::new(); COUNT];
         for round in 0..3 {
             for _ in 0..50_000 {
-                // Few get most.
+                // Skewed, so that few partitions get most records.
                 let most = random.usize(..COUNT);
                 let partition = random.usize(..=most);
                 let record = random.u128(..).to_le_bytes();

@@ -1,20 +1,22 @@
-//! Gives back popular blocks that no backup of any source needs.
+//! Removes popular blocks that no backup of any source needs.
 //!
-//! Somebody may be backing up a source meanwhile, and may have seen a block that nobody needs yet. So it goes in
-//! two steps, each of which leaves all backups as they are:
+//! A concurrent backup may already have decided to refer to a block that no manifest needs yet. So blocks are removed
+//! in two steps, neither of which affects any backup:
 //!
-//! - Blocks that no manifest needs are *condemned*: their numbers are written down, and whoever begins a backup
-//!   from then on takes them for absent. After that it is noted who has a lease: only they may have begun before.
-//! - When all of those leases have ended, manifests are read again, and what is still needed by none goes.
+//! - Blocks that no manifest needs are *condemned*: their numbers are written down, and every backup that begins
+//!   afterwards treats them as absent. Then the leases held at that moment are recorded: only their holders may have
+//!   begun before.
+//! - When all of those leases have ended, the manifests are read again, and the blocks that none needs are removed.
 //!
-//! Whoever backs up has the lease of a source before it looks for condemned blocks, so one of the two always sees
-//! the other. `docs/model.md` has the model of it.
+//! A backup takes its source's lease before it reads the list of condemned blocks, so either the prune sees the lease
+//! or the backup sees the list. `docs/model.md` describes the model of this protocol.
 //!
-//! A manifest needs popular blocks by their numbers, or by those of its source that were moved to them. What `share`
-//! stored stays, too, as long as it may still save something: several stored blocks could be moved to it.
+//! A manifest needs popular blocks by their numbers, or by numbers of its source that were moved to them. Popular
+//! blocks that `share` stored stay, too, while they may still save space: while several stored blocks could be moved
+//! to them.
 //!
-//! Of popular blocks with the same content, because two hosts stored it at once, all but the one with the lowest number
-//! are moved to that one.
+//! If two hosts stored the same popular content concurrently, the copies with higher numbers are moved to the one
+//! with the lowest.
 
 use std::collections::BTreeSet;
 
@@ -29,21 +31,21 @@ use crate::moves::{MEMORY_BYTES, Moves, condemned, is_in};
 use crate::numbers::{are_in, merged, push};
 use crate::prune::{Kept, PruneOptions, PrunePlan, Pruned, stray_tables};
 
-/// What was done about popular blocks.
+/// The result of pruning popular blocks.
 #[derive(Debug, Clone)]
 pub struct PrunedPopular {
-    /// What was planned for all of them, before.
+    /// The plan for all popular blocks, made before anything was removed.
     pub plan: PrunePlan,
-    /// Blocks that are gone.
+    /// Blocks that were removed.
     pub freed_blocks: u64,
-    /// Bytes of all packs before, less those after.
+    /// How many bytes less all packs take.
     pub freed_bytes: u64,
-    /// Condemned blocks that go later, because backups are under way that may need them.
+    /// Condemned blocks that a later prune removes, because running backups may need them.
     pub waiting_blocks: u64,
 }
 
 impl PrunedPopular {
-    /// What would be done.
+    /// The result of a plan that was not carried out.
     #[must_use]
     pub fn planned(plan: PrunePlan) -> Self {
         Self {
@@ -55,11 +57,11 @@ impl PrunedPopular {
     }
 }
 
-/// What pruning the popular blocks would do if nobody backed anything up.
+/// Plans the pruning of popular blocks, as if no backup were running.
 ///
 /// # Errors
 ///
-/// If a manifest cannot be read: nobody knows then what is needed.
+/// If a manifest cannot be read, because then it is not known which blocks are needed.
 pub fn plan_popular(
     repository: &Repository,
     popular: &KnownSource,
@@ -71,12 +73,12 @@ pub fn plan_popular(
     PrunePlan::of_packs(repository, popular.id, packs, Moves::default(), options)
 }
 
-/// Condemns popular blocks that no backup needs, and removes those that are condemned as soon as nobody can
-/// need them any more. Nothing is removed before `grace_seconds` after they were condemned.
+/// Condemns popular blocks that no backup needs, and removes condemned blocks as soon as no running backup can
+/// need them. Removes nothing before `grace_seconds` after it was condemned.
 ///
 /// # Errors
 ///
-/// As [`plan_popular`]; any failure of writing; whatever `report` returns.
+/// As [`plan_popular`]; any failure of writing; any error of `report`.
 pub fn prune_popular(
     writer: &Writer<'_>,
     options: &PruneOptions,
@@ -91,14 +93,14 @@ pub fn prune_popular(
         freed_bytes: 0,
         waiting_blocks: 0,
     };
-    // What was condemned before comes first, and then what nobody needs since then.
+    // First the blocks condemned by an earlier prune, then those that became unneeded since.
     let mut next = condemned_before(repository, popular)?;
     let mut plan = Some(plan);
     loop {
         let condemned = match next.take() {
             Some(condemned) => condemned,
             None => {
-                // What was removed since the plan was made is not in it any more.
+                // `wasted` reads the packs again, so blocks removed since the plan was made are not listed.
                 let Some(plan) = plan.take() else { break };
                 Condemned {
                     since_unix_seconds: now_unix_seconds,
@@ -132,7 +134,7 @@ pub fn prune_popular(
     Ok(pruned)
 }
 
-/// Moves popular blocks to those with the same content and the lowest number.
+/// Moves popular blocks to the block with the same content and the lowest number.
 fn move_duplicates(
     writer: &Writer<'_>,
     options: &PruneOptions,
@@ -152,8 +154,8 @@ fn move_duplicates(
     plan.carry_out(writer, options.level, report)
 }
 
-/// A copy of a table whose pack is not there may be that of a pack that is about to appear. So it stays as long as
-/// anybody has a lease.
+/// Removes copies of tables without a pack. A concurrent writer writes the copy before its pack, so copies stay while
+/// any lease is held.
 fn remove_stray_tables(writer: &Writer<'_>) -> Result<()> {
     let (repository, popular) = (writer.repository(), writer.source());
     let tables = repository.tables(popular.id)?;
@@ -169,7 +171,7 @@ fn remove_stray_tables(writer: &Writer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A list that is damaged is made anew: nobody uses popular blocks as long as it is there.
+/// The list of condemned blocks. A damaged list is replaced: while it is there, no backup uses any popular block.
 fn condemned_before(repository: &Repository, popular: &KnownSource) -> Result<Option<Condemned>> {
     match repository.condemned(popular.id) {
         Err(error) if error.kind() == RepositoryErrorKind::Damaged => Ok(None),
@@ -177,11 +179,11 @@ fn condemned_before(repository: &Repository, popular: &KnownSource) -> Result<Op
     }
 }
 
-/// What all sources that share popular blocks need.
+/// The blocks that all sources of a domain need.
 struct Needs {
     /// Popular blocks, in ascending order.
     popular: Vec<NumberRun>,
-    /// Of each source its own blocks, in ascending order.
+    /// For each source, its own needed blocks, in ascending order.
     own: Vec<(SourceId, Vec<NumberRun>)>,
 }
 
@@ -213,7 +215,7 @@ impl Needs {
 
     fn add_source(&mut self, repository: &Repository, source: &KnownSource) -> Result<()> {
         repository.check_places(source)?;
-        // A pack that goes meanwhile is in this list, and one that comes is in the next.
+        // A pack that a concurrent prune replaces is in this list, and its next generation is in the following one.
         let before = repository.packs(source.id)?;
         let history = repository.history(source.id)?;
         history.check_complete(source)?;
@@ -233,7 +235,7 @@ impl Needs {
         Ok(())
     }
 
-    /// Adds those to which popular blocks were moved.
+    /// Adds the popular blocks to which needed popular blocks were moved.
     fn follow(&mut self, repository: &Repository, popular: SourceId) -> Result<()> {
         loop {
             let mut moved = moved_to(repository, popular, &self.popular, &[])?;
@@ -246,7 +248,7 @@ impl Needs {
         }
     }
 
-    /// With those that nothing refers to and several stored blocks can be moved to.
+    /// The needed popular blocks, and unreferenced ones to which several stored blocks could be moved.
     fn and_awaited(&self, repository: &Repository, popular: SourceId) -> Result<Vec<NumberRun>> {
         let mut awaited = self.popular.clone();
         let Some(condemned) = condemned(repository, popular)? else {
@@ -287,8 +289,8 @@ impl Needs {
     }
 }
 
-/// The popular blocks to which needed blocks of a store were moved. A pack that is missing, or cannot be read, may refer to
-/// any. `before` are packs that were there a moment ago.
+/// The popular blocks to which needed blocks of a store were moved. Fails if a pack is missing or unreadable, because
+/// it may refer to any popular block. `before` are packs that were listed a moment ago.
 fn moved_to(
     repository: &Repository,
     id: SourceId,
@@ -316,7 +318,7 @@ fn moved_to(
     }
 }
 
-/// The blocks that no backup needs, of packs that are worth it.
+/// The blocks that no backup needs, in packs with enough waste.
 fn wasted(
     repository: &Repository,
     popular: &KnownSource,
@@ -324,7 +326,7 @@ fn wasted(
 ) -> Result<Vec<NumberRun>> {
     let mut wasted = Vec::new();
     for (number, generation) in plan.shrinking() {
-        // It may have become smaller since it was planned.
+        // The pack may have been replaced by a smaller generation since the plan was made.
         let pack = repository.pack_or_newer(popular.id, *number, *generation)?;
         let Some(pack) = pack else { continue };
         let both = pack.slots().iter().zip(plan.kept.slots(&pack, *number));
@@ -335,7 +337,7 @@ fn wasted(
     Ok(merged(wasted))
 }
 
-/// Makes it known, and then finds out who may not have known.
+/// Writes the list of condemned blocks, then records the leases of writers that may not have seen it.
 fn condemn(writer: &Writer<'_>, mut condemned: Condemned) -> Result<Condemned> {
     if condemned.before.is_some() {
         return Ok(condemned);
@@ -348,7 +350,7 @@ fn condemn(writer: &Writer<'_>, mut condemned: Condemned) -> Result<Condemned> {
     Ok(condemned)
 }
 
-/// Removes what is condemned and still needed by no backup.
+/// Removes the condemned blocks that no backup needs.
 fn remove(
     writer: &Writer<'_>,
     condemned: &Condemned,
@@ -364,7 +366,7 @@ fn remove(
         let unneeded = are_needed.filter(|(_, is_needed)| !is_needed);
         unneeded.for_each(|(number, _)| push(&mut removed, number));
     }
-    // They were worth it when they were condemned.
+    // These packs had enough waste when their blocks were condemned.
     let all = PruneOptions {
         wasted_percent: 0,
         rewrite_bytes_max: u64::MAX,

@@ -1,13 +1,13 @@
-//! Gives back what no backup needs: exactly, because every manifest has the numbers that it uses [Zhang14 §6.5
-//! has summaries of them, and leaks a little].
+//! Removes stored blocks that no backup needs: exactly those, because every manifest lists the numbers that it uses
+//! [Zhang14 §6.5 has summaries instead, and leaks a little].
 //!
-//! A pack of which nothing is needed goes. One with enough waste is written again, as its next generation and
-//! with the same numbers (B2), before the old one goes. What popular blocks have, too, is waste: the pack says then that
-//! it was moved to them (`moves.rs`).
+//! A pack without needed blocks is removed. A pack with enough waste is written again, as its next generation and
+//! with the same numbers (B2), before the old generation is removed. A block whose content popular blocks have, too,
+//! is waste: the pack then says that it was moved to them (`moves.rs`).
 //!
-//! What is decided about a source's own blocks is decided with its lease, so that no backup begins to need
-//! meanwhile what is about to go (B5). Popular blocks are needed by sources that others may be backing up, so
-//! they go in two steps (`popular.rs`).
+//! Prune holds the source's lease while it decides about the source's own blocks, so no backup can start to refer to a
+//! block that is about to be removed (B5). Popular blocks may be needed by concurrent backups of other sources, so they
+//! are removed in two steps (`popular.rs`).
 
 use std::collections::BTreeSet;
 
@@ -20,67 +20,68 @@ use crate::error::Result;
 use crate::moves::Moves;
 use crate::numbers::{are_in, merged};
 
-/// How a source is pruned.
+/// Options for pruning a source.
 #[derive(Debug, Clone, Copy)]
 pub struct PruneOptions {
-    /// A pack is written again if at least this part of its blocks, in percent, is needed by no backup.
+    /// A pack is written again if at least this percentage of its blocks is needed by no backup.
     pub wasted_percent: u8,
-    /// The most bytes of packs that are read to be written again; those with the most waste come first.
+    /// The most bytes of packs to read and write again; packs with the most waste come first.
     pub rewrite_bytes_max: u64,
-    /// Of zstd.
+    /// The compression level for zstd.
     pub level: i32,
 }
 
-/// What pruning does to a source, or to popular blocks.
+/// The effect of pruning on a source, or on popular blocks.
 #[derive(Debug, Clone, Default)]
 pub struct PrunePlan {
-    /// Packs of which nothing is needed.
+    /// Packs without needed blocks.
     dead: Vec<(u64, u32)>,
-    /// Packs to be written again.
+    /// Packs to write again.
     rewritten: Vec<(u64, u32)>,
-    /// Generations of packs that newer ones have replaced.
+    /// Generations of packs that have been replaced by newer ones.
     replaced: Vec<(u64, u32)>,
-    /// Copies of tables of packs that are gone, and that no backup needs.
+    /// Copies of tables that no backup needs and whose packs are gone.
     tables: Vec<(u64, u32)>,
     /// Recipes of backups that are forgotten.
     recipes: Vec<BackupNumber>,
-    /// Manifests of backups that are forgotten: the removal was interrupted, or they were put back.
+    /// Manifests of forgotten backups that are still there, or there again: a removal was interrupted, or they were
+    /// restored.
     returned: Vec<BackupNumber>,
     pub(crate) kept: Kept,
     moves: Moves,
     /// Blocks that backups need.
     pub needed_blocks: u64,
-    /// Those of them that popular blocks have, too.
+    /// Needed blocks that could be moved, because popular blocks have their content.
     pub movable_blocks: u64,
-    /// Blocks that none needs.
+    /// Blocks that no backup needs.
     pub wasted_blocks: u64,
-    /// Blocks that none needs, and movable ones, that will be gone.
+    /// Unneeded and movable blocks that pruning will free.
     pub freed_blocks: u64,
     /// Bytes of all packs.
     pub stored_bytes: u64,
-    /// Bytes of packs that are read to be written again.
+    /// Bytes of packs that are read and written again.
     pub rewritten_bytes: u64,
-    /// Damaged packs, which are left as they are.
+    /// Damaged packs, which stay unchanged.
     pub damaged: Vec<String>,
-    /// What has the name of an object that would go, and is none of this repository: it stays.
+    /// Files that have the name of an object to remove, but are not objects of this repository: they stay.
     pub foreign: Vec<String>,
 }
 
-/// What was done.
+/// The result of pruning.
 #[derive(Debug, Clone)]
 pub struct Pruned {
-    /// What was planned, with the lease.
+    /// The plan that was made under the lease and carried out.
     pub plan: PrunePlan,
-    /// Bytes of all packs before, less those after.
+    /// How many bytes less all packs take.
     pub freed_bytes: u64,
 }
 
 /// Which blocks stay.
 #[derive(Debug, Clone)]
 pub(crate) enum Kept {
-    /// Those with these numbers.
+    /// Only blocks with these numbers stay.
     Only(Vec<NumberRun>),
-    /// All others.
+    /// All blocks stay except these.
     AllBut(Vec<NumberRun>),
 }
 
@@ -91,7 +92,7 @@ impl Default for Kept {
 }
 
 impl Kept {
-    /// What a pack has afterwards.
+    /// The slots of a pack after pruning.
     pub(crate) fn slots<'a>(
         &'a self,
         pack: &'a Pack,
@@ -110,26 +111,26 @@ impl Kept {
     }
 }
 
-/// How many of them are blocks that are stored.
+/// Counts the stored blocks among slots.
 pub(crate) fn stored(slots: impl IntoIterator<Item = Slot>) -> u64 {
     let slots = slots.into_iter();
     slots.filter(|slot| slot.stored().is_some()).count() as u64
 }
 
 impl PrunePlan {
-    /// Packs that go.
+    /// The number of packs that are removed.
     #[must_use]
     pub fn dead_packs(&self) -> u64 {
         self.dead.len() as u64
     }
 
-    /// Packs that are written again.
+    /// The number of packs that are written again.
     #[must_use]
     pub fn rewritten_packs(&self) -> u64 {
         self.rewritten.len() as u64
     }
 
-    /// All packs that become smaller, or go.
+    /// All packs that become smaller or are removed.
     pub(crate) fn shrinking(&self) -> impl Iterator<Item = &(u64, u32)> {
         self.dead.iter().chain(&self.rewritten)
     }
@@ -145,12 +146,12 @@ impl PrunePlan {
             && self.returned.is_empty()
     }
 
-    /// What pruning a source would do now.
+    /// Plans the pruning of a source.
     ///
     /// # Errors
     ///
-    /// If a manifest cannot be read, or is missing although nothing says that its backup was forgotten: nobody knows then
-    /// what is needed.
+    /// If a manifest cannot be read, or is missing although its backup was not forgotten, because then it is not
+    /// known which blocks are needed.
     pub fn new(
         repository: &Repository,
         source: &KnownSource,
@@ -216,7 +217,7 @@ impl PrunePlan {
         keep_ours(repository, replaced, foreign, |pack| {
             pack_name(store, *pack)
         })?;
-        // What is freed of, blocks and bytes of the packs that are worth it.
+        // Packs with enough waste: their freed blocks, all blocks, and bytes.
         let mut candidates = Vec::new();
         for (number, generation) in packs {
             let pack = match repository.pack(store, number, generation) {
@@ -227,7 +228,7 @@ impl PrunePlan {
                 }
                 Err(error) => return Err(error.into()),
             };
-            // It cannot be removed then, and stays as it is until it is repaired.
+            // This pack cannot be removed, so it stays until it is repaired.
             if let Some(error) = pack.table_damage()
                 && repository
                     .check_removable(pack_name(store, (number, generation)))
@@ -264,13 +265,13 @@ impl PrunePlan {
         Ok(plan)
     }
 
-    /// What a pack has afterwards, if it is written again.
+    /// The slots of a pack after it is written again, moves included.
     fn slots(&self, pack: &Pack, number: u64) -> Vec<Slot> {
         let kept = self.kept.slots(pack, number);
         self.moves.apply(number * BLOCKS_PER_PACK, kept).collect()
     }
 
-    /// Does it, with the lease of the packs' source.
+    /// Carries out the plan. `writer` holds the lease of the packs' source.
     pub(crate) fn carry_out(
         mut self,
         writer: &Writer<'_>,
@@ -278,11 +279,12 @@ impl PrunePlan {
         report: Report<'_>,
     ) -> Result<Pruned> {
         let id = writer.source().id;
-        // Before packs are written again: one may be the next generation of which a copy was left.
+        // Before packs are written again, because a stray copy may belong to the generation that is about to be
+        // written.
         for (number, generation) in &self.tables {
             writer.remove_table(*number, *generation)?;
         }
-        // What only has to go makes room for what is written.
+        // Remove first, to make room for the packs that are written.
         let mut freed_bytes = 0;
         for pack in self.dead.iter().chain(&self.replaced) {
             report(0, self.rewritten_bytes)?;
@@ -320,7 +322,7 @@ fn table_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName 
     }
 }
 
-/// Those of some copies of tables whose packs are gone, unless nothing else is left of packs that backups need.
+/// Copies of tables whose packs are gone, except the only remains of packs that backups need.
 pub(crate) fn stray_tables(
     repository: &Repository,
     store: SourceId,
@@ -340,7 +342,7 @@ pub(crate) fn stray_tables(
     Ok(tables)
 }
 
-/// Leaves out, and names, what is no object of this repository.
+/// Drops from `objects` files that are not objects of this repository, and adds their names to `foreign`.
 fn keep_ours<T>(
     repository: &Repository,
     objects: &mut Vec<T>,
@@ -363,12 +365,12 @@ fn keep_ours<T>(
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Gives back what no backup of the source needs. Interrupted at any moment, all backups are as they were, and
-/// pruning again does what is left.
+/// Removes stored blocks that no backup of the source needs. If it is interrupted at any point, all backups stay as
+/// they were, and the next prune continues.
 ///
 /// # Errors
 ///
-/// As [`PrunePlan::new`]; any failure of writing; whatever `report` returns.
+/// As [`PrunePlan::new`]; any failure of writing; any error of `report`.
 pub fn prune(writer: &Writer<'_>, options: &PruneOptions, report: Report<'_>) -> Result<Pruned> {
     let (repository, source) = (writer.repository(), writer.source());
     let plan = PrunePlan::new(repository, source, options)?;
@@ -378,13 +380,13 @@ pub fn prune(writer: &Writer<'_>, options: &PruneOptions, report: Report<'_>) ->
             freed_bytes: 0,
         });
     }
-    // No number is used again, whatever is there in the end.
+    // Record used numbers first, so that no number is used again.
     let needed = repository.needed_packs(source.id)?;
     writer.fold(repository.next_pack(source, &needed)?)?;
     plan.carry_out(writer, options.level, report)
 }
 
-/// Writes packs again, and removes those before them, one after the other. Returns by how many bytes they became smaller.
+/// Writes packs again one after the other, and removes their old generations. Returns how many bytes less they take.
 fn rewrite_all(
     writer: &Writer<'_>,
     plan: &mut PrunePlan,
@@ -418,7 +420,7 @@ fn rewrite_all(
     Ok(freed_bytes)
 }
 
-/// Writes a pack again, with what is needed of it and was not moved. Returns its bytes.
+/// Writes the next generation of a pack, with the slots that stay. Returns its bytes.
 fn rewrite(
     mut new: NewPack,
     pack: &Pack,

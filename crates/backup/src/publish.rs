@@ -18,20 +18,20 @@ pub(crate) struct Totals {
     pub(crate) popular_blocks: u64,
     pub(crate) own: Vec<NumberRun>,
     pub(crate) popular: Vec<NumberRun>,
-    /// How many runs of numbers may be gathered of either kind before they are merged.
+    /// For own and popular numbers each, how many runs are collected before they are merged.
     unmerged_max: [usize; 2],
 }
 
-/// Which numbers the new blocks have to which a disk may refer.
+/// The numbers of the new blocks that a disk may refer to.
 pub(crate) struct Numbering<'a> {
-    /// The number of the first new block of the disk that is published, and all of them.
+    /// The number of the disk's first new block, and the places of its new blocks.
     pub(crate) own: (u64, Ranks),
-    /// The number of the first new popular block, and all of them, of all disks.
+    /// The number of the first new popular block, and the places of the new popular blocks of all disks.
     pub(crate) popular: (u64, &'a mut Ranks),
 }
 
 impl Numbering<'_> {
-    /// What a block that changed holds, unless something else was decided.
+    /// The target of a changed block about which there is no decision: the new block at this place, or zeros.
     fn of_new(&mut self, place: Place) -> Result<Target> {
         let (first, own) = &mut self.own;
         if let Some(rank) = own.rank(place)? {
@@ -61,19 +61,19 @@ impl Numbering<'_> {
 /// Writes the pages of a recipe, from front to back.
 pub(crate) struct RecipeWriter<'a> {
     pub(crate) recipe: NewRecipe,
-    /// What is unchanged is as it was in it; without it, zeros.
+    /// The parent's recipe, which gives the targets of unchanged blocks; zeros without a parent.
     pub(crate) parent: Option<Recipe>,
     /// The disk, among those that are backed up.
     pub(crate) disk: usize,
     pub(crate) numbering: Numbering<'a>,
-    /// What was decided about the blocks of all disks.
+    /// The decisions about the blocks of all disks.
     pub(crate) decided: &'a mut ByPlace<Decided>,
     pub(crate) changes: ChangedBlocks<'a>,
     pub(crate) disk_blocks: u64,
 }
 
 impl RecipeWriter<'_> {
-    /// Returns the witness and the bytes of the pages, and the totals.
+    /// Returns the recipe's witness, the sealed bytes of each page, and the totals.
     pub(crate) fn write(mut self) -> Result<((Witness, Vec<u32>), Totals)> {
         let mut totals = Totals::default();
         let mut change = self.changes.next()?;
@@ -108,7 +108,7 @@ impl RecipeWriter<'_> {
         Ok((self.recipe.finish()?, totals))
     }
 
-    /// What the blocks of a page hold in the parent.
+    /// The targets of a page's blocks in the parent.
     fn parent_page(&self, page: u64, blocks: usize) -> Result<Vec<Target>> {
         let parent = self.parent.as_ref();
         let parent = parent.filter(|it| page < it.manifest().recipe_pages.len() as u64);
@@ -121,11 +121,11 @@ impl RecipeWriter<'_> {
     }
 }
 
-/// How many runs of numbers are gathered at least before they are merged.
+/// The least number of runs that are collected before they are merged.
 const NUMBERS_MIN: usize = 1 << 16;
 
 impl Totals {
-    /// With what was read and stored for it, the figures of a backup.
+    /// The counts of a backup, given how many blocks were read and stored for it.
     pub(crate) fn counts(&self, read_blocks: u64, new_blocks: u64, stored_bytes: u64) -> Counts {
         Counts {
             logical_blocks: self.logical_blocks,
@@ -154,7 +154,7 @@ impl Totals {
             });
             if numbers.len() > (*max).max(NUMBERS_MIN) {
                 *numbers = merged(std::mem::take(numbers));
-                // If merging helps little, it must not come too often.
+                // If merging removes few runs, merge less often.
                 *max = 2 * numbers.len();
             }
         }

@@ -1,8 +1,8 @@
-//! Sets of places, and how many are before each. Numbers follow the order of places, so the number of a new block is the first one
-//! and how many new blocks are before it.
+//! Sets of places that answer how many members precede a place. New blocks are numbered in the order of their places,
+//! so the number of a new block is the first number plus its rank.
 //!
-//! The places are bits in a temporary file, which takes 24 bytes for each 64 consecutive ones of which the set has any. Pages of it
-//! that were used last are in memory, and 8 bytes for each page.
+//! The places are bits in a temporary file, 24 bytes for each 64 consecutive places with at least one member. Memory
+//! holds the pages used last, and 8 bytes for each page.
 
 use std::fs::File;
 use std::io;
@@ -11,13 +11,13 @@ use std::os::unix::fs::FileExt;
 use crate::records::Place;
 use crate::temporary::Temporary;
 
-/// The places of the set among 64 consecutive ones.
+/// The members of the set among 64 consecutive places.
 #[derive(Debug, Clone, Copy)]
 struct Word {
     /// The first of the places, divided by 64.
     at: u64,
     bits: u64,
-    /// Places of the set before it.
+    /// Members of the set below this word.
     before: u64,
 }
 
@@ -34,16 +34,16 @@ pub(crate) struct Ranks {
     temporary: Temporary,
     /// The words after the last full page.
     open: Vec<Word>,
-    /// Of each full page, where its first word is.
+    /// The position of the first word of each full page.
     starts: Vec<u64>,
     /// The full pages, once there is one.
     file: Option<File>,
-    /// Pages that were used last, each at its number modulo the length of this.
+    /// A cache of full pages, each at its number modulo the cache's length.
     cache: Vec<Option<(usize, Vec<Word>)>>,
 }
 
 impl Ranks {
-    /// Keeps to one part in `share` of the memory.
+    /// Creates a set whose cache takes one part in `share` of the memory.
     pub(crate) fn new(temporary: &Temporary, share: usize) -> Self {
         let pages = (temporary.memory_bytes / share / PAGE_BYTES).max(1);
         Self {
@@ -56,7 +56,7 @@ impl Ranks {
         }
     }
 
-    /// Adds a place behind all that are in the set.
+    /// Adds a place that is above all places in the set.
     pub(crate) fn push(&mut self, place: Place) -> io::Result<()> {
         let (at, bit) = (place.0 / 64, 1 << (place.0 % 64));
         match self.open.last_mut() {
@@ -94,7 +94,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// How many places of the set are before this one; none if it is not in the set.
+    /// How many members precede this place; `None` if the place is not in the set.
     pub(crate) fn rank(&mut self, place: Place) -> io::Result<Option<u64>> {
         let (at, bit) = (place.0 / 64, 1 << (place.0 % 64));
         let words = match self.open.first() {
@@ -143,7 +143,7 @@ mod tests {
         for (seed, memory_bytes) in [(1, 0), (2, 1 << 20)] {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut places = BTreeSet::new();
-            // Dense, sparse, and of two disks.
+            // Dense places, sparse places, and places of another disk.
             for _ in 0..20_000 {
                 places.insert(Place::new(0, random.u64(..30_000)));
                 places.insert(Place::new(0, random.u64(1 << 30..1 << 40)));

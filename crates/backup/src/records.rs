@@ -1,4 +1,4 @@
-//! What the stages of a backup leave to each other: records of blocks, which are sorted in temporary files.
+//! Records of blocks that the stages of a backup hand to each other, sorted in temporary files.
 
 use std::iter::Peekable;
 use std::ops::Range;
@@ -7,20 +7,20 @@ use onefold_sorter::{Record, Sorted};
 
 use crate::error::Result;
 
-/// A block of one of the disks that are backed up together. They are ordered by disks, and then by addresses.
+/// A block of one of the disks that are backed up together, ordered by disk and then by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place(pub(crate) u64);
 
 impl Place {
     const BLOCK_BITS: u32 = 46;
 
-    /// So many bits has a place.
+    /// Bits of a place; the rest of a word is free for a kind.
     const BITS: u32 = 62;
 
-    /// The most disks that are backed up together.
+    /// The most disks in one backup run.
     pub(crate) const DISKS_MAX: usize = 1 << (Self::BITS - Self::BLOCK_BITS);
 
-    /// The most blocks of a disk.
+    /// The most blocks per disk.
     pub(crate) const BLOCKS_MAX: u64 = 1 << Self::BLOCK_BITS;
 
     pub(crate) fn new(disk: usize, block: u64) -> Self {
@@ -35,13 +35,13 @@ impl Place {
         self.0 & (Self::BLOCKS_MAX - 1)
     }
 
-    /// All places of a disk.
+    /// The range of all places of a disk.
     pub(crate) fn all_of(disk: usize) -> Range<Self> {
         Self::new(disk, 0)..Self::new(disk + 1, 0)
     }
 }
 
-/// A fingerprint, as two words: they are compared faster than bytes.
+/// A fingerprint as two words, which compare faster than bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fingerprint(u64, u64);
 
@@ -55,21 +55,21 @@ impl Fingerprint {
         (u128::from(self.1) << 64 | u128::from(self.0)).to_le_bytes()
     }
 
-    /// A part of it, which is as good as random.
+    /// A part of the fingerprint, which is as good as random.
     pub(crate) fn word(self) -> u64 {
         self.0
     }
 }
 
-/// A block that was read or that is stored. Of those with one fingerprint, popular ones come first, and then disk by disk
-/// what its source has stored, before what was read from it.
+/// A block that was read or that is stored. Rows with the same fingerprint sort as follows: popular blocks first, then,
+/// disk by disk, the blocks stored by its source before the blocks read from the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Row {
     pub(crate) fingerprint: Fingerprint,
     word: u64,
 }
 
-/// Where the block of a row is. A stored block is given by its place among all that are listed of its store.
+/// The location of a row's block. For a stored block, its place among all numbers of its store's listed packs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
     Popular { listed: u64 },
@@ -107,28 +107,28 @@ impl Row {
     }
 }
 
-/// A block that is stored anew.
+/// A block that will be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NewBlock {
     pub(crate) place: Place,
     pub(crate) fingerprint: Fingerprint,
 }
 
-/// What another block with data refers to.
+/// The decision about a block with data that refers to another block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Decided {
     pub(crate) place: Place,
     word: u64,
 }
 
-/// What a block with data refers to, unless it is new and the first of its content.
+/// The block that a block with data refers to, if it is not stored itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The source's stored block of this number.
+    /// The source's stored block with this number.
     Own(u64),
-    /// The popular block of this number.
+    /// The popular block with this number.
     Popular(u64),
-    /// What the new block at this place will be.
+    /// The new block at this place, which has no number yet.
     SameAs(Place),
 }
 
@@ -159,7 +159,7 @@ fn put_words<const N: usize>(into: &mut Vec<u8>, words: [u64; N]) {
     into.extend_from_slice(words.map(u64::to_le_bytes).as_flattened());
 }
 
-/// Words of as many bytes.
+/// Decodes `N` words.
 fn get_words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut words = [0; N];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
@@ -216,7 +216,7 @@ impl Record for Decided {
     }
 }
 
-/// A record of a block at a place.
+/// A record that belongs to a block's place.
 pub(crate) trait Placed: Record {
     fn place(&self) -> Place;
 }
@@ -233,7 +233,7 @@ impl Placed for Decided {
     }
 }
 
-/// Records in the order of their places, which are taken from front to back.
+/// Records in ascending order of places, taken one at a time.
 pub(crate) struct ByPlace<R: Record>(Peekable<Sorted<R>>);
 
 impl<R: Placed> ByPlace<R> {
@@ -241,7 +241,7 @@ impl<R: Placed> ByPlace<R> {
         Self(sorted.peekable())
     }
 
-    /// Takes the next record in this range of places; those before it are left out.
+    /// Takes the next record in a range of places, and skips records before it.
     pub(crate) fn next_in(&mut self, places: &Range<Place>) -> Result<Option<R>> {
         loop {
             let is_before_end = |record: &std::io::Result<R>| match record {

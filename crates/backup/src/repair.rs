@@ -1,9 +1,10 @@
-//! Takes out of packs what is damaged, so that the next backup with the same content stores it again; and puts
-//! back what is stored elsewhere, under its old number (B2), which mends the older backups (B6).
+//! Takes damaged blocks out of packs, so that the next backup with the same content stores it again, and puts intact
+//! copies back under their old numbers (B2), which mends the older backups (B6).
 //!
-//! A pack is written again for that, as its next generation. A block that is taken out is *lost*: the table keeps
-//! its fingerprint. A pack whose table is damaged, or that is gone, is known by the copy of its table. Without that nothing
-//! is known of it, so it stays as it is; and so does one that is gone or cut as long as nothing of it can be put back.
+//! To do so, it writes the pack again, as its next generation. A block that is taken out is *lost*: the table keeps
+//! its fingerprint. A pack that is missing, or whose table is damaged, is known by the copy of its table. Without
+//! that copy its content is unknown, so it stays unchanged; so does a missing or truncated pack while none of its
+//! blocks can be put back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,48 +20,48 @@ use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::verify::{Verified, verify};
 
-/// What is damaged, and what can be done about it.
+/// The damage in a repository, and what a repair can do about it.
 #[derive(Debug)]
 pub struct RepairPlan {
-    /// All damage, and who needs what is damaged.
+    /// All damage, and which backups need the damaged blocks.
     pub verified: Verified,
-    /// What can be repaired.
+    /// Packs that a repair can work on.
     pub sick: Vec<SickPacks>,
 }
 
-/// Packs of a source, or of popular blocks, that are not as they should be.
+/// Packs of a source, or of popular blocks, that are damaged or missing.
 #[derive(Debug)]
 pub struct SickPacks {
-    /// Whose they are.
+    /// The source, or the store of popular blocks, that owns the packs.
     pub of: KnownSource,
     /// Sources that may have the same contents.
     relatives: Vec<SourceId>,
-    /// The popular blocks among them.
+    /// The store of popular blocks that the source may refer to.
     popular: SourceId,
     packs: BTreeSet<u64>,
-    /// What repairing them would do.
+    /// The expected result of repairing these packs.
     pub expected: Repaired,
 }
 
-/// What repairing did, in blocks.
+/// The result of a repair, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Repaired {
-    /// Taken out because they are damaged.
+    /// Blocks taken out because they are damaged.
     pub lost: u64,
-    /// Put back.
+    /// Blocks put back.
     pub mended: u64,
-    /// Still missing afterwards, those that were taken out among them.
+    /// Blocks still missing afterwards, including those that were taken out.
     pub missing: u64,
-    /// Tables of packs, or copies of them, that were made again; in packs.
+    /// Packs whose table, or the copy of it, was written again.
     pub tables: u64,
 }
 
 impl RepairPlan {
-    /// Reads all backups of a repository and their blocks. Nothing is changed.
+    /// Plans a repair: verifies all backups of a repository and their blocks. Changes nothing.
     ///
     /// # Errors
     ///
-    /// If the repository cannot be read at all; whatever `report` returns.
+    /// If the repository cannot be read at all; any error of `report`.
     pub fn new(repository: &Arc<Repository>, report: Report<'_>) -> Result<Self> {
         let verified = verify(repository, None, true, report)?;
         let all = repository.sources()?;
@@ -92,11 +93,12 @@ impl RepairPlan {
     }
 }
 
-/// Repairs packs, with the lease of whose they are. Interrupted at any moment, everything is as it was or better.
+/// Repairs packs under the lease of their owner. An interruption at any point leaves the repository as it was, or
+/// better.
 ///
 /// # Errors
 ///
-/// Any failure of writing; whatever `report` returns.
+/// Any failure of writing; any error of `report`.
 pub fn repair(
     writer: &Writer<'_>,
     repository: &Arc<Repository>,
@@ -111,7 +113,7 @@ pub fn repair(
         treated.insert(patient.pack.reference().number);
         patient.treat(writer, level)
     })?;
-    // What was damaged in these packs is taken out, or put back.
+    // The damaged blocks of these packs have been taken out or put back, so forget about them.
     let before = repository.known_damage(sick.of.id)?;
     let mut known = KnownDamage::default();
     known.add_known(&before, |number| !treated.contains(&number));
@@ -169,31 +171,31 @@ impl SickPacks {
     }
 }
 
-/// A pack, and what becomes of it.
+/// A pack under repair.
 struct Patient {
     pack: Pack,
-    /// It is there, and not only the copy of its table.
+    /// Whether the pack itself is there, and not only the copy of its table.
     has_file: bool,
     copy_is_wrong: bool,
     key: Key,
-    /// What it will have.
+    /// The slots that the repaired pack will have.
     slots: Vec<Slot>,
-    /// Blocks of which that differs from what it has.
+    /// Blocks whose slots differ from the pack's current ones.
     changed: BTreeSet<usize>,
-    /// Blocks that are put back, and where they are stored, too.
+    /// Blocks to put back, each with the store and number of an intact copy.
     mended: BTreeMap<usize, (SourceId, u64)>,
     popular: SourceId,
     blocks: Arc<BlockReader>,
 }
 
 impl Patient {
-    /// Whether the table of the pack, or the copy of it, has to be made again.
+    /// Whether the table of the pack, or the copy of it, must be written again.
     fn has_wrong_table(&self) -> bool {
         self.copy_is_wrong || self.has_file && self.pack.table_damage().is_some()
     }
 
-    /// The pack is gone or cut, and nothing of it can be put back. Written again, it would stand in the way of the whole one,
-    /// if that is put back.
+    /// Whether the pack is gone or truncated and none of its blocks can be put back. It is left alone, because a new
+    /// generation would supersede the intact pack if the user restores that.
     fn may_come_back(&self) -> bool {
         self.pack.is_cut() && self.mended.is_empty()
     }
@@ -208,7 +210,7 @@ impl Patient {
         }
     }
 
-    /// Finds out what is damaged.
+    /// Finds damaged blocks and marks them as lost.
     fn examine(&mut self) -> Result<()> {
         for group in 0..self.pack.groups() {
             let wrong = match check_group(&self.pack, group, &self.key) {
@@ -234,7 +236,7 @@ impl Patient {
         Ok(())
     }
 
-    /// Whether a moved block is in the popular pack that it was moved to, or would be put back there.
+    /// Whether a moved block is in the popular pack that it was moved to, or could be put back there.
     fn may_be_mended_there(&self, n: usize) -> Result<bool> {
         let Some(to) = self.pack.moved_from(n, 1) else {
             return Ok(true);
@@ -255,7 +257,7 @@ impl Patient {
         first..self.slots.len().min(first + BLOCKS_PER_GROUP)
     }
 
-    /// Looks for what is lost among other blocks.
+    /// Searches the relatives for intact copies of lost blocks.
     fn find_cures(&mut self, repository: &Arc<Repository>, relatives: &[SourceId]) -> Result<()> {
         let mut wanted: BTreeMap<[u8; 16], Vec<usize>> = BTreeMap::new();
         for (n, slot) in self.slots.iter().enumerate() {
@@ -294,7 +296,7 @@ impl Patient {
         Ok(())
     }
 
-    /// A block that is stored elsewhere; nothing if it is damaged there, too.
+    /// Reads a copy that is stored elsewhere; `None` if that copy is damaged, too.
     fn read(&self, store: SourceId, number: u64, fingerprint: [u8; 16]) -> Result<Option<Vec<u8>>> {
         let block_size = self.pack.block_size();
         let block = StoredBlock {
@@ -318,7 +320,7 @@ impl Patient {
         Ok(is_it.then(|| content.to_vec()))
     }
 
-    /// Writes the pack as its next generation, and removes this one.
+    /// Writes the next generation of the pack, and removes the current one.
     fn write_again(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
         let of = writer.source();
         let (pack, generation) = (self.pack.reference(), self.pack.generation());
@@ -340,17 +342,17 @@ impl Patient {
             generation,
         };
         match writer.remove(before) {
-            // One with a damaged header stays: the new one counts, and `prune` names it.
+            // An old generation with a damaged header stays: the new one counts, and `prune` reports it.
             Err(error) if error.kind() == RepositoryErrorKind::Damaged => Ok(()),
             removed => Ok(removed?),
         }
     }
 
-    /// The blocks that a group will have.
+    /// The blocks that a group of the next generation will have.
     fn content(&self, group: usize) -> Result<Vec<u8>> {
         let there = match self.pack.read_group(group) {
             Ok(bytes) => bytes,
-            // Then all of it is lost, or mended.
+            // The whole group is lost, or will be mended.
             Err(error) if error.kind() == RepositoryErrorKind::Damaged => Vec::new(),
             Err(error) => return Err(error.into()),
         };

@@ -1,5 +1,5 @@
-//! A backup as it is read: all of it in the order of addresses, or a range anywhere, and what differs from
-//! another one. Any number of threads may read it.
+//! Reads a backup: all of it in the order of addresses, or any range, and compares it with another backup. Any number
+//! of threads may read it at once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,46 +15,46 @@ use crate::blocks::{BlockReader, Reach, StoredBlock, Unreadable};
 use crate::error::{BackupError, Result};
 use crate::lost::LostBlocks;
 
-/// Gets data, with its address in bytes.
+/// Receives data, with its address in bytes.
 pub type Receive<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<()>;
 
-/// Pages of the recipe that are kept: each is for 128 MiB of a disk with blocks of 4 KiB.
+/// Recipe pages kept in memory: each covers 128 MiB of a disk with blocks of 4 KiB.
 const PAGES_KEPT: usize = 8;
 
-/// A backup that is read.
+/// A backup that is opened for reading.
 pub struct Restore {
     pub(crate) blocks: Arc<BlockReader>,
     pub(crate) source: SourceId,
-    /// Where the source's popular blocks are.
+    /// The store of the source's popular blocks.
     pub(crate) popular: SourceId,
     recipe: Recipe,
     _reading: Reading,
-    /// The last one used comes last.
+    /// Cached recipe pages; the last used one comes last.
     pages: Mutex<Vec<(u64, Arc<Vec<RecipeRun>>)>>,
 }
 
-/// A run of bytes of a backup.
+/// Consecutive bytes of a backup that have something in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run<T> {
-    /// How many.
+    /// How many bytes.
     pub bytes: u64,
-    /// What is alike in them.
+    /// What the bytes have in common.
     pub what: T,
 }
 
-/// What a range holds, compared with another backup of the source.
+/// How a range compares with another backup of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Difference {
-    /// The same.
+    /// The range holds the same data in both backups.
     Same,
-    /// Other data.
+    /// The range holds other data.
     Data,
-    /// Zeros, where the other has data.
+    /// The range holds zeros, and data in the other backup.
     Zeros,
 }
 
 impl Restore {
-    /// Opens a backup, to do what `doing` says. It is not forgotten as long as this is there.
+    /// Opens a backup to do what `doing` says. The backup cannot be forgotten until this is dropped.
     ///
     /// # Errors
     ///
@@ -77,13 +77,13 @@ impl Restore {
         })
     }
 
-    /// Its manifest.
+    /// The manifest of the backup.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         self.recipe.manifest()
     }
 
-    /// The witness of the pack of a store that has a number.
+    /// The witness of the pack in `store` that the backup needs for a number.
     pub(crate) fn witness(
         &self,
         store: SourceId,
@@ -132,11 +132,11 @@ impl Restore {
         Some(runs)
     }
 
-    /// Passes all data on, in ascending order; what is left out is zeros, or is noted in `lost`.
+    /// Passes all data to `receive`, in ascending order. Omitted ranges are zeros, or are recorded in `lost`.
     ///
     /// # Errors
     ///
-    /// Without `lost`, if the repository is damaged, with the first block concerned; or the receiver's.
+    /// Without `lost`, if the repository is damaged, with the first affected block; or the receiver's.
     pub fn read_all(&self, lost: Option<&LostBlocks>, receive: Receive<'_>) -> Result<()> {
         let all = 0..self.manifest().size_bytes;
         self.past_damage(all, lost, &mut |rest| {
@@ -144,7 +144,7 @@ impl Restore {
         })
     }
 
-    /// Reads a range in ascending order. With `lost`, what is damaged is noted there, and the rest after it is read.
+    /// Reads a range in ascending order. With `lost`, records damaged blocks there and continues after them.
     pub(crate) fn past_damage(
         &self,
         mut range: Range<u64>,
@@ -162,20 +162,20 @@ impl Restore {
         Ok(())
     }
 
-    /// Fills all of `bytes` from byte `at` on; beyond the end with zeros.
+    /// Fills `bytes` with the backup's data from byte `at`, and with zeros past its end.
     ///
     /// # Errors
     ///
-    /// If the repository is damaged, with the first block concerned.
+    /// If the repository is damaged, with the first affected block.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         self.read_within(at, bytes, Reach::Repository).map(drop)
     }
 
-    /// As [`Restore::read`], but what cannot be read is noted in `lost`; its bytes are of no meaning.
+    /// As [`Restore::read`], but records unreadable blocks in `lost`; their bytes in `bytes` are undefined.
     ///
     /// # Errors
     ///
-    /// Any failure that is no damage of an object.
+    /// Any failure other than damage of an object.
     pub fn read_past_damage(&self, at: u64, bytes: &mut [u8], lost: &LostBlocks) -> Result<()> {
         let all = at..at.saturating_add(bytes.len() as u64);
         self.past_damage(all, Some(lost), &mut |rest| {
@@ -184,7 +184,7 @@ impl Restore {
         })
     }
 
-    /// As [`Restore::read`], if all of it is in memory. Returns whether it was.
+    /// As [`Restore::read`], but only if all needed objects are in memory. Returns whether they were.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl Restore {
         })
     }
 
-    /// Returns whether it was within reach.
+    /// Returns false if `reach` did not suffice.
     fn read_range(&self, range: &Range<u64>, reach: Reach, receive: Receive<'_>) -> Result<bool> {
         if reach == Reach::Memory
             && !self
@@ -227,7 +227,7 @@ impl Restore {
         Ok(is_within)
     }
 
-    /// The runs that this range touches, each with its first block; a run is cut at the range's first and
+    /// Calls `each` with the runs that a range touches and their first blocks; runs are cut at the range's first and
     /// last block.
     pub(crate) fn each_run(
         &self,
@@ -255,7 +255,7 @@ impl Restore {
         Ok(())
     }
 
-    /// How many blocks of a run there are from this one on.
+    /// How many blocks a run has from this block on.
     fn run_from(&self, block: u64) -> Option<u64> {
         let page = self.page_range(block / BLOCKS_PER_RECIPE_PAGE);
         let mut blocks = None;
@@ -306,12 +306,12 @@ impl Restore {
         Ok(true)
     }
 
-    /// Whether each part of a range holds data, from its start: `most` runs at most, so perhaps not all of it. Where the
-    /// recipe is damaged there may be data, and reading it fails.
+    /// Whether each part of a range holds data: at most `most` runs from its start, so perhaps not the whole range. A
+    /// range whose recipe is damaged counts as data, and reading it fails.
     ///
     /// # Errors
     ///
-    /// Any failure that is no damage.
+    /// Any failure other than damage.
     pub fn extents(&self, range: &Range<u64>, most: usize) -> Result<Vec<Run<bool>>> {
         let mut runs = Runs::new(range, most);
         let block_size = self.block_size();
@@ -334,7 +334,7 @@ impl Restore {
         Ok(runs.finish())
     }
 
-    /// What a range holds that `since`, another backup of the source, does not: as [`Restore::extents`].
+    /// How a range differs from `since`, another backup of the source; limited as in [`Restore::extents`].
     ///
     /// # Errors
     ///
@@ -370,7 +370,7 @@ impl Restore {
         Ok(runs.finish())
     }
 
-    /// The store and number of the pack that has a block.
+    /// The store and number of the pack that has the block of a target.
     fn pack_of(&self, target: Target) -> Option<(SourceId, u64)> {
         match target {
             Target::Zeros => None,
@@ -379,7 +379,7 @@ impl Restore {
         }
     }
 
-    /// Whether equal numbers of this pack mean equal content in another backup of the source.
+    /// Whether equal numbers in this pack mean equal content in both backups of the source.
     fn needs_same_pack(&self, other: &Self, pack: Option<(SourceId, u64)>) -> Result<bool> {
         let Some((store, number)) = pack else {
             return Ok(true);
@@ -387,7 +387,7 @@ impl Restore {
         let first = number * BLOCKS_PER_PACK;
         match other.witness(store, first) {
             Ok(witness) => Ok(self.witness(store, first)? == witness),
-            // The other backup has none of its numbers.
+            // The other backup has no number of this pack.
             Err(_) => Ok(true),
         }
     }
@@ -404,13 +404,13 @@ impl Restore {
         range.start.max(page.start)..range.end.min(page.end)
     }
 
-    /// The bytes of a page.
+    /// The range of bytes that a recipe page covers.
     pub(crate) fn page_range(&self, page: u64) -> Range<u64> {
         let page_bytes = BLOCKS_PER_RECIPE_PAGE * self.block_size();
         page * page_bytes..(page + 1) * page_bytes
     }
 
-    /// What a page's blocks hold; none beyond the end.
+    /// The targets of a page's blocks; empty beyond the end.
     fn targets(&self, page: u64) -> Result<Vec<Target>> {
         if page >= self.manifest().recipe_pages.len() as u64 {
             return Ok(Vec::new());
@@ -419,8 +419,8 @@ impl Restore {
     }
 }
 
-/// Notes which blocks are lost by a failure, and returns them. Any other failure than damage of an object ends the
-/// restore, and without `lost` all do.
+/// Records the blocks that a failure affects in `lost`, and returns them. A failure other than damage, or any failure
+/// without `lost`, ends the restore.
 pub(crate) fn note(error: BackupError, lost: Option<&LostBlocks>) -> Result<Range<u64>> {
     match (error, lost) {
         (
@@ -439,14 +439,14 @@ pub(crate) fn note(error: BackupError, lost: Option<&LostBlocks>) -> Result<Rang
     }
 }
 
-/// What each block holds.
+/// Expands runs to one target per block.
 pub(crate) fn expanded(runs: &[RecipeRun]) -> Vec<Target> {
     let each = runs.iter();
     let targets = each.flat_map(|run| (0..run.blocks).map(|n| run.target.plus(n)));
     targets.collect()
 }
 
-/// Runs of a range that are collected from its start.
+/// Runs of a range, collected from its start.
 struct Runs<T> {
     found: Vec<Run<T>>,
     most: usize,
@@ -464,12 +464,12 @@ impl<T: PartialEq> Runs<T> {
         }
     }
 
-    /// One more than is wanted has begun: it ends the one before.
+    /// Whether no more runs fit. One run more than requested is begun, because that ends the run before it.
     fn is_full(&self) -> bool {
         self.found.len() > self.most || self.at >= self.end
     }
 
-    /// All is alike up to this end.
+    /// Extends the runs up to `end`, which share `what`.
     fn add(&mut self, end: u64, what: T) {
         let end = end.min(self.end);
         if end <= self.at || self.is_full() {

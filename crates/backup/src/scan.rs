@@ -1,4 +1,4 @@
-//! Stage 1: reads what changed, and sorts the fingerprints of its blocks.
+//! Stage 1: reads changed blocks, and sorts their fingerprints.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -12,12 +12,12 @@ use crate::error::{Result, stopped};
 use crate::records::{Fingerprint, Found, Place, Row};
 use crate::temporary::Temporary;
 
-/// The blocks of all disks that were read, with what they are compared with.
+/// The blocks read from all disks, and filters for the stored blocks to compare them with.
 pub(crate) struct Rows {
     pub(crate) sorter: Sorter<Row>,
     pub(crate) filter: Filter,
     pub(crate) words: Words,
-    /// Blocks that were read.
+    /// How many blocks were read.
     pub(crate) read: u64,
 }
 
@@ -35,13 +35,13 @@ impl Rows {
     }
 }
 
-/// One part in so many of the memory is the filter's.
+/// Divisor of the memory: one share is the filter's.
 const FILTER_SHARE: usize = 8;
 
-/// One part in so many of the memory has the words of what was read.
+/// Divisor of the memory: one share holds the words of the fingerprints read.
 const WORDS_SHARE: usize = 8;
 
-/// Parts of the fingerprints of what was read, as long as there is memory for all.
+/// The first words of the fingerprints read, for as long as memory holds all of them.
 pub(crate) struct Words {
     all: Vec<u64>,
     most: usize,
@@ -56,7 +56,7 @@ impl Words {
         }
     }
 
-    /// All of them, each once; none if there were too many.
+    /// All words, each once and in ascending order; `None` if there were too many.
     pub(crate) fn sorted(&mut self) -> Option<&[u64]> {
         self.all.sort_unstable();
         self.all.dedup();
@@ -64,7 +64,7 @@ impl Words {
     }
 }
 
-/// Which contents may have been read. It keeps the rows few with which few blocks are compared, however many blocks are stored.
+/// A Bloom filter of the contents read. However many blocks are stored, only few pass and are compared.
 pub(crate) struct Filter {
     bits: Vec<u64>,
 }
@@ -76,7 +76,7 @@ impl Filter {
         }
     }
 
-    /// How many of some stored blocks have to be compared at most, after so many blocks were read.
+    /// The most stored blocks that pass the filter, after `read` blocks were read.
     pub(crate) fn passing(memory_bytes: usize, stored: u64, read: u64) -> u64 {
         let bits = (memory_bytes / FILTER_SHARE).max(8) as u128 * 8;
         let passing = u128::from(stored) * u128::from(read) / bits;
@@ -103,7 +103,7 @@ impl Filter {
     }
 }
 
-/// Buffers of what is read: one is filled, one is sorted, and one waits.
+/// Buffers of blocks read: one is being filled, one is being sorted, and one waits.
 const BUFFERS: usize = 3;
 
 /// Consecutive blocks that were read.
@@ -115,7 +115,7 @@ struct Piece {
 
 /// Adds the rows of a disk. Returns how many blocks were read.
 ///
-/// Another thread fingerprints what was read while more is read.
+/// While this thread reads on, another one fingerprints the blocks read.
 pub(crate) fn scan(
     disk: usize,
     changes: &mut ChangedBlocks<'_>,
@@ -155,7 +155,7 @@ pub(crate) fn scan(
                 }
                 rows.read += batch.len() as u64;
                 rows.sorter.add(&mut batch)?;
-                // Nobody waits for the last ones.
+                // Fails for the last buffers, when the reader has finished.
                 let _ = sorted.send(buffer);
             }
             Ok(())
@@ -168,7 +168,7 @@ pub(crate) fn scan(
     })
 }
 
-/// Reads what changed, a piece after the other, for as long as somebody takes them. Returns how many blocks were read.
+/// Reads changed blocks piece by piece, until the receiver ends. Returns how many blocks were read.
 fn read_changes(
     changes: &mut ChangedBlocks<'_>,
     block_size: u32,

@@ -1,12 +1,13 @@
-//! Makes popular what is stored more than once, whatever the order in which the sources of a domain were backed up
-//! [Zhang14 §4.2]: the tables of all packs go through partitions, and one copy of each content that no popular block has is
-//! stored among the popular blocks.
+//! Makes popular the contents that are stored more than once, in whatever order the sources of a domain were backed up
+//! [Zhang14 §4.2]. It partitions the tables of all packs, and stores one copy of each repeated content that no popular
+//! block has as a popular block.
 //!
-//! The copies that are there stay as they are, and so do recipes and manifests: the next `prune` of a source moves its
-//! copies to the popular ones (`moves.rs`). Nothing refers to the new popular blocks before, so a `share` that is
-//! interrupted costs nothing but its time: what it completed is popular, and the next one does the rest.
+//! Existing copies, recipes and manifests stay as they are: the next `prune` of a source moves its copies to the
+//! popular blocks (`moves.rs`). Nothing refers to the new popular blocks before that, so an interrupted `share` loses
+//! only time: the blocks that it completed are popular, and the next one continues.
 //!
-//! It holds the lease of the popular blocks: none are condemned meanwhile, and two commands do not store the same.
+//! It holds the lease of the popular blocks, so none of them can be condemned concurrently, and no two commands store
+//! the same content.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +25,13 @@ use crate::partitions::{Partitions, ROW_BYTES, of_row, row};
 use crate::records::Place;
 use crate::store::{self, Target, store_groups};
 
-/// Packs of a part: the blocks of them that are copied fit into memory.
+/// Packs per partition, so that the blocks copied from one partition fit into memory.
 const PART_PACKS: u64 = 16;
 
-/// Sources that share popular blocks: those of a domain that have the same block size.
+/// Sources that share popular blocks: sources of one domain with the same block size.
 #[derive(Debug, Clone)]
 pub struct Relatives {
-    /// The popular blocks, which need not be there.
+    /// The store of their popular blocks, which may not exist yet.
     pub popular: SourceId,
     /// The sources, by name.
     pub sources: Vec<KnownSource>,
@@ -45,40 +46,40 @@ impl Relatives {
     }
 }
 
-/// How blocks are shared.
+/// Options for sharing.
 #[derive(Debug, Clone, Copy)]
 pub struct ShareOptions {
-    /// Of zstd.
+    /// The compression level for zstd.
     pub level: i32,
     /// Threads that compress.
     pub threads: usize,
-    /// Memory to find contents in, in bytes.
+    /// Memory for finding equal contents, in bytes.
     pub memory_bytes: usize,
 }
 
-/// What sharing does.
+/// The effect of sharing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharePlan {
     /// Blocks that become popular.
     pub copied_blocks: u64,
-    /// Blocks of the sources that pruning without waste frees then: all that popular ones have, too.
+    /// The sources' blocks whose content will be popular: pruning with no waste allowed then frees all of them.
     pub freed_blocks: u64,
-    /// What cannot be read, and is left out.
+    /// Messages about objects that cannot be read and are skipped.
     pub damaged: Vec<String>,
 }
 
-/// What was done.
+/// The result of sharing.
 #[derive(Debug, Clone)]
 pub struct Shared {
-    /// What was found, with the lease.
+    /// The plan made under the lease.
     pub plan: SharePlan,
-    /// Blocks that were stored among the popular ones: fewer than planned where some are damaged.
+    /// Blocks stored as popular blocks: fewer than planned if some are damaged.
     pub copied_blocks: u64,
-    /// Bytes of their packs.
+    /// Bytes of the popular packs that were written.
     pub stored_bytes: u64,
 }
 
-/// The sources that share popular blocks with others, by domain.
+/// Groups sources by domain and block size: the sources of a group share popular blocks.
 #[must_use]
 pub fn relatives(repository: &Repository, sources: Vec<KnownSource>) -> Vec<Relatives> {
     let mut all: BTreeMap<_, Relatives> = BTreeMap::new();
@@ -94,11 +95,11 @@ pub fn relatives(repository: &Repository, sources: Vec<KnownSource>) -> Vec<Rela
     all.into_values().collect()
 }
 
-/// What sharing would do now. `report` hears of packs.
+/// Plans sharing. `report` receives the numbers of packs read and of all packs.
 ///
 /// # Errors
 ///
-/// Any failure of listing, or of temporary files; whatever `report` returns.
+/// Any failure of listing, or of temporary files; any error of `report`.
 pub fn plan_share(
     repository: &Repository,
     relatives: &Relatives,
@@ -109,9 +110,9 @@ pub fn plan_share(
     Ok(found.plan)
 }
 
-/// Stores what several blocks of the sources have, and no popular one, among the popular blocks. `writer` holds the lease of
-/// these. Interrupted at any moment, all backups are as they were, and sharing again does what is left. `report` hears of
-/// packs that are read.
+/// Stores contents that several blocks of the sources have, and no popular block, as popular blocks. `writer` holds the
+/// lease of the popular blocks. If it is interrupted at any point, all backups stay as they were, and the next run
+/// continues. `report` receives the number of packs read.
 ///
 /// # Errors
 ///
@@ -150,13 +151,13 @@ pub fn share(
     Ok(shared)
 }
 
-/// What is to be copied.
+/// The blocks to copy.
 struct Found {
     plan: SharePlan,
     stores: Vec<Store>,
-    /// One place of each content, by parts of the stores' packs.
+    /// One place of each content, partitioned by the stores' packs.
     rows: Partitions<ROW_BYTES>,
-    /// The first part of each store.
+    /// The first partition of each store.
     first_parts: Vec<usize>,
 }
 
@@ -189,7 +190,7 @@ impl Found {
             })?;
             plan.damaged.append(&mut store.damaged);
         }
-        // If nobody knows what is condemned, none of it is used.
+        // If the list of condemned blocks is unreadable, no popular block is used.
         if let Some(condemned) = condemned {
             add_usable(repository, &mut popular, &condemned, &mut contents)?;
         }
@@ -221,7 +222,7 @@ impl Found {
         Ok(())
     }
 
-    /// Copies the blocks in the order of their numbers. Returns how many could be read.
+    /// Copies the blocks in the order of their numbers. Returns how many were readable.
     fn copy(
         &mut self,
         repository: &Repository,
@@ -247,7 +248,7 @@ impl Found {
                         };
                         source.copy(of_pack, &mut group, packs)?;
                     }
-                    // Pruned meanwhile.
+                    // A concurrent prune removed the pack.
                     Ok(None) => {}
                     Err(error) if error.is_of_object() => {
                         damaged.push(error.to_string());
@@ -262,7 +263,7 @@ impl Found {
     }
 }
 
-/// Whose pack it is, and the pack's number and generation.
+/// The owner of a row's pack, and the pack's number and generation.
 fn pack_of(stores: &[Store], row: &[u8; ROW_BYTES]) -> (SourceId, u64, u32) {
     let place = of_row(row).1;
     let store = &stores[place.disk()];
@@ -270,7 +271,7 @@ fn pack_of(stores: &[Store], row: &[u8; ROW_BYTES]) -> (SourceId, u64, u32) {
     (store.id, number, generation)
 }
 
-/// The numbers that the backups of a source need. A backup that cannot be read is left out.
+/// The numbers that the backups of a source need. Skips unreadable backups.
 fn needed(
     repository: &Repository,
     source: &KnownSource,
@@ -289,7 +290,7 @@ fn needed(
     Ok(needed)
 }
 
-/// A pack of which some blocks are copied.
+/// A pack from which blocks are copied.
 struct Copied<'a> {
     pack: &'a Pack,
     key: &'a Key,
@@ -297,7 +298,7 @@ struct Copied<'a> {
 }
 
 impl Copied<'_> {
-    /// Copies blocks that are what their fingerprints say, and are there still.
+    /// Copies the blocks that are still there and match their fingerprints.
     fn copy(
         &mut self,
         rows: &[[u8; ROW_BYTES]],
@@ -340,12 +341,12 @@ impl Copied<'_> {
     }
 }
 
-/// Blocks that are sealed together.
+/// Blocks that are compressed and sealed together.
 #[derive(Default)]
 struct Group {
     fingerprints: Vec<[u8; 16]>,
     content: Vec<u8>,
-    /// Blocks that were sent before.
+    /// How many blocks earlier groups had.
     sent: u64,
 }
 

@@ -1,5 +1,5 @@
 //! Stage 3: reads the new blocks again, in the order of their addresses, and writes packs. Several threads
-//! compress and seal; what is written does not depend on how many.
+//! compress and seal; the result does not depend on their number.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -18,41 +18,41 @@ use crate::error::{BackupError, Result, stopped};
 use crate::ranks::Ranks;
 use crate::records::{ByPlace, NewBlock, Place};
 
-/// Where packs go, and how.
+/// Where packs are written, and how.
 pub(crate) struct Target<'a> {
     pub(crate) writer: &'a repository::Writer<'a>,
-    /// Whose packs they are.
+    /// The owner of the packs: a source, or the store of popular blocks.
     pub(crate) of: &'a KnownSource,
     pub(crate) first_pack: u64,
-    /// Of zstd.
+    /// The compression level for zstd.
     pub(crate) level: i32,
     pub(crate) threads: usize,
 }
 
-/// What is stored: the new blocks of some places.
+/// The new blocks in a range of places.
 pub(crate) struct NewBlocks<'a> {
     pub(crate) rows: &'a mut ByPlace<NewBlock>,
     pub(crate) places: Range<Place>,
-    /// How many there are.
+    /// How many new blocks there are.
     pub(crate) blocks: u64,
-    /// Where they are noted.
+    /// Records the places of the blocks that are stored.
     pub(crate) ranks: &'a mut Ranks,
 }
 
 /// Packs that were written.
 #[derive(Debug, Default)]
 pub(crate) struct StoredPacks {
-    /// In ascending order.
+    /// The packs, in ascending order.
     pub(crate) packs: Vec<PackReference>,
     pub(crate) bytes: u64,
 }
 
-/// A group on its way to a thread that seals it.
+/// A group for a thread that compresses and seals.
 struct Job {
     sealer: GroupSealer,
-    /// In its pack.
+    /// The group's number in its pack.
     number: u32,
-    /// Among all groups.
+    /// The group's number among all groups.
     sequence: u64,
     blocks: Vec<u8>,
 }
@@ -79,7 +79,7 @@ pub(crate) fn store_groups(
     send_all: impl FnOnce(&mut Writer<'_>) -> Result<()>,
 ) -> Result<StoredPacks> {
     let threads = target.threads.max(1);
-    // Room for every group that is on its way, so no send ever waits.
+    // Room for every group in flight, so that no send blocks.
     let (jobs, job_receiver) = sync_channel::<Job>(2 * threads);
     let (sealed_sender, sealed) = sync_channel::<Sealed>(2 * threads);
     let job_receiver = Mutex::new(job_receiver);
@@ -155,7 +155,7 @@ struct Group {
 }
 
 impl Group {
-    /// Reads its blocks, which must be what they were.
+    /// Reads the group's blocks and checks that they still match their fingerprints.
     fn read(&self, disks: &mut [DiskToBackUp<'_>], key: &Key, block_size: u32) -> Result<Vec<u8>> {
         let block_bytes = block_size as usize;
         let mut bytes = vec![0; self.places.len() * block_bytes];
@@ -180,16 +180,16 @@ impl Group {
     }
 }
 
-/// Sends groups to be sealed, and writes them in their order.
+/// Sends groups to the sealing threads, and writes the sealed groups in order.
 pub(crate) struct Writer<'a> {
     target: &'a Target<'a>,
     jobs: SyncSender<Job>,
     sealed: Receiver<Sealed>,
     on_their_way: usize,
-    /// The pack that is written, and the one after it, if that has begun; with the fingerprints of
-    /// their groups that are not written yet.
+    /// The pack being written and, if it has begun, the next one, each with the fingerprints of its groups that are not
+    /// written yet.
     open: Vec<Open>,
-    /// Sealed groups that others must precede.
+    /// Sealed groups that wait for earlier ones.
     arrived: BTreeMap<u64, SealedGroup>,
     next_sequence: u64,
     next_written: u64,
@@ -204,7 +204,7 @@ struct Open {
 const GROUPS_PER_PACK: u64 = BLOCKS_PER_PACK / BLOCKS_PER_GROUP as u64;
 
 impl Writer<'_> {
-    /// Sends the next group: 64 blocks, and fewer only if it is the last.
+    /// Sends the next group: 64 blocks, and fewer only in the last one.
     pub(crate) fn send(&mut self, fingerprints: Vec<[u8; 16]>, blocks: Vec<u8>) -> Result<()> {
         let target = self.target;
         let sequence = self.next_sequence;
@@ -236,7 +236,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Takes a sealed group, and writes all whose turn it is.
+    /// Receives a sealed group, and writes all groups that are next in order.
     fn receive(&mut self) -> Result<()> {
         let (sequence, group) = self.sealed.recv().map_err(|_| stopped())?;
         self.on_their_way -= 1;
@@ -256,7 +256,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes what is left, and makes it durable.
+    /// Writes the remaining groups, and makes the packs durable.
     fn finish(mut self) -> Result<StoredPacks> {
         while self.on_their_way > 0 {
             self.receive()?;

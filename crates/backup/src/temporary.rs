@@ -1,4 +1,4 @@
-//! Temporary files: where they are, how large they get, and how much memory stands in for them.
+//! Temporary files: their folder, their size, and the memory that is used before them.
 
 use std::fs::File;
 use std::io;
@@ -8,8 +8,8 @@ use onefold_sorter::{Record, Sorter};
 
 use crate::error::{BackupError, Result};
 
-/// What a block takes at most, in bytes, that is read or with which such a block may have to be compared: a row, and while all
-/// rows are there, what is decided about it.
+/// The most temporary bytes per block that is read, or that passes the filter and is compared: a row and, while all
+/// rows exist, a decision.
 const BLOCK_BYTES: u64 = 48;
 
 /// The folder of the temporary files of a backup, and the memory that its stages share with them.
@@ -20,21 +20,21 @@ pub(crate) struct Temporary {
 }
 
 impl Temporary {
-    /// Sorts with a part of the memory: one in `share`.
+    /// Creates a sorter that uses one part in `share` of the memory.
     pub(crate) fn sorter<R: Record>(&self, share: usize) -> Sorter<R> {
         Sorter::new(self.memory_bytes / share, &self.folder)
     }
 
-    /// A file without a name.
+    /// Creates an unnamed file.
     pub(crate) fn file(&self) -> io::Result<File> {
         tempfile::tempfile_in(&self.folder)
     }
 
-    /// Checks that there is room for the records of so many blocks.
+    /// Checks that the folder has room for the records of `blocks` blocks.
     ///
     /// # Errors
     ///
-    /// `NoRoom`, with what is needed and what is free; if the folder cannot be asked.
+    /// `NoRoom`, with the bytes needed and the bytes free; if the folder's file system cannot be queried.
     pub(crate) fn check_room(&self, blocks: u64) -> Result<()> {
         let needed_bytes = blocks.saturating_mul(BLOCK_BYTES);
         let found = rustix::fs::statvfs(&self.folder).map_err(|error| {

@@ -1,5 +1,5 @@
-//! Proves that everything that backups need is there, and if asked to, that it is what was stored (B6). Blocks that are not
-//! are remembered, so that no later backup refers to them.
+//! Proves that everything that backups need is present and, on request, that all blocks match their fingerprints (B6).
+//! Damaged blocks are recorded, so that no later backup refers to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,53 +19,53 @@ use crate::error::{BackupError, Result};
 use crate::follow::MovedNumbers;
 use crate::numbers::push;
 
-/// Ranges of a backup that are named of a finding.
+/// The most ranges of a backup that a finding lists.
 const PLACES_MAX: usize = 8;
 
-/// Tables of a store that are named of those that are damaged or missing.
+/// The most damaged or missing tables of a store that are listed.
 const TABLES_MAX: usize = 8;
 
-/// What was found.
+/// The result of a verification.
 #[derive(Debug, Clone, Default)]
 pub struct Verified {
-    /// Backups that were looked at.
+    /// Backups that were checked.
     pub backups: u64,
-    /// Recipes and packs that were looked at.
+    /// Recipes and packs that were checked.
     pub objects: u64,
     /// Bytes of blocks that were compared with their fingerprints.
     pub compared_bytes: u64,
-    /// What is wrong.
+    /// All damage that was found.
     pub findings: Vec<Finding>,
-    /// Why damaged blocks that were found are not remembered, if they are not.
+    /// If the damaged blocks could not be recorded, the reason.
     pub not_remembered: Option<RepositoryError>,
-    /// Packs of which something is damaged, lost or missing, the copies of their tables included.
+    /// Packs that are missing, or have damaged or lost blocks or tables, including copies of tables.
     pub(crate) packs: BTreeMap<SourceId, BTreeSet<u64>>,
 }
 
-/// Damage, and who needs what is damaged.
+/// Damage, and the backups that need the damaged objects.
 #[derive(Debug, Clone)]
 pub struct Finding {
-    /// The damage.
+    /// A description of the damage.
     pub message: String,
-    /// The backups.
+    /// The backups that need the damaged objects.
     pub needed_by: Vec<NeededBy>,
 }
 
-/// A backup that needs what is damaged.
+/// A backup affected by damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NeededBy {
-    /// The name of its source.
+    /// The name of the backup's source.
     pub source: String,
-    /// Its number.
+    /// The backup's number.
     pub backup: BackupNumber,
-    /// How many of its blocks are concerned; none, if that is not known because its recipe is damaged.
+    /// How many of the backup's blocks are affected; 0 if its recipe is damaged, so the number is unknown.
     pub blocks: u64,
-    /// The first places, in blocks of the disk.
+    /// The first affected ranges, in blocks of the disk.
     pub places: Vec<Range<u64>>,
 }
 
-/// Verifies the backups of one source, or the whole repository; with `data`, their blocks too, and then the damaged ones
-/// are remembered in the repository. Without it, those that are remembered are findings.
+/// Verifies the backups of one source, or the whole repository. With `data`, reads all blocks, too, and records the
+/// damaged ones in the repository; without it, reports the ones recorded before.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ pub fn verify(
         let own = repository.packs(source.id)?.into_iter();
         stores.insert(source.id, Packs(own.map(|(number, _)| number).collect()));
     }
-    // All packs of the sources, and of popular ones those that are needed.
+    // All packs of the sources, and the needed packs of popular blocks.
     for backup in &verifier.backups {
         for (store, runs) in backup.needs() {
             stores.entry(store).or_default().add(runs);
@@ -128,25 +128,26 @@ impl Packs {
 
 pub(crate) struct Verifier<'a> {
     pub(crate) repository: &'a Repository,
-    /// Of fingerprints, if blocks are compared with theirs.
+    /// The key of fingerprints, if blocks are compared with theirs.
     key: Option<Key>,
     verified: Verified,
     backups: Vec<KnownBackup>,
-    /// Of each pack the places in `backups` of those that need it, so that no pack is compared with all of them.
+    /// For each pack, the indexes in `backups` of the backups that need it, so that no pack is compared with every
+    /// backup.
     needed_by: BTreeMap<(SourceId, u64), Vec<usize>>,
     pub(crate) damages: Vec<Damage>,
     pub(crate) moved: Vec<MovedNumbers>,
-    /// Packs that are opened by the copy of their table, or have none, with what is wrong.
+    /// Packs that were opened by the copy of their table, or have no copy of it, with a message.
     wrong_tables: Vec<(u64, String)>,
-    /// Blocks that were found damaged before.
+    /// Blocks recorded as damaged before.
     known: BTreeMap<SourceId, KnownDamage>,
-    /// Blocks that are found damaged now.
+    /// Blocks found damaged now.
     found: BTreeMap<SourceId, KnownDamage>,
-    /// Packs of which all blocks were compared.
+    /// Packs whose blocks were all compared.
     compared: BTreeSet<(SourceId, u64)>,
 }
 
-/// A backup of which the manifest can be read.
+/// A backup with a readable manifest.
 struct KnownBackup {
     source: String,
     store: SourceId,
@@ -172,7 +173,7 @@ impl KnownBackup {
         ]
     }
 
-    /// The witness of the pack of this number that it needs.
+    /// The witness that the backup names for a pack.
     fn witness(&self, store: SourceId, number: u64) -> Option<Witness> {
         let packs = match store == self.store {
             true => &self.manifest.own_packs,
@@ -182,7 +183,7 @@ impl KnownBackup {
         witness_of(packs, number)
     }
 
-    /// The numbers of a store that it needs.
+    /// The numbers of a store that the backup needs.
     fn needs_of(&self, store: SourceId) -> &[NumberRun] {
         let needs = self.needs().into_iter();
         needs
@@ -205,7 +206,7 @@ impl Damage {
 }
 
 impl Verifier<'_> {
-    /// All disks. Sources that cannot be read, or are missing, are findings.
+    /// All disks. Reports unreadable and missing sources.
     fn find_sources(&mut self) -> Result<Vec<KnownSource>> {
         let sources = self.repository.sources()?;
         self.find(sources.damaged);
@@ -293,14 +294,14 @@ impl Verifier<'_> {
         needed_by.iter().map(|at| &self.backups[*at])
     }
 
-    /// Where blocks of a store are moved to.
+    /// The store of popular blocks to which blocks of a store may be moved.
     pub(crate) fn popular_of(&self, store: SourceId) -> SourceId {
         let mut backups = self.backups.iter();
         let of_store = backups.find(|it| it.store == store);
         of_store.map_or(store, |it| it.popular_store)
     }
 
-    /// Checks packs of the stores, and those to which blocks of them were moved, which are added.
+    /// Checks the packs of the stores, and adds and checks the popular packs to which their blocks were moved.
     fn check_packs(
         &mut self,
         stores: &mut BTreeMap<SourceId, Packs>,
@@ -308,7 +309,7 @@ impl Verifier<'_> {
     ) -> Result<()> {
         let mut done: BTreeSet<(SourceId, u64)> = BTreeSet::new();
         loop {
-            // Those to which blocks were moved are found on the way.
+            // The popular packs to which blocks were moved are found along the way.
             let mut all = done.len() as u64;
             let mut next = Vec::new();
             for (store, packs) in &*stores {
@@ -339,7 +340,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Returns the popular packs to which blocks of it were moved.
+    /// Checks a pack. Returns the popular packs to which its blocks were moved.
     fn check_pack(
         &mut self,
         store: SourceId,
@@ -352,7 +353,7 @@ impl Verifier<'_> {
             None => Ok(None),
         };
         match opened {
-            // Pruned meanwhile, or lost.
+            // A concurrent prune removed the pack, or it is lost.
             Ok(None) => self.find_missing(store, number, None),
             Ok(Some(pack)) => {
                 self.verified.objects += 1;
@@ -383,8 +384,8 @@ impl Verifier<'_> {
         Ok(Vec::new())
     }
 
-    /// Reads what is remembered of a store, before any of its packs is read: what is dropped was proved whole after it was
-    /// written down.
+    /// Reads the recorded damage of a store before any of its packs is read, so that a record is dropped only if the
+    /// block was proved intact after the record was made.
     fn recall_damage(&mut self, store: SourceId) -> Result<()> {
         if !self.known.contains_key(&store) {
             let known = self.repository.known_damage(store)?;
@@ -394,7 +395,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// What is remembered of a pack whose blocks are not compared now.
+    /// Reports recorded damage of a pack whose blocks are not compared now.
     fn find_known(&mut self, store: SourceId, pack: &Pack) {
         let PackReference { number, witness } = pack.reference();
         let known = self
@@ -404,7 +405,7 @@ impl Verifier<'_> {
         let mut runs = Vec::new();
         for block in known.into_iter().flat_map(|blocks| blocks.iter()) {
             let slot = pack.slots().get(block as usize);
-            // One that is lost is a finding as it is.
+            // A lost block is reported anyway.
             if slot.is_some_and(|slot| slot.stored().is_some()) {
                 push(&mut runs, number * BLOCKS_PER_PACK + block);
             }
@@ -417,7 +418,7 @@ impl Verifier<'_> {
         }));
     }
 
-    /// Remembers the damaged blocks that were found. Of packs that were not compared, what was known stays.
+    /// Records the damaged blocks that were found. Keeps earlier records of packs that were not compared.
     fn remember_damage(&mut self, stores: &BTreeMap<SourceId, Packs>, are_all: bool) {
         if self.key.is_none() {
             return;
@@ -438,7 +439,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Checks that a pack has a table of its own, and a copy of it.
+    /// Checks that a pack has an intact table and an intact copy of it.
     fn check_table(&mut self, store: SourceId, pack: &Pack) -> Result<()> {
         let wrong = match pack.table_damage() {
             Some(error) => format!("{error}; the copy of its table serves"),
@@ -451,7 +452,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Names the first packs of a store that have no table of their own, or no copy of it: nothing is lost with them.
+    /// Reports the first packs of a store without a table of their own, or a copy of it: no block is lost by that.
     fn find_wrong_tables(&mut self, store: SourceId) {
         let wrong = std::mem::take(&mut self.wrong_tables);
         if wrong.is_empty() {
@@ -471,7 +472,7 @@ impl Verifier<'_> {
         self.verified.findings.extend(findings);
     }
 
-    /// Finds backups that need a different pack with the same number.
+    /// Reports backups that need a different pack with the same number.
     fn find_replaced(&mut self, store: SourceId, pack: &Pack) {
         let PackReference { number, witness } = pack.reference();
         let needed = self.needing(store, number);
@@ -489,7 +490,7 @@ impl Verifier<'_> {
             }));
     }
 
-    /// Which of the numbers of a pack are needed and not there, as runs.
+    /// Reports the needed numbers of a pack that are not there, in runs.
     fn find_missing(&mut self, store: SourceId, number: u64, pack: Option<&Pack>) {
         let first = number * BLOCKS_PER_PACK;
         let there = pack.map_or(&[][..], Pack::slots);
@@ -527,7 +528,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Which backups need what is damaged, and where.
+    /// Finds the backups that need damaged blocks, and the affected ranges.
     fn name_places(mut self) -> Result<Verified> {
         let mut findings: Vec<_> = self
             .damages
@@ -547,7 +548,7 @@ impl Verifier<'_> {
                 continue;
             }
             let recipe = match self.repository.recipe(backup.store, backup.backup) {
-                // Forgotten meanwhile.
+                // Forgotten by a concurrent command.
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => continue,
                 opened => opened?,
             };
@@ -590,7 +591,7 @@ impl Verifier<'_> {
     }
 }
 
-/// The parts of ascending runs that are in a range.
+/// The intersections of ascending runs with a range.
 fn runs_in(runs: &[NumberRun], range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = |run: &NumberRun| run.first + run.blocks;
     let before = runs.partition_point(|run| end(run) <= range.start);
@@ -620,7 +621,7 @@ fn add_place(places: &mut Vec<Range<u64>>, place: Range<u64>) {
     }
 }
 
-/// The message of damage; any other failure ends the verification.
+/// The message of an error that means damage; any other error ends the verification.
 pub(crate) fn damage(error: BackupError) -> Result<String> {
     match &error {
         BackupError::Repository(inner) if inner.is_of_object() => Ok(error.to_string()),
@@ -628,7 +629,7 @@ pub(crate) fn damage(error: BackupError) -> Result<String> {
     }
 }
 
-/// The manifest of a backup whose recipe can be read. None if another command has forgotten it since it was listed.
+/// The manifest of a backup whose recipe can be read; `None` if another command has forgotten it since it was listed.
 fn check_recipe(
     repository: &Repository,
     source: &KnownSource,
