@@ -26,7 +26,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::cached_tables::{CachedTables, NewTables, compressed};
 use crate::records::Fingerprint;
 
-/// Tells tools that archive a host to leave the folder out.
+/// Marks the folder as a cache, so that archivers leave it out.
 const TAG: &str = "CACHEDIR.TAG";
 const TAG_CONTENT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # Tables of packs that onefold has read from repositories. They may be removed at any time.\n";

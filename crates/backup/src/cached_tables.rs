@@ -216,7 +216,7 @@ impl Search<'_> {
 /// For each pack of a part, its place in the new file; `None` if the pack is left out.
 type Places = Vec<Option<u32>>;
 
-/// One input of a new file: newly read tables, or an existing file.
+/// An input of a new file: newly read tables, or an existing file.
 struct Part<'a> {
     packs: &'a [CachedPack],
     rows: Peekable<Box<dyn Iterator<Item = io::Result<CachedRow>> + 'a>>,

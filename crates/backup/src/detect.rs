@@ -326,7 +326,7 @@ impl<'a> Stores<'a> {
     }
 }
 
-/// One number of a pack that was read.
+/// A number of a pack that was read.
 struct Block<'a> {
     pack: &'a Pack,
     number: u64,

@@ -20,7 +20,7 @@ use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::verify::{Verified, verify};
 
-/// The damage in a repository, and what a repair can do about it.
+/// The damage in a repository, and how much of it a repair can undo.
 #[derive(Debug)]
 pub struct RepairPlan {
     /// All damage, and which backups need the damaged blocks.

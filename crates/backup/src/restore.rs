@@ -38,7 +38,7 @@ pub struct Restore {
 pub struct Run<T> {
     /// How many bytes.
     pub bytes: u64,
-    /// What the bytes have in common.
+    /// The property that all of the bytes have.
     pub what: T,
 }
 

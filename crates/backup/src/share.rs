@@ -155,7 +155,7 @@ pub fn share(
 struct Found {
     plan: SharePlan,
     stores: Vec<Store>,
-    /// One place of each content, partitioned by the stores' packs.
+    /// The places of the contents, one for each, partitioned by the stores' packs.
     rows: Partitions<ROW_BYTES>,
     /// The first partition of each store.
     first_parts: Vec<usize>,

@@ -1,6 +1,6 @@
-//! The host dies at any moment, and a disk that is full fails any change: every backup that was answered is whole,
-//! what was not is there or is not, and all goes on. A seed tells the run; `ONEFOLD_SIM_BASE` and
-//! `ONEFOLD_SIM_RUNS` choose others.
+//! The host dies at any moment, and any change may fail on a full disk. Every backup that was reported as made is
+//! whole, any other backup is whole or absent, and all commands work afterwards. A seed determines the run;
+//! `ONEFOLD_SIM_BASE` and `ONEFOLD_SIM_RUNS` choose others.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
@@ -18,7 +18,7 @@ use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind, s
 const BLOCK: usize = 4096;
 const SOURCES: usize = 2;
 
-/// Blocks, each of one content; 0 are zeros.
+/// A disk given by the content of each block; 0 stands for zeros.
 #[derive(Clone, PartialEq, Eq)]
 struct MemoryDisk(Vec<u16>);
 
@@ -54,23 +54,23 @@ impl Disk for MemoryDisk {
     }
 }
 
-/// A source's backup.
+/// A backup: the index of its source, and its number.
 type Name = (usize, u64);
 
-/// What is known of a backup.
+/// The expected state of a backup.
 #[derive(Clone)]
 struct Fact {
     disk: MemoryDisk,
-    /// It may be there.
+    /// The backup may be there.
     may_be: bool,
-    /// It must be there.
+    /// The backup must be there.
     must_be: bool,
 }
 
 #[derive(Clone, Default)]
 struct Facts {
     backups: BTreeMap<Name, Fact>,
-    /// The highest number that anybody has seen of each source.
+    /// The highest backup number of each source that any command has seen.
     seen: [u64; SOURCES],
 }
 
@@ -78,7 +78,7 @@ struct World {
     repository: Arc<Repository>,
     sources: Vec<KnownSource>,
     facts: Facts,
-    /// The facts from the change of this number on.
+    /// The facts, and the number of the change from which on they hold.
     history: Vec<(usize, Facts)>,
 }
 
@@ -98,7 +98,7 @@ fn source(n: usize) -> Source {
 }
 
 impl World {
-    /// Opens what is there, and adds what is not there yet.
+    /// Opens the repository, and adds missing sources.
     fn open(root: &Path, facts: Facts) -> Result<Self> {
         let repository = Arc::new(Repository::open(root, &Access::Open)?);
         let sources = (0..SOURCES).map(|n| match repository.source(&source(n).name)? {
@@ -114,7 +114,7 @@ impl World {
         })
     }
 
-    /// From now on this is so.
+    /// Changes the facts as of now.
     fn note(&mut self, change: impl FnOnce(&mut Facts)) {
         change(&mut self.facts);
         self.history
@@ -205,7 +205,7 @@ impl World {
         Ok(())
     }
 
-    /// Each content is stored once.
+    /// Checks that each content is stored once.
     fn check_distinct(&self, what: &str) {
         let disks = self.facts.backups.values().flat_map(|fact| &fact.disk.0);
         let mut contents: Vec<u16> = disks.copied().filter(|content| *content > 0).collect();
@@ -232,7 +232,7 @@ impl World {
         Ok(())
     }
 
-    /// What may be there is whole, and what must be is.
+    /// Checks that every backup that must be there is, and that every backup that is there is whole.
     fn check(&mut self, what: &str) {
         let blocks = BlockReader::new(Arc::clone(&self.repository), 1 << 20);
         for (n, source) in self.sources.iter().enumerate() {
@@ -268,7 +268,7 @@ impl World {
                 );
             }
         }
-        // What is not there now does not come back.
+        // A backup that is not there now does not come back.
         let listed: Vec<Name> = (0..SOURCES)
             .flat_map(|n| {
                 let listed = self.repository.backups(self.sources[n].id).unwrap();
@@ -278,7 +278,7 @@ impl World {
         self.facts.backups.retain(|name, _| listed.contains(name));
     }
 
-    /// Everything works again.
+    /// Checks that every command works again.
     fn go_on(&mut self, random: &mut fastrand::Rng, what: &str) {
         let fine = |done: Result<()>| done.unwrap_or_else(|e| panic!("{what}: {e}"));
         let disks: Vec<_> = (0..SOURCES).map(|n| (n, disk(random))).collect();
@@ -299,11 +299,11 @@ impl World {
 
 fn disk(random: &mut fastrand::Rng) -> MemoryDisk {
     let blocks = random.usize(1..100);
-    // Few contents, so that disks share some and come back to others.
+    // Few contents, so that disks share some and return to earlier ones.
     MemoryDisk((0..blocks).map(|_| random.u16(..150)).collect())
 }
 
-/// Some commands, one after the other; each may fail where a change does.
+/// Runs some commands, one after the other; each fails where a change does.
 fn commands(world: &mut World, random: &mut fastrand::Rng) {
     for _ in 0..random.usize(2..7) {
         let known: Vec<Name> = world
@@ -313,7 +313,7 @@ fn commands(world: &mut World, random: &mut fastrand::Rng) {
             .filter(|(_, fact)| fact.must_be)
             .map(|(name, _)| *name)
             .collect();
-        // A command that fails is tried no more; what it did counts.
+        // A failed command is not repeated; its changes count.
         let _ = match random.u8(..10) {
             0 | 1 => {
                 let disks: Vec<_> = (0..SOURCES).map(|n| (n, disk(random))).collect();
@@ -328,7 +328,7 @@ fn commands(world: &mut World, random: &mut fastrand::Rng) {
     }
 }
 
-/// Folders are made in memory where that is possible: what is synced is up to the simulation.
+/// Creates a folder in memory if possible: the simulation decides which changes are durable.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
@@ -377,8 +377,8 @@ fn the_host_may_die_at_any_moment() {
     }
 }
 
-/// A `share` that did not end well leaves popular packs of which the names are not durable. `prune` moves blocks to
-/// them, and then the host dies.
+/// An interrupted `share` leaves popular packs whose names are not durable. `prune` moves blocks to them, and then
+/// the host dies.
 #[test]
 fn what_an_interrupted_share_left_may_be_moved_to() {
     for seed in seeds(3) {
@@ -464,7 +464,7 @@ fn is_full(error: &BackupError) -> bool {
     matches!(error, BackupError::Repository(error) if error.kind() == RepositoryErrorKind::NoSpace)
 }
 
-/// With the room that is set aside. What has to go goes before anything is written again, which takes more.
+/// Prune uses the reserved space, and removes packs before it writes any again, because writing needs space.
 #[test]
 fn a_full_repository_is_pruned() {
     const ASIDE_BYTES: u64 = 8 << 10;
@@ -491,7 +491,7 @@ fn a_full_repository_is_pruned() {
     let left = simulation::room().unwrap();
     assert!(left > 30 << 10, "{left}");
     drop(room);
-    // Once is enough.
+    // Setting room aside once is enough.
     assert!(repository.set_room_aside(ASIDE_BYTES).unwrap());
     assert_eq!(simulation::room().unwrap(), left - ASIDE_BYTES - 512);
     assert!(repository.give_up_room().unwrap());
@@ -519,7 +519,7 @@ fn any_change_may_fail() {
             commands(&mut world, &mut random);
             let _ = simulation::end();
             let what = format!("seed {seed}, round {round}, change {fails_at} failed");
-            // A lease that could not be given back ends with its process.
+            // A lease that could not be released ends with its process.
             simulation::restart_host();
             world.check(&what);
         }
@@ -527,7 +527,7 @@ fn any_change_may_fail() {
     }
 }
 
-/// What is there of a source, whoever it was.
+/// Finds a source by name, even if it is half removed.
 fn find(repository: &Repository, name: &str) -> Option<KnownSource> {
     let known = repository.source(name).unwrap();
     known.or_else(|| repository.half_removed(name).unwrap())
@@ -543,7 +543,7 @@ fn a_source_is_removed_whenever_the_host_dies() {
     simulation::begin(None);
     Repository::init(&root, &Access::Open, 1).unwrap();
     let mut world = World::open(&root, Facts::default()).unwrap();
-    // Both share popular blocks, and the first has closed numbers of every kind.
+    // Both sources need popular blocks, and the first has closed numbers of every kind.
     let disk = |first: u16| MemoryDisk((first..first + 90).collect());
     world.create(&[(0, disk(1)), (1, disk(30))]).unwrap();
     world.create(&[(0, disk(20)), (1, disk(50))]).unwrap();
@@ -586,11 +586,11 @@ fn a_source_is_removed_whenever_the_host_dies() {
         let left = repository.stored_bytes(removed.id).unwrap();
         assert_eq!(left, 0, "{what}");
         clean(&format!("{what}, and again"));
-        // Whoever comes under the same name is another one, and the other source notices nothing.
+        // A new source with the same name is a different source, and the other source is not affected.
         let mut world = World::open(&target, kept.clone()).unwrap();
         assert_ne!(world.sources[0].id, removed.id, "{what}");
         world.check(&what);
-        // It costs more than all else.
+        // Only sometimes, because it takes longer than everything else.
         if death % 8 == 0 {
             world.go_on(&mut random, &what);
         }
@@ -605,7 +605,7 @@ const EINVAL: i32 = 22;
 const ENOSYS: i32 = 38;
 const EOPNOTSUPP: i32 = 95;
 
-/// What rclone's mounts, and some others in user space, answer.
+/// Errors of rclone's mounts and of some other file systems in user space.
 const NO_NAME_IS_EXCLUSIVE: [[(&str, i32); 2]; 2] = [
     [("renameat2", EINVAL), ("link", EIO)],
     [("renameat2", EIO), ("link", EPERM)],
@@ -638,7 +638,7 @@ fn init_names_the_call_that_the_file_system_does_not_have() {
             call == "mkdir" || refused.to_string().contains(&named),
             "{call}: {refused}"
         );
-        // Where nothing can be removed, something stays.
+        // If nothing can be removed, files stay.
         let left = std::fs::read_dir(&root).unwrap().count();
         assert!(left == 0 || ["unlink", "rmdir"].contains(&call), "{call}");
         let left_there: Vec<_> = std::fs::read_dir(&root).unwrap().collect();
@@ -646,7 +646,7 @@ fn init_names_the_call_that_the_file_system_does_not_have() {
             .into_iter()
             .for_each(|it| std::fs::remove_dir_all(it.unwrap().path()).unwrap());
     }
-    // It names the room, and not a call, where there is none.
+    // On a full disk, the error names the space and not a call.
     simulation::set_room(Some(1000));
     let refused = Repository::init(&root, &Access::Open, 1).unwrap_err();
     simulation::set_room(None);
@@ -654,7 +654,7 @@ fn init_names_the_call_that_the_file_system_does_not_have() {
     Repository::init(&root, &Access::Open, 1).unwrap();
 }
 
-/// There is nothing to do for it there. A file that is not synced is lost.
+/// Such a file system makes names durable by itself; a file that was not synced is still lost.
 #[test]
 fn a_file_system_need_not_sync_folders() {
     for answer in [EINVAL, ENOSYS, EOPNOTSUPP] {
@@ -692,7 +692,7 @@ fn one_writer_needs_no_names_that_are_exclusive() {
             commands(&mut world, &mut random);
             world.go_on(&mut random, &format!("one writer, seed {seed}"));
         }
-        // Two processes of the host are kept apart.
+        // Two processes of one host exclude each other.
         let other = World::open(&root, Facts::default()).unwrap();
         let held = world
             .repository

@@ -1,4 +1,4 @@
-//! What is missing is damage unless an object says that it was meant: nothing is removed because something else is gone.
+//! A missing object is damage unless another object says that it was removed: no absence makes a prune remove more.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ const ALL_PLACES: [Place; 4] = [
 ];
 
 impl Rig {
-    /// A source with three backups that have nothing in common.
+    /// A source with three backups that have no content in common.
     fn with_three(access: &Access) -> (Self, [MemoryDisk; 3]) {
         let rig = Rig::new(access);
         let disks = [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300));
@@ -59,7 +59,7 @@ fn aside(path: &Path) -> PathBuf {
     path.with_extension("aside")
 }
 
-/// Not even if nothing else of the backup is left.
+/// A number is not used again even if no object of its backup is left.
 #[test]
 fn a_number_is_never_used_again() {
     let (rig, disks) = Rig::with_three(&Access::Open);
@@ -71,7 +71,7 @@ fn a_number_is_never_used_again() {
     assert_eq!(made.backup, BackupNumber(4));
     assert_eq!(made.manifest.own_packs[0].number, 3);
     rig.forget([4]);
-    // Twice, so that the tombstones are folded and go.
+    // Twice: the first prune folds the tombstones, and the second removes them.
     rig.prune(&ALL_WASTE).unwrap();
     rig.forget([2]);
     rig.prune(&ALL_WASTE).unwrap();
@@ -85,7 +85,7 @@ fn a_number_is_never_used_again() {
     assert_eq!(rig.messages(), [""; 0]);
 }
 
-/// The manifest of a forgotten backup may stay when the command is killed, or come back from a copy.
+/// The manifest of a forgotten backup may stay when the command is killed, or be restored from a copy.
 #[test]
 fn a_forgotten_backup_stays_forgotten() {
     for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
@@ -116,7 +116,7 @@ fn a_missing_manifest_is_damage_until_it_is_said_to_be_meant() {
             rig.repository.history(rig.source.id).unwrap().missing,
             [backup]
         );
-        // Backups are made all the same, and have numbers of their own.
+        // New backups are made all the same, with new numbers.
         let made = rig.create(&mut disks[0].clone(), None).unwrap();
         assert_eq!(made.backup, BackupNumber(4));
         rig.forget([number]);
@@ -128,7 +128,7 @@ fn a_missing_manifest_is_damage_until_it_is_said_to_be_meant() {
     }
 }
 
-/// As a file system check, a sync that is under way, or a slip of the hand moves it.
+/// A file system check, an incomplete sync or a user's mistake may move a folder away.
 #[test]
 fn nothing_is_pruned_while_a_folder_is_away() {
     for place in ALL_PLACES {
@@ -137,7 +137,7 @@ fn nothing_is_pruned_while_a_folder_is_away() {
         let folder = rig.place(place);
         std::fs::rename(&folder, aside(&folder)).unwrap();
         rig.assert_not_pruned("it is not there");
-        // An empty one in its place is not what it was.
+        // An empty folder in its place does not count as the old one.
         std::fs::create_dir(&folder).unwrap();
         let writer = rig.repository.writer(rig.source.id, "test").unwrap();
         let mended = writer.mend_copies().unwrap();
@@ -161,7 +161,7 @@ fn nothing_is_pruned_while_a_folder_is_away() {
     }
 }
 
-/// Everything that says which numbers were used is gone but the packs.
+/// Only the packs are left of everything that shows which numbers were used.
 #[test]
 fn packs_without_any_backup_are_not_taken_for_waste() {
     let (rig, _) = Rig::with_three(&Access::Open);
@@ -197,7 +197,7 @@ fn the_object_of_a_source_has_copies() {
                 assert_eq!(rig.messages(), [""; 0]);
             }
         }
-        // With none of them the source cannot be named, and the repository says so.
+        // Without either object the source has no name, and the repository reports that.
         for name in &names {
             std::fs::remove_file(rig.path(*name)).unwrap();
         }
@@ -208,7 +208,7 @@ fn the_object_of_a_source_has_copies() {
     }
 }
 
-/// The label before it counts then, until the source is renamed or repaired.
+/// If the newest label is damaged, the one before it counts until the source is renamed or repaired.
 #[test]
 fn a_damaged_label_costs_one_change_of_the_name() {
     let (rig, disks) = Rig::with_three(&Access::Open);
@@ -254,7 +254,7 @@ fn a_name_is_that_of_one_source() {
     let refused = writer.set_label(label("disk")).unwrap_err();
     assert_eq!(refused.kind(), RepositoryErrorKind::Exists);
     drop(writer);
-    // Listings of a network file system may be old, so two hosts may give a name at once all the same.
+    // A network file system may return stale listings, so two hosts may still give the same name concurrently.
     let away = aside(&rig.path(ObjectName::Source(other.id)));
     let folder = rig.place(Place::Manifests).parent().unwrap().to_owned();
     std::fs::rename(&folder, &away).unwrap();
@@ -270,8 +270,8 @@ fn a_name_is_that_of_one_source() {
     }
 }
 
-/// A tombstone, and what tombstones were folded into: whichever of them is lost, the number stays closed by another one, or
-/// the backup is missing.
+/// If either a tombstone or the object that tombstones were folded into is lost, the number stays closed by the other
+/// one, or the backup counts as missing.
 #[test]
 fn a_damaged_tombstone_opens_no_number() {
     let (rig, _) = Rig::with_three(&Access::Open);
@@ -298,7 +298,7 @@ fn a_damaged_tombstone_opens_no_number() {
     }
 }
 
-/// Popular blocks are needed by sources that may be away.
+/// A missing source may need popular blocks.
 #[test]
 fn popular_blocks_stay_while_a_source_is_away() {
     let rig = Rig::new(&Access::Open);
@@ -327,7 +327,7 @@ fn popular_blocks_stay_while_a_source_is_away() {
     assert!(restored == disk.bytes());
 }
 
-/// Neither a file with a number for a name nor a link to nowhere takes all memory or time.
+/// A file with a number for a name, or a dangling link, must not exhaust memory or time.
 #[test]
 fn planted_names_stop_pruning_and_nothing_else() {
     let (rig, disks) = Rig::with_three(&Access::Open);
@@ -350,7 +350,7 @@ fn planted_names_stop_pruning_and_nothing_else() {
     assert_eq!(rig.messages(), [""; 0]);
 }
 
-/// Files of others, as network file systems and their clients leave them, are nobody's objects.
+/// Network file systems and their clients leave files that are not objects.
 #[test]
 fn foreign_files_are_ignored() {
     let (rig, disks) = Rig::with_three(&Access::Open);
@@ -384,7 +384,7 @@ fn foreign_files_are_ignored() {
     assert_eq!(rig.messages(), [""; 0]);
 }
 
-/// A repository whose 128 bytes of identity are gone is not gone.
+/// A repository survives the loss of its 128 bytes of identity.
 #[test]
 fn the_object_of_the_repository_has_a_copy() {
     for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
@@ -413,7 +413,7 @@ fn the_object_of_the_repository_has_a_copy() {
                 assert_eq!(rig.messages(), [""; 0]);
             }
         }
-        // Without both nothing says how the repository is protected.
+        // Without both it is not known how the repository is protected.
         for name in names {
             std::fs::remove_file(rig.path(name)).unwrap();
         }

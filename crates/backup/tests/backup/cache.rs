@@ -1,4 +1,4 @@
-//! The host's cache of tables: with it few tables are read, and whatever it has, backups are what they are without it.
+//! The host's cache of tables: with it few tables are read, and whatever its state, backups are the same as without it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use onefold_repository::Access;
 use crate::history::table_of;
 use crate::{MemoryDisk, Rig, collect_files};
 
-/// Contents of a day that no other day has.
+/// Contents that belong to a single day.
 fn contents_of(day: u64) -> impl Iterator<Item = u64> {
     day * 1000 + 1..day * 1000 + 100
 }
@@ -23,7 +23,7 @@ impl Rig {
         files
     }
 
-    /// Backs up a disk that grows by what no day before had. Returns the last day.
+    /// Makes backups of a disk that grows by new contents each day. Returns the last day.
     fn grow(&self, days: u64) -> MemoryDisk {
         let mut disk = MemoryDisk::default();
         for day in 0..days {
@@ -50,7 +50,7 @@ impl Rig {
 fn a_backup_of_little_reads_no_table_that_has_none_of_it() {
     let rig = Rig::new(&Access::Open);
     let before = rig.grow(12);
-    // The last pack is in no table that was read.
+    // The cache does not have the last pack's table yet.
     rig.create(&mut before.clone(), None).unwrap();
     rig.damage_tables((0..12).filter(|pack| *pack != 7));
     let parent = Some(BackupNumber(13));
@@ -82,7 +82,7 @@ fn files_are_merged_and_hold_what_is_listed() {
     rig.damage_tables(0..39);
     let made = rig.create(&mut MemoryDisk::new([50_000]), None).unwrap();
     assert_eq!(made.manifest.counts.new_blocks, 1);
-    // Blocks that are there are found by all files together.
+    // The files of the cache together find all blocks that are stored.
     let batch = rig.create_batch(&mut [(&rig.source, &mut disk.clone())], None);
     assert_eq!(batch.unwrap().damaged.len(), 39);
 }
@@ -121,7 +121,7 @@ fn a_cache_that_is_damaged_costs_room_at_most() {
     }
 }
 
-/// What another command is writing, or a killed one left, is in nobody's way.
+/// Neither a concurrent command nor the remains of a killed one get in the way.
 #[test]
 fn one_command_writes_at_a_time() {
     let rig = Rig::new(&Access::Open);

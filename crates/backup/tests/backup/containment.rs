@@ -1,4 +1,5 @@
-//! A repository is one folder: nothing beyond it is touched, and in it nothing that is not of the repository is removed.
+//! A repository is one folder: commands touch nothing outside of it, and remove nothing inside of it but its own
+//! objects.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -12,7 +13,7 @@ use crate::history::ALL_ACCESS;
 use crate::pruning::ALL_WASTE;
 use crate::{MemoryDisk, Rig, source};
 
-/// What is in a folder: names, and contents of files.
+/// Lists a folder: names, and contents of files.
 fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut tree = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -30,7 +31,7 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
 }
 
 impl Rig {
-    /// Two backups, and one that is forgotten, so that there is something to prune.
+    /// A rig with two backups and a forgotten one, so that there is something to prune.
     fn with_waste() -> Self {
         let rig = Rig::new(&Access::KeyFile(b"a key".to_vec()));
         for first in [1, 301, 601] {
@@ -44,7 +45,7 @@ impl Rig {
         rig
     }
 
-    /// A folder elsewhere, with names as a repository has them.
+    /// Creates a folder elsewhere, with names like a repository's.
     fn with_victim(&self) -> PathBuf {
         let victim = self.folder.path().join("victim");
         for folder in [
@@ -79,7 +80,7 @@ impl Rig {
         victim
     }
 
-    /// All that changes a repository. Each may fail.
+    /// Runs every command that changes a repository. Each may fail.
     fn do_everything(&self) {
         let _ = self.create(&mut MemoryDisk::new(901..1000), None);
         let _ = self.repository.forget(self.source.id, BackupNumber(3));
@@ -141,7 +142,7 @@ fn no_link_is_followed_out_of_the_repository() {
     }
 }
 
-/// The repository's own folder is what the user says it is.
+/// The user may give a link as the repository's folder.
 #[test]
 fn the_folder_of_a_repository_may_be_a_link() {
     let rig = Rig::with_waste();
@@ -158,7 +159,7 @@ fn what_is_not_of_the_repository_is_never_removed() {
     let root = rig.folder.path().join("r");
     rig.prune(&ALL_WASTE).unwrap();
     let of_source = format!("sources/{}", rig.source.id);
-    // They have the names of objects that would go: of a backup that is forgotten.
+    // Foreign files with the names of objects that prune would remove for a forgotten backup.
     let forgotten = [
         format!("{of_source}/recipes/1"),
         format!("{of_source}/backups/1"),
@@ -193,7 +194,7 @@ fn what_is_not_of_the_repository_is_never_removed() {
     assert!(rig.verify(true).findings.is_empty());
 }
 
-/// A manifest that is damaged cannot be told from a file of others. Its backup is forgotten all the same.
+/// A damaged manifest cannot be distinguished from a foreign file. Its backup can be forgotten all the same.
 #[test]
 fn a_damaged_manifest_is_forgotten_and_stays() {
     let rig = Rig::with_waste();

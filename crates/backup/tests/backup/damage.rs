@@ -1,4 +1,4 @@
-//! What a verification has found damaged is remembered: no later backup refers to it, and each order of commands heals.
+//! Damage that a verification found is recorded: no later backup refers to it, and commands in any order heal it.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::{MemoryDisk, Rig, source};
 const FIRST: BackupNumber = BackupNumber(1);
 
 impl Rig {
-    /// The objects that remember damage of a source.
+    /// The objects that record damage of a source.
     fn memories(&self, of: SourceId) -> Vec<PathBuf> {
         let folder = self.folder.path().join("r").join(ObjectName::damage(of));
         let entries = std::fs::read_dir(folder).into_iter().flatten();
@@ -28,7 +28,7 @@ impl Rig {
     }
 }
 
-/// A backup of 300 blocks of which the first group is damaged.
+/// A backup of 300 blocks whose first group is damaged.
 fn damaged(access: &Access) -> (Rig, MemoryDisk) {
     let rig = Rig::new(access);
     let disk = MemoryDisk::new(1..=300);
@@ -41,7 +41,7 @@ fn damaged(access: &Access) -> (Rig, MemoryDisk) {
 fn nothing_refers_to_what_was_found_and_one_round_heals() {
     for access in ALL_ACCESS() {
         let (rig, disk) = damaged(&access);
-        // Nobody has read the block.
+        // The damaged block has not been read yet.
         rig.check_first().unwrap();
         assert!(rig.verify(false).findings.is_empty());
         assert_eq!(rig.verify(true).findings.len(), 1);
@@ -69,7 +69,7 @@ fn what_is_proved_whole_is_forgotten() {
     rig.verify(true);
     let before = rig.memories(rig.source.id);
     assert_eq!(before.len(), 1);
-    // Found again, it is not written again.
+    // A second verification that finds the same damage does not write it again.
     rig.verify(true);
     assert_eq!(rig.memories(rig.source.id), before);
     flip(&rig.packs()[0], 90);
@@ -93,7 +93,7 @@ fn what_several_verifications_remember_counts_together() {
     std::fs::write(&first, kept).unwrap();
     let known = rig.repository.known_damage(rig.source.id).unwrap();
     assert_eq!(rig.memories(rig.source.id).len(), 2);
-    // One that is damaged is named, and costs what it said until blocks are read again.
+    // A damaged record is reported, and its blocks count as intact until they are read again.
     flip(&first, 85);
     let message = rig.verify(false).findings.remove(0).message;
     assert!(message.contains("/damage/"), "{message}");
@@ -118,11 +118,11 @@ fn damaged_popular_blocks_are_stored_again() {
     assert_eq!(batch.unwrap().new_popular_blocks, 300);
     let popular = rig.repository.popular_id(&rig.source.source);
     flip(&rig.packs()[0], 90);
-    // Those that this source needs, and no own packs.
+    // Compares the popular blocks that this source needs, and no own packs.
     let found = verify(&rig.repository, Some(&second), true, &mut |_, _| Ok(()));
     assert_eq!(found.unwrap().findings.len(), 1);
     assert_eq!(rig.memories(popular).len(), 1);
-    // Another one needs none, and proves nothing of them.
+    // The other source needs none of them, so its verification proves nothing about them.
     verify(&rig.repository, Some(&third), true, &mut |_, _| Ok(())).unwrap();
     assert_eq!(rig.memories(popular).len(), 1);
     rig.check_first().unwrap_err();
@@ -158,7 +158,7 @@ fn what_repair_leaves_in_place_stays_known() {
     let good = std::fs::read(pack).unwrap();
     std::fs::write(pack, &good[..good.len() / 2]).unwrap();
     rig.verify(true);
-    // Nothing of the pack can be put back, so it stays as it is, with its damaged group.
+    // No block of the pack can be put back, so it stays as it is, with its damaged group.
     assert_eq!(rig.repair().lost, 0);
     assert_eq!(rig.memories(rig.source.id).len(), 1);
     let made = rig.create(&mut disk.clone(), None).unwrap();

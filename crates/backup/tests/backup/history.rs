@@ -1,5 +1,5 @@
-//! Stored blocks are what backups say, whatever becomes of the packs: a lost one, or another one in its place, is an
-//! error, and never other data.
+//! Backups name the packs that they need: if a pack is lost, or a different one is in its place, reading fails and
+//! never returns other data.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub(crate) const ALL_ACCESS: fn() -> [Access; 2] =
     || [Access::Open, Access::KeyFile(b"a key".to_vec())];
 
 impl Rig {
-    /// The only file whose path ends so, but for copies of tables.
+    /// The only file whose path ends with `end`, except copies of tables.
     #[track_caller]
     pub(crate) fn file(&self, end: &str) -> PathBuf {
         let mut files = self.files();
@@ -25,7 +25,7 @@ impl Rig {
         files.remove(0)
     }
 
-    /// The same repository, which goes on by itself from here.
+    /// A copy of the repository, which from here on has a history of its own.
     pub(crate) fn copied(&self, access: &Access) -> Rig {
         let folder = crate::scratch();
         copy(self.folder.path(), folder.path());
@@ -40,7 +40,7 @@ impl Rig {
         }
     }
 
-    /// Which backups need what is damaged.
+    /// The backups that need damaged objects.
     fn concerned(&self, data: bool) -> Vec<u64> {
         let findings = self.verify(data).findings;
         let needed_by = findings.iter().flat_map(|finding| &finding.needed_by);
@@ -67,7 +67,7 @@ pub(crate) fn table_of(pack: &Path) -> PathBuf {
     pack.to_string_lossy().replace("/packs/", "/tables/").into()
 }
 
-/// Disks that have nothing in common.
+/// Disks without common content.
 pub(crate) fn three_disks() -> [MemoryDisk; 3] {
     [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300))
 }
@@ -97,15 +97,15 @@ fn the_numbers_of_a_lost_pack_are_not_used_again() {
         rig.file("packs/02/2.0");
         rig.assert_backups(&[(1, Some(&disks[0])), (2, None), (3, Some(&disks[2]))]);
         assert_eq!(rig.concerned(false), [2]);
-        // What is lost is stored again, and that mends nothing as long as nobody repairs.
+        // Lost content is stored again, but older backups stay damaged until a repair.
         rig.create(&mut disks[1].clone(), None).unwrap();
         rig.assert_backups(&[(2, None), (4, Some(&disks[1]))]);
         assert_eq!(rig.concerned(true), [2]);
     }
 }
 
-/// The storage goes back to an older state, from which the source went on in another way: two authentic packs
-/// have one name.
+/// The storage returns to an older state, from which the source continues differently: two authentic packs have the
+/// same name.
 #[test]
 fn a_different_pack_with_the_same_number_is_not_used() {
     for access in ALL_ACCESS() {
@@ -130,12 +130,12 @@ fn a_different_pack_with_the_same_number_is_not_used() {
             "{refused}"
         );
 
-        // Neither what the lost pack had nor what the other one has is taken to be stored.
+        // Neither the lost pack's contents nor the other pack's count as stored.
         let both = MemoryDisk::new((301..=310).chain(601..=610));
         let made = rig.create(&mut both.clone(), None).unwrap();
         assert_eq!(made.manifest.counts.new_blocks, 20);
         rig.assert_backups(&[(2, None), (3, Some(&both))]);
-        // A child of the damaged backup needs what its parent needed.
+        // A child of the damaged backup needs the pack that its parent needs.
         let mut child = disks[1].clone();
         child.contents[0] = 7777;
         let made = rig
@@ -143,7 +143,7 @@ fn a_different_pack_with_the_same_number_is_not_used() {
             .unwrap();
         rig.assert_backups(&[(made.backup.0, None)]);
         assert_eq!(rig.concerned(true), [2, made.backup.0]);
-        // Repairing does not make it right, nor anything worse.
+        // A repair neither mends nor worsens this.
         let plan = RepairPlan::new(&rig.repository, &mut |_, _| Ok(())).unwrap();
         assert!(plan.sick.iter().all(|sick| sick.expected.mended == 0));
         std::fs::remove_file(rig.file("packs/01/1.0")).unwrap();
@@ -200,7 +200,7 @@ fn a_different_popular_pack_with_the_same_number_is_not_used() {
         .trim_end_matches(".0")
         .parse()
         .unwrap();
-    // Another pack of this number, which is authentic.
+    // A different, authentic pack with this number.
     let store = rig.repository.sources().unwrap().popular.remove(0);
     let other = rig.copied(&Access::Open);
     let of_other = other.repository.sources().unwrap().popular.remove(0);
@@ -228,7 +228,7 @@ fn a_different_popular_pack_with_the_same_number_is_not_used() {
     rig.assert_backups(&[(2, Some(&disk))]);
 }
 
-/// What cannot be restored is no parent: its holes would be those of all backups after it.
+/// A damaged backup is not used as a parent, because all backups after it would have the same holes.
 #[test]
 fn a_damaged_backup_is_not_continued() {
     for access in ALL_ACCESS() {
@@ -244,7 +244,7 @@ fn a_damaged_backup_is_not_continued() {
             let file = rig.file(end);
             let good = std::fs::read(&file).unwrap();
             let mut flipped = good.clone();
-            // Of a pack this is in the table.
+            // In a pack, this offset is in the table.
             let at = good.len() - 100;
             flipped[at] ^= 1;
             for bad in [Some(flipped), Some(good[..good.len() / 2].to_vec()), None] {
@@ -256,7 +256,7 @@ fn a_damaged_backup_is_not_continued() {
                 if file == pack {
                     std::fs::remove_file(table_of(&pack)).unwrap();
                 }
-                // A host that has cached the table notices only that bytes are missing.
+                // A host that has the table in its cache notices only missing bytes.
                 let is_noticed = check().is_err();
                 assert_eq!(is_noticed, end != "packs/00/0.0" || !has_all_bytes, "{end}");
                 let refused = read().unwrap_err();
@@ -271,7 +271,7 @@ fn a_damaged_backup_is_not_continued() {
             std::fs::write(&file, &good).unwrap();
             check().unwrap();
         }
-        // Nor one that lacks a block.
+        // A backup that lacks a block is no parent, either.
         let bytes = std::fs::read(&pack).unwrap();
         std::fs::write(&pack, &bytes[..bytes.len() / 2]).unwrap();
         let refused = check().unwrap_err().to_string();
@@ -287,7 +287,7 @@ fn a_recipe_of_another_backup_with_the_number_is_not_read() {
         let recipe = rig.path(ObjectName::Recipe(rig.source.id, BackupNumber(1)));
         let manifest = rig.path(ObjectName::Manifest(rig.source.id, BackupNumber(1)));
         let folder = rig.copied(&access);
-        // In a copy that goes its own way, the number is that of another disk. All sizes are the same.
+        // In a copy with its own history, the number belongs to a different backup. All sizes are the same.
         rig.create(&mut first.clone(), None).unwrap();
         folder.create(&mut second.clone(), None).unwrap();
         let other = folder.path(ObjectName::Recipe(rig.source.id, BackupNumber(1)));

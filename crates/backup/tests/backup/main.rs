@@ -1,5 +1,5 @@
-//! Disks in memory, backed up into real folders: restored as they were, stored once, and never other data
-//! than was backed up, whatever is damaged.
+//! Disks in memory are backed up into real folders: each is restored as it was and stored once, and whatever is
+//! damaged, a restore never returns other data than was backed up.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
@@ -32,17 +32,17 @@ use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind};
 
 const BLOCK: usize = 4096;
 
-/// A disk of blocks, each of one content; 0 are zeros.
+/// A disk given by the content of each block; 0 stands for zeros.
 #[derive(Clone, Default)]
 struct MemoryDisk {
     contents: Vec<u64>,
-    /// What is said to have changed; if nothing is, all data.
+    /// The changes that the disk reports; if `None`, all of its data.
     changes: Option<Vec<Change>>,
-    /// Reading this block in the second pass gives something else.
+    /// Reading this block in the second pass returns other data.
     fickle: Option<(u64, u32)>,
-    /// Bytes of the last block that the disk does not have.
+    /// Bytes missing from the last block.
     cut: u64,
-    /// Reading its second half fails.
+    /// Reading the second half of the disk fails.
     unreadable: bool,
 }
 
@@ -70,7 +70,7 @@ impl MemoryDisk {
         bytes
     }
 
-    /// What changed since `before`, as layers say it: whole blocks.
+    /// The same disk, which reports its changes since `before` in whole blocks, as layers do.
     fn since(&self, before: &MemoryDisk) -> Self {
         let changed = (0..self.contents.len()).filter_map(|n| {
             let (now, then) = (self.contents[n], before.contents.get(n).copied());
@@ -139,14 +139,14 @@ impl MemoryDisk {
     }
 }
 
-/// A folder in memory where there is one: objects are made durable one by one, which takes long on a disk.
+/// Creates a folder in memory if possible: making objects durable one by one is slow on a disk.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
 
 struct Rig {
     folder: tempfile::TempDir,
-    /// The cache of the host.
+    /// The host's cache.
     host: tempfile::TempDir,
     repository: Arc<Repository>,
     source: KnownSource,
@@ -240,7 +240,7 @@ impl Rig {
         self.restore_of(&self.source, backup)
     }
 
-    /// In the order of addresses, and of packs.
+    /// Restores a backup in the order of addresses and in the order of packs.
     fn restore_of(&self, source: &KnownSource, backup: BackupNumber) -> Result<Vec<u8>> {
         let restore = Restore::open(&self.blocks(), source, backup, "test")?;
         let mut bytes = vec![0; restore.manifest().size_bytes as usize];
@@ -259,7 +259,7 @@ impl Rig {
         assert!(bytes == *anywhere.lock().unwrap(), "read in two orders");
         let counted = counts?.bytes;
         assert_eq!(
-            // The last block may be cut.
+            // The last block may be partial.
             counted.next_multiple_of(BLOCK as u64),
             restore.manifest().counts.logical_blocks * BLOCK as u64
         );
@@ -290,7 +290,7 @@ fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Days of a disk: some blocks are written, zeroed or copied each day.
+/// States of a disk on successive days: some blocks are written, zeroed or copied each day.
 fn days(seed: u64, blocks: usize, count: usize) -> Vec<MemoryDisk> {
     let mut random = fastrand::Rng::with_seed(seed);
     let first = (0..blocks).map(|n| match n % 5 {
@@ -330,7 +330,7 @@ fn every_day_is_restored_and_each_content_is_stored_once() {
             let data = day.contents.iter().filter(|content| **content != 0).count();
             assert_eq!(created.manifest.counts.logical_blocks, data as u64);
         }
-        // As another process finds it.
+        // Opens the repository again, as another process would.
         let root = rig.folder.path().join("r");
         let rig = Rig {
             repository: Arc::new(Repository::open(&root, &access).unwrap()),
@@ -372,7 +372,7 @@ fn what_changed_may_be_known_or_not_and_the_backup_is_the_same() {
     }
 }
 
-/// The runs of a range by what `each` says of its blocks.
+/// The runs of a range, by the property that `each` gives for its blocks.
 fn runs<T: PartialEq + Copy>(range: &Range<u64>, each: impl Fn(usize) -> T) -> Vec<(u64, T)> {
     let mut runs: Vec<(u64, T)> = Vec::new();
     let mut at = range.start;
@@ -391,7 +391,7 @@ fn runs<T: PartialEq + Copy>(range: &Range<u64>, each: impl Fn(usize) -> T) -> V
 #[test]
 fn any_part_of_a_backup_is_read_and_compared() {
     let rig = Rig::new(&Access::Open);
-    // More than one page of a recipe; the last block is cut.
+    // More than one page of a recipe; the last block is partial.
     let mut days = days(3, 40_000, 3);
     days[1].contents.truncate(33_000);
     days[1].contents[32_999] = 0;
@@ -444,7 +444,7 @@ fn any_part_of_a_backup_is_read_and_compared() {
         assert!(differences.eq(expected.into_iter().take(most)), "{range:?}");
     }
     assert!((10..290).contains(&found_in_memory), "{found_in_memory}");
-    // Beyond the end there are zeros.
+    // Reads zeros beyond the end.
     let mut bytes = [7; 2000];
     opened[0]
         .read(days[0].size_bytes() - 100, &mut bytes)
@@ -482,19 +482,19 @@ fn a_disk_that_changes_meanwhile_is_refused_and_nothing_is_published() {
         "{refused}"
     );
     assert!(rig.repository.backups(rig.source.id).unwrap().is_empty());
-    // What the failed one left is in nobody's way.
+    // The remains of the failed backup do not get in the way.
     let created = rig.create(&mut MemoryDisk::new(1..=500), None).unwrap();
     assert!(rig.restore(created.backup).unwrap() == MemoryDisk::new(1..=500).bytes());
 }
 
-/// Every byte of a small repository is flipped in turn: an error or the data as it was, and `verify` says that something is
-/// wrong.
+/// Flips every byte of a small repository in turn: restoring fails or returns the original data, and `verify` reports
+/// damage.
 #[test]
 fn a_flipped_byte_never_gives_other_data_and_is_noticed() {
     for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
         let rig = Rig::new(&access);
         let disks: Vec<_> = days(2, 40, 2);
-        // Half of it is popular.
+        // Half of the blocks are popular.
         let other = rig.repository.add_source(source("other")).unwrap();
         for disk in &disks {
             let mut half = MemoryDisk::new(disk.contents[..20].to_vec());
@@ -507,8 +507,8 @@ fn a_flipped_byte_never_gives_other_data_and_is_noticed() {
         let mut outcomes = BTreeMap::new();
         for file in rig.files() {
             let good = std::fs::read(&file).unwrap();
-            // A third of what is small, each bit of a byte in turn; of packs the ends, and some of what is between.
-            // Without encryption less of it: only the cipher differs.
+            // A third of the bytes of small files, each bit in turn; of packs, the ends and samples in between. Fewer
+            // without encryption, because only the cipher differs.
             let step = match (good.len() > 4096, &access) {
                 (true, _) => 397,
                 (false, Access::Open) => 17,
@@ -533,7 +533,7 @@ fn a_flipped_byte_never_gives_other_data_and_is_noticed() {
     }
 }
 
-/// Whether the repository cannot be opened, or `verify` says that something is wrong. A list of all backups never panics.
+/// Whether the repository cannot be opened, or `verify` reports damage. Listing all backups must not panic.
 fn is_noticed(root: &Path, access: &Access) -> bool {
     let Ok(repository) = Repository::open(root, access) else {
         return true;
@@ -547,7 +547,7 @@ fn is_noticed(root: &Path, access: &Access) -> bool {
     verified.map_or(true, |verified| !verified.findings.is_empty())
 }
 
-/// Whether all is restored; other data fails the test.
+/// Whether all backups are restored; other data fails the test.
 fn restored_or_refused(root: &Path, access: &Access, disks: &[MemoryDisk]) -> bool {
     let restored = || -> Result<()> {
         let repository = Repository::open(root, access)?;
@@ -628,14 +628,14 @@ fn other_secrets_open_nothing() {
     assert_eq!(again.kind(), RepositoryErrorKind::Exists);
 }
 
-/// Keys are read before anything is authenticated: whoever can write the folder can add some that cost any memory to try.
+/// Keys are read before anything is authenticated, so a writer to the folder can add keys that are expensive to try.
 #[test]
 fn keys_that_cost_too_much_are_not_tried() {
     let folder = scratch();
     let root = folder.path().join("r");
     let right = Access::Passphrase(b"right".to_vec());
     let (repository, _) = Repository::init(&root, &right, 1).unwrap();
-    // Were they tried, the first would take the memory of the machine, and the second an hour.
+    // Trying these keys would take all of the machine's memory, or an hour.
     for (number, memory_kib, passes) in [(1, 4 << 20, 1), (2, 1 << 20, 1000), (3, 64 << 10, 11)] {
         let key = WrappedKey {
             number,
@@ -659,7 +659,7 @@ fn keys_that_cost_too_much_are_not_tried() {
     assert!(refused.to_string().contains("are the limit"), "{refused}");
 }
 
-/// Neither the names of sources nor blocks are to be read in an encrypted repository.
+/// An encrypted repository reveals neither the names of sources nor blocks.
 #[test]
 fn a_reader_without_a_key_learns_no_name_and_no_block() {
     let folder = scratch();

@@ -1,5 +1,5 @@
-//! What several sources have is stored once, found by every later backup, and given back when no backup of any
-//! source needs it, and not before.
+//! A content that several sources have is stored once, found by every later backup, and removed once no backup of any
+//! source needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub(crate) const ALL_WASTE: PruneOptions = PruneOptions {
 pub(crate) struct Estate {
     pub(crate) rig: Rig,
     pub(crate) sources: Vec<KnownSource>,
-    /// What the backups of each source hold.
+    /// The disks in the backups of each source, by backup number.
     pub(crate) backups: Vec<BTreeMap<u64, MemoryDisk>>,
 }
 
@@ -37,7 +37,7 @@ impl Estate {
         }
     }
 
-    /// Backs up these sources together.
+    /// Backs up these sources in one command.
     pub(crate) fn create(&mut self, disks: &[(usize, &MemoryDisk)]) -> Batch {
         let mut copies: Vec<_> = disks.iter().map(|(_, disk)| (*disk).clone()).collect();
         let wanted = disks.iter().zip(&mut copies);
@@ -105,7 +105,7 @@ pub(crate) fn contents(disk: &MemoryDisk) -> BTreeSet<u64> {
     contents.filter(|content| *content != 0).collect()
 }
 
-/// Disks that share some of their contents with one another, and repeat some themselves.
+/// Disks that share some of their contents with each other, and repeat some of their own.
 pub(crate) fn related(seed: u64, disks: usize, blocks: usize) -> Vec<MemoryDisk> {
     let mut random = fastrand::Rng::with_seed(seed);
     let each = (1..=disks as u64).map(|own| {
@@ -122,7 +122,7 @@ pub(crate) fn related(seed: u64, disks: usize, blocks: usize) -> Vec<MemoryDisk>
 #[test]
 fn what_several_disks_have_is_stored_once_and_later_found() {
     let mut estate = Estate::new(5);
-    // The fourth disk is so large that its blocks are in several recipe pages and packs.
+    // The last disk is so large that its blocks are in several recipe pages and packs.
     let mut disks = related(1, 4, 3000);
     disks.push(related(2, 1, 40_000).remove(0));
     let first: Vec<_> = disks.iter().enumerate().skip(1).collect();
@@ -152,12 +152,12 @@ fn what_several_disks_have_is_stored_once_and_later_found() {
     }
     estate.assert_whole();
 
-    // Another one alone, later.
+    // The first disk alone, later.
     let batch = estate.create(&[(0, &disks[0])]);
     let own = contents(&disks[0]).difference(&popular).count() as u64;
     let counts = batch.backups[0].as_ref().unwrap().manifest.counts;
     assert_eq!((counts.new_blocks, batch.new_popular_blocks), (own, 0));
-    // And all once more: nothing is new, and nothing moves.
+    // All disks again: nothing is new, and nothing moves.
     let all: Vec<_> = disks.iter().enumerate().collect();
     let batch = estate.create(&all);
     assert_eq!((batch.new_popular_blocks, batch.popular_bytes), (0, 0));
@@ -231,7 +231,7 @@ fn what_no_backup_of_any_source_needs_is_given_back_and_nothing_else() {
     for (source, backup) in [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2)] {
         estate.forget(source, backup);
     }
-    // Not all that backups need: what a source had stored before it became popular is its own in it.
+    // Not all needed contents: a source's backups keep their own blocks that became popular later.
     let mut needed = BTreeSet::new();
     for (source, backups) in estate.sources.iter().zip(&estate.backups) {
         for backup in backups.keys() {
@@ -256,7 +256,7 @@ fn what_no_backup_of_any_source_needs_is_given_back_and_nothing_else() {
     estate.assert_whole();
     let again = estate.prune_popular(10, 0).unwrap();
     assert_eq!((again.freed_blocks, again.plan.wasted_blocks), (0, 0));
-    // What is gone is stored again.
+    // Removed contents are stored again.
     let all: Vec<_> = days[0].iter().enumerate().collect();
     estate.create(&all);
     estate.assert_whole();
@@ -272,19 +272,19 @@ fn condemned_blocks_stay_as_long_as_a_backup_may_need_them() {
     estate.forget(0, 1);
     estate.forget(1, 1);
 
-    // The third source is being backed up, and has looked at the popular blocks already.
+    // The third source is being backed up, and its backup has already read the popular blocks.
     let repository = std::sync::Arc::clone(&estate.rig.repository);
     let third = estate.sources[2].clone();
     let writer = repository.writer(third.id, "backup create").unwrap();
     let pruned = estate.prune_popular(10, 0).unwrap();
     assert_eq!((pruned.freed_blocks, pruned.waiting_blocks), (0, 2000));
 
-    // The fourth one begins now, and stores what it needs itself.
+    // The backup of the fourth source begins now, and stores all of its blocks itself.
     let batch = estate.create(&[(3, &shared)]);
     let counts = batch.backups[0].as_ref().unwrap().manifest.counts;
     assert_eq!((counts.new_blocks, counts.popular_blocks), (2000, 0));
 
-    // The third one publishes a backup with them.
+    // The backup of the third source is published with some of the condemned blocks.
     let popular = onefold_format::backup::NumberRun {
         first: repository.packs(store).unwrap()[0].0 * 16_384,
         blocks: 1000,
@@ -303,7 +303,7 @@ fn condemned_blocks_stay_as_long_as_a_backup_may_need_them() {
     let waits = estate.prune_popular(11, 0).unwrap();
     assert_eq!((waits.freed_blocks, waits.waiting_blocks), (0, 2000));
     drop(writer);
-    // It has ended, but not for as long as old listings of a folder may be seen.
+    // The lease has ended, but a folder listing may be stale for longer than that.
     let waits = estate.prune_popular(12, 100).unwrap();
     assert_eq!((waits.freed_blocks, waits.waiting_blocks), (0, 2000));
     let pruned = estate.prune_popular(110, 100).unwrap();
@@ -311,7 +311,7 @@ fn condemned_blocks_stay_as_long_as_a_backup_may_need_them() {
     assert_eq!(estate.stored_blocks(store), 1000);
 }
 
-/// Nobody knows then what is condemned, so nobody uses any of it.
+/// If the list is unreadable, backups treat all popular blocks as absent.
 #[test]
 fn a_damaged_list_of_condemned_blocks_costs_sharing_and_no_backup() {
     let mut estate = Estate::new(3);
@@ -372,7 +372,7 @@ fn interrupted_at_any_moment_all_backups_are_as_they_were() {
             break;
         }
         interruptions += 1;
-        // A backup in between, of what is about to go.
+        // A backup in between, of blocks that are about to be removed.
         if interruptions == 1 {
             estate.create(&[(0, &days[0][0])]);
         }

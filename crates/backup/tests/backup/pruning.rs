@@ -1,4 +1,4 @@
-//! What is left when backups were forgotten and their source was pruned: what the others need, to the block.
+//! After backups are forgotten and their source is pruned, exactly the blocks that the remaining backups need are left.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ impl Rig {
         self.prune_until(options, u32::MAX)
     }
 
-    /// Is interrupted at its report of this number.
+    /// Prunes, and is interrupted at the report with number `reports`.
     fn prune_until(&self, options: &PruneOptions, reports: u32) -> Result<Pruned> {
         let mut left = reports;
         let writer = self.repository.writer(self.source.id, "prune")?;
@@ -42,7 +42,7 @@ impl Rig {
         })
     }
 
-    /// How many blocks the packs have, of all generations.
+    /// How many blocks the packs of all generations have.
     fn stored_blocks(&self) -> u64 {
         let packs = self.repository.pack_generations(self.source.id).unwrap();
         let stored = packs.into_iter().map(|(number, generation)| {
@@ -73,7 +73,7 @@ impl Rig {
     }
 }
 
-/// Contents of the kept disks, counted by themselves.
+/// How many distinct contents the kept disks have.
 fn distinct(kept: &BTreeSet<u64>, days: &[MemoryDisk]) -> u64 {
     let kept = kept
         .iter()
@@ -84,7 +84,7 @@ fn distinct(kept: &BTreeSet<u64>, days: &[MemoryDisk]) -> u64 {
 
 #[test]
 fn what_is_left_is_exactly_what_the_others_need() {
-    // Of the first there are several packs a day.
+    // The first case writes several packs a day.
     for (seed, blocks, forgotten) in [
         (1, 20_000, vec![1]),
         (2, 4_000, vec![5]),
@@ -116,7 +116,7 @@ fn what_is_left_is_exactly_what_the_others_need() {
                 .is_empty()
         );
 
-        // The next backup has a number of its own, and finds what is there.
+        // The next backup has a new number, and finds the blocks that are stored.
         let known: BTreeSet<_> = kept
             .iter()
             .flat_map(|it| &days[*it as usize - 1].contents)
@@ -137,7 +137,7 @@ fn numbers_are_not_used_again_by_whoever_knew_the_source_before() {
     rig.forget([1]);
     rig.prune(&ALL_WASTE).unwrap();
     assert_eq!(rig.stored_blocks(), 0);
-    // The rig has the source as it was made.
+    // The rig has the source as it was when it was created.
     let second = rig.create(&mut MemoryDisk::new(1..100), None).unwrap();
     assert_eq!(second.backup, BackupNumber(2));
     let numbers = |created: &onefold_backup::Created| created.manifest.own[0].first;
@@ -180,7 +180,7 @@ fn pruning_meanwhile_is_no_damage_for_verify() {
         rig.create(&mut MemoryDisk::new(first..first + 500), None)
             .unwrap();
     }
-    // The second pack is written again, and the third one goes, when verify has looked at the first.
+    // After verify has read the first pack, a prune rewrites the second and removes the third.
     rig.forget([3, 5, 6]);
     let mut is_pruned = false;
     let verified = verify(&rig.repository, Some(&rig.source), true, &mut |_, _| {
@@ -206,7 +206,7 @@ fn little_waste_stays_and_dead_packs_go() {
     for day in &days {
         rig.create(&mut day.clone(), None).unwrap();
     }
-    // 300 of 1000 blocks of the first pack, and all of the third.
+    // Unneeded are 300 of 1000 blocks of the first pack, and all of the third.
     rig.forget([1, 3]);
     let options = |wasted_percent, rewrite_bytes_max| PruneOptions {
         wasted_percent,
@@ -222,7 +222,7 @@ fn little_waste_stays_and_dead_packs_go() {
     assert_eq!(freed(options(0, 1000)), (500, 1, 0));
     rig.prune(&options(31, u64::MAX)).unwrap();
     assert_eq!(rig.stored_blocks(), 1300);
-    // What nobody needs is found all the same.
+    // Unneeded blocks that are still stored are found all the same.
     let again = rig.create(&mut days[0].clone(), None).unwrap();
     assert_eq!(again.manifest.counts.new_blocks, 0);
     assert!(rig.restore(again.backup).unwrap() == days[0].bytes());
@@ -290,7 +290,7 @@ fn a_damaged_pack_stays_and_the_others_are_pruned() {
     };
     let path = rig.folder.path().join("r").join(name.path());
     let mut bytes = std::fs::read(&path).unwrap();
-    // In its first group.
+    // In the pack's first group.
     bytes[200] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let pruned = rig.prune(&ALL_WASTE).unwrap();

@@ -1,4 +1,5 @@
-//! What is damaged is stored again by the next backup with the same content, and mends the older ones then.
+//! The next backup with the same content stores damaged blocks again, and a repair then mends the older backups with
+//! it.
 
 use std::path::PathBuf;
 
@@ -57,7 +58,7 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
                 assert!(restored.is_err() || restored.unwrap() == day.bytes());
             }
         };
-        // The first and the third group of the first pack.
+        // Damages the first and the third group of the first pack.
         let pack = &rig.packs()[0];
         flip(pack, 90);
         flip(pack, std::fs::metadata(pack).unwrap().len() as usize / 4);
@@ -68,7 +69,7 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
             assert_eq!(finding.needed_by.len(), 3, "{finding:?}");
             assert!(finding.needed_by.iter().all(|it| it.blocks > 0));
         }
-        // Nothing else has their content.
+        // No other block has their content.
         let repaired = rig.repair();
         assert_eq!(
             repaired,
@@ -97,7 +98,7 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
             }
         );
 
-        // The first day comes back: all that was lost is stored again, under new numbers.
+        // A backup of the first day stores everything that was lost, under new numbers.
         let created = rig.create(&mut days[0].clone(), None).unwrap();
         assert_eq!(created.manifest.counts.new_blocks, 128);
         assert!(rig.restore(created.backup).unwrap() == days[0].bytes());
@@ -144,7 +145,7 @@ fn popular_blocks_are_mended_from_any_source_of_the_domain() {
             ..Repaired::default()
         }
     );
-    // A source that comes alone stores it for itself.
+    // A source that is backed up alone stores the content for itself.
     create(&[&third]);
     assert_eq!(
         rig.repair(),
@@ -160,7 +161,7 @@ fn popular_blocks_are_mended_from_any_source_of_the_domain() {
     }
 }
 
-/// Wherever in a pack the damage is: a full backup and a repair mend it, and never does something else come back.
+/// Wherever a pack is damaged, a full backup and a repair mend it, and no read ever returns other data.
 #[test]
 fn whatever_byte_of_a_pack_is_damaged_a_full_backup_and_repair_mend_it() {
     let made = Rig::new(&Access::Open);

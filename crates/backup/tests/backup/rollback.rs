@@ -1,5 +1,5 @@
-//! A source whose storage went back to an older state: a host that knows how far it was notices, and once that is accepted
-//! no number is used twice.
+//! The storage of a source returns to an older state: a host that has seen a newer state notices, and once the user
+//! accepts it, no number is used twice.
 
 use onefold_format::backup::{BackupNumber, SourceId};
 use onefold_repository::{Access, Reached};
@@ -9,7 +9,7 @@ use crate::pruning::ALL_WASTE;
 use crate::{MemoryDisk, Rig};
 
 impl Rig {
-    /// How far the source has come for a host that knew this.
+    /// How far the source has come, for a host that had seen `known`.
     fn remembered(&self, known: Reached) -> Reached {
         let course = self.repository.course(self.source.id, known).unwrap();
         known.max(course.proved)
@@ -46,7 +46,7 @@ fn a_source_that_went_back_goes_on_above_all_that_it_had_reached() {
         assert!(!rig.has_gone_back(known) && older.has_gone_back(known));
 
         older.accept(known);
-        // So does a host that was further on.
+        // A host that had seen a newer state notices, too.
         older.accept(reached(6, 2));
         assert!(!older.has_gone_back(reached(6, 3)));
         let history = older.repository.history(older.source.id).unwrap();
@@ -57,7 +57,7 @@ fn a_source_that_went_back_goes_on_above_all_that_it_had_reached() {
         older.assert_backups(&[(1, Some(&disks[0])), (6, Some(&disks[1]))]);
         assert_eq!(older.verify(true).findings.len(), 0);
 
-        // What closes the gap outlives the loss of either object, and pruning.
+        // Closing the gap survives pruning, and the loss of either object.
         let [first, second] = [2, 3].map(|generation| {
             let folder = format!("sources/{}/closed/{generation}", older.source.id);
             older.folder.path().join("r").join(folder)
@@ -88,7 +88,7 @@ fn what_is_forgotten_or_damaged_has_not_gone_back_and_what_is_hidden_has() {
     let known = rig.remembered(Reached::default());
     let (manifest, pack) = (rig.file("backups/3"), rig.file("packs/02/2.0"));
     let good = std::fs::read(&manifest).unwrap();
-    // Damage, which `verify` names.
+    // This is damage, which `verify` reports, and not a rollback.
     std::fs::write(&manifest, &good[..100]).unwrap();
     assert!(!rig.has_gone_back(known));
     std::fs::write(&manifest, &good).unwrap();
@@ -96,13 +96,13 @@ fn what_is_forgotten_or_damaged_has_not_gone_back_and_what_is_hidden_has() {
     std::fs::remove_file(&pack).unwrap();
     assert!(!rig.has_gone_back(known));
     std::fs::write(&pack, pack_bytes).unwrap();
-    // Without the manifest, its recipe and its packs hide nothing.
+    // Without the manifest, its recipe and packs do not hide the rollback.
     std::fs::remove_file(&manifest).unwrap();
     rig.file("recipes/3");
     assert!(rig.has_gone_back(known));
     std::fs::write(&manifest, good).unwrap();
 
-    // By another host: this one has seen none of it.
+    // Another host forgets the backup, without this one noticing.
     rig.repository.forget(id, BackupNumber(3)).unwrap();
     assert!(!rig.has_gone_back(known));
     rig.prune(&ALL_WASTE).unwrap();
@@ -113,7 +113,8 @@ fn what_is_forgotten_or_damaged_has_not_gone_back_and_what_is_hidden_has() {
     assert!(!rig.repository.has_source(SourceId(id.0 ^ 1)).unwrap());
 }
 
-/// A name costs nothing: were it remembered, its removal would be a rollback, and the next numbers above it.
+/// Anyone can create a name: if names were remembered, removing one would look like a rollback, and numbers would
+/// continue above it.
 #[test]
 fn a_name_that_was_made_up_is_not_remembered() {
     let rig = Rig::new(&Access::Open);

@@ -1,4 +1,4 @@
-//! A damaged backup is restored but for what is damaged, and that is named to the block.
+//! A damaged backup is restored except for its damaged blocks, which are listed exactly.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl Rig {
         Restore::open(&self.blocks(), &self.source, backup, "test").unwrap()
     }
 
-    /// In three ways, which find the same. What is lost is left as it was: 0xee.
+    /// Restores in three ways, which find the same blocks lost. Lost blocks keep their initial bytes, 0xee.
     fn salvage(&self, backup: BackupNumber) -> (Vec<u8>, Vec<Range<u64>>) {
         let restore = self.open(backup);
         let size = restore.manifest().size_bytes as usize;
@@ -48,7 +48,7 @@ impl Rig {
         read.unwrap();
         found.push((bytes, lost));
 
-        // With so little memory that pages are read one by one.
+        // With so little memory that recipe pages are processed one by one.
         let (lost, bytes) = (LostBlocks::default(), Mutex::new(vec![0; size]));
         let counted = restore.read_anywhere(2, 1, Some(&lost), &|at, data| {
             put(&mut bytes.lock().unwrap(), at, data);
@@ -60,7 +60,7 @@ impl Rig {
         found.push((bytes.into_inner().unwrap(), lost));
 
         let (lost, mut bytes) = (LostBlocks::default(), vec![0; size]);
-        // Blocks per piece that no group has as a multiple.
+        // Pieces whose size does not divide a group.
         let step = (size / 700 / BLOCK * 7).max(7) * BLOCK;
         for (piece, at) in bytes.chunks_mut(step).zip((0..).step_by(step)) {
             restore.read_past_damage(at, piece, &lost).unwrap();
@@ -87,7 +87,7 @@ impl Rig {
         first.clone()
     }
 
-    /// Where a backup has these numbers.
+    /// The addresses at which a backup has these numbers.
     fn blocks_with(&self, backup: BackupNumber, numbers: Range<u64>) -> Vec<u64> {
         let mut found = Vec::new();
         let mut block = 0;
@@ -104,7 +104,7 @@ impl Rig {
         found
     }
 
-    /// Exactly these blocks are lost.
+    /// Checks that exactly these blocks are lost.
     #[track_caller]
     fn loses(&self, backup: BackupNumber, disk: &MemoryDisk, blocks: &[u64]) {
         let (bytes, ranges) = self.salvage(backup);
@@ -120,7 +120,7 @@ impl Rig {
     }
 }
 
-/// Of which the last block is cut.
+/// The same disk with a partial last block.
 fn cut(mut disk: MemoryDisk) -> MemoryDisk {
     disk.cut = 1000;
     disk
@@ -134,7 +134,7 @@ fn what_a_damaged_group_or_pack_has_is_lost_and_nothing_else() {
         for day in &days {
             rig.create(&mut day.clone(), None).unwrap();
         }
-        // Pairs of first and end.
+        // Each pair is a first number and an end.
         let check = |numbers: &[(u64, u64)]| {
             for (n, day) in (1..).zip(&days) {
                 let backup = BackupNumber(n);
@@ -147,12 +147,12 @@ fn what_a_damaged_group_or_pack_has_is_lost_and_nothing_else() {
             }
         };
         check(&[]);
-        // The first group of the first pack.
+        // Damages the first group of the first pack.
         flip(&rig.pack(0), 90);
         check(&[(0, 64)]);
         assert!(rig.open(FIRST).check_objects().is_ok());
 
-        // It is taken out: then its table says what is lost.
+        // A repair takes the group out; the table then lists its blocks as lost.
         rig.repair();
         check(&[(0, 64)]);
         let error = rig.open(FIRST).check_objects().unwrap_err();
@@ -163,7 +163,7 @@ fn what_a_damaged_group_or_pack_has_is_lost_and_nothing_else() {
         check(&[(0, 64), (16_384, 2 * 16_384)]);
         assert!(rig.open(BackupNumber(2)).check_objects().is_err());
 
-        // The first one is cut: by the copy of its table, all groups are lost.
+        // The first pack is truncated: according to the copy of its table, all of its groups are lost.
         let pack = std::fs::File::options().write(true).open(rig.pack(0));
         pack.unwrap().set_len(5000).unwrap();
         check(&[(0, 2 * 16_384)]);
@@ -173,7 +173,7 @@ fn what_a_damaged_group_or_pack_has_is_lost_and_nothing_else() {
 
 #[test]
 fn a_pack_to_which_blocks_were_moved_is_needed_like_their_own() {
-    // A half of each is in both, and was stored twice.
+    // Half of each disk is in both, and was stored twice.
     let disks = [MemoryDisk::new(1..301), MemoryDisk::new(151..451)];
     let mut estate = backed_up(&disks, &[&[0], &[1]]);
     estate.share();

@@ -1,5 +1,5 @@
-//! Whatever the order in which sources were backed up, sharing and pruning leave each content once; and at every moment
-//! in between, all backups are as they were.
+//! In whatever order sources were backed up, sharing and pruning leave each content stored once; and at every moment in
+//! between, all backups stay intact.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::history::table_of;
 use crate::popular::{ALL_WASTE, Estate, contents, related};
 use crate::{MemoryDisk, source};
 
-/// So little that contents go through several partitions.
+/// Memory so small that contents take several partitions.
 const MEMORY: usize = 1 << 16;
 
 impl Estate {
@@ -70,7 +70,7 @@ impl Estate {
         self.prune_popular(10, 0).unwrap();
     }
 
-    /// Blocks of all packs there are.
+    /// How many blocks all packs have.
     fn all_stored(&self) -> usize {
         let own = self.sources.iter().map(|it| self.stored_blocks(it.id));
         let popular = self.rig.repository.sources().unwrap().popular;
@@ -78,13 +78,13 @@ impl Estate {
         own.chain(popular).sum()
     }
 
-    /// Contents of all disks of which there are backups.
+    /// How many contents the disks of all backups have.
     fn distinct(&self) -> usize {
         let disks = self.backups.iter().flat_map(BTreeMap::values);
         disks.flat_map(contents).collect::<BTreeSet<u64>>().len()
     }
 
-    /// Recipes and manifests, which are written once.
+    /// Recipes and manifests, which never change.
     fn written_once(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let files = self.rig.files().into_iter();
         let files = files.filter(|path| {
@@ -123,7 +123,7 @@ impl Estate {
     }
 }
 
-/// Backs up these disks, in commands of so many each.
+/// Backs up disks; each element of `order` lists the disks of one command.
 pub(crate) fn backed_up(disks: &[MemoryDisk], order: &[&[usize]]) -> Estate {
     let mut estate = Estate::new(disks.len());
     for command in order {
@@ -157,7 +157,7 @@ fn whatever_the_order_each_content_is_stored_once() {
         assert_eq!(estate.all_stored(), stored + plan.copied_blocks as usize);
         estate.assert_whole();
 
-        // A second time there is nothing to do.
+        // Sharing again does nothing.
         let packs = estate.packs();
         let again = estate.share().remove(0);
         assert_eq!((again.copied_blocks, again.stored_bytes), (0, 0));
@@ -182,7 +182,7 @@ fn whatever_the_order_each_content_is_stored_once() {
         estate.prune_all();
         assert_eq!(estate.packs(), packs);
 
-        // What a source has stored stays its own in later backups: they do not change.
+        // Blocks that a source has stored stay its own in later backups: no recipe changes.
         let repository = std::sync::Arc::clone(&estate.rig.repository);
         for (n, disk) in disks.iter().enumerate() {
             let id = estate.sources[n].id;
@@ -226,7 +226,7 @@ fn sources_of_other_domains_are_not_shared() {
     estate.assert_whole();
 }
 
-/// What the sources have not been moved to stays, and so does what they were moved to; what no backup needs goes.
+/// Popular blocks stay while sources have moved blocks to them, or still can; unneeded ones are removed.
 #[test]
 fn popular_blocks_stay_as_long_as_anything_was_or_may_be_moved_to_them() {
     let shared = MemoryDisk::new(1..=2000);
@@ -248,7 +248,7 @@ fn popular_blocks_stay_as_long_as_anything_was_or_may_be_moved_to_them() {
         estate.assert_whole();
     }
     assert_eq!(estate.all_stored(), 2000);
-    // That a source is a user is missed, and noted again.
+    // The record that a source is a user is missing, and is written again.
     let known = &estate.sources[0];
     let name = ObjectName::User {
         popular: store,
@@ -271,7 +271,7 @@ fn popular_blocks_stay_as_long_as_anything_was_or_may_be_moved_to_them() {
     assert_eq!(estate.all_stored(), 0);
 }
 
-/// If one source alone has it, nothing is saved by keeping it twice.
+/// If only one source has a content, a second copy saves nothing.
 #[test]
 fn what_is_shared_goes_if_only_one_source_has_it_in_the_end() {
     let shared = MemoryDisk::new(1..=500);
@@ -284,7 +284,7 @@ fn what_is_shared_goes_if_only_one_source_has_it_in_the_end() {
     estate.assert_whole();
 }
 
-/// A prune that began before blocks were condemned may move to them; one that began later does not.
+/// A prune that began before blocks were condemned may move blocks to them; one that began later does not.
 #[test]
 fn nothing_is_moved_to_condemned_blocks() {
     let shared = MemoryDisk::new(1..=500);
@@ -312,13 +312,13 @@ fn what_is_moved_to_meanwhile_is_not_removed() {
     let mut estate = Estate::new(3);
     estate.create(&[(2, &shared)]);
     estate.create(&[(0, &shared), (1, &shared)]);
-    // The third has its own copies, and the popular ones are the first two's.
+    // The third source has its own copies; the popular blocks belong to the first two.
     estate.forget(0, 1);
     estate.forget(1, 1);
     let repository = std::sync::Arc::clone(&estate.rig.repository);
     let writer = repository.writer(estate.sources[2].id, "prune").unwrap();
     let mut waiting = 0;
-    // When the first pack is written again it is known already where its blocks move.
+    // The moves are already decided when the first pack is written again.
     prune(&writer, &ALL_WASTE, &mut |_, _| {
         waiting = estate.prune_popular(10, 0)?.waiting_blocks;
         Ok(())
@@ -355,7 +355,7 @@ fn a_share_that_is_interrupted_is_completed_by_the_next_one() {
     estate.assert_whole();
 }
 
-/// Two hosts that find the same at once store it twice.
+/// Two hosts that find the same content concurrently store it twice.
 #[test]
 fn popular_blocks_that_are_stored_twice_become_one() {
     let disks = related(5, 4, 600);
@@ -365,7 +365,7 @@ fn popular_blocks_that_are_stored_twice_become_one() {
     std::fs::rename(&first, &aside).unwrap();
     estate.create(&[(2, &disks[2]), (3, &disks[3])]);
     std::fs::rename(&aside, &first).unwrap();
-    // Some popular blocks of both are moved to by the others.
+    // Both copies of some popular blocks have blocks moved to them.
     estate.share();
     estate.assert_whole();
     estate.prune_all();
@@ -374,13 +374,13 @@ fn popular_blocks_that_are_stored_twice_become_one() {
     let packs = estate.packs();
     estate.prune_all();
     assert_eq!(estate.packs(), packs);
-    // What was moved twice is found again.
+    // Contents that were moved twice are found again.
     for (n, disk) in disks.iter().enumerate() {
         let batch = estate.create(&[(n, disk)]);
         let counts = batch.backups[0].as_ref().unwrap().manifest.counts;
         assert_eq!(counts.new_blocks, 0);
     }
-    // And goes when nothing needs it.
+    // They are removed once no backup needs them.
     for n in 0..4 {
         for backup in estate.backups[n].clone().into_keys() {
             estate.forget(n, backup);
@@ -399,7 +399,7 @@ fn damage_of_a_popular_block_concerns_whoever_was_moved_to_it_and_is_mended() {
     let popular = estate.pack_file(estate.popular().id, 0);
     let good = std::fs::read(&popular).unwrap();
 
-    // A group of 64 blocks, and then the whole pack.
+    // Damages a group of 64 blocks, and then the whole pack.
     let mut bad = good.clone();
     bad[100] ^= 1;
     for bad in [Some(bad), None] {
@@ -427,7 +427,7 @@ fn damage_of_a_popular_block_concerns_whoever_was_moved_to_it_and_is_mended() {
     }
     estate.assert_whole();
 
-    // The pack is gone for good: the content is stored again, and put back under the old numbers.
+    // The pack does not come back: its content is stored again, and put back under the old numbers.
     std::fs::remove_file(&popular).unwrap();
     let refused = estate.rig.check_parent(&estate.sources[0], BackupNumber(1));
     refused.unwrap_err();
@@ -445,7 +445,7 @@ fn damage_of_a_popular_block_concerns_whoever_was_moved_to_it_and_is_mended() {
     }
 }
 
-/// What it refers to is not known.
+/// An unreadable pack may refer to any popular block.
 #[test]
 fn popular_blocks_stay_while_a_pack_cannot_be_read_that_may_refer_to_them() {
     let shared = MemoryDisk::new(1..=300);
@@ -468,7 +468,7 @@ fn popular_blocks_stay_while_a_pack_cannot_be_read_that_may_refer_to_them() {
             "{refused}"
         );
         std::fs::write(&copy, &table).unwrap();
-        // The copy of its table tells.
+        // The copy of the pack's table has the answer.
         if let Some(bad) = bad {
             std::fs::write(&pack, bad).unwrap();
             assert_eq!(estate.prune_popular(10, 0).unwrap().freed_blocks, 0);
@@ -476,19 +476,19 @@ fn popular_blocks_stay_while_a_pack_cannot_be_read_that_may_refer_to_them() {
         std::fs::write(&pack, &good).unwrap();
     }
     estate.assert_whole();
-    // Unless no backup needs it.
+    // The pack does not matter if no backup needs it.
     std::fs::remove_file(&pack).unwrap();
     estate.forget(0, 1);
     assert_eq!(estate.prune_popular(10, 0).unwrap().freed_blocks, 300);
 }
 
-/// Guests of one kind, each with data of its own.
+/// Guests of one kind, each with some data of its own.
 #[test]
 fn little_is_written_for_what_becomes_free() {
     let mut estate = Estate::new(5);
     for n in 0..5 {
         let own = n as u64 + 1;
-        // Some of the system is each guest's own, too.
+        // Part of the system differs between guests, too.
         let system = (1..1000).map(|block| match block % 20 {
             0..3 => own << 20 | block,
             _ => block,
@@ -517,7 +517,7 @@ fn little_is_written_for_what_becomes_free() {
     let bytes = written(&shared, &before) + written(&after, &shared);
     let freed = before.values().sum::<u64>() - after.values().sum::<u64>();
     assert!(bytes * 10 <= freed * 6, "{bytes} bytes written for {freed}");
-    // Popular packs are written once, and the packs with nothing to share never again.
+    // Popular packs are written once, and packs without shared blocks are not written again.
     let is_kept = |path: &&PathBuf| after.contains_key(*path);
     assert_eq!(shared.keys().filter(is_kept).count(), shared.len() - 5);
 }

@@ -1,5 +1,5 @@
-//! A pack's table has a copy: a pack of which nothing but groups can be read is read all the same, and one that is gone is
-//! known.
+//! A pack's table has a copy: if only the groups of a pack are readable, the pack can still be read, and if the pack is
+//! gone, its blocks are still known.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::pruning::ALL_WASTE;
 use crate::repairing::flip;
 use crate::{MemoryDisk, Rig, source};
 
-/// Three backups that have nothing in common, each with a pack.
+/// Three backups that have no content in common, each with a pack.
 fn scene(access: &Access) -> (Rig, [MemoryDisk; 3]) {
     let rig = Rig::new(access);
     let disks = three_disks();
@@ -31,7 +31,7 @@ impl Rig {
         assert!(findings.is_empty(), "{findings:?}");
     }
 
-    /// The only finding.
+    /// The only finding of a verification.
     #[track_caller]
     fn finding(&self) -> String {
         let mut findings = self.verify(true).findings;
@@ -50,7 +50,7 @@ fn a_pack_is_read_by_the_copy_of_its_table() {
     for access in ALL_ACCESS() {
         let (made, disks) = scene(&access);
         let len = std::fs::metadata(made.file("01/1.0")).unwrap().len() as usize;
-        // In the header: what it is, and the salt; the table, the trailer.
+        // In the header, its magic and its salt; then the table and the trailer.
         for at in [3, 50, len - 2000, len - 5] {
             let rig = made.copied(&access);
             flip(&rig.file("01/1.0"), at);
@@ -71,7 +71,7 @@ fn a_pack_is_read_by_the_copy_of_its_table() {
             assert_eq!(repaired, only_tables, "byte {at}");
             rig.assert_all_three(&disks);
             assert!(rig.plan_repair().sick.is_empty());
-            // One whose header is damaged cannot be told from others' files.
+            // A pack with a damaged header cannot be distinguished from a foreign file.
             assert_eq!(
                 rig.prune(&ALL_WASTE).unwrap().plan.foreign.len(),
                 usize::from(at < 80)
@@ -84,12 +84,12 @@ fn a_pack_is_read_by_the_copy_of_its_table() {
 fn a_pack_that_is_gone_is_mended_by_what_is_stored_again() {
     for access in ALL_ACCESS() {
         let (rig, disks) = scene(&access);
-        // The last one, too: nothing but the copy has its fingerprints.
+        // For the last pack, too, only the copy has the fingerprints.
         for end in ["01/1.0", "02/2.0"] {
             std::fs::remove_file(rig.file(end)).unwrap();
         }
         rig.assert_backups(&[(2, None), (3, None)]);
-        // Nothing else has the content.
+        // No other block has the content.
         let missing = Repaired {
             missing: 600,
             ..Repaired::default()
@@ -143,7 +143,7 @@ fn a_copy_that_is_damaged_or_missing_is_named_and_made_again() {
                 0 => std::fs::remove_file(&copy).unwrap(),
                 1 => flip(&copy, 100),
                 2 => cut(&copy, |len| len / 2),
-                // Authentic, and of a pack that was never completed.
+                // An authentic copy, but for a pack that was never completed.
                 _ => {
                     std::fs::remove_file(&copy).unwrap();
                     let writer = rig.repository.writer(rig.source.id, "test").unwrap();
@@ -163,7 +163,7 @@ fn a_copy_that_is_damaged_or_missing_is_named_and_made_again() {
             let repaired = rig.repair();
             assert_eq!((repaired.tables, repaired.lost), (1, 0));
             rig.assert_all_three(&disks);
-            // It has what it had.
+            // The new copy is as long as the old one.
             assert_eq!(std::fs::read(&copy).unwrap().len(), good.len());
             flip(&pack, std::fs::metadata(&pack).unwrap().len() as usize - 5);
             rig.assert_backups(&[(2, Some(&disks[1]))]);
@@ -189,7 +189,7 @@ fn copies_go_with_their_packs_and_numbers_stay_used() {
     let (rig, disks) = scene(&Access::Open);
     let tables = || rig.repository.tables(rig.source.id).unwrap();
     assert_eq!(tables(), [(0, 0), (1, 0), (2, 0)]);
-    // A pack that is needed and lost stays known; one that is not needed does not.
+    // A needed pack that is lost stays known; an unneeded one does not.
     for end in ["01/1.0", "02/2.0"] {
         std::fs::remove_file(rig.file(end)).unwrap();
     }
@@ -209,7 +209,7 @@ fn copies_go_with_their_packs_and_numbers_stay_used() {
     rig.assert_backups(&[(5, Some(&half))]);
 }
 
-/// Nothing but the copy says that the pack was written.
+/// Only the copy shows that the pack was written.
 #[test]
 fn the_number_of_a_pack_of_which_only_the_copy_is_left_is_not_used_again() {
     let (rig, disks) = scene(&Access::Open);
@@ -222,7 +222,7 @@ fn the_number_of_a_pack_of_which_only_the_copy_is_left_is_not_used_again() {
     assert_eq!(made.manifest.own_packs[0].number, 3);
 }
 
-/// The pack of a copy may be about to appear.
+/// The pack that belongs to a copy may be about to appear.
 #[test]
 fn a_copy_without_a_popular_pack_stays_as_long_as_anybody_may_write_the_pack() {
     let rig = Rig::new(&Access::Open);
@@ -238,7 +238,7 @@ fn a_copy_without_a_popular_pack_stays_as_long_as_anybody_may_write_the_pack() {
     let [(number, 0)] = rig.repository.tables(popular.id).unwrap()[..] else {
         panic!("one pack");
     };
-    // As a process that died between the two left it, or one that is at work.
+    // A process that died after writing the copy leaves this, or one that is still running.
     let copy = table_of(&rig.file(&format!("/{number}.0")));
     let stray = rig.repository.writer(other.id, "test").unwrap();
     let mut pack = stray.new_pack(&popular, number + 1).unwrap();

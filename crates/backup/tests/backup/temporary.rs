@@ -1,13 +1,13 @@
-//! Temporary files have room, or a backup does not begin.
+//! A backup does not begin unless its temporary files have room.
 
 use super::*;
 
-/// A disk of which everything, or one block, may have changed. None of it can be read.
+/// A disk of which everything, or one block, may have changed. Reading it always fails.
 struct Vast {
     one_block: bool,
 }
 
-/// Its rows take more than a pebibyte.
+/// The size of a disk whose rows take more than a pebibyte.
 const VAST_BYTES: u64 = 1 << 57;
 
 impl Disk for Vast {
@@ -72,7 +72,7 @@ fn a_backup_does_not_begin_where_its_temporary_files_might_not_fit() {
         (folder, VAST_BYTES / BLOCK as u64 * 48)
     );
     assert!(free_bytes < needed_bytes);
-    // What changed counts, and not the size of the disk.
+    // Only changed blocks count, and not the size of the disk.
     let read = attempt(true, folder.to_owned()).unwrap_err().to_string();
     assert!(read.contains("it was read"), "{read}");
     let nowhere = attempt(true, folder.join("nowhere"))
