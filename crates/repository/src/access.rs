@@ -14,25 +14,25 @@ use crate::seal::{MasterKey, aes};
 const KEY_FILE_CONTEXT: &str = "onefold 2026-11-25 wrapping key from a key file";
 
 /// Argon2id with 64 MiB and three passes: RFC 9106's choice for machines with little memory, with one
-/// lane, since one thread computes it.
+/// lane, because one thread computes it.
 const DERIVATION: Derivation = Derivation::Passphrase {
     memory_kib: 64 << 10,
     passes: 3,
     lanes: 1,
 };
 
-/// What opens a repository.
+/// The secret that opens a repository.
 #[derive(Clone)]
 pub enum Access {
     /// A passphrase.
     Passphrase(Vec<u8>),
     /// The content of a key file: any bytes.
     KeyFile(Vec<u8>),
-    /// Nothing: the repository is not encrypted.
+    /// No secret, because the repository is not encrypted.
     Open,
 }
 
-/// Shows nothing of the secret.
+/// Redacts the secret.
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -43,10 +43,10 @@ impl fmt::Debug for Access {
     }
 }
 
-/// A key for the case that all others are lost: the content of a key file, to be printed once.
+/// A key for the case that all others are lost: the content of a key file, which the user prints once.
 pub struct RecoveryKey(pub(crate) [u8; 32]);
 
-/// Shows nothing of the key.
+/// Redacts the key.
 impl fmt::Debug for RecoveryKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("RecoveryKey(..)")
@@ -67,7 +67,7 @@ impl fmt::Display for RecoveryKey {
 }
 
 impl RecoveryKey {
-    /// A new one, which opens nothing yet.
+    /// Creates a recovery key, which no repository knows yet.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl RecoveryKey {
         Ok(Self(bytes))
     }
 
-    /// It opens the repository as a key file with its text would.
+    /// The access that the key gives: its text opens the repository as a key file.
     #[must_use]
     pub fn access(&self) -> Access {
         Access::KeyFile(self.to_string().into_bytes())
@@ -119,7 +119,7 @@ pub(crate) fn wrap(
     Ok(key)
 }
 
-/// The master key, if this opens it.
+/// Unwraps the master key; `None` if `access` does not open this key.
 pub(crate) fn unwrap(key: &WrappedKey, access: &Access) -> Result<Option<MasterKey>> {
     let Some(wrapping) = derive(key, access)?.and_then(|bytes| aes(&bytes)) else {
         return Ok(None);
@@ -131,8 +131,8 @@ pub(crate) fn unwrap(key: &WrappedKey, access: &Access) -> Result<Option<MasterK
     Ok(<[u8; 32]>::try_from(&*opened).ok().map(MasterKey))
 }
 
-/// The wrapping key; none if this key is not wrapped by such a secret. Its salt is used once, so one
-/// nonce is enough.
+/// The wrapping key; `None` if this key is not wrapped by this kind of secret. Its salt is used once, so a constant
+/// nonce suffices.
 fn derive(key: &WrappedKey, access: &Access) -> Result<Option<[u8; 32]>> {
     match (key.derivation, access) {
         (

@@ -18,10 +18,10 @@ use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
 
-/// Recipes are small, and read more often than written.
+/// The zstd level for recipes, which are small and read more often than written.
 const LEVEL: i32 = 3;
 
-/// A recipe that is being written. Dropped, it is gone.
+/// A recipe that is being written. Dropping it discards it.
 pub struct NewRecipe {
     path: String,
     object: BufWriter<NewObject>,
@@ -76,7 +76,7 @@ pub struct Recipe {
     file: File,
     key: ChunkKey,
     manifest: Manifest,
-    /// Where each page begins.
+    /// The offset of each page.
     starts: Vec<u64>,
 }
 
@@ -87,7 +87,7 @@ impl Recipe {
         &self.manifest
     }
 
-    /// The error for a recipe that names a stored block which its manifest does not name.
+    /// The error for a recipe that refers to a stored block which its manifest does not list.
     #[must_use]
     pub fn names_unneeded(&self, number: u64) -> RepositoryError {
         let message = format_args!("it names stored block {number}, and its manifest does not");
@@ -98,7 +98,7 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// `Damaged`, if it is not what was written.
+    /// `Damaged` if the page is not authentic.
     pub fn page(&self, page: u64) -> Result<Vec<RecipeRun>> {
         let path = &self.path;
         let damaged = |why: &dyn std::fmt::Display| {
@@ -132,7 +132,7 @@ impl Recipe {
     }
 }
 
-/// The witnesses of the packs that the backups of a source need. Where two backups disagree, the newer one counts.
+/// The witnesses of the packs that the backups of a source need. If two backups disagree, the newer one counts.
 #[derive(Debug, Default)]
 pub struct NeededPacks {
     /// The source's own packs, by number.
@@ -169,7 +169,7 @@ impl Repository {
         Ok(self.history(source)?.backups)
     }
 
-    /// Those with a recipe, in order: some of them may be forgotten.
+    /// Backups with a recipe, in order: some of them may be forgotten.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl Repository {
         self.numbers(&ObjectName::recipes(source))
     }
 
-    /// Those that are not to be forgotten, in order.
+    /// Backups that are protected from being forgotten, in order.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Repository {
         self.numbers(&ObjectName::protections(source))
     }
 
-    /// Protects a backup from being forgotten, or not any more.
+    /// Protects a backup from being forgotten, or ends its protection.
     ///
     /// # Errors
     ///
@@ -208,13 +208,14 @@ impl Repository {
         }
     }
 
-    /// Backups exist no more: the tombstone of each says so before its manifest goes. Recipes stay until the source is
-    /// pruned. If a manifest is missing already, the tombstone says that the loss is accepted. Readers who do not answer are
-    /// waited for at the same time.
+    /// Forgets backups: writes the tombstone of each before it removes the manifest. Recipes stay until the source is
+    /// pruned. If a manifest is already missing, the tombstone records that the loss is accepted. Waits for all silent
+    /// readers at the same time.
     ///
     /// # Errors
     ///
-    /// `Interrupted`. For each backup: `Invalid` if it is protected; `InUse` if somebody reads it; any failure of writing.
+    /// `Interrupted`. For each backup: `Invalid` if it is protected; `InUse` if it is being read; any failure of
+    /// writing.
     pub fn forget_all(&self, backups: &[(SourceId, BackupNumber)]) -> Result<Vec<Result<()>>> {
         let checked = self.check_not_read(backups)?.into_iter();
         let both = checked.zip(backups);
@@ -223,11 +224,11 @@ impl Repository {
             .collect())
     }
 
-    /// A backup exists no more, as with [`Repository::forget_all`].
+    /// Forgets a backup, as with [`Repository::forget_all`].
     ///
     /// # Errors
     ///
-    /// As of each backup there.
+    /// The errors of each backup in [`Repository::forget_all`].
     pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
         self.waiting
             .check_interrupted(format_args!("before backup {backup} was forgotten"))?;
@@ -235,11 +236,11 @@ impl Repository {
             let message = format!("backup {backup} is protected");
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
-        // Also where many are forgotten: a reader may have come while others were waited for.
+        // Checked again, because a reader may have come while the command waited for others.
         self.check_not_read(&[(source, backup)])?.remove(0)?;
         self.bury(source, backup)?;
         match self.remove(ObjectName::Manifest(source, backup)) {
-            // One that is damaged stays, closed as it is; `prune` names it.
+            // A damaged manifest stays, with its number closed; `prune` reports it.
             Err(error) if !error.is_of_object() => return Err(error),
             _ => {}
         }
@@ -247,7 +248,7 @@ impl Repository {
         Ok(())
     }
 
-    /// The objects in a folder that have a number for a name.
+    /// The objects in a folder whose names are numbers.
     pub(crate) fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {
         let names = self.folder.objects(folder);
         let names =
@@ -269,11 +270,11 @@ impl Repository {
         Manifest::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
-    /// The manifest of a backup that was listed a moment ago. None if another command has forgotten it since then.
+    /// The manifest of a backup that was listed a moment ago; `None` if another command has forgotten it since.
     ///
     /// # Errors
     ///
-    /// `NotFound` if it is gone, and no tombstone says that it was forgotten; `Damaged`; any failure of reading.
+    /// `NotFound` if it is gone without a tombstone; `Damaged`; any failure of reading.
     pub fn listed_manifest(
         &self,
         source: SourceId,
@@ -290,7 +291,7 @@ impl Repository {
         }
     }
 
-    /// The packs that the backups of a source need. A manifest that cannot be read is left out; `verify` names it.
+    /// The packs that the backups of a source need. Skips unreadable manifests, which `verify` reports.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! Stored blocks that were found damaged. No new backup refers to them.
+//! The record of stored blocks that were found damaged. No new backup refers to them.
 //!
-//! A verification needs no lease, so each writes an object of its own, and all that can be read count together.
+//! A verification holds no lease, so each writes an object of its own. The union of all objects counts.
 
 use std::collections::BTreeMap;
 
@@ -19,30 +19,30 @@ use crate::repository::Repository;
 #[derive(Debug, Clone, Default)]
 pub struct KnownDamage {
     packs: BTreeMap<(u64, Witness), Box<DamagedBlocks>>,
-    /// The objects that say so.
+    /// The objects that were read.
     objects: Vec<ObjectName>,
-    /// Those that cannot be read.
+    /// The objects that cannot be read.
     wrong: Vec<(ObjectName, RepositoryError)>,
 }
 
-/// The words of a bit for each block of a pack.
+/// Words in a bitmap of the blocks of a pack.
 const WORDS: usize = BLOCKS_PER_PACK as usize / 64;
 
-/// Damaged blocks of a pack, by their numbers less the pack's first: 2 KiB, however many they are.
+/// A bitmap of the damaged blocks of a pack, by their numbers less the pack's first: always 2 KiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DamagedBlocks([u64; WORDS]);
 
 impl DamagedBlocks {
     const NONE: Self = Self([0; WORDS]);
 
-    /// Whether a block is one of them.
+    /// Whether a block is damaged.
     #[must_use]
     pub fn contains(&self, block: u64) -> bool {
         let word = self.0.get(block as usize / 64);
         word.is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
-    /// All of them, in ascending order.
+    /// All damaged blocks, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         (0..BLOCKS_PER_PACK).filter(|block| self.contains(*block))
     }
@@ -75,7 +75,7 @@ impl KnownDamage {
         blocks.insert(block);
     }
 
-    /// Adds what else is known of packs with some numbers.
+    /// Adds the known damage of the packs whose numbers are wanted.
     pub fn add_known(&mut self, known: &Self, is_wanted: impl Fn(u64) -> bool) {
         let wanted = known.packs.iter().filter(|(pack, _)| is_wanted(pack.0));
         for ((number, witness), blocks) in wanted {
@@ -121,11 +121,11 @@ impl KnownDamage {
 }
 
 impl Repository {
-    /// The blocks of a source, or the popular blocks, that were found damaged.
+    /// The recorded damage of a source, or of popular blocks.
     ///
     /// # Errors
     ///
-    /// Any failure of listing or reading. What cannot be read of one object is in [`KnownDamage::wrong`].
+    /// Any failure of listing or reading. Errors that affect a single object are in [`KnownDamage::wrong`].
     pub fn known_damage(&self, source: SourceId) -> Result<KnownDamage> {
         let mut known = KnownDamage::default();
         for name in self.damage_objects(source)? {
@@ -137,7 +137,7 @@ impl Repository {
                     known.add_all(&damage);
                     known.objects.push(name);
                 }
-                // Another verification has replaced it.
+                // A concurrent verification has replaced it.
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
                 Err(error) if error.is_of_object() => known.wrong.push((name, error)),
                 Err(error) => return Err(error),
@@ -155,12 +155,13 @@ impl Repository {
         Ok(finders.map(|it| ObjectName::Damage(source, it)).collect())
     }
 
-    /// Makes that known of a source in the place of what was known `before`. What others have found since then stays. Objects
-    /// that could not be read go, too, if `found` is of all packs.
+    /// Records `found` as the damage of a source, and removes the objects that were read into `before`. Objects that
+    /// other verifications have written since then stay. Unreadable objects are removed, too, if `found` covers all
+    /// packs.
     ///
     /// # Errors
     ///
-    /// Any failure of writing: then all is known that was known before.
+    /// Any failure of writing: then the earlier record is still complete.
     pub fn remember_damage(
         &self,
         source: SourceId,
@@ -181,7 +182,7 @@ impl Repository {
         }
         for name in before.objects.iter().copied().chain(wrong) {
             match self.remove(name) {
-                // Another verification has removed it; or nothing says that it is ours.
+                // A concurrent verification has removed it; or it is not an object of this repository.
                 Err(error) if error.is_of_object() => {}
                 removed => removed?,
             }

@@ -1,7 +1,7 @@
-//! The system calls on a repository's folder. It is opened once, and what is below it is reached from there: no
-//! symbolic link is followed, wherever it points, so nothing outside is read, written, renamed or removed.
+//! The system calls on a repository's folder. The folder is opened once, and all paths are resolved beneath it.
+//! Symbolic links are never followed, so nothing outside is read, written, renamed or removed.
 //!
-//! In simulations the calls by which the repository changes, but for signs of life, are noted, and may fail.
+//! In simulations, the calls that change the repository are recorded and may fail, except heartbeats.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,20 +21,20 @@ use rustix::io::Errno;
 #[cfg(feature = "simulation")]
 use crate::simulation::{Op, note};
 
-/// Only the owner may read what a repository has.
+/// Files that only their owner may read.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 const PRIVATE_FOLDER: Mode = Mode::RWXU.union(Mode::RWXG).union(Mode::RWXO);
 
-/// Folders on the way are only passed.
+/// Folders on a path are only traversed.
 const PASSED: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
-/// Of what is opened to be read or written. Without blocking: a pipe that others made must not be waited for.
+/// Flags for opening files. Non-blocking, because opening a foreign pipe would wait for its other end.
 const FILE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
 
-/// The kernel, or a filter before it, does not have `openat2`.
+/// Whether paths are resolved step by step, because the kernel, or a system call filter, does not allow `openat2`.
 static IS_WALKED: AtomicBool = AtomicBool::new(false);
 
-/// Notes an operation, which may be made to fail.
+/// Records an operation in simulations, where it may be made to fail.
 macro_rules! noted {
     ($op:expr) => {
         #[cfg(feature = "simulation")]
@@ -42,7 +42,7 @@ macro_rules! noted {
     };
 }
 
-/// Asks the file system of a test first, which may answer with an error in the place of the real one.
+/// In simulations, returns the error that a test has set for this call.
 macro_rules! answered {
     ($call:expr) => {
         #[cfg(feature = "simulation")]
@@ -50,7 +50,7 @@ macro_rules! answered {
     };
 }
 
-/// A repository's folder. All paths are relative to it; the empty one is its own.
+/// A repository's folder. All paths are relative to it; the empty path is the folder itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Root {
     #[cfg_attr(
@@ -62,16 +62,16 @@ pub(crate) struct Root {
     writers: Writers,
 }
 
-/// What is in a folder.
+/// An entry of a folder.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// What is not UTF-8 is replaced: such a name is not of ours.
+    /// The name; invalid UTF-8 is replaced, which only happens in foreign names.
     pub(crate) name: String,
     pub(crate) kind: FileType,
 }
 
 impl Root {
-    /// Opens a repository's folder. Its own path may be a link: it is the user's choice.
+    /// Opens a repository's folder. The user may give a link as `path`.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = openat(CWD, path, flags, Mode::empty())?;
@@ -82,17 +82,17 @@ impl Root {
         })
     }
 
-    /// The same folder, under the rules for this number of writers.
+    /// Sets the number of writers, which decides how files are renamed.
     pub(crate) fn for_writers(self, writers: Writers) -> Self {
         Self { writers, ..self }
     }
 
-    /// Opens a file to read it.
+    /// Opens a file for reading.
     pub(crate) fn open_file(&self, path: &str) -> io::Result<File> {
         answered!("open");
         let open = |flags| open_beneath(&self.folder, path, flags, Mode::empty());
         let file = match open(FILE) {
-            // Another host has cached it, and is asked to give it up.
+            // Another host caches the file under a lease, and this open asks for it back.
             Err(Errno::AGAIN) if self.kind(path)? == Some(FileType::RegularFile) => {
                 open(OFlags::empty())
             }
@@ -105,7 +105,7 @@ impl Root {
         }
     }
 
-    /// Writes over the first bytes of a file, and makes them durable. In simulations this is no change.
+    /// Overwrites the first bytes of a file durably. In simulations, this is not recorded as a change.
     pub(crate) fn overwrite(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         use std::os::unix::fs::FileExt;
         answered!("pwrite");
@@ -115,7 +115,7 @@ impl Root {
         file.sync_data()
     }
 
-    /// What is in a folder; nothing if it is not there, or no folder.
+    /// The entries of a folder; empty if the path does not exist or is not a folder.
     pub(crate) fn list(&self, path: &str) -> io::Result<Vec<Entry>> {
         answered!("readdir");
         let folder = match self.open_folder(path) {
@@ -130,7 +130,7 @@ impl Root {
                 continue;
             }
             let kind = match entry.file_type() {
-                // File systems may leave it out. What went since is in nobody's way.
+                // Some file systems do not return the type. A file that has vanished since does not matter.
                 FileType::Unknown => self
                     .kind(&joined(path, &name))?
                     .unwrap_or(FileType::Unknown),
@@ -141,13 +141,13 @@ impl Root {
         Ok(entries)
     }
 
-    /// What has this name; nothing if nothing has, or a folder on the way is none.
+    /// The type of a file; `None` if it does not exist, or part of its path is not a folder.
     pub(crate) fn kind(&self, path: &str) -> io::Result<Option<FileType>> {
         let stat = self.stat(path)?;
         Ok(stat.map(|stat| FileType::from_raw_mode(stat.st_mode)))
     }
 
-    /// The same, with size and times.
+    /// The status of a file: type, size and times; `None` as in [`Root::kind`].
     pub(crate) fn stat(&self, path: &str) -> io::Result<Option<Stat>> {
         let found = self.in_parent(path, |parent, name| {
             statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -159,7 +159,7 @@ impl Root {
         }
     }
 
-    /// A new file that only its owner may read.
+    /// Creates a file that only its owner may read.
     pub(crate) fn create_new(&self, path: &str) -> io::Result<File> {
         noted!(Op::Create(self.path.join(path)));
         answered!("open with O_EXCL");
@@ -179,7 +179,7 @@ impl Root {
         Ok(bytes.len())
     }
 
-    /// Makes a file that is being written longer by bytes that have blocks of their own, whatever they hold.
+    /// Extends a file that is being written by `bytes` of allocated blocks with arbitrary content.
     pub(crate) fn allocate(&self, file: &mut File, path: &str, bytes: u64) -> io::Result<()> {
         noted!(Op::Append(self.path.join(path), vec![0; bytes as usize]));
         answered!("fallocate");
@@ -188,14 +188,14 @@ impl Root {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             allocated => return Ok(allocated?),
         }
-        // Zeros may be compressed to nothing.
+        // Random bytes, because a file system could compress zeros to nothing.
         let mut hasher = blake3::Hasher::new();
         hasher.update(path.as_bytes());
         let mut random = hasher.finalize_xof().take(bytes);
         io::copy(&mut random, file).map(drop)
     }
 
-    /// Bytes that this process may still write to the file system.
+    /// Bytes of free space that this process may use in the file system.
     pub(crate) fn free_bytes(&self) -> io::Result<u64> {
         let room = fstatvfs(&self.folder)?;
         Ok(room.f_bavail.saturating_mul(room.f_frsize))
@@ -222,7 +222,7 @@ impl Root {
         names_synced(sync())
     }
 
-    /// One that is there is no failure.
+    /// Creates a folder unless it exists.
     pub(crate) fn create_folder(&self, path: &str) -> io::Result<()> {
         noted!(Op::CreateFolder(self.path.join(path)));
         answered!("mkdir");
@@ -232,7 +232,7 @@ impl Root {
         }
     }
 
-    /// In the place of what has that name, if it is a file, or an empty folder and this is a folder.
+    /// Renames a file or folder. Replaces an existing file, or an existing empty folder if `from` is a folder.
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         noted!(Op::Rename(self.path.join(from), self.path.join(to)));
         answered!(match self.kind(from)? {
@@ -245,19 +245,19 @@ impl Root {
         renamed.map_err(named)
     }
 
-    /// Fails with `AlreadyExists` if something has that name. Returns whether the old name is gone, too. With one writer, the
-    /// file system need not be able to find out and rename at once.
+    /// Renames a file; fails with `AlreadyExists` if the new name is taken. Returns whether the old name is gone,
+    /// too. With one writer, the check and the rename may be two calls.
     pub(crate) fn rename_new(&self, from: &str, to: &str) -> io::Result<bool> {
         noted!(Op::Rename(self.path.join(from), self.path.join(to)));
         let renamed = self.in_parents(from, to, |(from, old), (to, new)| {
             match rename_no_replace(from, old, to, new) {
-                // Network file systems may not have it.
+                // Network file systems may lack this call.
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::IO) => {}
                 renamed => return renamed.map(|()| true),
             }
             if self.writers == Writers::Many {
                 answered!("link");
-                // A second name is refused just as well.
+                // Creating a second name also fails if the name is taken.
                 return linkat(from, old, to, new, AtFlags::empty()).map(|()| false);
             }
             match statat(to, new, AtFlags::SYMLINK_NOFOLLOW) {
@@ -268,7 +268,7 @@ impl Root {
         renamed.map_err(named)
     }
 
-    /// A link is removed itself.
+    /// Removes a file; of a link, the link itself.
     pub(crate) fn remove_file(&self, path: &str) -> io::Result<()> {
         noted!(Op::Remove(self.path.join(path)));
         answered!("unlink");
@@ -278,7 +278,7 @@ impl Root {
         removed.map_err(named)
     }
 
-    /// Only if it is empty.
+    /// Removes a folder if it is empty.
     pub(crate) fn remove_empty_folder(&self, path: &str) -> io::Result<()> {
         noted!(Op::RemoveEmpty(self.path.join(path)));
         answered!("rmdir");
@@ -297,7 +297,7 @@ impl Root {
         open_beneath(&self.folder, path, flags, Mode::empty())
     }
 
-    /// Calls with the folder in which something is, and its name there.
+    /// Calls `call` with the parent folder of a path and the name in it.
     fn in_parent<T>(
         &self,
         path: &str,
@@ -320,7 +320,7 @@ impl Root {
     }
 }
 
-/// Opens what is below a folder; `LOOP` if a symbolic link is in the way.
+/// Opens a path beneath a folder; fails with `LOOP` on a symbolic link.
 fn open_beneath(
     folder: &OwnedFd,
     path: &str,
@@ -332,7 +332,7 @@ fn open_beneath(
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     if !IS_WALKED.load(Ordering::Relaxed) {
         match openat2(folder, path, flags, mode, resolve) {
-            // A filter of system calls may answer the latter. If it was meant, walking is refused just as well.
+            // `PERM` may come from a system call filter. If it is real, resolving by steps is refused, too.
             Err(Errno::NOSYS | Errno::PERM) => IS_WALKED.store(true, Ordering::Relaxed),
             opened => return opened,
         }
@@ -340,7 +340,7 @@ fn open_beneath(
     open_by_steps(folder, path, flags, mode)
 }
 
-/// The same for kernels without `openat2`: folder by folder.
+/// Does the work of [`open_beneath`] without `openat2`, one folder at a time.
 fn open_by_steps(
     folder: &OwnedFd,
     path: &str,
@@ -352,7 +352,7 @@ fn open_by_steps(
             return Err(Errno::XDEV);
         }
         match openat(at, name, flags | OFlags::NOFOLLOW, mode) {
-            // That is what a link is, too, where a folder is wanted.
+            // Opening a link as a folder returns this error, too.
             Err(Errno::NOTDIR) if is_link(at, name) => Err(Errno::LOOP),
             opened => opened,
         }
@@ -371,7 +371,7 @@ fn is_link(at: &OwnedFd, name: &str) -> bool {
     stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
 }
 
-/// The failure of a call, in words that help.
+/// Converts an error, and explains refused links.
 fn named(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => io::Error::other(
@@ -386,8 +386,8 @@ fn rename_no_replace(from: &OwnedFd, old: &str, to: &OwnedFd, new: &str) -> rust
     renameat_with(from, old, to, new, RenameFlags::NOREPLACE)
 }
 
-/// Some file systems (older CIFS, some in user space) have nothing to do to make the names in a folder durable, and say so. Of
-/// a file, the same would be a failure.
+/// Ignores errors of file systems that cannot sync folders (older CIFS, some in user space) because they make names
+/// durable at once. For a file, the same errors are failures.
 fn names_synced(synced: rustix::io::Result<()>) -> io::Result<()> {
     match synced {
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
@@ -395,7 +395,7 @@ fn names_synced(synced: rustix::io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The folder of a path, and the name in it.
+/// Splits a path into its folder and the name in it.
 pub(crate) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
@@ -407,7 +407,7 @@ pub(crate) fn joined(folder: &str, name: &str) -> String {
     }
 }
 
-/// Makes a repository's folder, durable in the one that it is in. One that is there is no failure.
+/// Creates a repository's folder durably, unless it exists.
 pub(crate) fn create_root(path: &Path) -> io::Result<()> {
     noted!(Op::CreateFolder(path.into()));
     match std::fs::create_dir(path) {
@@ -425,7 +425,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// With `openat2` and without it.
+    /// Tried with `openat2` and without it.
     #[test]
     fn nothing_is_opened_by_way_of_a_link() {
         let folder = tempfile::tempdir().unwrap();
@@ -472,7 +472,7 @@ mod tests {
         }
     }
 
-    /// Opening a pipe to read it would wait for a writer.
+    /// Opening a pipe for reading would wait for a writer.
     #[test]
     fn what_is_no_file_is_not_read() {
         let folder = tempfile::tempdir().unwrap();

@@ -5,10 +5,10 @@ use std::io;
 
 use onefold_format::FormatError;
 
-/// The result of working on a repository.
+/// The result of an operation on a repository.
 pub type Result<T> = std::result::Result<T, RepositoryError>;
 
-/// The kind of a failure: callers decide by it.
+/// The kind of a failure, by which callers choose what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RepositoryErrorKind {
@@ -16,21 +16,21 @@ pub enum RepositoryErrorKind {
     Invalid,
     /// There is no such repository, source or backup.
     NotFound,
-    /// It is there already.
+    /// An object with this name exists already.
     Exists,
-    /// Another process is writing the same source.
+    /// Another process has the lease of the source, or reads the backup.
     InUse,
-    /// The passphrase or the key file opens nothing here.
+    /// The passphrase or the key file opens no key of the repository.
     Access,
-    /// No room is left.
+    /// The file system is full.
     NoSpace,
-    /// It cannot be written.
+    /// The repository cannot be written.
     ReadOnly,
-    /// An object is not what was written, or not there.
+    /// An object is missing or not authentic.
     Damaged,
-    /// The user ended it while it waited.
+    /// The user interrupted the wait.
     Interrupted,
-    /// Any other failure of the system.
+    /// Any other failure of a system call.
     Io,
 }
 
@@ -50,7 +50,7 @@ impl RepositoryError {
         }
     }
 
-    /// A failed system call on an object.
+    /// The error for a failed system call.
     pub(crate) fn io(what: impl fmt::Display, source: &io::Error) -> Self {
         if source.kind() == io::ErrorKind::AlreadyExists {
             let message = format!(
@@ -71,7 +71,7 @@ impl RepositoryError {
         Self::new(kind, format!("{what}: {source}"))
     }
 
-    /// An object that is not what was written.
+    /// The error for an object that is missing or not authentic.
     pub(crate) fn damaged(object: &str, why: impl fmt::Display) -> Self {
         let message = format!("object {object} of the repository is damaged: {why}");
         Self::new(RepositoryErrorKind::Damaged, message)
@@ -87,7 +87,7 @@ impl RepositoryError {
         }
     }
 
-    /// Whether it concerns one object only: the caller can continue with the others.
+    /// Whether the failure concerns only one object, so that the caller can continue with the others.
     #[must_use]
     pub fn is_of_object(&self) -> bool {
         matches!(
@@ -96,7 +96,7 @@ impl RepositoryError {
         )
     }
 
-    /// The kind.
+    /// The kind of this failure.
     #[must_use]
     pub fn kind(&self) -> RepositoryErrorKind {
         self.kind

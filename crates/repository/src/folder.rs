@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 use crate::disk::{Root, joined, split};
 
-/// How the name of an object begins that is not complete.
+/// The prefix of the names of incomplete objects.
 pub(crate) const INCOMPLETE: &str = ".incomplete-";
 
-/// The most bytes of an object that is known to be small.
+/// The most bytes of an object that is always small.
 const SMALL_BYTES_MAX: u64 = 1 << 16;
 
 /// A repository's folder.
@@ -23,7 +23,7 @@ pub(crate) struct Folder {
     root: Root,
 }
 
-/// An object that is being written. Dropped, it is gone.
+/// An object that is being written. Dropping it discards it.
 pub(crate) struct NewObject {
     root: Root,
     file: File,
@@ -39,7 +39,7 @@ impl Folder {
         })
     }
 
-    /// The same folder, under the rules for this number of writers.
+    /// Sets the number of writers, which decides how objects get their names.
     pub(crate) fn for_writers(self, writers: Writers) -> Self {
         Self {
             root: self.root.for_writers(writers),
@@ -50,7 +50,7 @@ impl Folder {
         &self.root
     }
 
-    /// A whole object that is known to be small.
+    /// Reads a small object whole.
     pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let file = self.root.open_file(path)?;
@@ -62,17 +62,17 @@ impl Folder {
         self.root.open_file(path)
     }
 
-    /// The names of the complete objects in a folder; none if it is not there.
+    /// The names of the complete objects in a folder; empty if there is no folder.
     pub(crate) fn objects(&self, path: &str) -> io::Result<Vec<String>> {
         self.names(path, FileType::RegularFile, |name| !name.starts_with('.'))
     }
 
-    /// The names of the folders in a folder, but for those that begin with a dot.
+    /// The names of the folders in a folder, except names that begin with a dot.
     pub(crate) fn folders(&self, path: &str) -> io::Result<Vec<String>> {
         self.names(path, FileType::Directory, |name| !name.starts_with('.'))
     }
 
-    /// The names of the folders in a folder that begin so.
+    /// The names of the folders in a folder that begin with `prefix`.
     pub(crate) fn folders_with(&self, path: &str, prefix: &str) -> io::Result<Vec<String>> {
         self.names(path, FileType::Directory, |name| name.starts_with(prefix))
     }
@@ -88,7 +88,7 @@ impl Folder {
         Ok(wanted.map(|it| it.name).collect())
     }
 
-    /// Removes an object durably, by way of a folder that is there: without it the object stays.
+    /// Removes an object durably, by first renaming it into `folder`: if that folder is gone, the object stays.
     pub(crate) fn remove_through(&self, path: &str, folder: &str) -> io::Result<()> {
         let removed = incomplete_in(folder)?;
         self.root.rename(path, &removed)?;
@@ -102,15 +102,15 @@ impl Folder {
         self.root.sync_folder(split(path).0)
     }
 
-    /// Starts an object. Its folders are made as needed, each durable before it is used.
+    /// Starts an object. Creates missing folders, each durable before it is used.
     pub(crate) fn create(&self, path: &str) -> io::Result<NewObject> {
         let (folder, _) = split(path);
         self.ensure(folder)?;
         self.start(path, folder)
     }
 
-    /// As [`Folder::create`], but what is not complete stands in a folder that is there: without it the object
-    /// is not made.
+    /// As [`Folder::create`], but stages the incomplete object in `folder`: if that folder is gone, the object cannot
+    /// be completed.
     pub(crate) fn create_in(&self, path: &str, folder: &str) -> io::Result<NewObject> {
         self.ensure(split(path).0)?;
         self.start(path, folder)
@@ -127,14 +127,14 @@ impl Folder {
         })
     }
 
-    /// Writes a whole object.
+    /// Writes a complete object.
     pub(crate) fn put(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let mut object = self.create(path)?;
         object.write_all(bytes)?;
         object.commit()
     }
 
-    /// Writes an object with room behind it, for which the file system has blocks.
+    /// Writes an object, followed by `more` bytes of allocated blocks.
     pub(crate) fn put_with_room(&self, path: &str, bytes: &[u8], more: u64) -> io::Result<()> {
         let mut object = self.create(path)?;
         object.write_all(bytes)?;
@@ -145,14 +145,14 @@ impl Folder {
         object.commit()
     }
 
-    /// As [`Folder::put`], in the place of an object that is there.
+    /// As [`Folder::put`], but replaces an existing object.
     pub(crate) fn put_over(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let mut object = self.create(path)?;
         object.write_all(bytes)?;
         object.commit_over()
     }
 
-    /// Makes what is in a folder durable.
+    /// Makes the names in a folder durable.
     pub(crate) fn sync(&self, folder: &str) -> io::Result<()> {
         self.root.sync_folder(folder)
     }
@@ -169,23 +169,23 @@ impl Folder {
 }
 
 impl NewObject {
-    /// Writes what is buffered, and commits.
+    /// Flushes the buffer, and commits.
     pub(crate) fn complete(object: BufWriter<Self>) -> io::Result<()> {
         object.into_inner()?.commit()
     }
 
-    /// Makes it durable, and then gives it its name.
+    /// Makes the object durable, and then gives it its name.
     ///
     /// # Errors
     ///
-    /// `AlreadyExists`, and the object that is there stays as it is.
+    /// `AlreadyExists`; the existing object stays as it is.
     pub(crate) fn commit(mut self) -> io::Result<()> {
         self.root.sync(&self.file, &self.incomplete)?;
         self.is_kept = self.root.rename_new(&self.incomplete, &self.wanted)?;
         self.sync_folder()
     }
 
-    /// As [`NewObject::commit`], in the place of an object that is there.
+    /// As [`NewObject::commit`], but replaces an existing object.
     pub(crate) fn commit_over(mut self) -> io::Result<()> {
         self.root.sync(&self.file, &self.incomplete)?;
         self.root.rename(&self.incomplete, &self.wanted)?;
@@ -211,13 +211,13 @@ impl Write for NewObject {
 impl Drop for NewObject {
     fn drop(&mut self) {
         if !self.is_kept {
-            // Whoever dropped it has an error that matters more; what is left behind begins with a dot.
+            // The caller has a more important error; a file that stays begins with a dot.
             let _ = self.root.remove_file(&self.incomplete);
         }
     }
 }
 
-/// A new name in a folder for what is not complete.
+/// A new path in a folder for an incomplete object.
 fn incomplete_in(folder: &str) -> io::Result<String> {
     Ok(joined(
         folder,
@@ -231,7 +231,7 @@ pub(crate) fn random_number() -> io::Result<u64> {
     Ok(u64::from_le_bytes(random))
 }
 
-/// From the operating system.
+/// Fills `bytes` with random bytes of the operating system.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {

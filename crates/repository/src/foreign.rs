@@ -1,4 +1,4 @@
-//! Files in a repository's folder that are not the repository's.
+//! Foreign files: files in a repository's folder that do not belong to the repository.
 
 use onefold_format::backup::SourceId;
 use rustix::fs::FileType;
@@ -8,20 +8,20 @@ use crate::error::{RepositoryError, Result};
 use crate::layout::{LOST_AND_FOUND, is_ours};
 use crate::repository::Repository;
 
-/// The most foreign names that are named.
+/// The most foreign names that are returned.
 const FOREIGN_MAX: usize = 100;
 
-/// What is not of ours in a repository's folder.
+/// The foreign files in a repository's folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Foreign {
-    /// The first hundred names, from the repository's folder.
+    /// The first hundred names, relative to the repository's folder.
     pub names: Vec<String>,
     /// Whether there are more.
     pub has_more: bool,
 }
 
 impl Repository {
-    /// Finds what is not of ours: in the folder of one source, or in all of the repository's.
+    /// Finds foreign files: in the folder of one source, or in the whole repository.
     ///
     /// # Errors
     ///

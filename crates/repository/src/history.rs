@@ -1,9 +1,10 @@
-//! Which backups of a source there were, and what became of each: absence is damage unless an object says that it was
-//! meant.
+//! Which backups a source has had, and their state: a missing backup is damage unless an object says that its number
+//! is closed.
 //!
-//! Backups have consecutive numbers from 1 on. Each number that was ever used is that of a manifest, or it is *closed*: by
-//! a tombstone, or by an object that tombstones were folded into. A process that makes a backup says so in its lease
-//! before anything else has the number; if it dies, the next holder of the lease closes the number.
+//! Backups have consecutive numbers from 1 on. Each number that was ever used has a manifest, or it is *closed*: by a
+//! tombstone, or by an object that tombstones were folded into. A process that makes a backup records the number next
+//! to its lease before it writes any other object with the number; if it dies, the next holder of the lease closes
+//! the number.
 
 mod closing;
 mod course;
@@ -21,23 +22,23 @@ use crate::layout::{GONE, hexadecimal};
 use crate::repository::{Repository, source_named};
 use crate::sources::KnownSource;
 
-/// The most missing backups that are named: a file with a high number for a name must not take all memory.
+/// The most missing backups that are listed, so that a file with a huge number for a name cannot exhaust memory.
 const MISSING_MAX: usize = 1000;
 
-/// How often a folder is listed whose objects go meanwhile.
+/// How often a folder is listed again because an object in it was removed concurrently.
 const LISTINGS_MAX: u32 = 10;
 
-/// How far a source has come: it only ever comes further, unless its storage goes back.
+/// How far a source has come. These numbers only grow, unless the source's storage goes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reached {
-    /// Backups with lower numbers were completed, or their numbers are closed.
+    /// Every backup with a lower number was completed, or its number is closed.
     pub next: u64,
     /// Packs with lower numbers may have been written.
     pub next_pack: u64,
 }
 
 impl Reached {
-    /// By a backup that was completed.
+    /// How far a completed backup proves that its source has come.
     #[must_use]
     pub fn by(backup: BackupNumber, manifest: &Manifest) -> Self {
         let last = manifest.own_packs.last();
@@ -47,13 +48,13 @@ impl Reached {
         }
     }
 
-    /// Whether it is as far as another, in both numbers.
+    /// Whether both numbers are at least those in `other`.
     #[must_use]
     pub fn is_as_far_as(&self, other: Self) -> bool {
         self.next >= other.next && self.next_pack >= other.next_pack
     }
 
-    /// The higher one of each number.
+    /// The higher value of each number.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -63,27 +64,27 @@ impl Reached {
     }
 }
 
-/// Which backups of a source there were.
+/// All backup numbers of a source, and their state.
 #[derive(Debug)]
 pub struct History {
     /// Backups that exist, in order.
     pub backups: Vec<BackupNumber>,
-    /// Backups of which the manifest is missing, in order, the first thousand of them: nothing says that they were forgotten.
+    /// Backups whose manifests are missing although their numbers are not closed: the first thousand, in order.
     pub missing: Vec<BackupNumber>,
-    /// Closed numbers of which there is a manifest still, or again.
+    /// Closed numbers whose manifests are still there, or there again.
     pub returned: Vec<BackupNumber>,
-    /// The number of the next backup: higher than all that were used.
+    /// The number of the next backup: higher than all numbers that were used.
     pub next: BackupNumber,
-    /// Packs with lower numbers may have been written, by what closed objects and the listed packs say.
+    /// Packs with lower numbers may have been written, according to closed objects and listed packs.
     pub next_pack: u64,
-    /// Objects that close numbers, and that cannot be read.
+    /// Objects that close numbers and cannot be read.
     pub damaged: Vec<RepositoryError>,
-    /// The same by what closed objects say alone.
+    /// Packs with lower numbers may have been written, according to closed objects alone.
     closed_next_pack: u64,
     /// All closed numbers.
     closed: Ranges,
     tombstones: Vec<BackupNumber>,
-    /// The folded objects, and the numbers that each closes.
+    /// The folded objects, by generation, with the numbers that each closes.
     folded: Vec<(u32, Ranges)>,
 }
 
@@ -116,7 +117,7 @@ impl History {
     ///
     /// # Errors
     ///
-    /// `Damaged`, with what the user can do.
+    /// `Damaged`, with a remedy.
     pub fn check_complete(&self, source: &KnownSource) -> Result<()> {
         let Some(first) = self.missing.first() else {
             return Ok(());
@@ -133,7 +134,7 @@ impl History {
 }
 
 impl Repository {
-    /// Which backups of a source there were.
+    /// Reads which backup numbers of a source were used, and their state.
     ///
     /// # Errors
     ///
@@ -151,8 +152,8 @@ impl Repository {
             tombstones: Vec::new(),
             folded: Vec::new(),
         };
-        // The order keeps a backup that is published, or forgotten, at this moment from being missing: first all that has
-        // its number, then who is making it, then its manifest, and last its tombstone.
+        // This order keeps a backup that is concurrently published or forgotten from looking missing: first read all
+        // objects with its number, then the backup in progress, then manifests, and tombstones last.
         let mut used: BTreeSet<BackupNumber> = BTreeSet::new();
         used.extend(self.numbers(&ObjectName::recipes(source))?);
         used.extend(self.numbers(&ObjectName::protections(source))?);
@@ -181,7 +182,7 @@ impl Repository {
         Ok(history)
     }
 
-    /// Whether there is a source with this id. One that is damaged is there.
+    /// Whether there is a source with this id; a damaged source counts.
     ///
     /// # Errors
     ///
@@ -200,11 +201,11 @@ impl Repository {
                 Ok(closed) => {
                     history.tombstones.push(backup);
                     history.closed_next_pack = history.closed_next_pack.max(closed.next_pack);
-                    // Its name is authentic, so it closes this number.
+                    // The object's name is authentic, so it closes this number.
                     let number = backup.0..backup.0 + 1;
                     history.closed.add([number]);
                 }
-                // Folded meanwhile.
+                // Folded by a concurrent prune.
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
                 Err(error) if error.is_of_object() => history.damaged.push(error),
                 Err(error) => return Err(error),
@@ -227,7 +228,8 @@ impl Repository {
                         history.closed.add(closed.backups.iter().cloned());
                         history.folded.push((generation, Ranges(closed.backups)));
                     }
-                    // Another one has replaced it since the folder was listed. A link to nowhere stays.
+                    // Replaced by a newer generation since the folder was listed. A dangling link would stay, hence
+                    // the limit.
                     Err(error)
                         if error.kind() == RepositoryErrorKind::NotFound
                             && listings < LISTINGS_MAX =>
@@ -270,7 +272,7 @@ impl Repository {
         Ok(backups)
     }
 
-    /// The folders of leases that are gone, and the numbers of their holders.
+    /// The retired folders of leases, with the numbers of their holders.
     pub(crate) fn remains(&self, source: SourceId) -> Result<Vec<(String, u64)>> {
         let folder = format!("sources/{source}");
         let names = self.folder.folders_with(&folder, GONE);
@@ -283,9 +285,9 @@ impl Repository {
         Ok(gone.collect())
     }
 
-    /// Says that a backup was forgotten, whether its manifest is there or not.
+    /// Writes the tombstone of a backup, whether its manifest is there or not.
     pub(crate) fn bury(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        // Its packs may be the last that say which numbers were used.
+        // The manifest may be the last object that shows which pack numbers were used.
         let own = self.manifest(source, backup).ok();
         let last = own.and_then(|manifest| manifest.own_packs.last().map(|pack| pack.number + 1));
         let next_pack = self.history(source)?.next_pack.max(last.unwrap_or(0));
@@ -294,7 +296,7 @@ impl Repository {
         self.put_over(name, &self.sealed(name, closed.encode())?)
     }
 
-    /// Says that backups of a source may need popular blocks.
+    /// Records that backups of a source may need popular blocks.
     ///
     /// # Errors
     ///
@@ -310,7 +312,7 @@ impl Repository {
         }
     }
 
-    /// The sources of which backups may need popular blocks.
+    /// The sources whose backups may need popular blocks.
     ///
     /// # Errors
     ///
@@ -323,7 +325,7 @@ impl Repository {
         Ok(names.iter().filter_map(|name| source_named(name)).collect())
     }
 
-    /// The error for a source of which nothing is there although backups of it may need popular blocks.
+    /// The error for a missing source whose backups may need popular blocks.
     #[must_use]
     pub fn missing_source(&self, source: SourceId) -> RepositoryError {
         let message = format!(
@@ -332,7 +334,7 @@ impl Repository {
         RepositoryError::new(RepositoryErrorKind::Damaged, message)
     }
 
-    /// Whether the object of a source went although nothing is in it: a source is born with it, and loses it last.
+    /// Whether a source has lost its object and is empty: a removal deletes the object after all content.
     pub(crate) fn is_half_removed(&self, known: &KnownSource) -> Result<bool> {
         let path = ObjectName::Source(known.id).path();
         let object = self.folder.root().kind(&path);

@@ -1,5 +1,5 @@
-//! Waiting for signs of life of processes that cannot be looked for: of all that a command needs at the same time, with
-//! one message, and until the user interrupts.
+//! Waiting for holders of leases whose processes are not visible from here: watches the heartbeats of all leases that a
+//! command needs at the same time, prints one message, and ends when the user interrupts.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use crate::repository::Repository;
 use crate::waiting::Waiting;
 use crate::writer::{SIGN, is_running};
 
-/// Between two looks at a sign of life.
+/// The poll interval for heartbeats.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Between two looks for an interruption.
+/// The poll interval for an interruption.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A holder whose sign of life is watched.
+/// A holder whose heartbeat is watched.
 struct Watched {
-    /// Which of the leases is its.
+    /// The index of the holder's lease in the caller's list.
     at: usize,
     who: String,
     folder: String,
@@ -28,12 +28,12 @@ struct Watched {
 }
 
 impl Repository {
-    /// From now on this repository waits so for other processes.
+    /// Sets how this repository waits for other processes.
     pub fn wait_with(&mut self, waiting: Waiting) {
         self.waiting = waiting;
     }
 
-    /// Who holds each of these leases, for messages; nobody where the holder is dead, or has given the lease back.
+    /// For each lease, its living holder for messages; `None` if the holder is dead, or has released the lease.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Repository {
         Ok(living)
     }
 
-    /// Watches all signs of life at the same time.
+    /// Watches all heartbeats at the same time.
     fn watch(&self, mut watched: Vec<Watched>, found: &mut dyn FnMut(Watched)) -> Result<()> {
         let Some(first) = watched.first() else {
             return Ok(());
@@ -97,7 +97,7 @@ impl Repository {
                     sign.is_some() && sign != it.sign
                 });
                 watched = silent;
-                // One that has given its lease back is as good as dead.
+                // A holder that has released its lease counts as dead.
                 watched.retain(|it| !matches!(self.folder.root().kind(&it.folder), Ok(None)));
                 Vec::into_iter(alive).for_each(&mut *found);
             }
@@ -141,7 +141,7 @@ mod tests {
             };
             repository.add_source(source).unwrap().id
         });
-        // Another process's view of it: leases outlive this one.
+        // Opened again, as another process would: leases outlive this value.
         (
             Repository::open(&root, &Access::Open).unwrap(),
             sources.to_vec(),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     impl Repository {
-        /// Makes a lease that of a process that cannot be looked for.
+        /// Changes the holder of a lease to a process on another machine.
         fn move_away(&self, name: ObjectName) {
             let content = self.read_sealed(name).unwrap();
             let mut lease = Lease::decode(&content).unwrap();
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Leases and readers of all sources.
+    /// Covers leases and readers of all sources.
     #[test]
     fn all_dead_processes_are_waited_for_at_the_same_time() {
         let folder = tempfile::tempdir().unwrap();
@@ -229,7 +229,7 @@ mod tests {
         for error in interrupted {
             assert_eq!(error.kind(), RepositoryErrorKind::Interrupted, "{error}");
         }
-        // Whoever has them keeps them.
+        // The holders keep their leases.
         held[0].begin_backup().unwrap();
     }
 

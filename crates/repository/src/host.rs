@@ -1,4 +1,4 @@
-//! This machine, as others know it, and its clock.
+//! The name, id and clock of this machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use onefold_format::backup::MachineId;
 
 const MACHINE_CONTEXT: &str = "onefold 2026-11-28 id of a machine in the origin of a disk";
 
-/// The file that gives a machine its id.
+/// The file with the machine's id.
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// The name of this machine.
@@ -16,8 +16,8 @@ pub fn host_name() -> String {
     host.nodename().to_string_lossy().into_owned()
 }
 
-/// The id of this machine: a hash of the one that its operating system was given when it was installed, or of its name
-/// if it was given none.
+/// The id of this machine: a hash of the id that its operating system got when it was installed, or of its name if it
+/// has no such id.
 #[must_use]
 pub fn machine_id() -> MachineId {
     let id = std::fs::read(MACHINE_ID).unwrap_or_default();

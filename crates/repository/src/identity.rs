@@ -1,5 +1,5 @@
-//! What a repository is: one object, and a copy with the same bytes. Only a checksum covers them, because they say how
-//! everything else is protected.
+//! The repository's identity: one object, and a copy with the same bytes. They are covered only by a checksum,
+//! because they say how all other objects are protected.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use crate::folder::Folder;
 /// The object and its copy.
 pub(crate) const IDENTITY: [ObjectName; 2] = [ObjectName::Repository, ObjectName::RepositoryCopy];
 
-/// What the object of the repository says, or its copy where the object is missing or damaged. Both are read: one
-/// alone cannot change what the repository is.
+/// Reads the object of the repository, or its copy if the object is missing or damaged. If both are readable they must
+/// agree, so that changing only one of them cannot change the repository.
 pub(crate) fn identity(root: &Path) -> Result<(Folder, RepositoryObject)> {
     let none = || {
         let message =
@@ -39,7 +39,7 @@ pub(crate) fn identity(root: &Path) -> Result<(Folder, RepositoryObject)> {
             Err(RepositoryError::new(RepositoryErrorKind::Damaged, message))
         }
         (object, copy) if is_absent(&object) && is_absent(&copy) => Err(none()),
-        // That of a newer version is not damaged.
+        // An object of a newer version is not damaged.
         (Err(error), _) if !error.is_of_object() => Err(error),
         (Err(_), Ok(copy)) => Ok(copy),
         (object, _) => object,

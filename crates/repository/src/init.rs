@@ -1,7 +1,8 @@
-//! Making a repository, and making the object again that says what it is.
+//! Creates a repository, and mends its identity.
 //!
-//! It is prepared in a folder of its own, and exists by one rename of a folder: before it, nothing reads what is there, and `init`
-//! can be repeated. A process that dies after it leaves a repository that lacks at most the object of which it has a copy.
+//! A new repository is prepared in a staging folder and comes into existence by renaming one folder: before that, no
+//! command reads it, and `init` can be repeated. A process that dies afterwards leaves a repository that lacks at
+//! most the object of which it has a copy.
 
 use std::io;
 use std::path::Path;
@@ -22,17 +23,17 @@ use crate::trial::try_all;
 use crate::waiting::Waiting;
 use crate::writer::COMING;
 
-/// The folder of the keys and of the copy of the repository's object: with it there is a repository.
+/// The folder of the keys and of the copy of the repository's object: a repository exists once it is there.
 const KEYS: &str = "keys";
 
-/// The folder of an `init`. Dropped, it is gone.
+/// The staging folder of an `init`. Dropping it removes it.
 struct Coming<'a> {
     root: &'a Root,
     path: String,
 }
 
 impl Repository {
-    /// Makes a repository that any number of hosts may write. As [`Repository::init_for`].
+    /// Creates a repository that any number of hosts may write. As [`Repository::init_for`].
     ///
     /// # Errors
     ///
@@ -45,13 +46,13 @@ impl Repository {
         Self::init_for(Writers::Many, root, access, now_unix_seconds)
     }
 
-    /// Makes a repository in a new or empty folder, or in one in which that failed before. Every call that a repository
-    /// needs is tried. With encryption there is a recovery key besides `access`, which is shown only once.
+    /// Creates a repository in a new or empty folder, or in one in which an earlier attempt failed. Tries every file
+    /// system call that a repository needs. With encryption, also creates a recovery key, which is shown only once.
     ///
     /// # Errors
     ///
-    /// `Exists` if the folder is not empty; `Io` if the file system does not have a call that is needed for this number of writers; any
-    /// failure of writing.
+    /// `Exists` if the folder is not empty; `Io` if the file system lacks a call that is needed for this number of
+    /// writers; any failure of writing.
     pub fn init_for(
         writers: Writers,
         root: &Path,
@@ -124,12 +125,12 @@ impl Repository {
     }
 }
 
-/// Whether it may be there where a repository is made.
+/// Whether an entry may be in a folder in which a repository is created.
 fn is_of_nobody(entry: &Entry) -> bool {
     entry.name == LOST_AND_FOUND || is_of_init(entry)
 }
 
-/// Whether it is, by its name, the folder of an `init`.
+/// Whether an entry has the name of a staging folder of an `init`.
 pub(crate) fn is_of_init(entry: &Entry) -> bool {
     let number = entry.name.strip_prefix(COMING).and_then(hexadecimal);
     entry.kind == FileType::Directory && number.is_some()
@@ -142,13 +143,13 @@ impl<'a> Coming<'a> {
         Ok(Self { root, path })
     }
 
-    /// From here on there is a repository.
+    /// Makes the repository exist.
     fn arrive(&self) -> io::Result<()> {
         self.root.rename(&joined(&self.path, KEYS), KEYS)?;
         self.root.sync_folder("").inspect_err(|_| self.leave())
     }
 
-    /// There is none any more.
+    /// Reverts [`Coming::arrive`].
     fn leave(&self) {
         let _ = self.root.remove_file(&ObjectName::Repository.path());
         let _ = self.root.rename(KEYS, &joined(&self.path, KEYS));
@@ -157,14 +158,14 @@ impl<'a> Coming<'a> {
 
 impl Drop for Coming<'_> {
     fn drop(&mut self) {
-        // What stays is in nobody's way.
+        // Files that stay do no harm.
         if let Ok(all) = all_of_init(self.root, &self.path) {
             let _ = all.iter().try_for_each(|it| it.remove(self.root));
         }
     }
 }
 
-/// Something in the folder of an `init`, or the folder.
+/// A file in the staging folder of an `init`, or the folder itself.
 pub(crate) struct OfInit {
     pub(crate) path: String,
     pub(crate) is_folder: bool,
@@ -179,7 +180,7 @@ impl OfInit {
     }
 }
 
-/// All that is in the folder of an `init`, and at last the folder itself; fails if anything is not of ours.
+/// Everything in the staging folder of an `init`, and last the folder itself; fails if it has foreign files.
 pub(crate) fn all_of_init(root: &Root, folder: &str) -> io::Result<Vec<OfInit>> {
     let mut all = Vec::new();
     for entry in root.list(folder)? {
@@ -204,7 +205,7 @@ pub(crate) fn all_of_init(root: &Root, folder: &str) -> io::Result<Vec<OfInit>> 
 }
 
 impl Repository {
-    /// What is wrong with the object of the repository and its copy.
+    /// Errors of the repository's object and of its copy.
     #[must_use]
     pub fn wrong_identity(&self) -> Vec<(ObjectName, RepositoryError)> {
         let wrong = IDENTITY.into_iter().filter_map(|name| {
@@ -221,7 +222,8 @@ impl Repository {
         wrong.collect()
     }
 
-    /// Makes the object of the repository, or its copy, again where it is missing or damaged. Returns how many.
+    /// Writes the object of the repository, or its copy, again if it is missing or damaged. Returns how many were
+    /// written.
     ///
     /// # Errors
     ///
@@ -229,7 +231,7 @@ impl Repository {
     pub fn mend_identity(&self) -> Result<u64> {
         let mut mended = 0;
         for (name, error) in self.wrong_identity() {
-            // That of a newer version is not damaged.
+            // An object of a newer version is not damaged.
             if !error.is_of_object() {
                 continue;
             }

@@ -1,6 +1,6 @@
-//! Labels: the name and the origin of a source, where they have changed since its birth.
+//! Labels: the name and the origin of a source, if they have changed since its birth.
 //!
-//! The newest label that can be read counts. The one before it stays, so that a damaged label costs one change.
+//! The newest readable label counts. The label before it is kept, so that a damaged label loses only one change.
 
 use onefold_format::backup::{Label, ObjectName, SourceId};
 
@@ -9,7 +9,7 @@ use crate::repository::Repository;
 use crate::sources::KnownSource;
 
 impl Repository {
-    /// The newest label of a source that can be read, if there is one.
+    /// The newest readable label of a source, if any.
     pub(crate) fn label(&self, source: SourceId) -> Result<Option<Label>> {
         for generation in self.labels(source)?.into_iter().rev() {
             match self.label_in(ObjectName::Label(source, generation)) {
@@ -21,7 +21,7 @@ impl Repository {
         Ok(None)
     }
 
-    /// The error of the newest label of a source, if it cannot be read.
+    /// The error of a source's newest label, if that is unreadable.
     pub(crate) fn wrong_label(
         &self,
         known: &KnownSource,

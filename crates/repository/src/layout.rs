@@ -1,15 +1,16 @@
-//! Which names in a repository's folder are of ours. All others are ignored, and stay.
+//! The names of a repository's files. Files with other names are foreign: they are ignored, and stay.
 
 use onefold_format::backup::recipe::NUMBER_END;
 use rustix::fs::FileType;
 
-/// Before the name of a folder of a lease that was given back or has ended.
+/// The prefix of retired folders of leases that were released or have ended.
 pub(crate) const GONE: &str = ".gone-";
 
-/// The folder that some file systems have in their root.
+/// A folder that some file systems have in their root.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
-/// Objects, by their paths. ID is a number of sixteen hexadecimal digits, N a decimal one, and NN has two hexadecimal digits.
+/// Paths of objects. ID stands for sixteen hexadecimal digits, N for a decimal number, and NN for two hexadecimal
+/// digits.
 const OBJECTS: [&str; 30] = [
     "repository",
     "reserve",
@@ -43,7 +44,7 @@ const OBJECTS: [&str; 30] = [
     ".coming-ID/trial/ID/ID",
 ];
 
-/// Whether something has a name, and is of the kind, of an object, of one that is not complete, or of a folder of either.
+/// Whether a path and type belong to an object, complete or incomplete, or to a folder of objects.
 pub(crate) fn is_ours(path: &str, kind: FileType) -> bool {
     let parts: Vec<_> = path.split('/').collect();
     OBJECTS.iter().any(|object| {
@@ -79,24 +80,24 @@ fn has_form(part: &str, form: &str) -> bool {
     }
 }
 
-/// Whether a file of this name may be in the folder of a lease.
+/// Whether the folder of a lease may have a file with this name.
 pub(crate) fn is_of_lease(name: &str) -> bool {
     matches!(name, "lease" | "sign" | "backup") || is_incomplete(name)
 }
 
-/// Whether this is the name of an object that is not complete.
+/// Whether this is the name of an incomplete object.
 pub(crate) fn is_incomplete(name: &str) -> bool {
     let number = name.strip_prefix(crate::folder::INCOMPLETE);
     number.and_then(hexadecimal).is_some()
 }
 
-/// A number that is written with sixteen hexadecimal digits.
+/// Parses a number of sixteen hexadecimal digits.
 pub(crate) fn hexadecimal(name: &str) -> Option<u64> {
     let is_one = name.len() == 16 && name.bytes().all(is_digit);
     is_one.then(|| u64::from_str_radix(name, 16).ok()).flatten()
 }
 
-/// The number of a backup or a pack.
+/// Parses the number of a backup or a pack.
 pub(crate) fn decimal(name: &str) -> Option<u64> {
     let number: u64 = name.parse().ok().filter(|number| *number < NUMBER_END)?;
     (number.to_string() == name).then_some(number)

@@ -1,4 +1,4 @@
-//! What commands left that were killed. It is in nobody's way, and takes room.
+//! Files left behind by killed commands. They do no harm, but take space.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,20 +17,20 @@ use crate::writer::{
     remove_lease,
 };
 
-/// What is younger may still be completed.
+/// Younger files may still be completed.
 const AGE: Duration = Duration::from_secs(3600);
 
-/// Files that were left.
+/// The number and size of files left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Leftovers {
-    /// How many.
+    /// How many files.
     pub files: u64,
-    /// Their bytes.
+    /// The size of the files in bytes.
     pub bytes: u64,
 }
 
 impl Repository {
-    /// Counts what commands left that were killed.
+    /// Counts the files left behind by killed commands.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Repository {
         self.find_leftovers(false)
     }
 
-    /// Removes it.
+    /// Removes the files left behind by killed commands.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Repository {
         Ok(search.found)
     }
 
-    /// Whoever has, or had, the lease of a reader.
+    /// All reader leases of a source, living or dead.
     fn all_readers(&self, source: SourceId) -> Result<Vec<(BackupNumber, u64)>> {
         let mut readers = Vec::new();
         let folder = ObjectName::readers(source);
@@ -129,14 +129,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Of an `init` that was killed.
+    /// Finds staging folders of killed `init` commands.
     fn of_init(&mut self) -> io::Result<()> {
         let entries = self.root.list("")?.into_iter();
         for folder in entries.filter(is_of_init).map(|it| it.name) {
             if !self.is_old(&folder)? {
                 continue;
             }
-            // One with something in it that is not of ours stays, and `verify` names that.
+            // A folder with foreign files stays, and `verify` reports them.
             for left in all_of_init(self.root, &folder).into_iter().flatten() {
                 if !left.is_folder {
                     self.count(&left.path)?;
@@ -149,7 +149,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// In the folder of a source, and those in it that have objects.
+    /// Finds files in the folder of a source, and in its folders that have objects.
     fn of_source(&mut self, folder: &str) -> io::Result<()> {
         self.incomplete_in(folder)?;
         for entry in self.root.list(folder)? {
@@ -172,7 +172,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// One with something in it that is not of ours stays, and `verify` names that.
+    /// Counts the files of a lease's folder. A folder with foreign files stays, and `verify` reports them.
     fn count_lease(&mut self, folder: &str) {
         let folders = lease_folders(self.root, folder);
         let files = folders.and_then(|folders| files_of_lease(self.root, &folders));

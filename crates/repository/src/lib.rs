@@ -3,44 +3,44 @@
 //! May use: `format`. Must not: know pools, volumes or images.
 //!
 //! The manifest is the commit (B1): it is written last, after every pack and recipe that it needs is
-//! durable. A block keeps its number for ever (B2). Whatever is read is authenticated before it is used
+//! durable. A block keeps its number for ever (B2). Everything that is read is authenticated before it is used
 //! (B6).
 //!
-//! | file | what |
+//! | file | purpose |
 //! | --- | --- |
-//! | `disk.rs` | the system calls on the folder, which is not left |
-//! | `layout.rs` | which names are of ours |
-//! | `folder.rs` | objects as files: written whole and durable, or not there |
+//! | `disk.rs` | the system calls, confined to the repository's folder |
+//! | `layout.rs` | the names of the repository's files |
+//! | `folder.rs` | objects as files: complete and durable, or absent |
 //! | `seal.rs` | keys, and the chunks that they protect |
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
-//! | `init.rs` | making a repository |
-//! | `trial.rs` | what a file system must do for one |
-//! | `identity.rs` | the object that says what a repository is, and its copy |
+//! | `init.rs` | creating a repository |
+//! | `trial.rs` | tests that a file system has the calls that a repository needs |
+//! | `identity.rs` | the object with the repository's identity, and its copy |
 //! | `repository.rs` | a repository, its keys and its objects |
 //! | `source.rs` | finding and adding sources |
-//! | `sources.rs` | sources, as they are found |
+//! | `sources.rs` | the list of sources, searched by name, id and origin |
 //! | `packing.rs` | writing packs |
 //! | `pack.rs` | listing packs, and reading them |
 //! | `opening.rs` | opening packs |
 //! | `table.rs` | copies of the tables of packs |
 //! | `damage.rs` | blocks that were found damaged |
-//! | `moved.rs` | blocks that popular blocks have in the place of a pack |
+//! | `moved.rs` | blocks that packs have replaced by popular blocks |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
-//! | `history.rs` | which backups of a source there were: tombstones, and missing manifests |
+//! | `history.rs` | used backup numbers of a source: tombstones, and missing manifests |
 //! | `history/course.rs` | how far a source has come |
-//! | `history/closing.rs` | what a writer notes of a source: numbers that were used, its label |
+//! | `history/closing.rs` | closes the numbers of a source, and writes its label |
 //! | `label.rs` | the names and origins of sources |
 //! | `marks.rs` | protections, and the users of popular blocks |
-//! | `writer.rs` | the lease of whoever changes a source |
-//! | `reader.rs` | the lease of whoever reads a backup |
+//! | `writer.rs` | the lease for changing a source |
+//! | `reader.rs` | the lease for reading a backup |
 //! | `waiting.rs` | how a command waits for other processes |
-//! | `holders.rs` | who holds leases: waiting for signs of life of other processes |
-//! | `foreign.rs` | files that are not of ours |
-//! | `removal.rs` | a source goes with all that it has |
+//! | `holders.rs` | living holders of leases: watching the heartbeats of other processes |
+//! | `foreign.rs` | foreign files |
+//! | `removal.rs` | removing a source with all of its objects |
 //! | `host.rs` | the name, the id and the clock of this machine |
-//! | `reserve.rs` | room that is set aside, for a repository that is full |
-//! | `simulation.rs` | what the death of the host may leave, for tests |
-//! | `leftovers.rs` | what commands left that were killed |
+//! | `reserve.rs` | space that is set aside, for a repository that is full |
+//! | `simulation.rs` | possible states of the folder after a crash of the host, for tests |
+//! | `leftovers.rs` | files left behind by killed commands |
 
 mod access;
 mod backup;

@@ -1,5 +1,5 @@
-//! Marks: objects that say something by being there. A protection says that a backup is not to be forgotten, a user of popular
-//! blocks that a source may need them. What is in them says nothing more, but shows that they are ours.
+//! Marks: objects whose existence is their meaning. A protection says that a backup must not be forgotten; a user of
+//! popular blocks, that a source may need them. Their content only proves that they belong to the repository.
 
 use onefold_format::backup::{ObjectName, PackReference, SourceId};
 
@@ -10,7 +10,7 @@ use crate::sources::KnownSource;
 use crate::writer::Writer;
 
 impl Repository {
-    /// The marks of a source that are not what was written, or are missing.
+    /// The marks of a source that are missing or damaged.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Repository {
         Ok(users.collect())
     }
 
-    /// Its protections; and that it is a user of popular blocks, if any backup needs some or a block was moved to one.
+    /// The protections of a source, and its user mark if a backup needs popular blocks or a block was moved to one.
     fn disk_marks(&self, known: &KnownSource) -> Result<Vec<ObjectName>> {
         let id = known.id;
         let protected = self.protected(id)?.into_iter();
@@ -56,7 +56,7 @@ impl Repository {
         Ok(marks)
     }
 
-    /// Whether a pack of a source says that blocks were moved. Only one that was written again does.
+    /// Whether a pack of a source has moved blocks. Only packs that were written again can.
     fn has_moved(&self, source: SourceId) -> Result<bool> {
         let mut packs = self.packs(source)?;
         packs.retain(|(_, generation)| *generation > 0);
@@ -72,8 +72,9 @@ impl Repository {
 }
 
 impl Writer<'_> {
-    /// To be called before anything of the source refers to these popular packs: they are durable then, and the popular
-    /// blocks know the source as a user. Popular blocks themselves are no user.
+    /// Prepares references to popular packs: makes the packs' names durable, and records the source as a user of the
+    /// popular blocks. Must be called before any object of the source refers to them. Popular blocks need no mark for
+    /// themselves.
     ///
     /// # Errors
     ///
@@ -91,14 +92,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Makes the marks of the source again that are missing or damaged. Returns how many.
+    /// Writes missing or damaged marks of the source again. Returns how many were written.
     ///
     /// # Errors
     ///
     /// `InUse` if the lease is lost; any failure of reading or writing.
     pub fn mend_marks(&self) -> Result<u64> {
         let wrong = self.repository().wrong_marks(self.source())?.into_iter();
-        // That of a newer version is not damaged.
+        // An object of a newer version is not damaged.
         let damaged = wrong.filter(|(_, error)| error.is_of_object());
         let mut mended = 0;
         for (name, _) in damaged {

@@ -1,4 +1,4 @@
-//! Blocks that packs do not have any more because popular blocks have them, too.
+//! Blocks that packs no longer store, because popular blocks have their content.
 
 use std::collections::BTreeSet;
 
@@ -9,20 +9,20 @@ use crate::error::{RepositoryError, Result};
 use crate::pack::Pack;
 use crate::repository::Repository;
 
-/// Consecutive blocks of a pack that are popular blocks with consecutive numbers now.
+/// Consecutive blocks of a pack that were moved to popular blocks with consecutive numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MovedRun {
-    /// The number of the first among the popular blocks.
+    /// The number of the first popular block.
     pub number: u64,
-    /// How many they are, all in one popular pack.
+    /// How many blocks were moved, all to one popular pack.
     pub blocks: usize,
-    /// The witness of that pack.
+    /// The witness of the popular pack.
     pub witness: Witness,
 }
 
 impl Pack {
-    /// Where a moved block is among the popular ones, and how many blocks from this one on have consecutive numbers
-    /// there, `most` at most. None if the block is not moved.
+    /// The popular block to which a block was moved, and how many blocks from this one on were moved to the following
+    /// numbers of the same pack, at most `most`. `None` if the block was not moved.
     #[must_use]
     pub fn moved_from(&self, block: usize, most: usize) -> Option<MovedRun> {
         let mut following = self.slots().iter().skip(block).take(most);
@@ -40,8 +40,8 @@ impl Pack {
 }
 
 impl Repository {
-    /// Makes the names of packs durable. A pack is seen when it gets its name, and its writer may have died before the
-    /// name was durable: this comes before anything that outlives a crash refers to it.
+    /// Makes the names of packs durable. A pack becomes visible when it gets its name, and its writer may die before
+    /// the name is durable, so this must come before any durable object refers to the pack.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Opening packs: by their own table, or by the copy of it where that cannot be read.
+//! Opens packs by their own table, or by the copy of the table if that is unreadable.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,8 +17,8 @@ use crate::repository::Repository;
 const TABLE_BYTES_MAX: u32 = 1 << 20;
 
 impl Repository {
-    /// Opens a pack of which this generation was there a moment ago: somebody may prune meanwhile, and then a
-    /// newer one is there before this one goes. None if the pack is gone.
+    /// Opens a pack; if a concurrent prune has replaced the listed generation, opens the newer one. `None` if the
+    /// pack is gone.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Repository {
         opened.transpose()
     }
 
-    /// Opens a pack: its table is read and authenticated, or the copy of its table where that cannot be done.
+    /// Opens a pack: reads and authenticates its table, or the copy of the table if that fails.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Repository {
                     Ok(copy) => {
                         self.pack_by_copy(name, (number, generation), Some(file), copy, error)
                     }
-                    // Then the pack itself is what is wrong.
+                    // Without a copy, the pack's own error counts.
                     Err(_) => Err(error),
                 }
             }
@@ -67,7 +67,7 @@ impl Repository {
         }
     }
 
-    /// A pack that is not there, as the copy of its table has it: all of its blocks are lost.
+    /// A missing pack, known by the copy of its table: all of its blocks are lost.
     ///
     /// # Errors
     ///
@@ -140,7 +140,7 @@ impl Repository {
         };
         let mut table = copy.table;
         let (starts, _) = starts_of(&table);
-        // What is beyond the end of the pack is lost, as if it had been taken out.
+        // Groups past the end of the pack are lost, as if a repair had taken them out.
         let ends = starts.iter().zip(&table.groups);
         let ends = ends.map(|(start, group)| start + u64::from(group.bytes));
         for (slots, end) in table.slots.chunks_mut(BLOCKS_PER_GROUP).zip(ends) {
@@ -165,12 +165,12 @@ impl Repository {
     }
 }
 
-/// Whether the copy of the table may help.
+/// Whether the copy of the table may help against this error.
 fn is_damage(error: &RepositoryError) -> bool {
     error.is_of_object() && error.kind() != RepositoryErrorKind::NotFound
 }
 
-/// Where each group begins, and where the last one ends.
+/// The offset of each group, and the end of the last one.
 fn starts_of(table: &PackTable) -> (Vec<u64>, u64) {
     let mut at = OBJECT_HEADER_BYTES as u64;
     let starts = table.groups.iter().map(|group| {
@@ -183,7 +183,7 @@ fn starts_of(table: &PackTable) -> (Vec<u64>, u64) {
 
 const _: () = assert!(
     36 + 4 * (BLOCKS_PER_PACK as usize / BLOCKS_PER_GROUP)
-        // Each block moved, into a popular pack of its own.
+        // Every block moved, each into a popular pack of its own.
         + (17 + 8 + 24) * BLOCKS_PER_PACK as usize
         + TAG_BYTES
         < TABLE_BYTES_MAX as usize

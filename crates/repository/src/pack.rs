@@ -1,4 +1,4 @@
-//! Packs: listing them, and reading their groups.
+//! Lists packs, and reads their groups.
 
 use std::fs::File;
 use std::mem::discriminant;
@@ -21,25 +21,25 @@ use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
 
-/// A group that was authenticated, and not decompressed.
+/// A group that was authenticated, but not decompressed.
 pub struct OpenedGroup {
     pub(crate) bytes: Vec<u8>,
     pub(crate) is_compressed: bool,
 }
 
-/// A pack that is read.
+/// A pack that is opened for reading.
 pub struct Pack {
     pub(crate) path: String,
     pub(crate) number: u64,
     pub(crate) generation: u32,
-    /// None of a pack that is not there.
+    /// The pack's file; `None` if only the copy of its table is there.
     pub(crate) file: Option<File>,
     pub(crate) key: ChunkKey,
     pub(crate) table: PackTable,
-    /// Where each group begins.
+    /// The offset of each group.
     pub(crate) starts: Vec<u64>,
     pub(crate) stored_bytes: u64,
-    /// Why it was opened by the copy of its table, if it was.
+    /// If the pack was opened by the copy of its table, the reason.
     pub(crate) table_damage: Option<RepositoryError>,
 }
 
@@ -48,7 +48,7 @@ fn cannot_list(folder: &str, error: &std::io::Error) -> RepositoryError {
 }
 
 impl Repository {
-    /// The packs of a source: numbers and newest generations, in order.
+    /// The packs of a source, in order: numbers and newest generations.
     ///
     /// # Errors
     ///
@@ -75,13 +75,13 @@ impl Repository {
         self.of_packs(&ObjectName::packs(source), named)
     }
 
-    /// The packs in the folder in which one with this number is, if it is there: numbers and generations.
+    /// The packs in the same folder as the pack with this number: numbers and generations.
     pub(crate) fn packs_beside(&self, source: SourceId, number: u64) -> Result<Vec<(u64, u32)>> {
         let named = |number, generation| pack_name(source, number, generation);
         self.of_packs_in(split(&named(number, 0).path()).0, named)
     }
 
-    /// The numbers and generations of the objects in the folders of a folder that have the names of `named`, in order.
+    /// The numbers and generations of the objects below a folder whose names `named` gives, in order.
     pub(crate) fn of_packs(
         &self,
         folder: &str,
@@ -114,7 +114,7 @@ impl Repository {
         Ok(found.collect())
     }
 
-    /// The bytes of a pack's object, which is not opened; none if it is not there.
+    /// The size of a pack's file, without opening it; `None` if it is not there.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl Repository {
         Ok(found.map(|stat| stat.st_size as u64))
     }
 
-    /// The number of the next pack of a source: higher than the number of every pack that is listed, or of which there is
-    /// a copy of the table, that the source has ever removed, or that a backup needs.
+    /// The number of the next pack of a source. It is higher than the number of every pack that is listed, has a copy
+    /// of its table, was ever removed from the source, or is needed by a backup.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl Repository {
         Ok(next.max(self.history(source.id)?.next_pack))
     }
 
-    /// The error for a pack that a backup needs and that is not there.
+    /// The error for a missing pack that a backup needs.
     #[must_use]
     pub fn missing_pack(&self, source: SourceId, number: u64) -> RepositoryError {
         let name = ObjectName::Pack {
@@ -155,20 +155,20 @@ impl Repository {
         RepositoryError::damaged(&name.path(), "it is not there")
     }
 
-    /// The number of the first of some popular packs. It is drawn by lot, so that nobody who writes such packs
-    /// at the same time has to be asked.
+    /// Draws a random number for the first of some popular packs, so that concurrent writers of such packs do not
+    /// have to coordinate.
     ///
     /// # Errors
     ///
     /// If the system has no random numbers.
     pub fn draw_popular_pack() -> Result<u64> {
         let drawn = random_number().map_err(|e| RepositoryError::io("no random numbers", &e))?;
-        // Others follow it, and none reaches the end of the numbers.
+        // In the lower half, so that the following packs stay below the largest number.
         Ok(drawn % (NUMBER_END / BLOCKS_PER_PACK / 2))
     }
 }
 
-/// A failed read. What ends too early is damaged.
+/// The error for a failed read; an early end of the file is damage.
 pub(crate) fn cannot_read(path: &str, error: &std::io::Error) -> RepositoryError {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(path, "it is cut"),
@@ -184,7 +184,7 @@ pub(crate) fn pack_name(source: SourceId, number: u64, generation: u32) -> Objec
     }
 }
 
-/// The number and generation in the name of an object of a pack.
+/// The number and generation in the name of a pack or of its table.
 fn numbers_in(name: &str) -> Option<(u64, u32)> {
     let (number, generation) = name.split_once('.')?;
     let (number, generation) = (decimal(number)?, generation.parse().ok()?);
@@ -192,7 +192,7 @@ fn numbers_in(name: &str) -> Option<(u64, u32)> {
 }
 
 impl Pack {
-    /// Its number and witness, as a manifest names them.
+    /// The number and witness of the pack, as a manifest names them.
     #[must_use]
     pub fn reference(&self) -> PackReference {
         PackReference {
@@ -201,11 +201,11 @@ impl Pack {
         }
     }
 
-    /// Checks that it is the pack with this witness.
+    /// Checks that this is the pack with a witness.
     ///
     /// # Errors
     ///
-    /// `Damaged`, if it is another pack with the same number.
+    /// `Damaged` if it is a different pack with the same number.
     pub fn check_witness(&self, witness: Witness) -> Result<()> {
         match self.table.witness == witness {
             true => Ok(()),
@@ -216,26 +216,26 @@ impl Pack {
         }
     }
 
-    /// Its generation.
+    /// The generation of the pack.
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Why the pack was opened by the copy of its table, if it was.
+    /// If the pack was opened by the copy of its table, the reason.
     #[must_use]
     pub fn table_damage(&self) -> Option<&RepositoryError> {
         self.table_damage.as_ref()
     }
 
-    /// Whether it ends before its last group, or is not there.
+    /// Whether the pack is missing, or ends before the end of its last group.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         let last = self.starts.last().zip(self.table.groups.last());
         last.is_some_and(|(start, group)| self.stored_bytes < start + u64::from(group.bytes))
     }
 
-    /// The copy of its table.
+    /// The copy of the pack's table.
     pub(crate) fn table_copy(&self) -> TableCopy {
         TableCopy {
             header: self.key.header(),
@@ -257,7 +257,7 @@ impl Pack {
         &self.table
     }
 
-    /// What it has, by number less its first.
+    /// The slots of the pack, by number less the pack's first.
     #[must_use]
     pub fn slots(&self) -> &[Slot] {
         &self.table.slots
@@ -269,29 +269,29 @@ impl Pack {
         &self.table.popular_packs
     }
 
-    /// How many groups it has.
+    /// How many groups the pack has.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.table.groups.len()
     }
 
-    /// Bytes of a block.
+    /// Bytes per block.
     #[must_use]
     pub fn block_size(&self) -> u32 {
         self.table.block_size
     }
 
-    /// Its bytes in the repository.
+    /// The size of the pack's file.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes
     }
 
-    /// The blocks of a group that are there, one after the other.
+    /// Reads the stored blocks of a group, one after the other.
     ///
     /// # Errors
     ///
-    /// `Damaged`, if it is not what was written.
+    /// `Damaged` if the group is not authentic.
     pub fn read_group(&self, group: usize) -> Result<Vec<u8>> {
         self.decompressed(group, self.open_group(group)?)
     }
@@ -317,11 +317,11 @@ impl Pack {
         }
     }
 
-    /// A group as it was before it was sealed.
+    /// Reads a group and opens it, without decompressing it.
     ///
     /// # Errors
     ///
-    /// `Damaged`, if it is not what was written.
+    /// `Damaged` if the group is not authentic.
     pub fn open_group(&self, group: usize) -> Result<OpenedGroup> {
         let (Some(stored), Some(start)) = (self.table.groups.get(group), self.starts.get(group))
         else {
@@ -344,7 +344,7 @@ impl Pack {
         })
     }
 
-    /// The sealed bytes of neighbouring groups, with one read.
+    /// Reads the sealed bytes of neighbouring groups at once.
     ///
     /// # Errors
     ///
@@ -368,24 +368,24 @@ impl Pack {
         Ok(each.collect())
     }
 
-    /// The blocks of a group that was read with others, as [`Pack::read_group`].
+    /// Opens a group read by [`Pack::read_groups`], and returns its blocks as [`Pack::read_group`] does.
     ///
     /// # Errors
     ///
-    /// `Damaged`, if it is not what was written.
+    /// `Damaged` if the group is not authentic.
     pub fn open_read_group(&self, group: usize, sealed: &[u8]) -> Result<Vec<u8>> {
         self.decompressed(group, self.open_sealed(group, sealed.to_vec())?)
     }
 
-    /// How many blocks from this one on are there, one after the other, `most` at most.
+    /// How many consecutive blocks from this one on the pack stores, at most `most`.
     #[must_use]
     pub fn stored_from(&self, block: usize, most: usize) -> usize {
         let following = self.table.slots.iter().skip(block).take(most);
         following.take_while(|slot| slot.stored().is_some()).count()
     }
 
-    /// How many blocks from this one on share its damage, `most` at most: of one that is stored, those that follow it in its
-    /// group; of one that is not, those that are absent like it.
+    /// How many blocks from this one on share its damage, at most `most`: for a stored block, the stored blocks that
+    /// follow it in its group; for any other, the following blocks in the same state.
     #[must_use]
     pub fn alike_from(&self, block: usize, most: usize) -> usize {
         let left_in_group = BLOCKS_PER_GROUP - block % BLOCKS_PER_GROUP;
@@ -403,9 +403,11 @@ impl Pack {
             .count()
     }
 
+    /// Checks the size of the pack's blocks.
+    ///
     /// # Errors
     ///
-    /// `Damaged`, unless its blocks have so many bytes.
+    /// `Damaged` unless its blocks have this size.
     pub fn check_block_size(&self, bytes: u32) -> Result<()> {
         let found = self.table.block_size;
         if found == bytes {
@@ -429,11 +431,11 @@ impl Pack {
         RepositoryError::damaged(&self.path, message)
     }
 
-    /// Where a block is: its group, and its place in what [`Pack::read_group`] returns, in bytes.
+    /// Finds a stored block: its group, and its offset in the result of [`Pack::read_group`].
     ///
     /// # Errors
     ///
-    /// `Damaged`, if the pack does not have it.
+    /// `Damaged` if the pack does not store the block.
     pub fn find(&self, block: usize) -> Result<(usize, usize)> {
         let slot = self.table.slots.get(block).copied();
         if slot.and_then(Slot::stored).is_none() {
@@ -450,13 +452,13 @@ impl Pack {
         Ok((group, before * self.table.block_size as usize))
     }
 
-    /// Whether any block of a group is there.
+    /// Whether the pack stores any block of a group.
     #[must_use]
     pub fn has_any(&self, group: usize) -> bool {
         self.stored_before(group, BLOCKS_PER_GROUP) > 0
     }
 
-    /// How many of the first blocks of a group are there.
+    /// How many of the first `blocks` blocks of a group the pack stores.
     fn stored_before(&self, group: usize, blocks: usize) -> usize {
         let first = group * BLOCKS_PER_GROUP;
         let of_group = self.table.slots.iter().skip(first).take(blocks);

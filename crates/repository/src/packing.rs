@@ -1,4 +1,4 @@
-//! Writing packs.
+//! Writes packs.
 
 use std::io::{BufWriter, Write};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::sources::KnownSource;
 use crate::table::NewTable;
 use crate::writer::Writer;
 
-/// A pack that is being written. Dropped, it is gone.
+/// A pack that is being written. Dropping it discards it.
 pub struct NewPack {
     path: String,
     object: BufWriter<NewObject>,
     key: Arc<ChunkKey>,
     copy: NewTable,
-    /// Of popular packs it has all that it may refer to, until the pack is complete.
+    /// The table so far. Until the pack is complete, its popular packs are all that its blocks may refer to.
     table: PackTable,
     number: u64,
     position: u64,
@@ -36,14 +36,14 @@ pub struct GroupSealer {
     level: i32,
 }
 
-/// A group that only has to be written.
+/// A group that is ready to be written.
 pub struct SealedGroup {
     bytes: Vec<u8>,
     is_compressed: bool,
 }
 
 impl NewPack {
-    /// Its number and witness, as a manifest names them.
+    /// The number and witness of the pack, as a manifest names them.
     #[must_use]
     pub fn reference(&self) -> PackReference {
         PackReference {
@@ -52,7 +52,7 @@ impl NewPack {
         }
     }
 
-    /// What seals its groups, at this level of zstd.
+    /// A sealer for the pack's groups, with this zstd level.
     #[must_use]
     pub fn sealer(&self, level: i32) -> GroupSealer {
         GroupSealer {
@@ -62,7 +62,7 @@ impl NewPack {
         }
     }
 
-    /// Writes the next group, with what its numbers have.
+    /// Writes the next group, and adds the slots of its numbers.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl NewPack {
         Ok(())
     }
 
-    /// Makes known popular packs that moved blocks are in. They must be durable.
+    /// Adds popular packs to which moved blocks may refer. Their names must be durable.
     pub fn refer_to(&mut self, packs: &[PackReference]) {
         let known = &mut self.table.popular_packs;
         for pack in packs {
@@ -135,8 +135,8 @@ impl NewPack {
 }
 
 impl GroupSealer {
-    /// Seals group `number` of the pack. Content that compression does not make a sixteenth smaller stays
-    /// as it is.
+    /// Compresses and seals group `number` of the pack. Leaves content uncompressed that would shrink by less than a
+    /// sixteenth.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl GroupSealer {
         }
     }
 
-    /// Seals group `number` of the pack as another pack had it.
+    /// Seals group `number` of the pack with content opened from another pack.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Writer<'_> {
         self.start_pack(of, PackReference { number, witness }, 0)
     }
 
-    /// Starts a generation of a pack of the source, or of popular blocks. It knows the popular packs that the one
-    /// before refers to.
+    /// Starts a new generation of a pack of the source, or of popular blocks. It may refer to the same popular packs
+    /// as the generation before.
     ///
     /// # Errors
     ///

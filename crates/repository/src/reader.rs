@@ -1,6 +1,6 @@
-//! Whoever reads a backup says so, so that it is not forgotten meanwhile.
+//! A reader registers itself so that the backup is not forgotten while it is in use.
 //!
-//! Its lease is a folder like that of a writer, but any number of readers may have one.
+//! A reader's lease is a folder like a writer's lease, but any number of readers may have one.
 
 use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 
@@ -11,14 +11,14 @@ use crate::layout::{GONE, hexadecimal};
 use crate::repository::Repository;
 use crate::writer::{HeldLease, SIGN, files_of_lease, folder_name, give_back, this_lease};
 
-/// A backup is read. Dropped, it is not any more.
+/// The registration of a reader, which ends when this is dropped.
 pub struct Reading {
     _lease: Option<HeldLease>,
 }
 
 impl Repository {
-    /// Says that a backup is read, to do what `doing` says. To be said before its manifest is read. A repository that
-    /// is full, or cannot be written, is read all the same.
+    /// Registers this process as a reader of a backup, to do what `doing` says. Must be called before the manifest is
+    /// read. A repository that is full or read-only is read without registration.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Repository {
         Ok(lease)
     }
 
-    /// Fails for each backup that somebody reads, and says who. Readers who do not answer are waited for at the same time.
+    /// Fails for each backup that is being read, and names the reader. Waits for all silent readers at the same time.
     ///
     /// # Errors
     ///
@@ -91,8 +91,7 @@ impl Repository {
         Ok(checked)
     }
 
-    /// Whoever has, or had, the lease of a reader of a backup. A folder that has no lease, but something that is not of
-    /// ours, is none.
+    /// The reader leases of a backup, living or dead. A folder with only foreign files is not a lease.
     pub(crate) fn readers(&self, source: SourceId, backup: BackupNumber) -> Result<Vec<u64>> {
         let readers = readers_of(source, backup);
         let names = self.folder.folders(&readers);
@@ -108,10 +107,10 @@ impl Repository {
         Ok(tokens)
     }
 
-    /// Those who read a backup were in this folder. It goes with the backup: while there is one, a reader may be
-    /// about to come.
+    /// Removes the folder of the readers of a backup that was forgotten. Until then it stays, because a reader may be
+    /// about to register.
     pub(crate) fn remove_readers_of(&self, source: SourceId, backup: BackupNumber) {
-        // Not there, or not empty: it is in nobody's way.
+        // It may be missing or not empty, which does no harm.
         let folder = readers_of(source, backup);
         let _ = self.folder.root().remove_empty_folder(&folder);
     }

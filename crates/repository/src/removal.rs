@@ -1,13 +1,13 @@
-//! Removing a source with all that it has.
+//! Removes a source with all of its objects.
 //!
-//! Whenever the process dies, the source is a whole one, or none, and no other one is concerned:
+//! Whenever the process dies, the source is either complete or gone, and no other source is affected:
 //!
-//! 1. Its backups are forgotten, and then packs and recipes go: no backup needs them.
-//! 2. It is a user of popular blocks no more: none of its backups needs any.
-//! 3. What says which numbers were used goes, last the object that has them all: the source is as at its birth.
-//! 4. Its object goes. A source without it that is as at its birth is none, so nothing else of it is missing. Copies of the
-//!    object and labels stay a little longer: by them the removal is found again, to be completed.
-//! 5. All else goes, and the folders last.
+//! 1. Its backups are forgotten; then packs and recipes are removed, because no backup needs them. 2. It is removed
+//! from the users of popular blocks, because none of its backups needs any. 3. The objects that record used numbers
+//! are removed, last the one that has all of them: the source is as at its birth. 4. Its object is removed. Without
+//! it, and as at its birth, the source does not exist, so none of its objects is missing. Copies of the object and
+//! labels stay a little longer, so that an interrupted removal can be found and completed. 5. All other objects are
+//! removed, and the folders last.
 
 use onefold_format::backup::{ObjectName, Place, SourceId};
 
@@ -18,13 +18,13 @@ use crate::sources::KnownSource;
 use crate::writer::Writer;
 
 impl Repository {
-    /// Removes a source with all its backups. Interrupted, it is done again, and does what is left.
+    /// Removes a source with all its backups. After an interruption, calling it again completes the removal.
     ///
     /// # Errors
     ///
-    /// `InUse`, if another process has the lease of the source, or reads a backup, and `Invalid` if one is protected: nothing is
-    /// removed then. `Interrupted`. `Damaged` if an object does not say that it is of this repository: it stays, with what comes after
-    /// it. Any failure of reading or writing.
+    /// `InUse` if another process has the lease of the source or reads a backup, and `Invalid` if a backup is
+    /// protected: nothing is removed then. `Interrupted`. `Damaged` if an object is not known to be of this
+    /// repository: it stays, with all objects that would be removed after it. Any failure of reading or writing.
     pub fn remove_source(&self, source: SourceId) -> Result<()> {
         let writer = self.lease_of(source, "backup remove")?;
         writer.remove_content()?;
@@ -32,14 +32,14 @@ impl Repository {
         self.remove_folders(source)
     }
 
-    /// Removes a source that was made for a backup, unless it has one. Returns whether it did.
+    /// Removes a source that was added for a backup, unless it has a backup. Returns whether it was removed.
     ///
     /// # Errors
     ///
     /// As [`Repository::remove_source`].
     pub fn remove_unused_source(&self, source: SourceId) -> Result<bool> {
         let writer = self.lease_of(source, "backup create")?;
-        // A closed number is that of the backup that failed.
+        // A closed number belongs to the backup that failed.
         let history = self.history(source)?;
         let has_any = [&history.backups, &history.missing, &history.returned];
         if has_any.into_iter().any(|backups| !backups.is_empty()) {
@@ -51,7 +51,7 @@ impl Repository {
         Ok(true)
     }
 
-    /// The source of this name, or with this id, of which the removal was interrupted after it was none any more.
+    /// The source with this name or id whose removal was interrupted after it had ceased to exist.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Repository {
         Ok(None)
     }
 
-    /// Bytes of the packs of a source.
+    /// The bytes of all packs of a source.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Repository {
         Ok(bytes)
     }
 
-    /// Removes folders that are empty: of a source that is none any more.
+    /// Removes the empty folders of a source that no longer exists.
     fn remove_folders(&self, source: SourceId) -> Result<()> {
         let root = self.folder.root();
         let all = format!("sources/{source}");
@@ -121,7 +121,7 @@ impl Repository {
             folders.extend(names.iter().map(|name| joined(&parent, name)));
         }
         for folder in folders.iter().rev() {
-            // One that has something of others stays, and is in nobody's way.
+            // A folder with foreign files stays, which does no harm.
             let _ = root.remove_empty_folder(folder);
         }
         Ok(())
@@ -169,7 +169,7 @@ impl Writer<'_> {
         self.leave_popular()?;
         self.forget_numbers()?;
         self.remove(ObjectName::Source(id))?;
-        // The last copy is the last to say what the source was called at its birth.
+        // The last copy is the last object that has the source's name at its birth.
         if let [last, others @ ..] = Place::all(false) {
             for place in others {
                 self.remove(ObjectName::Copy(id, *place))?;
@@ -195,7 +195,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// One object has all closed numbers before any other goes that has some: else a number would be missing for a while.
+    /// Removes the objects with closed numbers. First folds all numbers into one object, so that none is missing in
+    /// between.
     fn forget_numbers(&self) -> Result<()> {
         let (repository, id) = (self.repository(), self.source().id);
         let tombstones = ObjectName::tombstones(id);

@@ -22,11 +22,11 @@ use crate::waiting::Waiting;
 
 const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
 
-/// The most memory and passes of Argon2 that a passphrase is tried with.
+/// The most memory and passes of Argon2id with which a passphrase is tried.
 const MEMORY_KIB_MAX: u32 = 256 << 10;
 const PASSES_MAX: u32 = 10;
 
-/// The most bytes of an object that is read whole.
+/// The most bytes of an object that is read into memory.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
 
 /// An open repository.
@@ -36,11 +36,11 @@ pub struct Repository {
     pub(crate) object: RepositoryObject,
     pub(crate) master: MasterKey,
     pub(crate) waiting: Waiting,
-    /// The number of the key that opened it; none if it was made by this process, or is not encrypted.
+    /// The number of the key that opened it; `None` if this process created it, or it is not encrypted.
     pub(crate) opened_by: Option<u64>,
 }
 
-/// A repository that is not opened yet. Nothing proves what it says of itself.
+/// A repository that is not opened yet. Nothing that it claims is proved.
 #[derive(Debug)]
 pub struct Unopened {
     folder: Folder,
@@ -48,25 +48,25 @@ pub struct Unopened {
 }
 
 impl Unopened {
-    /// Which repository it says that it is.
+    /// The claimed id of the repository.
     #[must_use]
     pub fn id(&self) -> RepositoryId {
         self.object.id
     }
 
-    /// Whether it says that its chunks are encrypted.
+    /// Whether the repository claims that its chunks are encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.object.sealing == Sealing::Encrypted
     }
 
-    /// Whether it says that only one host may write it.
+    /// Whether the repository claims that only one host may write it.
     #[must_use]
     pub fn has_one_writer(&self) -> bool {
         self.object.writers == Writers::One
     }
 
-    /// Opens it as what it said, whatever its folder says by now.
+    /// Opens the repository with the identity read before, even if its object has changed since.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Repository {
                         return Ok((master, key.number));
                     }
                 }
-                // Another one may do.
+                // Another key may still work.
                 Err(error) => damaged = Some(error),
             }
         }
@@ -140,7 +140,7 @@ impl Repository {
         }))
     }
 
-    /// Adds a passphrase or a key file that opens the repository. Returns the key's number.
+    /// Adds a passphrase or a key file that opens the repository. Returns the number of the new key.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Repository {
         self.wrap_and_put(access, false, now_unix_seconds)
     }
 
-    /// Adds a recovery key, which opens the repository as a key file with its text does. Returns the key's number.
+    /// Adds a recovery key, whose text opens the repository as a key file. Returns the number of the new key.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl Repository {
         Ok(key.number)
     }
 
-    /// The keys that open the repository, by their age. A damaged one opens nothing, and is left out.
+    /// The keys that open the repository, by age. Skips damaged keys.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl Repository {
         Ok(keys)
     }
 
-    /// Why keys open nothing, whatever passphrase or key file is given.
+    /// The errors of damaged keys, which no passphrase or key file opens.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl Repository {
         Ok(keys.into_iter().filter_map(Result::err).collect())
     }
 
-    /// Removes a key. What was read with it before stays known to whoever read it: nothing is encrypted anew.
+    /// Removes a key. Data is not encrypted again, so a reader that has used the key may still know the master key.
     ///
     /// # Errors
     ///
@@ -203,11 +203,11 @@ impl Repository {
         self.remove(ObjectName::Key(number))
     }
 
-    /// Refuses a key that [`Repository::remove_key`] would refuse.
+    /// Fails if [`Repository::remove_key`] would refuse a key.
     ///
     /// # Errors
     ///
-    /// The same.
+    /// As [`Repository::remove_key`].
     pub fn check_key_removable(&self, number: u64) -> Result<()> {
         use RepositoryErrorKind::{Invalid, NotFound};
         let keys = self.keys()?;
@@ -226,7 +226,7 @@ impl Repository {
         Err(RepositoryError::new(kind, message))
     }
 
-    /// Fails unless what has this name is this object of this repository, by its header: nothing else is removed.
+    /// Fails unless the header of a file says that it is this object of this repository: no other file is removed.
     ///
     /// # Errors
     ///
@@ -262,31 +262,31 @@ impl Repository {
         }
     }
 
-    /// Its id.
+    /// The id of the repository.
     #[must_use]
     pub fn id(&self) -> RepositoryId {
         self.object.id
     }
 
-    /// Whether its chunks are encrypted.
+    /// Whether the repository's chunks are encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.object.sealing == Sealing::Encrypted
     }
 
-    /// Whether only one host may write it.
+    /// Whether only one host may write the repository.
     #[must_use]
     pub fn has_one_writer(&self) -> bool {
         self.object.writers == Writers::One
     }
 
-    /// The secret from which its fingerprints take their keys.
+    /// The secret from which the keys of fingerprints are derived.
     #[must_use]
     pub fn fingerprint_secret(&self) -> [u8; 32] {
         self.master.fingerprint_secret()
     }
 
-    /// The ids of all sources, stores of popular blocks among them.
+    /// The ids of all sources, including stores of popular blocks.
     ///
     /// # Errors
     ///
@@ -304,7 +304,7 @@ impl Repository {
         Source::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
-    /// Makes the folders of a new source, and their copies of its object.
+    /// Creates the folders of a new source, with copies of its object.
     pub(crate) fn complete_source(&self, known: &KnownSource) -> Result<()> {
         for place in Place::all(known.source.is_popular()) {
             let name = ObjectName::Copy(known.id, *place);
@@ -313,7 +313,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Names the popular blocks that a source shares with others, which need not be there.
+    /// The id of the store of popular blocks that a source shares with others. The store may not exist yet.
     #[must_use]
     pub fn popular_id(&self, source: &Source) -> SourceId {
         let mut hasher = blake3::Hasher::new_derive_key(POPULAR_CONTEXT);
@@ -325,7 +325,7 @@ impl Repository {
         SourceId(u64::from_le_bytes(id).max(1))
     }
 
-    /// Begins an object that has chunks with its header.
+    /// Starts an object with chunks by writing its header.
     pub(crate) fn begin(
         &self,
         name: ObjectName,
@@ -353,7 +353,7 @@ impl Repository {
         Ok((bytes, self.master.chunks(self.object.sealing, bytes)))
     }
 
-    /// An object that has chunks.
+    /// Opens an object with chunks, and checks its header.
     pub(crate) fn open_object(&self, name: ObjectName) -> Result<(File, ChunkKey)> {
         self.open_object_at(&name.path(), name)
     }
@@ -371,7 +371,7 @@ impl Repository {
         Ok((file, self.key_of_header(path, name, bytes)?))
     }
 
-    /// The key of the chunks of an object that has this header.
+    /// The key for the chunks of the object with this header.
     pub(crate) fn key_of_header(
         &self,
         path: &str,
@@ -383,7 +383,7 @@ impl Repository {
         Ok(self.master.chunks(self.object.sealing, header))
     }
 
-    /// The bytes of an object of one chunk.
+    /// The bytes of an object with one chunk.
     pub(crate) fn sealed(&self, name: ObjectName, mut content: Vec<u8>) -> Result<Vec<u8>> {
         check_readable(
             name,
@@ -395,12 +395,12 @@ impl Repository {
         Ok([&header[..], &content].concat())
     }
 
-    /// The content of an object of one chunk.
+    /// Reads the content of an object with one chunk.
     pub(crate) fn read_sealed(&self, name: ObjectName) -> Result<Vec<u8>> {
         self.read_sealed_at(&name.path(), name)
     }
 
-    /// The same of an object that was moved with its folder.
+    /// Reads the content of an object with one chunk, at another path because its folder was renamed.
     pub(crate) fn read_sealed_at(&self, path: &str, name: ObjectName) -> Result<Vec<u8>> {
         let (file, key) = self.open_object_at(path, name)?;
         let failed =
@@ -427,7 +427,7 @@ impl Repository {
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
     }
 
-    /// As [`Repository::put`], in the place of an object that is there.
+    /// As [`Repository::put`], but replaces an existing object.
     pub(crate) fn put_over(&self, name: ObjectName, bytes: &[u8]) -> Result<()> {
         let path = name.path();
         self.folder
@@ -436,7 +436,7 @@ impl Repository {
     }
 }
 
-/// Refuses to write an object that no reader would accept.
+/// Refuses to write an object that is too large for readers.
 fn check_readable(name: ObjectName, bytes: u64) -> Result<()> {
     if bytes <= WHOLE_BYTES_MAX {
         return Ok(());
@@ -454,7 +454,7 @@ fn check_readable(name: ObjectName, bytes: u64) -> Result<()> {
     Err(RepositoryError::new(RepositoryErrorKind::Invalid, message))
 }
 
-/// Refuses a key that costs more to try than any that this program makes: whoever can write the folder chooses the cost.
+/// Refuses a key that is costlier to try than any that this program creates: a writer to the folder chooses the cost.
 fn affordable(key: WrappedKey) -> Result<WrappedKey> {
     match key.derivation {
         Derivation::Passphrase {
@@ -472,7 +472,7 @@ fn affordable(key: WrappedKey) -> Result<WrappedKey> {
     }
 }
 
-/// How much it takes to try a key: the cheapest come first.
+/// The cost of trying a key, by which they are tried in ascending order.
 fn cost(key: &WrappedKey) -> u64 {
     match key.derivation {
         Derivation::KeyFile => 0,
@@ -482,7 +482,7 @@ fn cost(key: &WrappedKey) -> u64 {
     }
 }
 
-/// The keys of a repository, each with why it cannot be read, if so.
+/// The keys of a repository, each with the reason if it is unreadable.
 fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedKey>>> {
     let names = folder.objects("keys");
     let names =

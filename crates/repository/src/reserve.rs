@@ -1,4 +1,4 @@
-//! Room that is set aside, so that a full repository can be pruned: whoever makes room needs a little for leases and tombstones.
+//! Space that is set aside, so that a full repository can be pruned: a prune needs some for leases and tombstones.
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{ObjectHeader, ObjectName};
@@ -6,20 +6,20 @@ use onefold_format::backup::{ObjectHeader, ObjectName};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::repository::Repository;
 
-/// With less room than this, in bytes, what is set aside is given up before anything is tried: some file systems need room to
-/// write over a file, as signs of life are.
+/// With less free space than this, in bytes, the reserve is released first: some file systems need space to overwrite a
+/// file, as heartbeats do.
 const NEARLY_FULL_BYTES: u64 = 1 << 20;
 
-/// A repository in which room is made: what is set aside is given up if that takes room. Dropped, it is set aside again,
-/// if there is room for it.
+/// A section in which space is freed: the reserve is released if that needs space. Dropping this sets the reserve aside
+/// again, if it fits.
 pub struct MakingRoom<'a> {
     repository: &'a Repository,
     aside_bytes: u64,
 }
 
 impl Repository {
-    /// Sets room aside: an object of so many bytes, for which the file system has blocks. Returns whether it is there then:
-    /// without room for it, it is not made.
+    /// Sets space aside: an object of `bytes` allocated bytes. Returns whether it is there afterwards; without free
+    /// space, it is not created.
     ///
     /// # Errors
     ///
@@ -40,13 +40,13 @@ impl Repository {
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e));
         match written {
             Err(error) if error.kind() == RepositoryErrorKind::NoSpace => Ok(false),
-            // Another process was sooner.
+            // Another process has created it.
             Err(error) if error.kind() == RepositoryErrorKind::InUse => Ok(true),
             written => written.map(|()| true),
         }
     }
 
-    /// Gives the room up that is set aside. Returns whether any was.
+    /// Releases the space that is set aside. Returns whether there was any.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Repository {
         }
     }
 
-    /// Begins to make room. At the end, so many bytes are set aside.
+    /// Begins to free space. At the end, `aside_bytes` are set aside.
     ///
     /// # Errors
     ///
@@ -80,11 +80,11 @@ impl Repository {
 }
 
 impl MakingRoom<'_> {
-    /// Does something; once more, if no room was left and there was some set aside.
+    /// Runs `work`, and once more if the file system was full and a reserve could be released.
     ///
     /// # Errors
     ///
-    /// Those of `work`.
+    /// The errors of `work`.
     pub fn with<T, E>(
         &self,
         is_full: impl Fn(&E) -> bool,
@@ -101,7 +101,7 @@ impl MakingRoom<'_> {
 
 impl Drop for MakingRoom<'_> {
     fn drop(&mut self) {
-        // The next command that makes room tries again.
+        // On failure, the next command that frees space tries again.
         let _ = self.repository.set_room_aside(self.aside_bytes);
     }
 }

@@ -1,8 +1,8 @@
 //! Keys, and the chunks that they protect.
 //!
-//! Every object that has chunks has a key of its own, derived from the master key and the object's header, which
+//! Every object with chunks has a key of its own, derived from the master key and the object's header, which
 //! names the object and has a random salt; the number of a chunk is its nonce. So no nonce is used twice with a key,
-//! whatever crashes or writes at the same time, even if a copy of the host draws the same salt for another object.
+//! despite crashes and concurrent writers, even if a copy of the host draws the same salt for another object.
 //! The header is also authenticated with each chunk: a chunk of another object, or another chunk of this one, is
 //! refused.
 //!
@@ -23,7 +23,7 @@ const PLAIN_CONTEXT: &str = "onefold 2026-11-25 master key of a repository witho
 #[derive(Clone)]
 pub(crate) struct MasterKey(pub(crate) [u8; 32]);
 
-/// Shows nothing of the key.
+/// Redacts the key.
 impl fmt::Debug for MasterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("MasterKey(..)")
@@ -31,12 +31,12 @@ impl fmt::Debug for MasterKey {
 }
 
 impl MasterKey {
-    /// That of a repository without encryption: everybody may know it.
+    /// The master key of a repository without encryption, which is public.
     pub(crate) fn plain(repository: RepositoryId) -> Self {
         Self(blake3::derive_key(PLAIN_CONTEXT, &repository.0))
     }
 
-    /// The secret from which fingerprints take their keys.
+    /// The secret from which the keys of fingerprints are derived.
     pub(crate) fn fingerprint_secret(&self) -> [u8; 32] {
         blake3::derive_key(FINGERPRINT_CONTEXT, &self.0)
     }
@@ -62,20 +62,20 @@ pub(crate) fn aes(key: &[u8; 32]) -> Option<LessSafeKey> {
         .map(LessSafeKey::new)
 }
 
-/// Protects the chunks of one object.
+/// Seals and opens the chunks of one object.
 pub(crate) struct ChunkKey {
     cipher: Cipher,
     header: [u8; OBJECT_HEADER_BYTES],
 }
 
 enum Cipher {
-    /// None only if the library refuses a key of the right length, which it never does: then no chunk
+    /// `None` only if the library refuses a key of the right length, which it never does: then no chunk
     /// is sealed or opened.
     Aes(Option<Box<LessSafeKey>>),
     Hash([u8; 32]),
 }
 
-/// A chunk is not what was written.
+/// The error for a chunk that is not authentic.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("its content is not authentic")]
 pub(crate) struct NotAuthentic;
@@ -86,7 +86,7 @@ impl ChunkKey {
         self.header
     }
 
-    /// What distinguishes the object from every other one that ever has its name: its salt.
+    /// The object's salt, which distinguishes it from every other object that ever has its name.
     pub(crate) fn witness(&self) -> Witness {
         Witness(salt_of(&self.header))
     }

@@ -1,9 +1,9 @@
-//! What a host's death leaves of a repository: the changes of a thread are noted, and any state that a file system
-//! may have after a death between two of them is made in another folder.
+//! Simulates crashes of the host: records the changes of a thread, and builds, in another folder, a state that a file
+//! system may have after a crash between two of them.
 //!
-//! Nothing is there for sure but what was synced: a file's bytes after its own sync, a name after its folder's. Of
-//! the rest, any part may be there, in any order; of bytes any beginning, with zeros behind. A name that was moved
-//! may be there twice, or not at all. Folders are moved at once.
+//! Only synced state is certain to survive: a file's bytes after a sync of the file, a name after a sync of its
+//! folder. Of the rest, any part may survive, in any order; of bytes, any prefix, followed by zeros. A renamed file
+//! may have both names, or neither. Renaming a folder is atomic.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -33,10 +33,10 @@ thread_local! {
     static BOOT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Bytes that a name takes in a file system with little room.
+/// Bytes that a name takes in a simulated file system with limited space.
 const NAME_BYTES: u64 = 512;
 
-/// Notes a change of this thread; fails if it is the one that is to, or if there is no room for it.
+/// Records a change of this thread; fails if this change is set to fail, or if there is no space for it.
 pub(crate) fn note(op: impl FnOnce() -> Op) -> io::Result<()> {
     let op = || -> io::Result<Op> {
         let op = op();
@@ -60,30 +60,30 @@ pub(crate) fn note(op: impl FnOnce() -> Op) -> io::Result<()> {
     })
 }
 
-/// From now on the changes of this thread are noted; the one of this number fails.
+/// Starts recording the changes of this thread; the change with number `fails_at` fails.
 pub fn begin(fails_at: Option<usize>) {
     NOTED.set(Some(Vec::new()));
     FAILS_AT.set(fails_at);
 }
 
-/// The change of this number fails.
+/// Makes the change with this number fail.
 pub fn fail_at(change: usize) {
     FAILS_AT.set(Some(change));
 }
 
-/// From now on the file system of this thread has room for so many bytes; for any number of them, if none is given.
+/// Limits the free space of this thread's file system to `bytes`, or removes the limit.
 pub fn set_room(bytes: Option<u64>) {
     ROOM.set(bytes);
 }
 
-/// For how many bytes it has room now.
+/// The free space that is left of the limit.
 #[must_use]
 pub fn room() -> Option<u64> {
     ROOM.get()
 }
 
 impl Op {
-    /// What is left of the room.
+    /// The free space after this change; `None` if there is too little.
     fn room_after(&self, room: u64) -> Option<u64> {
         match self {
             Self::Create(_) | Self::CreateFolder(_) => room.checked_sub(NAME_BYTES),
@@ -98,7 +98,7 @@ impl Op {
     }
 }
 
-/// From now on the file system of this thread answers these calls with an error, by its number.
+/// Makes these calls of this thread fail with the given error numbers.
 pub fn set_answers(answers: &[(&'static str, i32)]) {
     ANSWERS.set(answers.to_vec());
 }
@@ -110,30 +110,30 @@ pub(crate) fn answered(call: &str) -> rustix::io::Result<()> {
     })
 }
 
-/// How many changes there were.
+/// How many changes were recorded.
 #[must_use]
 pub fn changes() -> usize {
     NOTED.with_borrow(|noted| noted.as_ref().map_or(0, Vec::len))
 }
 
-/// Nothing is noted any more. Returns what was.
+/// Stops recording, and returns the recorded changes.
 #[must_use]
 pub fn end() -> Noted {
     FAILS_AT.set(None);
     Noted(NOTED.take().unwrap_or_default())
 }
 
-/// The host has started anew: no process of before is alive, and nobody waits to find out.
+/// Simulates a restart of the host: all earlier processes are dead, and no lease timeout has to pass.
 pub fn restart_host() {
     BOOT.set(BOOT.get() + 1);
 }
 
-/// Tells the boots of this thread's host apart; nothing for the real one.
+/// The number of restarts of this thread's host; `None` for a real host.
 pub(crate) fn boot() -> Option<u64> {
     Some(BOOT.get()).filter(|boot| *boot > 0)
 }
 
-/// Changes of a folder.
+/// Recorded changes of a folder.
 pub struct Noted(Vec<Op>);
 
 #[derive(Default)]
@@ -147,7 +147,7 @@ struct Change {
     name: String,
     to: Option<Node>,
     is_synced: bool,
-    /// Changes that are made at once have the same number.
+    /// Changes with the same number are atomic.
     together: usize,
 }
 
@@ -165,14 +165,14 @@ struct Tree {
 }
 
 impl Noted {
-    /// How many they are.
+    /// How many changes were recorded.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Makes in `target`, an empty folder, what the death of the host after the first `count` changes may leave
-    /// of the folder `root`, which was empty at first. `random` returns a number below its argument.
+    /// Builds in `target`, an empty folder, a state that a crash of the host after the first `count` changes may
+    /// leave in the folder `root`, which was empty at first. `random` returns a number below its argument.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl Noted {
 }
 
 impl Tree {
-    /// What has this name now, for those who live.
+    /// The node that has this name before the crash.
     fn find(&self, path: &Path, root: &Path) -> Option<Node> {
         let mut node = Node::Folder(0);
         for part in path.strip_prefix(root).ok()? {
@@ -267,7 +267,7 @@ impl Tree {
                     return;
                 };
                 let is_taken = match (node, self.find(to, root)) {
-                    // Then the system refused it.
+                    // The system call failed then.
                     (Node::Folder(_), Some(Node::Folder(there))) => !self.is_empty(there),
                     _ => false,
                 };

@@ -1,4 +1,4 @@
-//! Sources of a repository: finding and adding them.
+//! Finds and adds sources of a repository.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::folder::random_number;
 use crate::repository::Repository;
 use crate::sources::{KnownSource, Sources};
 
-/// How often a source is added that others add at the same time, and the longest pause between two tries.
+/// How often adding a source is tried again while others add the same name, and the longest pause between two tries.
 const BIRTHS_MAX: u32 = 16;
 const BIRTH_PAUSE_MS: u64 = 200;
 
@@ -26,7 +26,7 @@ impl Repository {
                 Ok(Some(known)) if known.source.is_popular() => sources.popular.push(known),
                 Ok(Some(known)) if self.is_half_removed(&known)? => {}
                 Ok(Some(known)) => sources.disks.push(known),
-                // It was made by a command that did not complete it.
+                // A command died before it had completed the source.
                 Ok(None) if self.packs(id)?.is_empty() => {}
                 Ok(None) => {
                     let path = ObjectName::Source(id).path();
@@ -42,7 +42,7 @@ impl Repository {
         Ok(sources)
     }
 
-    /// The source of this name, or with this id.
+    /// The source with this name or id.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl Repository {
         Ok(self.sources()?.named(name)?.cloned())
     }
 
-    /// The source with this id, by its object or a copy.
+    /// The source with this id, read from its object or a copy.
     pub(crate) fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
         let Some(born) = self.born(id)? else {
             return Ok(None);
@@ -78,7 +78,7 @@ impl Repository {
         damaged.map_or(Ok(None), Err)
     }
 
-    /// Adds a disk. Its id is drawn.
+    /// Adds a disk, with a random id.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl Repository {
             let id = SourceId(draw()?.max(1));
             let name = ObjectName::Source(id);
             self.put(name, &self.sealed(name, source.encode())?)?;
-            // Looked for only now: of two commands that add the same name at once, the second one sees the first.
+            // Checked after writing: of two commands that add the same name concurrently, the later one sees the other.
             let sources = self.sources()?;
             let mut others = sources.disks.iter().filter(|it| it.id != id);
             let Some(other) = others.find(|it| it.source.name == source.name) else {
@@ -98,7 +98,7 @@ impl Repository {
             };
             self.remove(name)?;
             births += 1;
-            // Where each sees the other, both take theirs back, and chance decides who is alone the next time.
+            // If each sees the other, both withdraw, and a random pause decides who comes first in the next try.
             if births == BIRTHS_MAX || self.wrong_copies(other).is_empty() {
                 let id = other.id;
                 let message = format!("{other} is a source of the repository already ({id})");
@@ -108,7 +108,7 @@ impl Repository {
         }
     }
 
-    /// A source of which the object was written.
+    /// Completes the birth of a source whose object was written.
     fn born_source(&self, id: SourceId, source: Source) -> Result<KnownSource> {
         let known = KnownSource {
             id,
@@ -119,7 +119,7 @@ impl Repository {
         Ok(known)
     }
 
-    /// The popular blocks that a source shares with others; new ones where there are none.
+    /// The store of popular blocks that a source shares with others; created if it does not exist.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl Repository {
     pub fn popular(&self, source: &Source) -> Result<KnownSource> {
         let id = self.popular_id(source);
         if let Some(known) = self.known(id)? {
-            // Its maker may have died.
+            // The process that created it may have died.
             if self.packs(id)?.is_empty() {
                 self.complete_source(&known)?;
             }
@@ -147,7 +147,7 @@ impl Repository {
         }
     }
 
-    /// What is wrong with the object of a source, its copies, and its newest label.
+    /// Errors of a source's object, of its copies, and of its newest label.
     #[must_use]
     pub fn wrong_copies(&self, known: &KnownSource) -> Vec<(ObjectName, RepositoryError)> {
         let copies = Place::all(known.source.is_popular()).iter();
@@ -171,7 +171,7 @@ impl Repository {
         wrong.chain(wrong_label).collect()
     }
 
-    /// Fails if a folder of the source is not the one that it was, so that nobody can know what was in it.
+    /// Fails if a folder of the source may have been replaced, because then its former content is unknown.
     ///
     /// # Errors
     ///

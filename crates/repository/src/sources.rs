@@ -1,4 +1,4 @@
-//! Sources of a repository, as they are found: by name, by id, and by origin.
+//! The sources of a repository, which can be searched by name, by id, and by origin.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 pub struct KnownSource {
     /// The id of the source.
     pub id: SourceId,
-    /// The source as its newest label has it.
+    /// The source with the name and origin of its newest label.
     pub source: Source,
-    /// The source at its birth, as its object and the copies have it.
+    /// The source as at its birth, as in its object and the copies.
     pub(crate) born: Source,
 }
 
@@ -33,12 +33,12 @@ pub struct Sources {
     pub disks: Vec<KnownSource>,
     /// The popular blocks of all domains.
     pub popular: Vec<KnownSource>,
-    /// Sources of which neither the object nor a copy can be read.
+    /// Errors of sources whose object and copies are all unreadable.
     pub damaged: Vec<RepositoryError>,
 }
 
 impl Sources {
-    /// The disk of this name, or with this id.
+    /// The disk with this name or id.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl Sources {
     }
 }
 
-/// For messages.
+/// A description for messages.
 impl fmt::Display for KnownSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source.is_popular() {

@@ -1,5 +1,5 @@
-//! Copies of the tables of packs, each an object of its own. The copy is durable before its pack appears and goes after it,
-//! so a pack that can be opened by nothing else, or is gone, is still known.
+//! Copies of the tables of packs, each an object of its own. A copy is durable before its pack appears and is removed
+//! after it, so a pack is still known if it is gone, or if its own table is unreadable.
 
 use std::io::Write;
 
@@ -12,17 +12,17 @@ use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
 
-/// The copy of a table that is being written. Dropped, it is gone.
+/// A copy of a table that is being written. Dropping it discards it.
 pub(crate) struct NewTable {
     path: String,
     object: NewObject,
     key: ChunkKey,
-    /// A pack of that generation was begun before and not completed, so the copy may be there.
+    /// An earlier attempt at the same generation was not completed, so its copy may be there.
     may_be_there: bool,
 }
 
 impl NewTable {
-    /// Makes it durable.
+    /// Makes the copy durable.
     pub(crate) fn finish(self, mut content: Vec<u8>) -> Result<()> {
         let Self {
             path,
@@ -55,12 +55,12 @@ impl Writer<'_> {
             path: name.path(),
             object,
             key,
-            // New packs have numbers that nothing has.
+            // The numbers of new packs are unused.
             may_be_there: generation > 0,
         })
     }
 
-    /// Writes the copy of the table of a pack of the source again.
+    /// Writes the copy of a pack's table again.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Writer<'_> {
 }
 
 impl Repository {
-    /// The copies of tables of packs of a source: numbers and generations of the packs, in order.
+    /// The packs of a source whose tables have copies, in order: numbers and generations.
     ///
     /// # Errors
     ///
@@ -95,13 +95,13 @@ impl Repository {
         TableCopy::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
-    /// Checks that the copy of the table of a pack is there, and has what the pack has.
+    /// Checks that the copy of a pack's table is there and matches.
     ///
     /// # Errors
     ///
     /// `Damaged`; any failure of reading.
     pub fn check_table(&self, source: SourceId, pack: &Pack) -> Result<()> {
-        // Then the copy was read, and has what is known of the pack.
+        // The pack was opened by the copy, so the copy is intact.
         if pack.table_damage().is_some() {
             return Ok(());
         }

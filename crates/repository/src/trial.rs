@@ -1,5 +1,5 @@
-//! What a file system must do for a repository: each call is tried when one is made, so that none is found missing later, by a
-//! backup. What must fail is tried, too: a name that is given twice, or folders that are merged, cost backups.
+//! Tries each file system call that a repository needs when one is created, so that no backup finds later that one is
+//! missing. Also tries calls that must fail: replacing an existing file, or merging folders, would destroy backups.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 
 const CONTENT: &[u8] = b"onefold";
 
-/// Tries every call in a new folder below `own`, which is empty again if all of them do what they must. `place` is the
+/// Tries every call in a new folder below `own`, which is empty again if all calls behave as required. `place` is the
 /// repository's folder, for errors.
 pub(crate) fn try_all(root: &Root, place: &Path, own: &str, writers: Writers) -> Result<()> {
     let trial = Trial {
@@ -158,7 +158,7 @@ impl Trial<'_> {
     fn lacks(&self, call: &str, why: &str, error: &io::Error) -> RepositoryError {
         let what = format!("cannot make a repository in {:?}", self.place);
         let failed = RepositoryError::io(&what, error);
-        // Nothing is missing then. Calls that are missing may be answered as if they were forbidden.
+        // The error does not mean that a call is missing. A missing call may also be reported as forbidden.
         let is_refused = failed.kind() == RepositoryErrorKind::ReadOnly
             && Errno::from_io_error(error) != Some(Errno::PERM);
         if is_refused || failed.kind() == RepositoryErrorKind::NoSpace {

@@ -1,12 +1,12 @@
-//! How a command waits for other processes: for how long, what it says, and whether the user has interrupted it.
+//! How a command waits for other processes: the lease timeout, the message, and interruption by the user.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 
-/// A holder that cannot be looked for has lost its lease after so long without a sign of life. Network file
-/// systems may show a file of up to a minute ago.
+/// The default lease timeout: a holder whose process is not visible from here loses its lease after this time without a
+/// heartbeat. Network file systems may show a file's state of up to a minute ago.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How a command waits for other processes.
@@ -16,7 +16,7 @@ pub struct Waiting {
     is_interrupted: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// Silent, and for as long as it takes.
+/// Waits silently and without interruption.
 impl Default for Waiting {
     fn default() -> Self {
         Self::new(|_| (), || false)
@@ -33,7 +33,8 @@ impl fmt::Debug for Waiting {
 }
 
 impl Waiting {
-    /// Hears once what is waited for, before any waiting, and is asked many times a second whether to wait no longer.
+    /// Before it waits, a command calls `tell` once with the reason; many times a second, it asks `is_interrupted`
+    /// whether to stop waiting.
     pub fn new(
         tell: impl Fn(&str) + Send + Sync + 'static,
         is_interrupted: impl Fn() -> bool + Send + Sync + 'static,
@@ -45,7 +46,7 @@ impl Waiting {
         }
     }
 
-    /// After so long without a sign of life, instead of two minutes, a process is dead.
+    /// Sets the lease timeout.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -59,7 +60,7 @@ impl Waiting {
         self.patience
     }
 
-    /// Says what is waited for.
+    /// Reports the reason for waiting.
     pub(crate) fn say(&self, what: &str) {
         (self.tell)(what);
     }

@@ -1,12 +1,12 @@
-//! Whoever changes a source holds its lease, so that one process at a time does.
+//! A source has one writer at a time: the holder of its lease.
 //!
-//! The lease is a folder in `writer`, the holder's own: it comes and goes by renaming, and renaming a folder
-//! to `writer` fails while one is in it. All that the holder writes stands there until it is complete, and all
-//! that it removes goes by way of it. So whoever takes the lease of a holder that does not answer renames its
-//! folder away, and no step of that holder takes effect from then on, however late it wakes.
+//! The lease is a folder of the holder's own in `writer`. It is taken and released by renaming, and renaming a folder
+//! to `writer` fails while another holder's folder is in it. The holder stages all objects that it writes there, and
+//! renames all objects that it removes into it first. A process that takes the lease of a silent holder renames that
+//! holder's folder away, which fences it: none of its later steps takes effect, however late it wakes.
 //!
-//! Clocks are trusted for nothing: a holder on this machine is looked for among its processes, and of another
-//! one its sign of life is watched.
+//! Clocks are not trusted: a holder on this machine is looked up among its processes, and the heartbeat of a holder on
+//! another machine is watched.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,48 +31,48 @@ use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
 
-/// Between two signs of life.
+/// The heartbeat interval.
 const BEAT: Duration = Duration::from_secs(10);
 
-/// The file with the sign of life.
+/// The file with the heartbeat.
 pub(crate) const SIGN: &str = "sign";
 
-/// How the names of folders begin that are no lease: not yet, or not any more.
+/// The prefix of staging folders, whose leases are not taken yet.
 pub(crate) const COMING: &str = ".coming-";
-/// How the names begin of what others left among the leases.
+/// The prefix of foreign files that were moved out of a folder of leases.
 const FOREIGN: &str = ".foreign-";
 
-/// How often a lease is tried for: each time another process was sooner, or something was in the way.
+/// How often taking a lease is tried: a try fails if another process comes first, or a foreign file is in the way.
 const TRIES: u32 = 100;
 
-/// Changes a source. Dropped, it gives the lease back.
+/// Changes a source while it holds the lease. Dropping it releases the lease.
 pub struct Writer<'a> {
     repository: &'a Repository,
     source: KnownSource,
-    /// The holder's folder, from the repository's.
+    /// The holder's folder, relative to the repository's folder.
     folder: String,
-    /// The backup that is being made: its number has to be closed if it is not completed.
+    /// The backup that is being made: if it is not completed, its number must be closed.
     under_way: Mutex<Option<BackupNumber>>,
     lease: HeldLease,
 }
 
-/// A lease that gives signs of life. Dropped, it is given back.
+/// A lease with a heartbeat. Dropping it releases the lease.
 pub(crate) struct HeldLease {
     root: Root,
-    /// The folder of leases.
+    /// The folder that the holder's folder is in.
     leases: String,
     token: u64,
-    /// What the holder's folder becomes.
+    /// The path of the holder's folder once the lease is released.
     gone: String,
-    /// The folder stays then: it says what has to be done still.
+    /// Whether the retired folder stays, because the next holder has to close the number of its backup.
     has_remains: AtomicBool,
-    /// Dropped, the thread ends.
+    /// The heartbeat thread ends when this is dropped.
     stop: Option<Sender<()>>,
     beat: Option<JoinHandle<()>>,
 }
 
 impl Repository {
-    /// Takes the leases of sources, to do what `doing` says. Holders who do not answer are waited for at the same time.
+    /// Takes the leases of sources, to do what `doing` says. Waits for all silent holders at the same time.
     ///
     /// # Errors
     ///
@@ -85,12 +85,12 @@ impl Repository {
             .collect())
     }
 
-    /// Waits until it is known of each of these sources whether its lease can be had, of all of them at the same time. The lease
-    /// of a holder who gives no sign of life is ended.
+    /// Waits until it is known for each source whether its lease is free, watching all of them at the same time. Ends
+    /// the leases of holders without a heartbeat.
     ///
     /// # Errors
     ///
-    /// `Interrupted`. For each source: `InUse`, if another process has its lease; any failure of reading.
+    /// `Interrupted`. For each source: `InUse` if another process has its lease; any failure of reading.
     pub fn wait_for_leases(&self, sources: &[SourceId]) -> Result<Vec<Result<()>>> {
         let living = self.outlive(sources)?.into_iter();
         let both = sources.iter().zip(living);
@@ -105,7 +105,7 @@ impl Repository {
     ///
     /// # Errors
     ///
-    /// `InUse`, if another process has it; `Interrupted`; any failure of reading or writing.
+    /// `InUse` if another process has it; `Interrupted`; any failure of reading or writing.
     pub fn writer(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
         let writer = self.lease_of(source, doing)?;
         if self.is_half_removed(writer.source())? {
@@ -119,7 +119,7 @@ impl Repository {
         Ok(writer)
     }
 
-    /// Takes the lease of a source, whatever is left of the source.
+    /// Takes the lease of a source, even if the source is half removed.
     pub(crate) fn lease_of(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
         let token = random_number().map_err(|e| not_taken(&e))?;
         let coming = self.beside(source, COMING, token);
@@ -130,7 +130,7 @@ impl Repository {
         }
         let gone = self.beside(source, GONE, token);
         let lease = HeldLease::new(self.folder.root(), ObjectName::writer(source), token, gone);
-        // Read now: nobody else changes it from here on.
+        // Read under the lease, so that no other process can change it any more.
         let known = self.known(source)?.ok_or_else(|| {
             RepositoryError::new(RepositoryErrorKind::NotFound, "the source is gone")
         })?;
@@ -145,7 +145,7 @@ impl Repository {
         Ok(writer)
     }
 
-    /// Makes what a lease consists of in a folder of another name.
+    /// Writes the files of a lease into a staging folder.
     fn prepare_lease(&self, source: SourceId, token: u64, doing: &str, coming: &str) -> Result<()> {
         let lease = this_lease(doing)?;
         let content = self.sealed(ObjectName::Lease(source, token), lease.encode())?;
@@ -174,8 +174,8 @@ impl Repository {
                         return Err(self.is_in_use(source, &who)?);
                     }
                     self.move_foreign(source)?;
-                    // Some file systems replace no folder, empty or not. In one that another process has taken since, its
-                    // lease is.
+                    // Some file systems cannot replace even an empty folder. If another process has taken the lease
+                    // since, the folder is not empty and stays.
                     let _ = root.remove_empty_folder(&leases);
                 }
                 Err((_, error)) => return Err(not_taken(&error)),
@@ -188,8 +188,9 @@ impl Repository {
         Err(RepositoryError::new(RepositoryErrorKind::InUse, message))
     }
 
-    /// Where one host writes, a rename may put folders together instead of failing. So nothing may be there before, and
-    /// whoever finds another holder there after it gives the lease back: of two at the same moment, none has it.
+    /// Renames a staging folder to the folder of leases. With one writer, the file system may merge folders instead
+    /// of failing. So the target must not exist, and a process that finds another holder afterwards releases its
+    /// lease: of two concurrent processes, neither gets it.
     fn move_lease(&self, source: SourceId, token: u64, coming: &str) -> io::Result<()> {
         let (root, leases) = (self.folder.root(), ObjectName::writer(source));
         if self.object.writers == Writers::Many {
@@ -207,8 +208,8 @@ impl Repository {
         Ok(())
     }
 
-    /// Takes out of the folder of leases what others left there, one by one: with it the folder cannot be replaced. No
-    /// holder's folder is touched. What is there instead of the folder goes out of the way as a whole.
+    /// Moves foreign files out of the folder of leases, because a folder with files cannot be replaced. Leaves
+    /// holders' folders alone. If the path is not a folder, moves it away as a whole.
     fn move_foreign(&self, source: SourceId) -> Result<()> {
         let (root, leases) = (self.folder.root(), ObjectName::writer(source));
         let moved = match root.kind(&leases).map_err(|e| not_taken(&e))? {
@@ -232,17 +233,17 @@ impl Repository {
         Ok(())
     }
 
-    /// The holder of the lease of a source, if somebody has it.
+    /// The holder of the lease of a source, if it is held.
     pub(crate) fn holder(&self, source: SourceId) -> Option<u64> {
         token_in(self.folder.root(), &ObjectName::writer(source))
     }
 
-    /// A folder beside the leases.
+    /// The path of a folder next to the folder of leases.
     pub(crate) fn beside(&self, source: SourceId, kind: &str, token: u64) -> String {
         format!("sources/{source}/{kind}{token:016x}")
     }
 
-    /// Who has the leases of these sources, as far as somebody has them who is alive. The others are ended.
+    /// For each source, the living holder of its lease, if any. Ends the leases of dead holders.
     fn outlive(&self, sources: &[SourceId]) -> Result<Vec<Option<String>>> {
         let mut living = vec![None; sources.len()];
         let held = sources.iter().enumerate();
@@ -267,7 +268,7 @@ impl Repository {
         Ok(living)
     }
 
-    /// The error for a source of which somebody has the lease.
+    /// The error for a source whose lease is held.
     fn is_in_use(&self, source: SourceId, who: &str) -> Result<RepositoryError> {
         let known = self.known(source)?;
         let what = known.map_or_else(|| "the source".to_owned(), |it| it.to_string());
@@ -275,7 +276,7 @@ impl Repository {
         Ok(RepositoryError::new(RepositoryErrorKind::InUse, message))
     }
 
-    /// All leases that somebody has, or had when he died.
+    /// All leases that are held, or were when their holder died.
     ///
     /// # Errors
     ///
@@ -288,7 +289,7 @@ impl Repository {
         Ok(held.collect())
     }
 
-    /// Whether nobody has any of these leases any more. Those of holders who give no sign of life are ended.
+    /// Whether all of these leases have ended. Ends the leases of holders without a heartbeat.
     ///
     /// # Errors
     ///
@@ -298,12 +299,12 @@ impl Repository {
         let held: Vec<_> = leases.iter().filter(is_held).collect();
         let sources: Vec<_> = held.iter().map(|lease| lease.source).collect();
         let living = self.outlive(&sources)?;
-        // Another process may have the lease by now.
+        // Another process may have taken the lease since.
         let mut both = held.iter().zip(living);
         Ok(!both.any(|(lease, who)| who.is_some() && is_held(lease)))
     }
 
-    /// The popular blocks that are about to be removed, if any are.
+    /// The popular blocks that are about to be removed, if any.
     ///
     /// # Errors
     ///
@@ -323,7 +324,7 @@ impl Repository {
     }
 }
 
-/// What this process says of itself.
+/// The content of a lease of this process.
 pub(crate) fn this_lease(doing: &str) -> Result<Lease> {
     Ok(Lease {
         holder: this_process().map_err(|e| not_taken(&e))?,
@@ -346,7 +347,7 @@ impl HeldLease {
             let mut count = token;
             while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
                 count = count.wrapping_add(1);
-                // Whoever lost the lease finds out by what it does with it.
+                // A holder that has lost its lease notices when it next uses it.
                 let _ = beating.overwrite(&sign, &count.to_le_bytes());
             }
         });
@@ -375,7 +376,7 @@ impl Drop for HeldLease {
     }
 }
 
-/// Closes the number of a backup that was not completed. If that fails, the next holder does it.
+/// Closes the number of a backup that was not completed. If that fails, the next holder closes it.
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         if self.close_under_way().is_err() {
@@ -388,18 +389,18 @@ pub(crate) fn folder_name(token: u64) -> String {
     format!("{token:016x}")
 }
 
-/// The holder's number, if there is one.
+/// The number of the holder in a folder of leases, if any.
 fn token_in(root: &Root, leases: &str) -> Option<u64> {
     let mut entries = root.list(leases).ok()?.into_iter();
     entries.find_map(|entry| hexadecimal(&entry.name).filter(|_| is_holder(&entry)))
 }
 
-/// Whether it is, by its name, the folder of a holder.
+/// Whether an entry has the name of a holder's folder.
 fn is_holder(entry: &Entry) -> bool {
     entry.kind == FileType::Directory && hexadecimal(&entry.name).is_some()
 }
 
-/// After this the lease is nobody's. It fails only if it is not the holder's any more.
+/// Releases a lease. Fails only if the holder has lost it already.
 pub(crate) fn give_back(root: &Root, leases: &str, token: u64, gone: &str) {
     if root
         .rename(&joined(leases, &folder_name(token)), gone)
@@ -409,7 +410,7 @@ pub(crate) fn give_back(root: &Root, leases: &str, token: u64, gone: &str) {
     }
 }
 
-/// The same of a holder that did not give it back: what it was doing stays for the next holder.
+/// Ends the lease of a dead holder. If it was making a backup, the folder stays for the next holder.
 fn put_aside(root: &Root, leases: &str, token: u64, gone: &str) {
     let moved = root.rename(&joined(leases, &folder_name(token)), gone);
     if moved.is_ok() && !has_remains(root, gone) {
@@ -417,13 +418,13 @@ fn put_aside(root: &Root, leases: &str, token: u64, gone: &str) {
     }
 }
 
-/// Whether the folder of a lease that is gone says that a backup was being made.
+/// Whether the retired folder of a lease records a backup that was being made.
 pub(crate) fn has_remains(root: &Root, gone: &str) -> bool {
     let under_way = root.kind(&joined(gone, ObjectName::UNDER_WAY));
     under_way.is_ok_and(|kind| kind == Some(FileType::RegularFile))
 }
 
-/// Removes the folder of a lease that is gone, or has not come. It stays if it holds anything that is not of ours.
+/// Removes a retired or staging folder of a lease. Fails if it has foreign files.
 pub(crate) fn remove_lease(root: &Root, path: &str) -> io::Result<()> {
     let folders = lease_folders(root, path)?;
     let files = files_of_lease(root, &folders)?;
@@ -432,7 +433,7 @@ pub(crate) fn remove_lease(root: &Root, path: &str) -> io::Result<()> {
     folders.try_for_each(|folder| root.remove_empty_folder(folder))
 }
 
-/// The folder of a lease, and that of its holder, if the lease has not come.
+/// The folder of a lease and, in a staging folder, the holder's folder in it.
 pub(crate) fn lease_folders(root: &Root, path: &str) -> io::Result<Vec<String>> {
     let entries = root.list(path)?;
     let holder = entries.iter().find(|entry| is_holder(entry));
@@ -440,7 +441,7 @@ pub(crate) fn lease_folders(root: &Root, path: &str) -> io::Result<Vec<String>> 
     Ok(std::iter::once(path.to_owned()).chain(holder).collect())
 }
 
-/// The files in the folders of a lease; fails if anything else is there.
+/// The files in the folders of a lease; fails if there are any others.
 pub(crate) fn files_of_lease(root: &Root, folders: &[String]) -> io::Result<Vec<String>> {
     let mut files = Vec::new();
     for folder in folders {
@@ -457,12 +458,12 @@ pub(crate) fn files_of_lease(root: &Root, folders: &[String]) -> io::Result<Vec<
     Ok(files)
 }
 
-/// Nobody panics with it.
+/// Poisoning is ignored, because no code panics while it holds the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This process, as others find it.
+/// The identity of this process, by which other processes find it.
 fn this_process() -> io::Result<ProcessId> {
     let process = std::process::id();
     Ok(ProcessId {
@@ -473,7 +474,7 @@ fn this_process() -> io::Result<ProcessId> {
     })
 }
 
-/// Whether it runs; nothing where that cannot be known from here.
+/// Whether the process of a holder runs; `None` if that cannot be known from here.
 pub(crate) fn is_running(holder: ProcessId) -> Option<bool> {
     let is_here = boot_id().ok()? == holder.boot && namespace().ok()? == holder.namespace;
     is_here.then(|| started(holder.process).is_ok_and(|started| started == holder.started))
@@ -496,10 +497,10 @@ fn namespace() -> io::Result<u64> {
     Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
 }
 
-/// When a process started; it fails if there is none, or only its remains.
+/// The start time of a process; fails if there is no such process, or it is a zombie.
 fn started(process: u64) -> io::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The name before may have any characters in it.
+    // The process name before it may contain any characters.
     let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let mut fields = fields.split(' ');
     if matches!(fields.next(), Some("Z" | "X")) {
@@ -516,18 +517,18 @@ impl Writer<'_> {
         self.repository
     }
 
-    /// The source, as nobody else changes it now.
+    /// The source, which no other process can change while this exists.
     #[must_use]
     pub fn source(&self) -> &KnownSource {
         &self.source
     }
 
-    /// The source has this name and origin from here on.
+    /// Notes the new name and origin of the source.
     pub(crate) fn labelled(&mut self, label: Label) {
         self.source.source = self.source.source.clone().labelled(label);
     }
 
-    /// A new object that has chunks.
+    /// Starts an object with chunks, staged in the holder's folder.
     pub(crate) fn create(&self, name: ObjectName) -> Result<(NewObject, ChunkKey)> {
         let path = name.path();
         let object = self.repository.folder.create_in(&path, &self.folder);
@@ -535,7 +536,7 @@ impl Writer<'_> {
         self.repository.begin(name, object)
     }
 
-    /// Makes a backup exist (B1): everything that its manifest needs is durable.
+    /// Makes a backup exist (B1). All objects that its manifest needs must be durable.
     ///
     /// # Errors
     ///
@@ -547,7 +548,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Says durably which backup is being made, before any object has its number.
+    /// Records durably which backup is being made, before any other object has its number.
     pub(crate) fn set_under_way(&self, backup: BackupNumber, closed: &Closed) -> Result<()> {
         let name = ObjectName::UnderWay(self.source.id, self.lease.token);
         self.put(name, closed.encode(), NewObject::commit_over)?;
@@ -560,7 +561,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Closes the number of the last backup, if it was not completed.
+    /// Closes the number of the last backup if it was not completed.
     pub(crate) fn close_under_way(&self) -> Result<()> {
         let mut under_way = lock(&self.under_way);
         if let Some(backup) = *under_way {
@@ -570,7 +571,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A source whose maker died may lack folders, as long as there is nothing in it.
+    /// Completes an empty source whose creator died.
     fn complete_birth(&self) -> Result<()> {
         let history = self.repository.history(self.source.id)?;
         match (history.next.0, history.next_pack) {
@@ -579,10 +580,10 @@ impl Writer<'_> {
         }
     }
 
-    /// Does what holders of the lease left when they died, and removes what is left of them.
+    /// Closes the numbers of backups that dead holders left open, and removes their folders.
     fn sweep(&self) -> Result<()> {
         for (folder, holder) in self.repository.remains(self.source.id)? {
-            // What stays costs room, and the next holder finds it.
+            // A folder that stays takes some space, and the next holder finds it.
             if self.close_remains(&folder, holder).is_ok() {
                 let _ = remove_lease(self.repository.folder.root(), &folder);
             }
@@ -590,7 +591,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Says which blocks of these popular ones are about to be removed.
+    /// Writes the list of popular blocks that are about to be removed.
     ///
     /// # Errors
     ///
@@ -617,7 +618,7 @@ impl Writer<'_> {
         written.map_err(|e| self.failed("write", &path, &e))
     }
 
-    /// Removes an object of the source; one that is not there is no error. The copy of a pack's table goes after the pack.
+    /// Removes an object of the source, if it exists. With a pack, also removes the copy of its table, after the pack.
     ///
     /// # Errors
     ///
@@ -628,7 +629,7 @@ impl Writer<'_> {
             Err(error) if error.kind() == RepositoryErrorKind::NotFound && self.is_held() => {
                 return Ok(());
             }
-            // Without the lease, that is why.
+            // If the lease is lost, report that instead.
             Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
             removable => removable?,
         }
@@ -644,7 +645,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Removes the copy of the table of a pack that is gone. One that is damaged stays, and `verify` names it.
+    /// Removes the copy of the table of a pack that is gone. A damaged copy stays, and `verify` reports it.
     ///
     /// # Errors
     ///
@@ -712,7 +713,7 @@ mod tests {
     }
 
     impl Scene {
-        /// Makes the lease another process's.
+        /// Changes the holder of the lease.
         fn give_lease(&self, change: impl FnOnce(&mut ProcessId)) {
             let token = self.repository.holder(self.source).unwrap();
             let name = ObjectName::Lease(self.source, token);
@@ -784,7 +785,7 @@ mod tests {
         );
     }
 
-    /// Some file systems put folders together when one is renamed: this one looks as if two had been at once.
+    /// Some file systems merge folders on a rename: the result looks as if two leases had been taken at once.
     #[test]
     fn of_two_leases_that_were_put_together_none_is_had() {
         let mut scene = scene();
@@ -800,7 +801,7 @@ mod tests {
         assert_eq!(both.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(scene.repository.holder(source), Some(2));
         assert!(!scene.folders().iter().any(|name| name.starts_with('.')));
-        // Where nobody has it, it comes and goes.
+        // A free lease can be taken and released.
         root.remove_empty_folder(&joined(&ObjectName::writer(source), &folder_name(2)))
             .unwrap();
         for _ in 0..2 {
@@ -815,7 +816,7 @@ mod tests {
         scene.repository.wait_with(waiting);
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        // One that is not there, and one whose number another process has now.
+        // A process that has ended, and one whose number belongs to another process now.
         for process in [u64::from(child.id()), 1] {
             let first = scene.repository.writer(scene.source, "test").unwrap();
             scene.give_lease(|holder| (holder.process, holder.started) = (process, u64::MAX));
@@ -886,7 +887,7 @@ mod tests {
                 .source,
             before
         );
-        // Its end takes the lease of nobody.
+        // Dropping the late writer ends no other lease.
         drop(late);
         new.publish(BackupNumber(2), &manifest()).unwrap();
         new.remove(name).unwrap();

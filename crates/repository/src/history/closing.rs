@@ -1,4 +1,4 @@
-//! What the holder of a source's lease notes of it: the numbers of backups that were used, and its label.
+//! Records that the holder of a source's lease writes: closed backup numbers, and the source's label.
 
 use onefold_format::backup::{BackupNumber, Closed, Label, ObjectName, Place, SourceId};
 
@@ -11,7 +11,7 @@ use crate::layout::is_ours;
 use crate::writer::Writer;
 
 impl Writer<'_> {
-    /// Begins the next backup of the source: from here on its number is used.
+    /// Begins the next backup of the source, and records that its number is used.
     ///
     /// # Errors
     ///
@@ -24,7 +24,7 @@ impl Writer<'_> {
         Ok(history.next)
     }
 
-    /// Closes a number of a backup that was not completed.
+    /// Closes the number of a backup that was not completed.
     pub(crate) fn close(&self, backup: BackupNumber) -> Result<()> {
         let id = self.source().id;
         let history = self.repository().history(id)?;
@@ -36,7 +36,7 @@ impl Writer<'_> {
         self.put(name, closed.encode(), NewObject::commit_over)
     }
 
-    /// Closes the numbers of backups that a holder of the lease left when it died. `folder` is what was its own.
+    /// Closes the number of a backup that a dead holder left open. `folder` is that holder's retired folder.
     pub(crate) fn close_remains(&self, folder: &str, holder: u64) -> Result<()> {
         let name = ObjectName::UnderWay(self.source().id, holder);
         let path = format!("{folder}/{}", ObjectName::UNDER_WAY);
@@ -49,8 +49,8 @@ impl Writer<'_> {
         numbers.try_for_each(|backup| self.close(backup))
     }
 
-    /// Folds all tombstones into one object, and remembers which packs may have been written. Each number stays closed by
-    /// two objects: a tombstone goes when the object before the new one has its number, too.
+    /// Folds all tombstones into one object, and records the next pack number. Each number stays closed by two
+    /// objects: a tombstone is removed once the object before the new one has its number, too.
     ///
     /// # Errors
     ///
@@ -68,8 +68,8 @@ impl Writer<'_> {
         }
     }
 
-    /// The source went back, and the user accepts that: numbers up to those that it had reached are not used again. Those of
-    /// lost backups are closed, so these are not missing.
+    /// Accepts that the source went back: numbers below `reached` are never used again. The numbers of lost backups
+    /// are closed, so these do not count as missing.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the next generation of folded tombstones, and removes what it replaces.
+    /// Writes the next generation of folded tombstones, and removes the objects that it makes redundant.
     fn write_folded(&self, history: &History, numbers: &Ranges, next_pack: u64) -> Result<()> {
         let id = self.source().id;
         let newest = history.folded.last();
@@ -123,8 +123,9 @@ impl Writer<'_> {
         closed.map_or(0, |closed| closed.next_pack)
     }
 
-    /// Makes the object of the source and its copies again where they are missing or damaged. Returns how many. A copy is
-    /// not made in a folder that may be another one than it was: one that is empty although the source has packs, or needs some.
+    /// Writes the source's object and its copies again if they are missing or damaged. Returns how many were written.
+    /// Does not write a copy into a folder that may have been replaced: one that is empty although the source has
+    /// packs, or needs some.
     ///
     /// # Errors
     ///
@@ -133,7 +134,7 @@ impl Writer<'_> {
         let known = self.source();
         let mut mended = 0;
         for (name, error) in self.repository().wrong_copies(known) {
-            // That of a newer version is not damaged.
+            // An object of a newer version is not damaged.
             if !error.is_of_object() {
                 continue;
             }
@@ -160,7 +161,7 @@ impl Writer<'_> {
         let mut complete = entries.iter().filter(|entry| !entry.name.starts_with('.'));
         let has_objects = complete.any(|entry| is_ours(&joined(&path, &entry.name), entry.kind));
         let may_be_empty = match place {
-            // What is gone of them is missing, and found so.
+            // Missing tombstones and users are detected by other objects.
             Place::Tombstones | Place::Users => true,
             Place::Manifests | Place::Recipes => self.repository().packs(id)?.is_empty(),
             Place::Packs => self.repository().needed_packs(id)?.own.is_empty(),
@@ -188,7 +189,7 @@ impl Writer<'_> {
         if let [older @ .., _] = &labels[..] {
             for generation in older {
                 match self.remove(ObjectName::Label(id, *generation)) {
-                    // One that is damaged stays, and counts no more.
+                    // A damaged label stays, but no longer counts.
                     Err(error) if !error.is_of_object() => return Err(error),
                     _ => {}
                 }

@@ -1,4 +1,4 @@
-//! How far a source has come, which a host that knew it notices when its storage goes back.
+//! How far a source has come. A host that has seen a later state notices when the source's storage goes back.
 
 use onefold_format::backup::{ObjectName, SourceId};
 
@@ -6,24 +6,24 @@ use super::Reached;
 use crate::error::Result;
 use crate::repository::Repository;
 
-/// The most manifests that are tried to find out which is the newest one that can be read.
+/// The most manifests that are tried to find the newest readable one.
 const UNREADABLE_MAX: usize = 100;
 
-/// How far a source has come, as far as it matters to a host that knows how far it was.
+/// How far a source has come, as far as a rollback check needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Course {
-    /// By the names of its objects. Whoever can write the folder can make names up.
+    /// According to the names of objects, which any writer to the folder can make up.
     pub listed: Reached,
-    /// By manifests and closed numbers that were read; none were read that could only be older.
+    /// According to manifests and closed numbers that were read; older ones are not read.
     pub proved: Reached,
 }
 
 impl Repository {
-    /// How far a source has come, which had come as far as `known`. As long as it has not gone back, this lists two folders
-    /// and reads one manifest if there is a new one.
+    /// Finds how far a source has come, given that it had come as far as `known`. Unless it has gone back, this lists
+    /// two folders, and reads one manifest if there is a new one.
     ///
-    /// Only manifests and closed numbers count, not recipes or notes of backups under way: a completed backup of which the
-    /// manifest is hidden has gone.
+    /// Only manifests and closed numbers count, not recipes or records of backups in progress: a completed backup whose
+    /// manifest is hidden counts as gone.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Repository {
         Ok(Course { listed, proved })
     }
 
-    /// A number above that of a listed pack which is at least `next` - 1, if there is one where it is looked for first; or 0.
+    /// One more than the highest listed pack near `next`, if that is at least `next`; or 0.
     fn listed_near(&self, source: SourceId, next: u64) -> Result<u64> {
         let Some(number) = next.checked_sub(1) else {
             return Ok(0);
