@@ -188,7 +188,7 @@ impl Root {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             allocated => return Ok(allocated?),
         }
-        // Random bytes, because a file system could compress zeros to nothing.
+        // Pseudorandom bytes, because a file system could compress zeros to nothing.
         let mut hasher = blake3::Hasher::new();
         hasher.update(path.as_bytes());
         let mut random = hasher.finalize_xof().take(bytes);

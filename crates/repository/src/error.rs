@@ -16,9 +16,9 @@ pub enum RepositoryErrorKind {
     Invalid,
     /// There is no such repository, source or backup.
     NotFound,
-    /// An object with this name exists already.
+    /// The name of a source, or the folder of a new repository, is taken.
     Exists,
-    /// Another process has the lease of the source, or reads the backup.
+    /// The source or the backup is in use by another process.
     InUse,
     /// The passphrase or the key file opens no key of the repository.
     Access,

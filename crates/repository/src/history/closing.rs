@@ -161,7 +161,7 @@ impl Writer<'_> {
         let mut complete = entries.iter().filter(|entry| !entry.name.starts_with('.'));
         let has_objects = complete.any(|entry| is_ours(&joined(&path, &entry.name), entry.kind));
         let may_be_empty = match place {
-            // Missing tombstones and users are detected by other objects.
+            // Lost tombstones and users are noticed as missing.
             Place::Tombstones | Place::Users => true,
             Place::Manifests | Place::Recipes => self.repository().packs(id)?.is_empty(),
             Place::Packs => self.repository().needed_packs(id)?.own.is_empty(),

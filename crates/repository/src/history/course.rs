@@ -63,7 +63,7 @@ impl Repository {
         Ok(Course { listed, proved })
     }
 
-    /// One more than the highest listed pack near `next`, if that is at least `next`; or 0.
+    /// The number after the highest pack in the folder of pack `next` - 1, if it is at least `next`; otherwise 0.
     fn listed_near(&self, source: SourceId, next: u64) -> Result<u64> {
         let Some(number) = next.checked_sub(1) else {
             return Ok(0);
