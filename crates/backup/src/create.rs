@@ -53,8 +53,8 @@ pub struct Options {
     pub threads: usize,
     /// Memory for each stage, in bytes.
     pub memory_bytes: usize,
-    /// The folder of temporary files: 48 bytes for each block that is read, and at most as much for each stored block of
-    /// the sources.
+    /// The folder of temporary files. They take 48 bytes for each block that is read, and at most as much for each
+    /// stored block of the sources.
     pub temporary: PathBuf,
 }
 
@@ -89,7 +89,7 @@ pub struct Batch {
 /// # Errors
 ///
 /// `NoRoom` if the temporary files might not fit, before anything is read; if the repository cannot be written before
-/// there is any backup; if reading a shared block from one of the disks fails.
+/// there is any backup; if reading a shared block from one of the disks fails, or finds it changed.
 pub fn create(
     repository: &Repository,
     disks: &mut [DiskToBackUp<'_>],

@@ -38,7 +38,7 @@ pub struct PrunedPopular {
     pub plan: PrunePlan,
     /// Blocks that were removed.
     pub freed_blocks: u64,
-    /// How many bytes less all packs take.
+    /// Bytes by which all packs together shrank.
     pub freed_bytes: u64,
     /// Condemned blocks that a later prune removes, because running backups may need them.
     pub waiting_blocks: u64,

@@ -72,7 +72,7 @@ pub struct PrunePlan {
 pub struct Pruned {
     /// The plan that was made under the lease and carried out.
     pub plan: PrunePlan,
-    /// How many bytes less all packs take.
+    /// Bytes by which all packs together shrank.
     pub freed_bytes: u64,
 }
 
@@ -386,7 +386,7 @@ pub fn prune(writer: &Writer<'_>, options: &PruneOptions, report: Report<'_>) ->
     plan.carry_out(writer, options.level, report)
 }
 
-/// Writes packs again one after the other, and removes their old generations. Returns how many bytes less they take.
+/// Writes packs again one after the other, and removes their old generations. Returns by how many bytes they shrank.
 fn rewrite_all(
     writer: &Writer<'_>,
     plan: &mut PrunePlan,

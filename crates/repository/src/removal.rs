@@ -2,12 +2,14 @@
 //!
 //! Whenever the process dies, the source is either complete or gone, and no other source is affected:
 //!
-//! 1. Its backups are forgotten; then packs and recipes are removed, because no backup needs them. 2. It is removed
-//! from the users of popular blocks, because none of its backups needs any. 3. The objects that record used numbers
-//! are removed, last the one that has all of them: the source is as at its birth. 4. Its object is removed. Without
-//! it, and as at its birth, the source does not exist, so none of its objects is missing. Copies of the object and
-//! labels stay a little longer, so that an interrupted removal can be found and completed. 5. All other objects are
-//! removed, and the folders last.
+//! 1. Its backups are forgotten; then packs and recipes are removed, because no backup needs them.
+//! 2. It is removed from the users of popular blocks, because none of its backups needs any.
+//! 3. The objects that record used numbers are removed, last the one that has all of them: the source is as at its
+//!    birth.
+//! 4. Its object is removed. A source that is as at its birth and has no object does not exist, so nothing of it is
+//!    missing. Copies of the object and labels stay a little longer, so that an interrupted removal can be found and
+//!    completed.
+//! 5. All other objects are removed, and the folders last.
 
 use onefold_format::backup::{ObjectName, Place, SourceId};
 
