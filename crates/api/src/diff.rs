@@ -1,4 +1,4 @@
-//! The differences between two states of a volume, page by page.
+//! Lists the differences between two states of a volume in pages.
 
 use std::ops::Range;
 
@@ -11,53 +11,53 @@ use crate::limits::DIFF_EXTENTS_MAX;
 use crate::request::{Report, Request};
 use crate::service::Service;
 
-/// Lists the differences of a snapshot or volume from an older one of the same family, or all of its data, a page
-/// at a time.
+/// Lists the differences between a snapshot or volume and an older one of the same family, or all of its
+/// data, one page at a time.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(allow_missing_positional = true)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotDiff {
-    /// The older state. Without one, all data is listed.
+    /// The older state. If it is left out, all data is listed.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     pub since: Option<String>,
     /// The newer state, whose content is listed.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     pub name: String,
-    /// Continues the page that ended here.
+    /// Where the previous page ended.
     #[arg(skip)]
     #[serde(default)]
     pub page: Option<NextPage>,
 }
 
-/// Where the next page begins. The numbers identify both states, since a name may be reused.
+/// Where the next page begins. Volume numbers identify the two states, because names can be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NextPage {
     /// First byte of the page.
     offset: u64,
-    /// Numbers of the older and of the newer state; without an older one, that of the newer twice.
+    /// Numbers of the older and the newer state; the newer number twice if there is no older state.
     numbers: [u64; 2],
 }
 
 impl NextPage {
-    /// Its first byte.
+    /// Offset of the page's first byte.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 }
 
-/// One page of the list.
+/// A page of differences.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DiffPage {
-    /// Size of the older state; absent without one.
+    /// Size of the older state; absent if none was given.
     pub since_size_bytes: Option<u64>,
     /// Size of the newer state.
     pub size_bytes: u64,
     /// Runs that may differ, in ascending order.
     pub extents: Vec<DiffExtent>,
-    /// Where the next page begins; absent on the last.
+    /// Where the next page begins; absent on the last page.
     pub next: Option<NextPage>,
 }
 
@@ -65,22 +65,22 @@ pub struct DiffPage {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DiffExtent {
-    /// Its first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Its content now.
+    /// Content of the run in the newer state.
     pub content: DiffContent,
 }
 
-/// Content of a run.
+/// Content of a run of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiffContent {
     /// Data.
     Data,
-    /// Zeros; also beyond the end of a volume that became smaller.
+    /// Zeros; also beyond the end of a volume that shrank.
     Zero,
 }
 
@@ -138,7 +138,7 @@ impl Request for SnapshotDiff {
     }
 }
 
-/// The differences from `since`, or from a state without data, from the start of the range.
+/// The differences from `since`, or all data if there is no `since`, from the start of the range.
 fn changes(
     volume: &Volume,
     since: Option<&Volume>,

@@ -1,7 +1,7 @@
 //! A failure, as users see it.
 //!
-//! Every message gives the operation, the place and a remedy. A message fits on one line of stderr:
-//! line breaks from lower layers are replaced when it is printed.
+//! Every message gives the operation, the place and a remedy. A message is printed on one line of stderr:
+//! line breaks from lower layers are replaced.
 
 use std::fmt;
 use std::io;
@@ -12,26 +12,26 @@ use serde::{Deserialize, Serialize};
 /// The result of a request.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kind of a failure: programs decide by it.
+/// The kind of a failure, on which programs base decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
-    /// The request makes no sense, whatever the state of the pool.
+    /// The request is invalid, whatever the state of the pool.
     Usage,
     /// No volume or snapshot has this name.
     NotFound,
     /// The name is taken.
     Exists,
-    /// Clients, other requests or another process are in the way.
+    /// Clients, other requests or another process use the volume or pool.
     InUse,
-    /// The pool, its host, or a quota has no room left.
+    /// The pool, its host or a quota is out of space.
     NoSpace,
     /// The pool takes no writes.
     ReadOnly,
-    /// Stored metadata is not what was written.
+    /// Stored metadata is damaged.
     Damaged,
-    /// The daemon went away before it replied: whether it carried the request out is not known.
+    /// The daemon went away before it replied; it is not known whether it carried the request out.
     Lost,
     /// Any other failure.
     Failed,
@@ -41,14 +41,14 @@ pub enum ErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Error {
-    /// Its kind.
+    /// The kind of the failure.
     pub kind: ErrorKind,
-    /// The operation, the place and a remedy; in one line, for people.
+    /// The operation, the place and a remedy, on one line, for people.
     pub message: String,
 }
 
 impl Error {
-    /// A failure of some kind.
+    /// A failure of the given kind.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Error {
         Self::new(ErrorKind::Failed, message)
     }
 
-    /// A request that makes no sense.
+    /// A failure because the request is invalid.
     #[must_use]
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Usage, message)

@@ -1,4 +1,4 @@
-//! The health of a pool: the one verdict of `/readyz`, the metrics, `pool stat` and the daemon's log.
+//! The health of a pool: one verdict for `/readyz`, the metrics, `pool stat` and the daemon's log.
 
 use onefold_jobs::JobState;
 use onefold_store::{PoolStat, SpaceLevel};
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use crate::service::Service;
 use crate::size;
 
-/// The health of a pool, in a word.
+/// The health of a pool as one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolState {
     /// The pool has no problem.
     Ok,
-    /// Guests are served, and something needs an operator.
+    /// Guests are served, but an operator has to act.
     Degraded,
     /// Guests get errors, or wait.
     NotReady,
@@ -45,7 +45,7 @@ pub enum ProblemReason {
     WaitingForSpace,
     /// Stored blocks have decayed.
     BadBlocks,
-    /// The index is damaged or gone and has to be rebuilt; nothing more is shared until then.
+    /// The index is damaged or missing and has to be rebuilt; no further blocks are shared until then.
     IndexDamaged,
     /// There is little space left.
     LowOnSpace,
@@ -115,20 +115,21 @@ pub struct Health {
 }
 
 impl Health {
-    /// The state that the problems make.
+    /// The worst state that any of the problems implies.
     #[must_use]
     pub fn state(&self) -> PoolState {
         let states = self.problems.iter().map(|it| it.reason.state());
         states.max().unwrap_or(PoolState::Ok)
     }
 
-    /// Whether the pool has a problem.
+    /// Whether the pool has a problem with this reason.
     #[must_use]
     pub fn has(&self, reason: ProblemReason) -> bool {
         self.problems.iter().any(|it| it.reason == reason)
     }
 
-    /// The messages of the problems for which guests get errors or wait; none if there are none.
+    /// The messages of the problems for which guests get errors or wait; `None` if there are no such
+    /// problems.
     #[must_use]
     pub fn not_ready(&self) -> Option<String> {
         let worst = self.problems.iter();
@@ -143,12 +144,12 @@ impl Health {
 }
 
 impl Service {
-    /// Whether the pool is well. No map is walked.
+    /// Determines the health of the pool. No map is walked.
     #[must_use]
     pub fn health(&self) -> Health {
         match self.store.stat() {
             Ok(stat) => self.health_of(&stat),
-            // A failed pool has a reason already.
+            // A failed pool has already recorded the reason.
             Err(error) => {
                 let mut health = self.health_of_guests();
                 if health.state() != PoolState::NotReady {
@@ -159,7 +160,7 @@ impl Service {
         }
     }
 
-    /// The same, of a pool whose figures are known.
+    /// Determines the health of the pool from figures that the caller already has.
     #[must_use]
     pub fn health_of(&self, stat: &PoolStat) -> Health {
         let mut health = self.health_of_guests();
@@ -169,7 +170,7 @@ impl Service {
         health
     }
 
-    /// The problems that make guests wait or get errors. Finding them does no I/O, so that a disk that hangs does not
+    /// The problems for which guests wait or get errors. Finding them does no I/O, so a hanging disk does not
     /// delay the answer.
     #[must_use]
     pub fn health_of_guests(&self) -> Health {
@@ -197,7 +198,8 @@ impl Service {
     }
 
     fn add_damage(&self, stat: &PoolStat, health: &mut Health) {
-        // Where it cannot be told, a thread has panicked, and the pool is read-only.
+        // An error here means that a thread has panicked; the pool is then read-only, which is reported
+        // elsewhere.
         let scrub = self.store.scrub_status();
         let bad = scrub.map_or(0, |status| status.bad_blocks);
         if bad > 0 {

@@ -17,7 +17,7 @@ pub struct IndexStat {}
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexStatReply {
-    /// Its back end.
+    /// The back end of the index.
     pub kind: IndexKind,
     /// Published blocks with one reference.
     pub unique_blocks: u64,
@@ -25,13 +25,13 @@ pub struct IndexStatReply {
     pub shared_blocks: u64,
     /// References to published blocks.
     pub references: u64,
-    /// Whether it must be rebuilt from the pool before blocks are shared.
+    /// Whether the index must be rebuilt from the pool before more blocks are shared.
     pub needs_rebuild: bool,
-    /// The back end that it is being converted to.
+    /// The back end that the index is being converted to.
     pub converting_to: Option<IndexKind>,
-    /// Its size on disk.
+    /// Size of the index on disk.
     pub bytes_on_disk: u64,
-    /// The most memory that it may use.
+    /// The most memory that the index may use.
     pub memory_bytes_max: u64,
 }
 

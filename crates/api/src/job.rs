@@ -12,10 +12,10 @@ use crate::service::Service;
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SelectedJobs {
-    /// The job [default: all].
+    /// The job to select [default: all].
     #[arg(value_enum)]
     pub job: Option<JobKind>,
-    /// Only the finder of this volume.
+    /// Select only the finder of this volume.
     #[arg(long, value_name = "NAME")]
     pub volume: Option<String>,
 }
@@ -38,11 +38,11 @@ impl SelectedJobs {
     }
 }
 
-/// All jobs.
+/// The list of all jobs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobListReply {
-    /// One entry for each job.
+    /// The jobs, one entry each.
     pub jobs: Vec<JobStatus>,
 }
 
@@ -67,7 +67,7 @@ impl Request for JobList {
     }
 }
 
-/// Pauses jobs until they are resumed or the daemon restarts. Returns once they rest.
+/// Pauses jobs until they are resumed or the daemon restarts. Returns once the jobs have stopped working.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobPause {

@@ -1,9 +1,9 @@
 //! Users' requests to onefold, their replies, and the service that carries them out.
 //!
-//! A request is one definition. From it come its arguments on the command line (clap), its JSON on the
-//! control socket (serde), and its part of the [OpenAPI document](openapi::json). The command line
-//! runs it itself where it has opened the pool, and sends it to the daemon otherwise; so both give the
-//! same answer and refuse the same things.
+//! Each request is defined once. Its command-line arguments (clap), its JSON on the control socket (serde)
+//! and its part of the [OpenAPI document](openapi::json) all come from that definition. The command line runs
+//! a request itself if it has opened the pool, and sends it to the daemon otherwise; both ways give the same
+//! answer and refuse the same requests.
 //!
 //! May use: the store and its jobs. Must not: open sockets, files or pools, print, or render for people;
 //! front ends do that.
@@ -15,7 +15,7 @@
 //! | `volume.rs` `unshare.rs` `snapshot.rs` `diff.rs` | requests about volumes |
 //! | `pool.rs` `scrub.rs` `index.rs` `job.rs` | requests about the pool |
 //! | `measure.rs` | figures for monitoring |
-//! | [`transfer`] | import and export, which move data beside the request |
+//! | [`transfer`] | import and export, which stream their data separately from the request |
 //! | `options.rs` `size.rs` | options of volumes; sizes as people write them |
 //! | `error.rs` | a failure, its kind and its message |
 //! | `openapi.rs` `openapi_document.rs` | the OpenAPI document, and how it is made |

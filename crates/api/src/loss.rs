@@ -1,4 +1,4 @@
-//! What a failed sync of the pool's data lost.
+//! Requests and replies about data that a failed sync of the pool lost.
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::volume::PlanReply;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DamagedVolumeReply {
-    /// Its name.
+    /// Name of the damaged volume.
     pub name: String,
     /// When the loss was found, in seconds since the Unix epoch.
     pub found_unix_seconds: u64,
@@ -29,7 +29,7 @@ pub(crate) fn damaged_volumes(service: &Service) -> Vec<DamagedVolumeReply> {
         .collect()
 }
 
-/// Accepts what a volume lost when a sync of the pool's data failed: its flushes succeed again.
+/// Accepts that a volume lost data when a sync of the pool failed; its flushes succeed again.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeAcceptLoss {

@@ -1,4 +1,4 @@
-//! Figures for monitoring: cheap to take, whatever the size of the pool.
+//! Figures for monitoring: cheap to collect, whatever the size of the pool.
 
 use onefold_jobs::{JobKind, JobState};
 use onefold_store::{MemoryStat, PoolStat, ScrubStatus};
@@ -7,16 +7,16 @@ use crate::error::Result;
 use crate::health::Health;
 use crate::service::Service;
 
-/// The figures of one moment.
+/// The pool's figures at one moment.
 #[derive(Debug, Clone)]
 pub struct Measurements {
     /// The pool, its volumes and snapshots.
     pub pool: PoolStat,
-    /// Whether the pool is well.
+    /// The health of the pool.
     pub health: Health,
-    /// Volumes that lost answered writes, and whose loss nobody has accepted.
+    /// Number of volumes that lost answered writes and whose loss has not been accepted.
     pub damaged_volumes: u64,
-    /// Present and past scrubs.
+    /// The current scrub and the results of earlier ones.
     pub scrub: ScrubStatus,
     /// When the daemon's last export of metadata ended, in seconds since the Unix epoch; 0 before the first.
     pub exported_unix_seconds: u64,
@@ -31,9 +31,9 @@ pub struct Measurements {
 /// All jobs of one kind.
 #[derive(Debug, Clone)]
 pub struct JobMeasurement {
-    /// Their kind.
+    /// The kind of these jobs.
     pub kind: JobKind,
-    /// How many are in each state.
+    /// Number of jobs in each state.
     pub states: [u64; JobState::ALL.len()],
     /// Blocks left to scan, release or read.
     pub backlog_blocks: u64,
@@ -46,9 +46,9 @@ pub struct JobMeasurement {
 /// NBD clients and their requests since the daemon started.
 #[derive(Debug, Clone, Default)]
 pub struct NbdStatistics {
-    /// One entry for each export that has had a client.
+    /// Figures by export; an export appears once it has had a client.
     pub exports: Vec<ExportStatistics>,
-    /// Requests by duration, of all exports.
+    /// Durations of requests over all exports, by operation.
     pub durations: Vec<OpDurations>,
     /// Requests that wait for space in the pool.
     pub waiting_requests: u64,
@@ -63,7 +63,8 @@ pub struct ExportStatistics {
     pub name: String,
     /// Clients that are attached now.
     pub clients: u64,
-    /// Requests that found no thread of the server free, or none of their volume's share.
+    /// Requests that had to wait for a worker: no worker of the server was free, or the volume's share of
+    /// workers was in use.
     pub waited_for_worker: u64,
     /// Requests by operation.
     pub ops: Vec<OpStatistics>,
@@ -82,25 +83,25 @@ pub struct OpStatistics {
     pub bytes: u64,
 }
 
-/// Durations of one operation's requests.
+/// Durations of the requests of one operation.
 #[derive(Debug, Clone)]
 pub struct OpDurations {
     /// The operation.
     pub op: &'static str,
-    /// Upper bounds in seconds, with the requests of each bucket; not cumulative. The last bound is
-    /// infinite.
+    /// Upper bounds in seconds, each with the number of requests in its bucket; not cumulative. The last
+    /// bound is infinite.
     pub buckets: Vec<(f64, u64)>,
     /// The sum of all durations in seconds.
     pub sum_seconds: f64,
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
 }
 
 impl Service {
-    /// Takes the figures. No map is walked and nothing is read from disk but free-space pages.
+    /// Collects the figures. No map is walked, and only free-space pages are read from disk.
     ///
     /// # Errors
-    /// Where the host cannot say how much it has allocated, or the pool failed.
+    /// If the host does not report how much it has allocated, or if the pool has failed.
     pub fn measure(&self) -> Result<Measurements> {
         let clients = self.clients.as_ref();
         let pool = self.store.stat()?;

@@ -1,29 +1,31 @@
 //! The OpenAPI document of the control socket.
 //!
-//! It is made from the requests themselves, by the contract test, and is part of the sources: the
-//! product needs no code that makes it again.
+//! The contract test generates the document from the requests, and the result is checked in, so the product
+//! contains no code that generates it.
 
 #[cfg(feature = "openapi")]
 pub use crate::openapi_document::document;
 
-/// Of a request or reply: the document can describe it. Every type is, where no document is made.
+/// Marks requests and replies that the OpenAPI document can describe. Without the feature `openapi`, every
+/// type qualifies.
 #[cfg(feature = "openapi")]
 pub use utoipa::ToSchema as Described;
 
-/// Of a request or reply: the document can describe it. Every type is, where no document is made.
+/// Marks requests and replies that the OpenAPI document can describe. Without the feature `openapi`, every
+/// type qualifies.
 #[cfg(not(feature = "openapi"))]
 pub trait Described {}
 
 #[cfg(not(feature = "openapi"))]
 impl<T> Described for T {}
 
-/// The document that was agreed upon.
+/// The checked-in document.
 const AGREED: &str = include_str!("../openapi.json");
 
-/// The place of the version in it.
+/// The document's version field, which is replaced by the version of onefold.
 const VERSION: &str = "\"version\": \"1\"";
 
-/// The document for this version of onefold.
+/// Returns the OpenAPI document for this version of onefold.
 #[must_use]
 pub fn json(version: &str) -> String {
     AGREED.replacen(VERSION, &format!("\"version\": \"{version}\""), 1)

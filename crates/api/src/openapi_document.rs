@@ -1,4 +1,4 @@
-//! Makes the OpenAPI document of the control socket from the requests themselves.
+//! Generates the OpenAPI document of the control socket from the requests.
 
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem, Paths};
@@ -17,13 +17,13 @@ use crate::transfer::{
     Export, IMPORT_PATH, MetadataExport, VolumeExport, VolumeImport, VolumeImportReply,
 };
 
-/// An answer is a line of JSON for each event.
+/// Content type of answers: one line of JSON per event.
 const LINES: &str = "application/jsonl";
 
-/// Pieces of an image: see the module of the control socket.
+/// Content type of image data, in the pieces that the control socket's module describes.
 const PIECES: &str = "application/octet-stream";
 
-/// The document for this version of onefold.
+/// Generates the OpenAPI document for this version of onefold.
 #[must_use]
 pub fn document(version: &str) -> OpenApi {
     let mut builder = Builder {
@@ -44,7 +44,7 @@ pub fn document(version: &str) -> OpenApi {
              error.",
         ));
     OpenApiBuilder::new()
-        // Answers of several lines have been part of it since this version.
+        // OpenAPI describes answers of several lines since this version.
         .openapi(OpenApiVersion::Version32)
         .info(info.build())
         .paths(builder.paths.build())
@@ -104,7 +104,7 @@ impl Builder {
         self.operation::<E>(E::PATH, body, PIECES, None);
     }
 
-    /// A POST to `path`, described as the request's type is.
+    /// Adds a POST to `path`, described like the type of its request.
     fn operation<T: PartialSchema>(
         &mut self,
         path: &str,
@@ -150,7 +150,7 @@ fn reference<T: ToSchema>() -> Ref {
     Ref::from_schema_name(T::name())
 }
 
-/// The description of a type is that of its requests.
+/// The summary of a request: the description of its type.
 fn summary(schema: &RefOr<Schema>) -> Option<String> {
     match schema {
         RefOr::T(Schema::Object(object)) => object.description.clone(),
@@ -159,7 +159,7 @@ fn summary(schema: &RefOr<Schema>) -> Option<String> {
     }
 }
 
-/// One line of an answer.
+/// The schema of one line of an answer: progress, result or error.
 fn events(reply: Ref) -> Schema {
     let number = || ObjectBuilder::new().schema_type(Type::Integer);
     let version = ObjectBuilder::new()

@@ -1,4 +1,4 @@
-//! Options of volumes, as arguments and in JSON.
+//! Options of volumes, as command-line arguments and in JSON.
 
 use clap::builder::RangedI64ValueParser;
 use clap::value_parser;
@@ -11,10 +11,10 @@ use crate::size;
 
 const COLD_PASSES: std::ops::RangeInclusive<i64> = 1..=16;
 
-/// In blocks.
+/// Allowed values of `min_run`, in blocks.
 const MIN_RUN: std::ops::RangeInclusive<i64> = 1..=256;
 
-/// A day at most.
+/// Allowed values of `interval_seconds`: up to a day.
 const INTERVAL_SECONDS: std::ops::RangeInclusive<i64> = 1..=86_400;
 
 pub(crate) fn cold_passes_parser() -> RangedI64ValueParser<u8> {
@@ -29,7 +29,7 @@ pub(crate) fn interval_parser() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(INTERVAL_SECONDS)
 }
 
-/// `on` or `off`.
+/// Parses `on` or `off`.
 pub(crate) fn parse_switch(text: &str) -> std::result::Result<bool, String> {
     match text {
         "on" => Ok(true),
@@ -55,8 +55,8 @@ pub struct NewVolumeOptions {
     #[arg(long)]
     pub verify: bool,
 
-    /// Passes of the finder for which a block must stay unchanged before it is scanned, 1 to 16. More
-    /// passes spare blocks that are rewritten often. [default: 2; 1 if inline or auto]
+    /// Passes of the finder for which a block must stay unchanged before it is scanned, 1 to 16. Higher
+    /// values skip blocks that are rewritten often. [default: 2; 1 if inline or auto]
     #[arg(long, value_parser = cold_passes_parser(), value_name = "N")]
     pub cold_passes: Option<u8>,
 
@@ -64,23 +64,23 @@ pub struct NewVolumeOptions {
     #[arg(long = "interval", value_parser = interval_parser(), value_name = "SECONDS")]
     pub interval_seconds: Option<u32>,
 
-    /// Leave duplicates private that come in runs of fewer blocks, 1 to 256: the volume is read in longer
-    /// pieces, and less is saved.
+    /// Keep duplicates private if their run is shorter than this many blocks, 1 to 256. Higher values give
+    /// longer sequential reads and save less space.
     #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS", default_value = "1")]
     pub min_run: u16,
 
-    /// Memory for fingerprints made while blocks are written, so that the finder need not read them
-    /// back: 24 bytes a block. All volumes together get a sixteenth of the pool's memory. [default: 0;
-    /// 16M if inline or auto]
+    /// Memory for fingerprints computed during writes, which saves the finder from reading the blocks back:
+    /// 24 bytes a block. All volumes together get a sixteenth of the pool's memory. [default: 0; 16M if
+    /// inline or auto]
     #[arg(long = "hash-cache", value_parser = size::parse, value_name = "SIZE")]
     pub hash_cache_bytes: Option<u64>,
 
-    /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no limit.
-    /// Writes beyond it fail with ENOSPC.
+    /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no limit. Writes
+    /// beyond the quota fail with ENOSPC.
     #[arg(long = "quota", value_parser = size::parse, value_name = "SIZE", default_value = "0")]
     pub quota_bytes: u64,
 
-    /// Pool space that no other volume gets, until this one and its snapshots own so much.
+    /// Pool space set aside for this volume and its snapshots; other volumes cannot use it.
     #[arg(
         long = "reservation",
         value_parser = size::parse,
@@ -123,7 +123,7 @@ impl NewVolumeOptions {
         self.interval_seconds.map_or(Ok(()), check_interval)
     }
 
-    /// The store's options of a volume of this size.
+    /// The store's options for a volume of this size.
     pub(crate) fn volume_options(&self, size_bytes: u64) -> VolumeOptions {
         let usual = VolumeOptions::with_mode(size_bytes, self.dedup);
         VolumeOptions {
@@ -140,7 +140,7 @@ impl NewVolumeOptions {
     }
 }
 
-/// Requests over the control socket have not passed the command line's parsers.
+/// Checks the range again, because requests from the control socket bypass the command line's parsers.
 pub(crate) fn check_cold_passes(cold_passes: u8) -> Result<()> {
     match COLD_PASSES.contains(&cold_passes.into()) {
         true => Ok(()),

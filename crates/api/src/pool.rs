@@ -15,55 +15,55 @@ use crate::size;
 use crate::snapshot::DeletionReply;
 use crate::volume::PlanReply;
 
-/// Describes the pool: blocks and bytes over everything.
+/// Shows the pool's state, space and deduplication.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolStat {}
 
-/// One volume of [`PoolStatReply`].
+/// A volume in [`PoolStatReply`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolVolume {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// Its size as guests see it.
+    /// Size of the volume as guests see it.
     pub size_bytes: u64,
-    /// Whether and when its blocks are deduplicated.
+    /// Whether and when the volume's blocks are deduplicated.
     pub dedup: DedupMode,
-    /// Its blocks are shared with volumes of this domain only.
+    /// The volume's domain; blocks are shared only within a domain.
     pub domain: String,
     #[serde(flatten)]
-    /// The data that a reader finds.
+    /// The volume's data, over all layers.
     pub data: DataReply,
     /// Blocks with data in the live layer.
     pub logical_blocks: u64,
     /// Blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
-    /// Where NBD clients find it, if a daemon serves it.
+    /// NBD URI of the volume, if a daemon serves it.
     pub nbd_uri: Option<String>,
 }
 
-/// The pool as it is now. Field names are stable.
+/// The pool's current figures. Field names are stable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolStatReply {
-    /// How well the pool is.
+    /// Health of the pool.
     pub state: PoolState,
-    /// What is wrong with the pool, the worst first.
+    /// The pool's problems, the worst first.
     pub problems: Vec<Problem>,
-    /// Its id, 32 hexadecimal digits: no other pool has it.
+    /// Id of the pool, 32 hexadecimal digits, unique to it.
     pub pool_id: String,
-    /// The version of its format, as `1.0`.
+    /// Version of the pool's format, such as `1.0`.
     pub format: String,
     /// Bytes in a block.
     pub block_size: u32,
-    /// Blocks of the pool.
+    /// Number of blocks of the pool.
     pub pool_blocks: u64,
-    /// The size that it is shrinking to.
+    /// Target size of a shrink in progress.
     pub shrinking_to_blocks: Option<u64>,
     /// Blocks with data over all layers of volumes and snapshots.
     pub logical_blocks: u64,
-    /// Blocks that hold this data.
+    /// Blocks of the pool that hold the data of volumes and snapshots.
     pub physical_blocks: u64,
     /// Blocks with one owner, not published in the index.
     pub private_blocks: u64,
@@ -81,24 +81,24 @@ pub struct PoolStatReply {
     pub available_blocks: u64,
     /// Free space of the file system that holds the pool's data; absent on a device.
     pub host_free_bytes: Option<u64>,
-    /// Free blocks that only writes over existing data get.
+    /// Free blocks kept for overwriting existing data.
     pub reserve_blocks: u64,
     /// Free blocks withheld for volumes with a reservation.
     pub reserved_unused_blocks: u64,
     /// How full the pool is.
     pub space: SpaceLevel,
-    /// How a full pool treats writes.
+    /// How writes are treated while the pool is full.
     pub when_full: WhenFull,
     /// Clients' requests that wait for space.
     pub waiting_requests: u64,
-    /// Blocks on their way to be free: references that the collector has still to release, and blocks whose
-    /// release is not durable or that a reader may still read.
+    /// Blocks that will become free: references that the collector has still to release, and blocks whose
+    /// release is not yet durable or that a reader may still read.
     pub pending_free_blocks: u64,
     /// References that the collector has still to release.
     pub pending_release_blocks: u64,
-    /// References that entries have and the index does not count yet.
+    /// Claims: references that entries hold and the index does not count yet.
     pub claimed_blocks: u64,
-    /// Most of them: what writes find beyond that is stored.
+    /// Limit on claims. A duplicate that a write finds beyond it is stored again.
     pub claimed_max_blocks: u64,
     /// Blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
@@ -110,18 +110,17 @@ pub struct PoolStatReply {
     pub index_bytes_on_disk: u64,
     /// Space that the host has allocated for data.
     pub pool_bytes_on_disk: u64,
-    /// The part of it that holds free blocks, which `pool trim` returns.
+    /// The part of `pool_bytes_on_disk` that holds free blocks; `pool trim` returns it to the host.
     pub free_bytes_on_disk: u64,
     /// Space that the host has allocated for metadata and the log.
     pub metadata_bytes_on_disk: u64,
     /// Logical blocks for each physical block; 1 for an empty pool.
     pub dedup_ratio: f64,
-    /// Logical less physical bytes.
+    /// Logical minus physical bytes.
     pub saved_bytes: u64,
-    /// Volumes that lost answered writes when a sync failed: each flush of them fails until the loss is
-    /// accepted.
+    /// Volumes that lost answered writes when a sync failed. Their flushes fail until the loss is accepted.
     pub damaged_volumes: Vec<DamagedVolumeReply>,
-    /// One entry for each volume.
+    /// The pool's volumes, one entry each.
     pub volumes: Vec<PoolVolume>,
     /// Deleted volumes and snapshots that still hold blocks.
     pub being_deleted: Vec<DeletionReply>,
@@ -135,7 +134,7 @@ impl Request for PoolStat {
         let stat = service.store.stat()?;
         let health = service.health_of(&stat);
         let saved_blocks = stat.logical_blocks.saturating_sub(stat.physical_blocks);
-        // An empty pool saves nothing and wastes nothing: the ratio of a pool without dedup.
+        // An empty pool has the ratio of a pool without deduplication.
         let dedup_ratio = match stat.physical_blocks {
             0 => 1.0,
             physical_blocks => stat.logical_blocks as f64 / physical_blocks as f64,
@@ -196,11 +195,11 @@ impl Request for PoolStat {
     }
 }
 
-/// Brings the pool to the newest format.
+/// Upgrades the pool to the newest format.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolUpgrade {
-    /// Do it; without it, the format is only returned.
+    /// Carry out the upgrade; without it, the format is only returned.
     #[arg(long)]
     #[serde(default)]
     pub yes: bool,
@@ -212,7 +211,7 @@ pub struct PoolUpgrade {
 pub struct PoolUpgradeReply {
     /// Major and minor version, as `1.0`.
     pub format: String,
-    /// The newest that this build writes.
+    /// The newest format that this build writes.
     pub newest: String,
     /// Whether anything was changed.
     pub upgraded: bool,
@@ -237,20 +236,20 @@ impl Request for PoolUpgrade {
     }
 }
 
-/// Changes the pool's settings, also while it is in use.
+/// Changes the pool's settings. The pool may be in use.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolSet {
-    /// How a full pool treats writes.
+    /// How writes are treated while the pool is full.
     #[arg(long, value_enum)]
     pub when_full: WhenFull,
 }
 
-/// The settings as they are now.
+/// The pool's current settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolSetReply {
-    /// How a full pool treats writes.
+    /// How writes are treated while the pool is full.
     pub when_full: WhenFull,
 }
 
@@ -266,7 +265,7 @@ impl Request for PoolSet {
     }
 }
 
-/// Finds and shares all present duplicates, and then releases unused blocks.
+/// Finds and shares all present duplicates, then releases unused blocks.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolDedup {
@@ -275,18 +274,18 @@ pub struct PoolDedup {
     pub volume: Option<String>,
 }
 
-/// The work of one `pool dedup`.
+/// Results of a `pool dedup`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolDedupReply {
     #[serde(flatten)]
-    /// Blocks by outcome.
+    /// Number of blocks by outcome.
     pub counts: JobCounts,
     /// Bytes in a block.
     pub block_size: u32,
-    /// Duration.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Rate of the scan.
+    /// Scan rate in bytes per second.
     pub bytes_per_second: u64,
 }
 
@@ -321,11 +320,12 @@ impl Request for PoolDedup {
     }
 }
 
-/// Changes the pool's size, also while it is in use.
+/// Changes the pool's size. The pool may be in use.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolResize {
-    /// The new size in bytes, rounded up to whole blocks; at most the size of the device, if it is on one.
+    /// The new size in bytes, rounded up to whole blocks; at most the size of the device if the pool is on
+    /// one.
     #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
     pub size_bytes: u64,
     /// Carry out a plan that makes the pool smaller; without it, the plan is only returned.
@@ -335,12 +335,12 @@ pub struct PoolResize {
 }
 
 impl PoolResize {
-    /// The cost of shrinking it, and only if that is requested.
+    /// Plans to shrink the pool, and carries the plan out if the request says so.
     fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
         let store = &service.store;
         let before = store.size_bytes()?;
         store.check_writable()?;
-        // Deleted blocks need not be moved.
+        // Deleted blocks do not have to be moved.
         store.finish_deletions(&mut service.blocks(report))?;
         let wanted = store.plan_shrink(size_bytes)?;
         let block_size = u64::from(store.block_size());
@@ -419,7 +419,7 @@ impl Request for PoolResize {
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolCheck {
-    /// Rebuild free space from the maps where they disagree. Data that cannot be accounted for is never
+    /// Rebuild free space from the maps where the two disagree. Data that cannot be accounted for is never
     /// deleted.
     #[arg(long)]
     #[serde(default)]
@@ -434,17 +434,17 @@ pub struct PoolCheckReply {
     pub findings: u64,
     /// Findings that were repaired.
     pub repaired: u64,
-    /// Blocks that nothing refers to and that are not free.
+    /// Blocks that are not free although nothing refers to them.
     pub leaked_blocks: u64,
     /// Map entries checked.
     pub mapped_blocks: u64,
     /// Metadata pages read.
     pub pages_read: u64,
-    /// The first findings.
+    /// The first findings, up to a limit.
     pub listed: Vec<ListedFinding>,
 }
 
-/// One finding of a check.
+/// A finding that a check lists.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ListedFinding {
@@ -455,7 +455,7 @@ pub struct ListedFinding {
 }
 
 impl PoolCheckReply {
-    /// The single finding of a pool that is too damaged to be opened.
+    /// The reply for a pool that is too damaged to be opened: a single finding.
     #[must_use]
     pub fn unopenable(message: String) -> Self {
         let listed = vec![ListedFinding {
@@ -507,15 +507,15 @@ impl Request for PoolCheck {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolTrim {}
 
-/// Space of the host before and after.
+/// Space that the host allocated for data, before and after a trim.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolTrimReply {
-    /// Space that the host had allocated for data before.
+    /// Space that the host had allocated for data before the trim.
     pub before_bytes_on_disk: u64,
     /// Space that the host has allocated for data now.
     pub pool_bytes_on_disk: u64,
-    /// The part of it that holds free blocks.
+    /// The part of `pool_bytes_on_disk` that holds free blocks.
     pub free_bytes_on_disk: u64,
 }
 

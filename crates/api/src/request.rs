@@ -1,4 +1,4 @@
-//! The parts of each request.
+//! The traits and types that all requests have in common.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -7,22 +7,22 @@ use crate::error::Result;
 use crate::openapi::Described;
 use crate::service::Service;
 
-/// The version of all JSON documents. A field that is removed, renamed or changes its meaning raises it;
-/// a field that is added does not.
+/// The version of all JSON documents. Removing or renaming a field, or changing its meaning, raises the
+/// version; adding a field does not.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// `report(done, all)` of a long piece of work, in bytes wherever it is about data.
+/// A progress callback, `report(done, all)`, in bytes wherever the work is about data.
 pub type Report<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
 
-/// One thing to do, and everything needed to do it.
+/// A request: an operation and all its arguments.
 pub trait Request: Serialize + DeserializeOwned + Described + Send + 'static {
-    /// Where the control socket offers it.
+    /// The path of the request on the control socket.
     const PATH: &'static str;
 
-    /// Its reply.
+    /// The type of the request's reply.
     type Reply: Serialize + DeserializeOwned + Described + Send + 'static;
 
-    /// Refuses requests that every pool would refuse.
+    /// Refuses a request that is invalid for every pool.
     ///
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage), with the fault.
@@ -30,7 +30,7 @@ pub trait Request: Serialize + DeserializeOwned + Described + Send + 'static {
         Ok(())
     }
 
-    /// Carries it out. [`Service::call`] checks it first.
+    /// Carries out the request, which [`Service::call`] has already checked.
     ///
     /// # Errors
     /// The operation, the volume or address, and a remedy.
@@ -46,7 +46,7 @@ pub struct Versioned<T> {
 }
 
 impl<T> Versioned<T> {
-    /// A document of the present version.
+    /// Wraps a document with the current schema version.
     pub fn new(document: T) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
@@ -54,7 +54,7 @@ impl<T> Versioned<T> {
         }
     }
 
-    /// The document without its version.
+    /// Returns the document without its version.
     pub fn into_document(self) -> T {
         self.document
     }

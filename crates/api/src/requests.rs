@@ -3,14 +3,14 @@
 use crate::request::Request;
 use crate::{diff, index, job, loss, pool, scrub, snapshot, unshare, volume};
 
-/// Sees each type of request once.
+/// A visitor that is called once for each type of request.
 pub trait Visitor {
-    /// Called for each.
+    /// Visits one type of request.
     fn request<R: Request>(&mut self);
 }
 
-/// Shows all requests to a visitor. Routes of the control socket and the OpenAPI document come from this
-/// list alone.
+/// Passes every type of request to a visitor. The routes of the control socket and the OpenAPI document are
+/// built from this list alone.
 pub fn visit_requests(visitor: &mut impl Visitor) {
     visitor.request::<pool::PoolStat>();
     visitor.request::<pool::PoolSet>();

@@ -13,15 +13,15 @@ use crate::request::{Report, Request};
 use crate::service::Service;
 use crate::size;
 
-/// Scrubs the pool, or a part of it: reads stored blocks and finds those that have decayed.
+/// Scrubs the pool or a part of it: reads stored blocks and finds those that have decayed.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolScrub {
-    /// Percentage of the pool to scrub, from where the last scrub ended [default: the rest of an interrupted
-    /// scrub, else all of it].
+    /// Percentage of the pool to scrub, continuing where the last scrub ended [default: the rest of an
+    /// interrupted scrub, otherwise all of it].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub percent: Option<u8>,
-    /// The most bytes to read in a second [default: no limit].
+    /// The most bytes to read per second [default: no limit].
     #[arg(long = "rate", value_name = "SIZE", value_parser = size::parse)]
     pub bytes_per_second: Option<u64>,
 }
@@ -37,25 +37,25 @@ pub struct PoolBadBlocks {}
 pub struct AffectedPlace {
     /// The volume.
     pub volume: String,
-    /// The snapshot, unless it is the live volume.
+    /// The snapshot; absent for the live volume.
     pub snapshot: Option<String>,
-    /// The block's address in it.
+    /// The block's address in the volume or snapshot.
     pub lba: u64,
 }
 
-/// One bad block.
+/// A block that is known to be bad.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BadBlock {
-    /// Its address in the pool.
+    /// Address of the block in the pool.
     pub pba: u64,
-    /// Its fault.
+    /// Why the block is bad.
     pub fault: BlockFault,
-    /// Whether it is repaired when the same content is written or imported.
+    /// Whether writing or importing the same content repairs the block.
     pub repairable: bool,
     /// Number of places where it is mapped.
     pub affected: u64,
-    /// The first of them.
+    /// The first of the places where it is mapped.
     pub places: Vec<AffectedPlace>,
 }
 
@@ -64,21 +64,21 @@ pub struct BadBlock {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum BlockFault {
-    /// The device cannot read it.
+    /// The device cannot read the block.
     Unreadable,
-    /// Its content is not what was stored.
+    /// The content differs from the stored fingerprint.
     Changed,
 }
 
-/// The progress of scrubbing, and the bad blocks that are known.
+/// The progress of scrubbing, and the known bad blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolScrubReply {
     /// Blocks of the pool.
     pub pool_blocks: u64,
-    /// Where the next scrub continues.
+    /// Block at which the next scrub continues.
     pub next_block: u64,
-    /// Blocks that the present scrub has still to read.
+    /// Blocks that the current scrub has still to read.
     pub left_blocks: u64,
     /// When the last scrub ended, in seconds since the Unix epoch.
     pub ended: Option<u64>,
@@ -174,7 +174,8 @@ impl Request for PoolScrub {
     }
 }
 
-/// Waits until the daemon's scrub has ended, or until that is known not to happen by itself.
+/// Waits until the daemon's scrub ends, or until it cannot end without help: paused, failed, or the daemon
+/// stopping.
 fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> Result<()> {
     let all = service.store.scrub_status()?.left_blocks;
     loop {

@@ -1,4 +1,4 @@
-//! An open pool with its clients and jobs, on which requests are carried out.
+//! An open pool with its clients and jobs, which carries out requests.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -14,30 +14,30 @@ use crate::measure::NbdStatistics;
 use crate::request::{Report, Request};
 use crate::size;
 
-/// Keeps a volume free of clients while something is done to it.
+/// A guard that keeps clients away from a volume while a request changes it.
 pub type Hold = Box<dyn Any + Send>;
 
-/// The clients of an open pool. Only a daemon has any.
+/// The NBD clients of an open pool. Only a daemon has any.
 pub trait Clients: Send + Sync {
-    /// The clients of a volume, as a person would name them; empty when it is free.
+    /// The clients of a volume, as a person would name them; empty if there are none.
     fn clients(&self, volume: &str) -> Vec<String>;
 
-    /// Refuses new clients of a volume until the result is dropped.
+    /// Refuses new clients of a volume until the returned guard is dropped.
     fn hold(&self, volume: &str) -> Hold;
 
-    /// Ends their connections and returns when none of their requests is under way.
+    /// Disconnects a volume's clients, and returns when all their in-flight requests have ended.
     ///
     /// # Errors
-    /// Where a client does not finish its last request in time.
+    /// If a client's last request does not end in time.
     fn disconnect(&self, volume: &str) -> Result<()>;
 
-    /// Where a client finds this volume.
+    /// The URI by which clients reach this volume.
     fn nbd_uri(&self, volume: &str) -> Option<String>;
 
-    /// How many requests wait for space in the pool.
+    /// Number of requests that wait for space in the pool.
     fn waiting_for_space(&self) -> u64;
 
-    /// Clients and their requests since the daemon started.
+    /// Statistics of clients and their requests since the daemon started.
     fn statistics(&self) -> NbdStatistics;
 }
 
@@ -45,23 +45,22 @@ pub trait Clients: Send + Sync {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DataReply {
-    /// The data that a reader finds; absent where counting it now would take long and it was not counted
-    /// before.
+    /// Bytes of data that a reader finds; absent if counting would take long and there is no earlier count.
     pub data_bytes: Option<u64>,
-    /// When it was counted, in seconds since the Unix epoch; absent if just now.
+    /// When `data_bytes` was counted, in seconds since the Unix epoch; absent if just now.
     pub data_as_of: Option<u64>,
 }
 
-/// In how many pieces the data of a volume or snapshot is in the pool.
+/// Fragmentation of a volume or snapshot in the pool.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LocalityReply {
-    /// Extents of the pool that a reader finds: blocks that are consecutive in the volume and in the pool.
-    /// Absent where counting takes long and they were not counted before.
+    /// Extents of the pool that a reader finds: runs of blocks that are consecutive in the volume and in the
+    /// pool. Absent if counting would take long and there is no earlier count.
     pub extents: Option<u64>,
-    /// Blocks of an extent on average; absent also where there is no data.
+    /// Average blocks per extent; absent also if there is no data.
     pub blocks_per_extent: Option<f64>,
-    /// When they were counted, in seconds since the Unix epoch; absent if just now.
+    /// When `extents` was counted, in seconds since the Unix epoch; absent if just now.
     pub extents_as_of: Option<u64>,
 }
 
@@ -70,15 +69,15 @@ pub struct LocalityReply {
 pub struct Service {
     /// The pool.
     pub store: Arc<Store>,
-    /// Its clients. Only a daemon has any.
+    /// The NBD clients. Only a daemon has any.
     pub clients: Option<Arc<dyn Clients>>,
     /// The background jobs. Only a daemon has any.
     pub maintenance: Option<Arc<Maintenance>>,
-    /// Whether nobody waits for the reply any more.
+    /// Whether the caller of the request has gone, if that can happen.
     pub is_abandoned: Option<Abandonment>,
 }
 
-/// Tells whether the caller of a request has gone.
+/// Returns whether the caller of a request has gone.
 pub type Abandonment = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Service {
@@ -93,7 +92,7 @@ impl Service {
         }
     }
 
-    /// The same for one caller, who may go away before the reply.
+    /// A service for one caller, who may go away before the reply.
     #[must_use]
     pub fn for_caller(&self, is_abandoned: Abandonment) -> Self {
         Self {
@@ -102,7 +101,7 @@ impl Service {
         }
     }
 
-    /// Whether long work that can go on later may end here, because nobody waits for it.
+    /// Whether the caller has gone, so that long work may stop here and be continued later.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.is_abandoned.as_ref().is_some_and(|gone| gone())
     }
@@ -110,7 +109,7 @@ impl Service {
     /// Checks a request and carries it out.
     ///
     /// # Errors
-    /// Those of the request.
+    /// The request's own errors.
     pub fn call<R: Request>(&self, request: &R, report: Report<'_>) -> Result<R::Reply> {
         request.check()?;
         request.run(self, report)
@@ -128,13 +127,13 @@ impl Service {
         maintenance.ok_or_else(|| Error::failed("there are jobs only while 'onefold serve' runs"))
     }
 
-    /// Whether long work should come to its end, because the daemon does.
+    /// Whether the daemon is stopping, so that long work should end.
     pub(crate) fn is_stopping(&self) -> bool {
         let maintenance = self.maintenance.as_ref();
         maintenance.is_some_and(|maintenance| maintenance.is_stopping())
     }
 
-    /// Releases deleted volumes and snapshots; with a daemon, its background job does that.
+    /// Releases deleted volumes and snapshots. Under a daemon, its background job does that instead.
     pub(crate) fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
         if self.maintenance.is_none() {
             self.store.finish_deletions(&mut self.blocks(report))?;
@@ -142,13 +141,13 @@ impl Service {
         Ok(())
     }
 
-    /// Reports blocks, of which each counts as its bytes.
+    /// Wraps a report in bytes as one that takes blocks.
     pub(crate) fn blocks<'a>(&self, report: Report<'a>) -> impl FnMut(u64, u64) + Send + use<'a> {
         let block_size = u64::from(self.store.block_size());
         move |done, all| report(done * block_size, all * block_size)
     }
 
-    /// As [`Service::blocks`], of work that ends early when the daemon does.
+    /// Like [`Service::blocks`], for work that ends early when the daemon stops.
     pub(crate) fn blocks_until_stopped<'a>(
         &'a self,
         report: Report<'a>,
@@ -172,11 +171,11 @@ impl Service {
         self.clients.as_ref().and_then(|a| a.nbd_uri(volume))
     }
 
-    /// The data that a reader of one of `among` volumes and snapshots finds, if that is known or
-    /// quickly counted.
+    /// The data of a volume or snapshot, if it is known or quickly counted. `among` is the number of entries
+    /// in the list, which share the budget for counting.
     pub(crate) fn data(&self, name: &str, among: usize) -> DataReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
-        // Where a map cannot be read, `pool check` says so; the others are listed all the same.
+        // `pool check` reports unreadable maps; a list shows the other volumes anyway.
         let data = self.store.data(name, segments_max).ok().flatten();
         DataReply {
             data_bytes: data.map(|data| data.blocks * u64::from(self.store.block_size())),
@@ -184,7 +183,7 @@ impl Service {
         }
     }
 
-    /// The extents of the pool that this reader finds, as [`Service::data`].
+    /// The extents of a volume or snapshot, counted with the same budget as [`Service::data`].
     pub(crate) fn locality(&self, name: &str, among: usize) -> LocalityReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
         let found = self.store.locality(name, segments_max).ok().flatten();
@@ -196,7 +195,7 @@ impl Service {
         }
     }
 
-    /// The same for a plan, however long it takes to count.
+    /// The data of a volume or snapshot in words, for a plan; counts it however long that takes.
     pub(crate) fn data_in_words(&self, name: &str) -> String {
         match self.store.data(name, u64::MAX) {
             Ok(Some(data)) => {
@@ -212,7 +211,7 @@ impl Service {
         Ok(self.store.volume_stat(name)?)
     }
 
-    /// Refuses, naming the clients, while the volume is attached and clients must not be disconnected.
+    /// Refuses the action and names the clients, if the volume is attached and `force` is not set.
     pub(crate) fn check_detachable(&self, volume: &str, force: bool, action: &str) -> Result<()> {
         let clients = self.clients(volume);
         if clients.is_empty() || force {
@@ -228,8 +227,8 @@ impl Service {
         ))
     }
 
-    /// Makes sure that the volume is not in use, now and until the result is dropped: refuses,
-    /// naming the clients, or disconnects them.
+    /// Keeps the volume free of clients until the returned guard is dropped: disconnects them, or refuses and
+    /// names them.
     pub(crate) fn detach(&self, volume: &str, force: bool, action: &str) -> Result<Option<Hold>> {
         let Some(server) = &self.clients else {
             return Ok(None);
@@ -241,11 +240,11 @@ impl Service {
     }
 }
 
-/// The longest name that a volume may have.
+/// The longest allowed name of a volume.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Names are used in file names, URIs and export lists, so only plain characters are allowed, and
-/// none that could be mistaken for an option or a snapshot (`VOL@SNAP`).
+/// Checks a volume's name. Names are used in file names, URIs and export lists, so only plain characters are
+/// allowed, and none that could be mistaken for an option or a snapshot (`VOL@SNAP`).
 ///
 /// # Errors
 /// [`Usage`](crate::ErrorKind::Usage) for other names.
@@ -253,7 +252,7 @@ pub fn check_name(name: &str) -> Result<()> {
     check_plain(name, "a volume's name")
 }
 
-/// Domains are named as volumes are.
+/// Checks a domain's name, by the same rules as a volume's name.
 pub(crate) fn check_domain(domain: &str) -> Result<()> {
     check_plain(domain, "the name of a domain")
 }
@@ -270,8 +269,8 @@ pub(crate) fn check_plain(name: &str, what: &str) -> Result<()> {
     )))
 }
 
-/// The user's size, rounded up to a whole number of blocks, and not zero: `1.3G` and `20GB` are not
-/// whole, and mean at least that much.
+/// Rounds a user's size up to whole blocks and refuses zero: `1.3G` and `20GB` are not whole and mean at
+/// least that much.
 pub(crate) fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result<u64> {
     if size_bytes == 0 {
         return Err(Error::usage(format!("a {of}'s size must not be 0")));
@@ -280,8 +279,8 @@ pub(crate) fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result
     rounded.ok_or_else(|| Error::usage(format!("{size_bytes} bytes are too many for a {of}")))
 }
 
-/// The size of a volume that a user has given: a whole number of sectors is meant as it is, anything else, such as `1.3G`,
-/// means at least that much.
+/// The size of a volume from a user's input: a multiple of a sector is used as is; other sizes, such as
+/// `1.3G`, mean at least that much.
 pub(crate) fn volume_size(size_bytes: u64, block_size: u32) -> Result<u64> {
     match size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
         true => Ok(size_bytes),

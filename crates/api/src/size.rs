@@ -5,17 +5,17 @@
 
 use onefold_store::display_bytes;
 
-/// The units.
+/// Unit letters and their powers of 1024 or 1000.
 const UNITS: [(char, u32); 6] = [('E', 6), ('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1)];
 
-/// Digits behind the point that are worth reading; more are no size that anybody means.
+/// The most digits that are read after the decimal point; a size with more is a typing error.
 const DECIMALS_MAX: usize = 9;
 
-/// For the help of commands that take sizes.
+/// Help text for commands that take sizes.
 pub const HELP: &str = "Sizes are bytes, or numbers such as 1.5 with a unit: \
      K, M, G, T or KiB, MiB, ... are powers of 1024, KB, MB, GB, TB powers of 1000.";
 
-/// Bytes that `text` stands for. A fraction of a byte counts as a byte.
+/// Parses a size into bytes. A fraction of a byte is rounded up.
 ///
 /// # Errors
 /// The fault of the text.
@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let unit = unit_bytes(unit).ok_or_else(unusable)?;
     let (whole, decimals) = match number.split_once('.') {
         None => (number, ""),
-        // Half a byte is nothing that can be meant.
+        // A fraction of a byte is meaningless.
         Some(_) if unit == 1 => return Err(unusable()),
         Some((whole, decimals)) if (1..=DECIMALS_MAX).contains(&decimals.len()) => {
             (whole, decimals)
@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     u64::try_from(bytes).map_err(|_| too_large())
 }
 
-/// The bytes of one of these, if it is a unit.
+/// The bytes of a unit such as `K`, `KiB` or `KB`; `None` if `unit` is not one.
 fn unit_bytes(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_uppercase();
     let Some(letter) = unit.chars().next().filter(|_| unit != "B") else {
@@ -64,13 +64,13 @@ fn unit_bytes(unit: &str) -> Option<u64> {
     }
 }
 
-/// `bytes` with at most one decimal and a binary unit, for people; never parsed again.
+/// Formats `bytes` with at most one decimal and a binary unit, for people; the result is never parsed.
 #[must_use]
 pub fn display(bytes: u64) -> String {
     display_bytes(bytes)
 }
 
-/// `from 1 GiB to 2 GiB`, or both in bytes where people would see no difference.
+/// Formats a change of size, such as `from 1 GiB to 2 GiB`; in bytes if both would look the same.
 #[must_use]
 pub fn change(from_bytes: u64, to_bytes: u64) -> String {
     match (display(from_bytes), display(to_bytes)) {
@@ -79,7 +79,7 @@ pub fn change(from_bytes: u64, to_bytes: u64) -> String {
     }
 }
 
-/// `1 block`, `2 blocks`.
+/// Formats a number and its noun, such as `1 block` or `2 blocks`.
 #[must_use]
 pub fn count(number: u64, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };

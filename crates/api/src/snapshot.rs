@@ -13,13 +13,13 @@ use crate::service::{DataReply, Service, check_plain};
 use crate::size;
 use crate::volume::{DELETE, PlanReply, UsageReply};
 
-/// How the names of snapshots begin that `backup create` takes: they belong to it, and no user relies on them.
+/// Prefix of the snapshots that `backup create` takes and manages; users do not rely on them.
 pub const BACKUP_SNAPSHOT: &str = "onefold-backup-";
 
-/// What a rollback does to a volume that must not be attached, in words.
+/// The verb for refusals while a volume to be rolled back is attached.
 const ROLL_BACK: &str = "roll back";
 
-/// `VOLUME@SNAPSHOT`. In JSON it is a string of this form.
+/// A snapshot's name, `VOLUME@SNAPSHOT`. In JSON it is a string of this form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName {
@@ -28,7 +28,7 @@ pub struct SnapshotName {
 }
 
 impl SnapshotName {
-    /// The name of the snapshot, without that of its volume.
+    /// The part of the name after the `@`.
     #[must_use]
     pub fn snapshot(&self) -> &str {
         &self.snapshot
@@ -84,28 +84,28 @@ impl FromStr for SnapshotName {
     }
 }
 
-/// Creates snapshots of one or several volumes, all at one moment.
+/// Creates snapshots of one or several volumes, all at the same moment.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotCreate {
-    /// The snapshots to create, each of another volume.
+    /// The snapshots to create, at most one per volume.
     #[arg(value_name = "VOLUME@SNAPSHOT", required = true)]
     pub names: Vec<SnapshotName>,
 }
 
-/// Lists snapshots, of one volume or of all.
+/// Lists the snapshots of one volume, or of all.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotList {
-    /// Only the snapshots of this volume.
+    /// List only the snapshots of this volume.
     pub volume: Option<String>,
 }
 
-/// Snapshots, and deletions of snapshots that are still under way.
+/// Snapshots, and snapshots that are still being deleted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotListReply {
-    /// One entry for each snapshot.
+    /// The snapshots, one entry each.
     pub snapshots: Vec<SnapshotReply>,
     /// Deleted snapshots that still hold blocks.
     pub being_deleted: Vec<DeletionReply>,
@@ -115,13 +115,13 @@ pub struct SnapshotListReply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeletionReply {
-    /// Its former name.
+    /// Name before the deletion.
     pub name: String,
-    /// Blocks that it holds.
+    /// Blocks that the deleted volume or snapshot still holds.
     pub own_blocks: u64,
-    /// The same in bytes.
+    /// Bytes that the deleted volume or snapshot still holds.
     pub own_bytes: u64,
-    /// Volumes and snapshots that need its blocks. It is kept while there are several.
+    /// Volumes and snapshots that need the blocks. The deletion waits while there are several.
     pub needed_by: Vec<String>,
     /// Why the deletion cannot continue for now.
     pub failure: Option<String>,
@@ -139,33 +139,33 @@ impl DeletionReply {
     }
 }
 
-/// A snapshot as it is now.
+/// A snapshot's current figures.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotReply {
-    /// Its name, `VOLUME@SNAPSHOT`.
+    /// Name of the snapshot, `VOLUME@SNAPSHOT`.
     pub name: String,
-    /// Its number: no other volume or snapshot of the pool has or had it.
+    /// Number of the snapshot, never reused for another volume or snapshot of the pool.
     pub number: u64,
-    /// The number of its volume.
+    /// Number of the snapshot's volume.
     pub volume_number: u64,
-    /// Its size as readers see it.
+    /// Size of the snapshot as readers see it.
     pub size_bytes: u64,
     /// When it was created, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
     #[serde(flatten)]
-    /// The data that a reader finds.
+    /// The snapshot's data, over all layers.
     pub data: DataReply,
-    /// Blocks of its own layer.
+    /// Blocks with data in the snapshot's own layer.
     pub own_blocks: u64,
-    /// The same in bytes.
+    /// Bytes of data in the snapshot's own layer.
     pub own_bytes: u64,
     #[serde(flatten)]
     /// Results of the last accounting.
     pub usage: UsageReply,
-    /// Where NBD clients find it, if a daemon serves it.
+    /// NBD URI of the snapshot, if a daemon serves it.
     pub nbd_uri: Option<String>,
-    /// Its clients.
+    /// Clients attached to the snapshot.
     pub clients: Vec<String>,
 }
 
@@ -236,11 +236,11 @@ impl Request for SnapshotList {
     }
 }
 
-/// Deletes a snapshot and releases the blocks that only it holds.
+/// Deletes a snapshot and releases the blocks that no other snapshot or volume holds.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotDelete {
-    /// The snapshot.
+    /// The snapshot to delete.
     #[arg(value_name = "VOLUME@SNAPSHOT")]
     pub name: SnapshotName,
     /// Carry out the plan; without it, the plan is only returned.
@@ -276,11 +276,11 @@ impl Request for SnapshotDelete {
     }
 }
 
-/// Rolls a volume back to one of its snapshots; data written since is discarded.
+/// Rolls a volume back to one of its snapshots. Data written since then is discarded.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotRollback {
-    /// The snapshot.
+    /// The snapshot to roll back to.
     #[arg(value_name = "VOLUME@SNAPSHOT")]
     pub name: SnapshotName,
     /// Carry out the plan; without it, the plan is only returned.
@@ -332,7 +332,8 @@ impl Request for SnapshotRollback {
     }
 }
 
-/// The bytes of a volume that are different in a snapshot of it: with data in the volume, and without.
+/// Counts the bytes in which a volume differs from one of its snapshots: with data in the volume, and
+/// without.
 fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]> {
     let [volume, snapshot] = [
         service.store.volume(volume)?,
@@ -347,7 +348,7 @@ fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]
         for extent in volume.changes(&snapshot, range, DIFF_EXTENTS_MAX, Blocking::Yes)? {
             match extent.change {
                 Change::Data => written += extent.len,
-                // Where the volume has grown there was nothing.
+                // Beyond the snapshot's end there is nothing to bring back.
                 Change::Zero if at < snapshot.size_bytes() => trimmed += extent.len,
                 Change::Zero | Change::Same => {}
             }

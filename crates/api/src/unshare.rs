@@ -1,4 +1,4 @@
-//! Requests that give a volume blocks of its own again.
+//! Requests that replace a volume's shared blocks by private copies.
 
 use std::ops::ControlFlow;
 
@@ -15,25 +15,25 @@ use crate::service::Service;
 use crate::size;
 use crate::volume::PlanReply;
 
-/// Where neither the command nor the volume says how long a run should be. On images of virtual machines it
-/// gives up 3 % of what was saved, and leaves 40 % of the runs.
+/// The shortest run that defrag leaves shared, if neither the command nor the volume sets one. On images of
+/// virtual machines this default gives up 3 % of the savings and leaves 40 % of the runs.
 const MIN_RUN_DEFAULT: u16 = 4;
 
-/// A run of one block is never too short.
+/// Allowed values of `--min-run`, in blocks. A run of one block is never too short.
 const MIN_RUN: std::ops::RangeInclusive<i64> = 2..=256;
 
 fn min_run_parser() -> RangedI64ValueParser<u16> {
     value_parser!(u16).range(MIN_RUN)
 }
 
-/// Copies the blocks that a volume shares in short runs, so that it is read in longer ones.
+/// Copies the blocks that a volume shares in short runs, so that it is read in longer runs.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeDefrag {
     /// The volume's name, or VOLUME@SNAPSHOT.
     pub name: String,
-    /// Copy shared blocks in runs of fewer blocks, 2 to 256; if left out, those of the volume's own
-    /// setting, or of 4.
+    /// Copy shared blocks whose run is shorter than this many blocks, 2 to 256 [default: the volume's own
+    /// setting, or 4 if it has none].
     #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS")]
     pub min_run: Option<u16>,
     /// Carry out the plan; without it, the plan is only returned.
@@ -54,26 +54,27 @@ pub struct VolumeUnshare {
     pub yes: bool,
 }
 
-/// What giving a volume blocks of its own costs and brings.
+/// Cost and benefit of copying a volume's shared blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnshareReply {
     #[serde(flatten)]
-    /// The plan.
+    /// The plan, and whether it was carried out.
     pub plan: PlanReply,
-    /// Blocks to be copied, or that were.
+    /// Blocks that were copied, or would be.
     pub copied_blocks: u64,
     /// The space that the copies take.
     pub copied_bytes: u64,
-    /// Free space that the volume may take.
+    /// Free space that the volume may use.
     pub available_bytes: u64,
-    /// Extents of the pool that a reader of the volume finds.
+    /// Extents in which the volume lies in the pool before the copy.
     pub extents_before: u64,
-    /// The same afterwards; in a plan if neighbours find room beside each other.
+    /// Extents in which the volume lies in the pool after the copy. A plan assumes that neighbouring blocks
+    /// are placed together.
     pub extents_after: u64,
-    /// The pool's.
+    /// The pool's dedup ratio before the copy.
     pub dedup_ratio_before: f64,
-    /// The pool's afterwards; in a plan if everything that is copied is still shared by others.
+    /// The pool's dedup ratio after the copy. A plan assumes that all copied blocks stay shared by others.
     pub dedup_ratio_after: f64,
 }
 
@@ -114,7 +115,7 @@ impl Request for VolumeUnshare {
     }
 }
 
-/// One of the two.
+/// A request to copy shared blocks: in short runs if `min_run` is set, else all.
 struct Wanted<'a> {
     name: &'a str,
     min_run: Option<u16>,
@@ -246,7 +247,7 @@ impl Wanted<'_> {
     }
 }
 
-/// An empty pool saves nothing and wastes nothing: the ratio of a pool without dedup.
+/// The dedup ratio. An empty pool has the ratio of a pool without deduplication.
 fn ratio(logical_blocks: u64, physical_blocks: u64) -> f64 {
     match physical_blocks {
         0 => 1.0,

@@ -22,28 +22,29 @@ use crate::snapshot::BACKUP_SNAPSHOT;
 pub struct VolumeCreate {
     /// The new volume's name.
     pub name: String,
-    /// Its size in bytes, for example 20G. A multiple of 512 is kept; anything else is rounded up to whole blocks.
+    /// Size of the volume in bytes, for example 20G. A multiple of 512 is used as is; other sizes are rounded
+    /// up to whole blocks.
     #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
     pub size_bytes: u64,
     #[command(flatten)]
     #[serde(flatten)]
-    /// How it takes part in deduplication, and its share of the pool.
+    /// How the volume takes part in deduplication, and its share of the pool.
     pub options: NewVolumeOptions,
 }
 
-/// A volume as it is now.
+/// A volume's current settings and figures.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeReply {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// Its number: no other volume or snapshot of the pool has or had it.
+    /// Number of the volume, never reused for another volume or snapshot of the pool.
     pub number: u64,
-    /// Its size as guests see it.
+    /// Size of the volume as guests see it.
     pub size_bytes: u64,
-    /// Whether and when its blocks are deduplicated.
+    /// Whether and when the volume's blocks are deduplicated.
     pub dedup: DedupMode,
-    /// Its blocks are shared with volumes of this domain only.
+    /// The volume's domain; blocks are shared only within a domain.
     pub domain: String,
     /// Whether blocks are compared byte by byte before they are shared.
     pub verify: bool,
@@ -51,7 +52,7 @@ pub struct VolumeReply {
     pub cold_passes: u8,
     /// Seconds between two passes of the finder.
     pub interval_seconds: u32,
-    /// Duplicates in runs of fewer blocks stay private.
+    /// Duplicates in runs of fewer blocks than this stay private.
     pub min_run: u16,
     /// Memory for fingerprints made while blocks are written; 0 for none.
     pub hash_cache_bytes: u64,
@@ -61,77 +62,77 @@ pub struct VolumeReply {
     pub mapped_bytes: u64,
     /// Pool space reserved for the volume and its snapshots.
     pub reservation_bytes: u64,
-    /// The part of the reservation that is not used yet and is withheld from other volumes.
+    /// The unused part of the reservation, which is withheld from other volumes.
     pub reserved_unused_bytes: u64,
     #[serde(flatten)]
-    /// The data that a reader finds.
+    /// The volume's data, over all layers.
     pub data: DataReply,
     #[serde(flatten)]
-    /// The extents of the pool that it is in.
+    /// The volume's layout in the pool.
     pub locality: LocalityReply,
     /// Data written since the last snapshot.
     pub new_bytes: u64,
     /// Blocks with data in the live layer.
     pub logical_blocks: u64,
-    /// The same in bytes.
+    /// Bytes of data in the live layer.
     pub logical_bytes: u64,
-    /// Blocks of the live layer that only it refers to.
+    /// Blocks of the live layer that have no other reference.
     pub private_blocks: u64,
     /// Blocks of the live layer that are published in the index and may have other references.
     pub shared_blocks: u64,
     /// Private blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
-    /// Their size in bytes.
+    /// Size in bytes of the private blocks that the finder has not scanned yet.
     pub pending_dedup_bytes: u64,
-    /// What writes found in line since the pool was opened.
+    /// Results of in-line deduplication since the pool was opened.
     pub inline: InlineReply,
     #[serde(flatten)]
     /// Results of the last accounting.
     pub usage: UsageReply,
-    /// Where NBD clients find it, if a daemon serves it.
+    /// NBD URI of the volume, if a daemon serves it.
     pub nbd_uri: Option<String>,
-    /// Its clients.
+    /// Clients attached to the volume.
     pub clients: Vec<String>,
 }
 
-/// What the writes to a volume found in line since the pool was opened, in blocks.
+/// Results of a volume's in-line deduplication since the pool was opened, in blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct InlineReply {
-    /// Whether writes are looked up now.
+    /// Whether writes are looked up in the index now.
     pub on: bool,
-    /// Blocks that were looked at; the sum of the next five.
+    /// Blocks that writes checked for duplicates: the sum of the next five fields.
     pub scanned_blocks: u64,
-    /// Blocks of zeros, which are not stored in any case.
+    /// Blocks of zeros, which are never stored.
     pub zero_blocks: u64,
-    /// Blocks whose fingerprint was found a short time before.
+    /// Blocks whose fingerprint an earlier write had found shortly before.
     pub recently_seen_blocks: u64,
-    /// Blocks that the index knew to be absent from its signatures in memory.
+    /// Blocks that the index's signatures in memory proved absent.
     pub absent_by_signature_blocks: u64,
-    /// Blocks that were not among the index's rows.
+    /// Blocks that a lookup did not find in the index.
     pub absent_blocks: u64,
-    /// Blocks that were among the index's rows.
+    /// Blocks that a lookup found in the index.
     pub found_blocks: u64,
-    /// Blocks that were not written because a published block has their content.
+    /// Blocks that were not written because a published block has the same content.
     pub hit_blocks: u64,
-    /// Blocks that were looked up and written.
+    /// Blocks that were looked up and then written.
     pub miss_blocks: u64,
-    /// The same as the hits, in bytes: data that was not written.
+    /// Bytes that were not written because of hits.
     pub not_written_bytes: u64,
-    /// Blocks that were found and written all the same, by reason.
+    /// Blocks that were found in the index but written anyway, by reason.
     pub refused: RefusedReply,
-    /// When mode `auto` switched last.
+    /// The last switch by mode `auto`.
     pub last_switch: Option<AutoSwitchReply>,
-    /// Mode `auto` finds enough duplicates to go in-line, and does not while guests' requests take
-    /// longer than the latency budget and no processor is idle.
+    /// Set while mode `auto` finds enough duplicates to switch to in-line but does not, because guests'
+    /// requests exceed the latency budget and no processor is idle.
     pub held_back: Option<AutoHeldBackReply>,
 }
 
-/// Blocks that were found in line and written all the same.
+/// Blocks that were found in the index in line but written anyway, by reason.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RefusedReply {
-    /// The lookup was out of date: published blocks were freed since, or the index was being rebuilt.
+    /// The lookup was out of date: published blocks had been freed since, or the index was being rebuilt.
     pub outdated_blocks: u64,
     /// The collector was releasing references to the block.
     pub releasing_blocks: u64,
@@ -139,22 +140,22 @@ pub struct RefusedReply {
     pub unsettled_blocks: u64,
     /// The block is known to be bad.
     pub bad_blocks: u64,
-    /// There were as many claims as there can be.
+    /// The limit on claims was reached.
     pub claims_full_blocks: u64,
-    /// The collector waited until all claims were counted.
+    /// The collector was waiting for all claims to be counted.
     pub held_blocks: u64,
     /// The pool was shrinking.
     pub shrinking_blocks: u64,
-    /// The volume's reservation could not have been backed.
+    /// The hit would have left too little space for the volume's reservation.
     pub reserved_blocks: u64,
-    /// Their bytes differed, or the block could not be read (`--verify`).
+    /// The bytes differed, or the published block could not be read (`--verify`).
     pub different_blocks: u64,
     /// The run was shorter than `--min-run`.
     pub short_run_blocks: u64,
 }
 
 impl RefusedReply {
-    /// Each reason in the words of metrics and documents, with its blocks.
+    /// Each reason, named as in metrics and documents, with its number of blocks.
     #[must_use]
     pub fn by_reason(&self) -> [(&'static str, u64); 10] {
         [
@@ -171,7 +172,7 @@ impl RefusedReply {
         ]
     }
 
-    /// Over all reasons.
+    /// The sum over all reasons.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.by_reason().iter().map(|(_, blocks)| blocks).sum()
@@ -182,21 +183,21 @@ impl RefusedReply {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AutoSwitchReply {
-    /// To in-line, or away from it.
+    /// Whether the switch was to in-line, rather than away from it.
     pub to_inline: bool,
-    /// The share of hits among the blocks looked up, in percent, that was the reason.
+    /// The share of hits among the blocks looked up that caused the switch, in percent.
     pub hit_percent: u64,
-    /// Seconds since then.
+    /// Seconds since the switch.
     pub seconds_ago: u64,
 }
 
-/// A switch to in-line that mode `auto` does not make.
+/// A switch to in-line that mode `auto` postpones.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AutoHeldBackReply {
-    /// The share of hits among the blocks looked up, in percent, that would be the reason.
+    /// The share of hits among the blocks looked up that would justify the switch, in percent.
     pub hit_percent: u64,
-    /// Seconds since it would have switched.
+    /// Seconds since the switch was first justified.
     pub since_seconds: u64,
 }
 
@@ -239,25 +240,24 @@ impl InlineReply {
     }
 }
 
-/// Exclusive and shared data of a volume or snapshot, as the last accounting found it; absent before the
-/// first.
+/// Exclusive and shared data of a volume or snapshot, as of the last accounting; absent before the first.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageReply {
-    /// Data that nothing else refers to.
+    /// Data that only this volume or snapshot refers to.
     pub exclusive_bytes: Option<u64>,
-    /// Data that others refer to as well.
+    /// Data that other volumes or snapshots refer to as well.
     pub shared_bytes: Option<u64>,
-    /// Space that deleting it would free.
+    /// Space that deleting this volume or snapshot would free.
     pub freed_if_deleted_bytes: Option<u64>,
     /// Space that deleting the volume with all its snapshots would free at least; absent for a snapshot.
     pub freed_with_snapshots_bytes: Option<u64>,
-    /// Time of that accounting, in seconds since the Unix epoch.
+    /// Time of the last accounting, in seconds since the Unix epoch.
     pub usage_as_of: Option<u64>,
 }
 
 impl UsageReply {
-    /// That of a volume or snapshot with this name.
+    /// The usage of the volume or snapshot `name`.
     pub(crate) fn of(name: &str, usage: Option<Usage>, block_size: u64) -> Self {
         let with_snapshots = |usage: Usage| usage.freed_with_snapshots_blocks * block_size;
         usage.map_or_else(Self::default, |usage| Self {
@@ -275,7 +275,7 @@ impl VolumeReply {
         Self::among(service, stat, 1)
     }
 
-    /// One of so many in a list.
+    /// A reply for a list of `volumes` volumes, which together share the budget for counting data.
     fn among(service: &Service, stat: onefold_store::VolumeStat, volumes: usize) -> Self {
         let block_size = u64::from(service.store.block_size());
         Self {
@@ -327,11 +327,11 @@ impl Request for VolumeCreate {
     }
 }
 
-/// Creates a volume with the content of another volume or a snapshot, without copying it.
+/// Creates a volume with the content of another volume or of a snapshot, without copying it.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeClone {
-    /// The source: a volume as it is now, or a snapshot.
+    /// The source: a volume in its current state, or a snapshot.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     pub source: String,
     /// The new volume's name.
@@ -361,7 +361,7 @@ pub struct VolumeList {}
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeListReply {
-    /// One entry for each volume.
+    /// The volumes, one entry each.
     pub volumes: Vec<VolumeReply>,
 }
 
@@ -381,13 +381,13 @@ impl Request for VolumeList {
     }
 }
 
-/// Describes one volume.
+/// Shows one volume.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeStat {
     /// The volume's name, or VOLUME@SNAPSHOT.
     pub name: String,
-    /// Walk all maps first, so that exclusive and shared data are exact.
+    /// Walk all maps first, so that the figures for exclusive and shared data are exact.
     #[arg(long)]
     #[serde(default)]
     pub exact: bool,
@@ -416,14 +416,14 @@ impl Request for VolumeStat {
     }
 }
 
-/// Changes a volume's settings, also while it is in use.
+/// Changes a volume's settings. The volume may be in use.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct VolumeSet {
     /// The volume's name.
     pub name: String,
-    /// Whether and when blocks are deduplicated. Blocks that are shared already stay shared.
+    /// Whether and when blocks are deduplicated. Blocks that are already shared stay shared.
     #[arg(long, value_enum, group = "change")]
     pub dedup: Option<DedupMode>,
     /// Whether blocks are compared byte by byte before they are shared.
@@ -435,16 +435,16 @@ pub struct VolumeSet {
     /// Seconds between two passes of the finder, 1 to 86400.
     #[arg(long = "interval", value_parser = interval_parser(), value_name = "SECONDS", group = "change")]
     pub interval_seconds: Option<u32>,
-    /// Leave duplicates private that come in runs of fewer blocks, 1 to 256.
+    /// Keep duplicates private if their run is shorter than this many blocks, 1 to 256.
     #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS", group = "change")]
     pub min_run: Option<u16>,
-    /// Memory for fingerprints made while blocks are written; 0 for none.
+    /// Memory for fingerprints computed during writes; 0 for none.
     #[arg(long = "hash-cache", value_parser = size::parse, value_name = "SIZE", group = "change")]
     pub hash_cache_bytes: Option<u64>,
     /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no limit.
     #[arg(long = "quota", value_parser = size::parse, value_name = "SIZE", group = "change")]
     pub quota_bytes: Option<u64>,
-    /// Pool space that no other volume gets; 0 for none.
+    /// Pool space set aside for this volume; other volumes cannot use it. 0 for none.
     #[arg(long = "reservation", value_parser = size::parse, value_name = "SIZE", group = "change")]
     pub reservation_bytes: Option<u64>,
 }
@@ -481,9 +481,9 @@ impl Request for VolumeSet {
 pub struct VolumeRename {
     /// The volume's name.
     pub name: String,
-    /// Its new name.
+    /// The new name of the volume.
     pub new_name: String,
-    /// Disconnect clients that have it attached.
+    /// Disconnect clients that have the volume attached.
     #[arg(long)]
     #[serde(default)]
     pub force: bool,
@@ -515,20 +515,20 @@ impl Request for VolumeRename {
 pub struct VolumeResize {
     /// The volume's name.
     pub name: String,
-    /// Its new size in bytes. A multiple of 512 is kept; anything else is rounded up to whole blocks.
+    /// New size in bytes. A multiple of 512 is used as is; other sizes are rounded up to whole blocks.
     #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
     pub size_bytes: u64,
     /// Carry out a plan that discards data beyond the new end; without it, the plan is only returned.
     #[arg(long)]
     #[serde(default)]
     pub yes: bool,
-    /// Disconnect clients that have it attached, if it shrinks.
+    /// Disconnect clients that have the volume attached, if it shrinks.
     #[arg(long)]
     #[serde(default)]
     pub force: bool,
 }
 
-/// What a request does to a volume that must not be attached, in words.
+/// The verb for refusals while a volume to be resized is attached.
 const SHRINK: &str = "shrink";
 pub(crate) const DELETE: &str = "delete";
 
@@ -536,16 +536,16 @@ pub(crate) const DELETE: &str = "delete";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PlanReply {
-    /// One sentence for each consequence.
+    /// The consequences of the request, one sentence each.
     pub plan: Vec<String>,
-    /// Whether it was carried out.
+    /// Whether the plan was carried out.
     pub done: bool,
-    /// Clients that block it, or were disconnected.
+    /// Clients that block the plan, or that were disconnected.
     pub clients: Vec<String>,
 }
 
 impl PlanReply {
-    /// A plan that is not carried out yet, and disconnects the clients of these volumes and snapshots.
+    /// A plan that has not been carried out and would disconnect the clients of these volumes and snapshots.
     pub(crate) fn planned(service: &Service, names: &[String], mut plan: Vec<String>) -> Self {
         let clients = names.iter().flat_map(|name| service.clients(name));
         let clients: Vec<String> = clients.collect();
@@ -568,7 +568,7 @@ impl PlanReply {
         }
     }
 
-    /// Of something that no client can stand in the way of.
+    /// A plan of a request that no client can block.
     pub(crate) fn without_clients(plan: Vec<String>, done: bool) -> Self {
         Self {
             plan,
@@ -633,11 +633,12 @@ pub struct VolumeDelete {
     #[arg(long)]
     #[serde(default)]
     pub yes: bool,
-    /// Disconnect clients that have it attached.
+    /// Disconnect clients that have the volume attached.
     #[arg(long)]
     #[serde(default)]
     pub force: bool,
-    /// Delete its snapshots as well, which is refused otherwise. Those that 'backup create' took go in any case.
+    /// Delete the volume's snapshots, too; otherwise a volume with snapshots is not deleted. Snapshots that
+    /// 'backup create' took are always deleted with it.
     #[arg(long)]
     #[serde(default)]
     pub snapshots: bool,
@@ -663,7 +664,7 @@ impl Request for VolumeDelete {
                 false => format!("delete volume '{name}' of {size} with {data}"),
             });
         }
-        // The volume is named first, although it is deleted last.
+        // Show the volume first, although it is deleted last.
         plan.rotate_right(1);
         let names: Vec<String> = deleted.iter().map(|volume| volume.name()).collect();
         if !self.yes {

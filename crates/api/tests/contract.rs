@@ -1,4 +1,4 @@
-//! The OpenAPI document is the contract with programs: it changes only on purpose.
+//! The OpenAPI document is the contract with programs and changes only deliberately.
 
 #![allow(clippy::unwrap_used, reason = "how tests fail")]
 

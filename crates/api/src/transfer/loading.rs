@@ -1,9 +1,9 @@
-//! Finding the duplicates of an image while it is loaded.
+//! Finds the duplicates of an image while it is loaded.
 //!
-//! Two threads: one writes arriving pieces, the other publishes written ones, a batch for every
-//! [`IMPORT_BATCH_BLOCKS`] written. The writer waits when it is too far ahead, so an image of
-//! duplicates never takes much more room in the pool than its new blocks. An image that cannot be
-//! published is still loaded, and left to the finder.
+//! One thread writes arriving pieces; another publishes written blocks, one batch per [`IMPORT_BATCH_BLOCKS`]
+//! written. The writer waits when it is too far ahead, so an image of duplicates never takes much more room
+//! in the pool than its new blocks. An image that cannot be published is still loaded, and left to the
+//! finder.
 
 use crate::error::Result;
 use crate::limits::{IMPORT_BATCH_BLOCKS, IMPORT_BATCHES_AHEAD_MAX};
@@ -11,19 +11,19 @@ use onefold_store::{BatchReport, Import, Store};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// The published part of an image.
+/// Results of publishing an image.
 #[derive(Debug, Default)]
 pub(super) struct Published {
     pub(super) unique_blocks: u64,
     pub(super) duplicate_blocks: u64,
-    /// The index had no room for some.
+    /// Whether the index had no room for some blocks.
     is_index_full: bool,
-    /// Why it stopped before the end, if it did.
+    /// Why publishing stopped before the end, if it did.
     stopped_by: Option<String>,
 }
 
 impl Published {
-    /// Why not everything was published, if so.
+    /// The reason if not everything was published.
     pub(super) fn failure(&self) -> Option<String> {
         let full = "the index has no room for all of them";
         let stopped_by = self.stopped_by.clone();
@@ -37,8 +37,8 @@ impl Published {
     }
 }
 
-/// Calls `load`, which reports its writes to the [`Loading`], and publishes them meanwhile. Returns
-/// when both are done; if loading has failed, after the batch in progress.
+/// Calls `load`, which reports its writes to the [`Loading`], and publishes them concurrently. Returns when
+/// both are done; if loading fails, after the batch in progress.
 pub(super) fn load_and_publish<T>(
     store: &Store,
     import: &Import,
@@ -87,8 +87,8 @@ fn publish(
             Stage::Loaded => break,
         }
     }
-    // This ends the pass that began while loading; blocks that it may have missed take another one.
-    // But if the index is full, that would only find the same blocks again.
+    // This ends the pass that began during loading; blocks that it may have missed take another pass. If the
+    // index is full, that pass would only find the same blocks again.
     publish_to_end(import, published)?;
     if !published.is_index_full {
         publish_to_end(import, published)?;
@@ -106,7 +106,7 @@ fn publish_to_end(import: &Import, published: &mut Published) -> Result<()> {
     }
 }
 
-/// How far the two sides are; each waits here for the other.
+/// Progress of the writer and the publisher; each waits here for the other.
 pub(super) struct Loading {
     batch_bytes: u64,
     progress: Mutex<Progress>,
@@ -116,18 +116,18 @@ pub(super) struct Loading {
 struct Progress {
     stage: Stage,
     written_bytes: u64,
-    /// Batches that the publisher has begun.
+    /// Number of batches that the publisher has begun.
     batches_begun: u64,
     has_publisher: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// There is more to come.
+    /// More data will be written.
     Loading,
-    /// All is written.
+    /// All data is written.
     Loaded,
-    /// The volume is not going to be.
+    /// Loading has failed.
     Abandoned,
 }
 
@@ -145,7 +145,7 @@ impl Loading {
         }
     }
 
-    /// So many more bytes are written. Waits where publishing is too far behind.
+    /// Records that `bytes` more were written. Waits while publishing is too far behind.
     pub(super) fn add_written(&self, bytes: u64) {
         let mut progress = self.progress();
         progress.written_bytes += bytes;
@@ -170,13 +170,13 @@ impl Loading {
         progress.stage
     }
 
-    /// A panic elsewhere leaves the numbers right, as each change is complete in itself.
+    /// Locks the progress. A panic elsewhere leaves it consistent, because each change is complete in itself.
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Lets the publisher know how the loading ended, even by a panic.
+/// Guard that notifies the publisher how loading ended, even by a panic.
 struct LoadingEnd<'a> {
     loading: &'a Loading,
     stage: Stage,
@@ -189,7 +189,7 @@ impl Drop for LoadingEnd<'_> {
     }
 }
 
-/// Tells the writer that publishing has ended, even after a panic.
+/// Guard that notifies the writer that publishing has ended, even by a panic.
 struct PublisherGone<'a>(&'a Loading);
 
 impl Drop for PublisherGone<'_> {
@@ -233,7 +233,7 @@ mod tests {
                 }
             });
             for begun in 0..batches {
-                // The one that waits inside `add_written` is counted, too.
+                // Count the writer that waits inside `add_written`, too.
                 let ahead = written.load(Ordering::SeqCst).saturating_sub(begun);
                 assert!(ahead <= IMPORT_BATCHES_AHEAD_MAX + 1, "{ahead}");
                 assert_eq!(loading.wait_for_batch(), Stage::Loading);

@@ -1,4 +1,4 @@
-//! All metadata of a pool, copied out.
+//! Exports all metadata of a pool.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::error::Result;
 use crate::limits::TRANSFER_CHUNK_BYTES;
 use crate::service::Service;
 
-/// Copies out all metadata of one moment.
+/// Exports all metadata as of one moment.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MetadataExport {}
 
-/// Exported metadata.
+/// Results of an export of metadata.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MetadataExportReply {
-    /// The file.
+    /// Name of the file.
     pub file: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
@@ -31,7 +31,7 @@ impl Export for MetadataExport {
 
     fn open(&self, service: &Service) -> Result<OpenExport> {
         let store = Arc::clone(&service.store);
-        // Changes by checkpoints until it begins affect only the progress bar.
+        // Checkpoints before the export begins can change this size, which affects only the progress bar.
         let bytes = store.export_bytes();
         Ok(OpenExport::new(bytes, move |pieces| {
             let mut file = PieceWriter::new(pieces);
@@ -44,7 +44,7 @@ impl Export for MetadataExport {
     }
 }
 
-/// Cuts a file into pieces. Each write fails once they are no longer taken.
+/// A writer that cuts a file into pieces. Writing fails once the receiver is gone.
 struct PieceWriter<'a> {
     pieces: &'a PieceSender,
     pool: ChunkPool,

@@ -1,7 +1,7 @@
-//! Whole images into and out of the pool.
+//! Imports and exports whole images.
 //!
-//! The data comes and goes as [`Piece`]s, so it makes no difference here whether a file or the
-//! control socket is at the other end.
+//! The data moves as [`Piece`]s, so this code does not depend on whether a file or the control socket is at
+//! the other end.
 
 mod loading;
 mod metadata;
@@ -24,7 +24,7 @@ use loading::{Loading, Published, load_and_publish};
 pub use metadata::{MetadataExport, MetadataExportReply};
 pub use piece::{Chunk, ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
 
-/// Where the control socket takes images.
+/// The path of imports on the control socket.
 pub const IMPORT_PATH: &str = "/v1/volume/import";
 
 /// Creates a volume from an image, which follows as a stream of pieces.
@@ -33,7 +33,7 @@ pub const IMPORT_PATH: &str = "/v1/volume/import";
 pub struct VolumeImport {
     /// The new volume's name.
     pub name: String,
-    /// The image's size.
+    /// Size of the image in bytes.
     pub image_bytes: u64,
     #[serde(flatten)]
     /// How the volume takes part in deduplication, and its share of the pool.
@@ -44,30 +44,30 @@ pub struct VolumeImport {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeImportReply {
-    /// Its name.
+    /// Name of the new volume.
     pub name: String,
-    /// The image's size.
+    /// Size of the image in bytes.
     pub image_bytes: u64,
-    /// Its size, in whole blocks.
+    /// Size of the volume: the size of the image, rounded up to whole sectors.
     pub size_bytes: u64,
     /// Bytes of the image that were read; the rest were holes.
     pub read_bytes: u64,
-    /// Blocks with data.
+    /// Blocks with data in the volume.
     pub logical_blocks: u64,
-    /// Of these, blocks whose content the pool did not have.
+    /// Blocks whose content the pool did not have.
     pub unique_blocks: u64,
-    /// Of these, blocks whose content the pool, or an earlier part of the image, had already.
+    /// Blocks whose content was already in the pool or in an earlier part of the image.
     pub duplicate_blocks: u64,
     /// Data of the volume, in bytes.
     pub logical_bytes: u64,
-    /// Of this, data that the pool, or an earlier part of the image, had already, in bytes.
+    /// Bytes of data that were already in the pool or in an earlier part of the image.
     pub duplicate_bytes: u64,
     /// Why some blocks were not scanned for duplicates, although the volume's dedup is on.
     pub sharing_failure: Option<String>,
 }
 
 impl VolumeImport {
-    /// Refuses requests that every pool would refuse.
+    /// Refuses a request that is invalid for every pool.
     ///
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage), with the fault.
@@ -76,10 +76,11 @@ impl VolumeImport {
         self.options.check()
     }
 
-    /// Takes the pieces until the image is complete; after anything else the volume is gone again.
+    /// Writes the pieces to a new volume until the image is complete. If anything fails, the volume is
+    /// deleted again.
     ///
     /// # Errors
-    /// The failure; nothing of the volume is left then.
+    /// The failure; the volume does not exist then.
     pub fn run(&self, service: &Service, mut pieces: PieceReceiver) -> Result<VolumeImportReply> {
         self.check()?;
         if self.image_bytes == 0 {
@@ -91,7 +92,7 @@ impl VolumeImport {
             .image_bytes
             .checked_next_multiple_of(SECTOR_BYTES)
             .ok_or_else(|| Error::usage("the image is larger than any volume can be"))?;
-        // Dropped on any of the ways out below, this deletes the volume again.
+        // Dropping this on an early return deletes the volume again.
         let options = self.options.volume_options(size_bytes);
         let import = service.store.begin_import(&self.name, &options)?;
         let store = &service.store;
@@ -123,7 +124,7 @@ impl VolumeImport {
         })
     }
 
-    /// Returns how many bytes came.
+    /// Writes all pieces and returns the number of bytes received.
     fn write_all(
         &self,
         pieces: &mut PieceReceiver,
@@ -162,7 +163,7 @@ impl VolumeImport {
     }
 }
 
-/// Copies a volume out.
+/// Exports a volume's content.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeExport {
@@ -170,37 +171,37 @@ pub struct VolumeExport {
     pub name: String,
 }
 
-/// An exported volume.
+/// Results of an export.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeExportReply {
-    /// Its name.
+    /// Name of the exported volume or snapshot.
     pub name: String,
-    /// Its size.
+    /// Size of the volume or snapshot in bytes.
     pub size_bytes: u64,
-    /// Bytes written; the rest are holes.
+    /// Bytes of data written; the rest of the image is holes.
     pub written_bytes: u64,
 }
 
-/// How many extents to ask the volume for at a time; any number gives the same image.
+/// Extents that an export requests from the volume per call. The number does not affect the image.
 const EXTENTS_PER_CALL: usize = 1024;
 
 /// Something that can be copied out of a pool.
 pub trait Export: Serialize + DeserializeOwned + Described + Send + 'static {
-    /// Where the control socket gives it.
+    /// The path of the export on the control socket.
     const PATH: &'static str;
 
-    /// Makes sure that it is there.
+    /// Opens the source of the export.
     ///
     /// # Errors
-    /// Where it is not, or cannot be read.
+    /// If it does not exist or cannot be read.
     fn open(&self, service: &Service) -> Result<OpenExport>;
 }
 
-/// Sends the data in ascending order, then its size.
+/// Sends all data in ascending order, then its size.
 type SendAll = Box<dyn FnOnce(&PieceSender) -> Result<()> + Send>;
 
-/// The export's source.
+/// The source of an export.
 pub struct OpenExport {
     size_bytes: u64,
     send_all: SendAll,
@@ -217,13 +218,13 @@ impl OpenExport {
         }
     }
 
-    /// The size of the copy, as far as it is known.
+    /// The size of the copy, as far as it is known in advance.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Sends it. An error goes the same way; a receiver that went away only ends the work.
+    /// Sends the data. An error is sent to the receiver too; if the receiver has gone, the export just ends.
     pub fn run(self, pieces: &PieceSender) {
         if let Err(error) = (self.send_all)(pieces) {
             let _ = pieces.blocking_send(Err(error));
@@ -249,7 +250,7 @@ impl Export for VolumeExport {
     }
 }
 
-/// A volume that is being copied out.
+/// A volume that is being exported.
 struct VolumeSource {
     volume: Arc<Volume>,
     name: String,

@@ -1,35 +1,35 @@
-//! The pieces in which images move between a file, a socket and the store.
+//! Pieces in which images move between a file, a socket and the store.
 //!
-//! Buffers are aligned to a page, so that the store may hand them to a device as they are, and
-//! used again, because mapping fresh memory for each would cost as much as copying it.
+//! Buffers are page-aligned, so that the store can pass them to a device directly, and they are reused,
+//! because mapping fresh memory for each piece would cost as much as copying it.
 
 use crate::error::Result;
 use crate::limits::{TRANSFER_CHUNK_BYTES, TRANSFER_CHUNKS_MAX};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 
-/// Where buffers start in memory.
+/// Alignment of buffers in memory.
 const BUFFER_ALIGNMENT: usize = 4096;
 
-/// A step of a transfer.
+/// A message in the stream of a transfer.
 #[derive(Debug)]
 pub enum Piece {
     /// Bytes of the image. Ranges without a piece read as zeros.
     Data(Chunk),
-    /// The image is complete and has this size. A transfer that stops without it was interrupted.
+    /// The image is complete and has this size. A transfer that ends without this message was interrupted.
     End {
         /// Size of the image in bytes.
         image_bytes: u64,
     },
 }
 
-/// The end of a transfer that produces the pieces; it waits while the other end is behind.
+/// The sending end of a transfer. Sending waits while the receiver is behind.
 pub type PieceSender = mpsc::Sender<Result<Piece>>;
 
-/// The end of a transfer that uses the pieces up.
+/// The receiving end of a transfer.
 pub type PieceReceiver = mpsc::Receiver<Result<Piece>>;
 
-/// Both ends of a new transfer.
+/// Creates both ends of a transfer.
 pub fn transfer() -> (PieceSender, PieceReceiver) {
     mpsc::channel(TRANSFER_CHUNKS_MAX)
 }
@@ -37,7 +37,7 @@ pub fn transfer() -> (PieceSender, PieceReceiver) {
 /// Part of an image: at most [`TRANSFER_CHUNK_BYTES`] at some offset.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Its first byte in the image.
+    /// Offset of the chunk's first byte in the image.
     pub offset: u64,
     memory: Vec<u8>,
     start: usize,
@@ -46,7 +46,7 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Sets the length; added bytes are remains of an earlier use, to be overwritten.
+    /// Sets the length. Bytes added keep the content of an earlier use and must be overwritten.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= TRANSFER_CHUNK_BYTES, "a chunk of {len} bytes");
         self.len = len;
@@ -88,7 +88,7 @@ impl Drop for Chunk {
     }
 }
 
-/// Buffers of one transfer. The transfer's channel bounds how many there are.
+/// Reusable buffers of one transfer. The transfer's channel bounds their number.
 #[derive(Debug, Default)]
 pub struct ChunkPool {
     free: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -104,7 +104,7 @@ impl ChunkPool {
             .pop();
         let memory =
             used_before.unwrap_or_else(|| vec![0; TRANSFER_CHUNK_BYTES + BUFFER_ALIGNMENT]);
-        // A vector's bytes never move while it is not resized, so neither does the aligned start.
+        // A vector that is not resized does not move its bytes, so the aligned start stays valid.
         let address = memory.as_ptr().addr();
         let start = address.next_multiple_of(BUFFER_ALIGNMENT) - address;
         Chunk {
