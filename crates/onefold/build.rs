@@ -1,13 +1,13 @@
-//! Tells the program which commit it is made from.
+//! Passes the commit that the program is built from to the compiler.
 //!
-//! Only in release builds: debug builds would have to be made again at every commit. `ONEFOLD_COMMIT` in the environment
-//! replaces the commit, for builds from an archive.
+//! Release builds only: a debug build would otherwise be rebuilt at every commit. `ONEFOLD_COMMIT` in the
+//! environment replaces the commit, for builds from an archive.
 
 use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// Hexadecimal digits of a commit.
+/// `git rev-parse` option: hexadecimal digits of a commit.
 const DIGITS: &str = "--short=12";
 
 fn main() {
@@ -24,15 +24,15 @@ fn main() {
     println!("cargo::rustc-env=ONEFOLD_COMMIT={commit}");
 }
 
-/// The present commit, and whether the sources are others; nothing without Git.
+/// The current commit, and whether the sources differ from it; `None` without Git.
 fn commit() -> Option<String> {
-    // An archive that lies in another repository has no commit of that one.
+    // An archive unpacked inside another repository must not report that repository's commit.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     let commit = git(&["rev-parse", DIGITS, "HEAD"])?;
     let crates = git(&["rev-parse", "--show-toplevel"])? + "/crates";
     for name in ["HEAD", "packed-refs", "logs/HEAD"] {
         let path = git(&["rev-parse", "--path-format=absolute", "--git-path", name])?;
-        // Cargo takes a file that is not there for one that has changed.
+        // Cargo treats a missing file as one that has changed.
         if Path::new(&path).exists() {
             println!("cargo::rerun-if-changed={path}");
         }

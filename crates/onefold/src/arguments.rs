@@ -1,4 +1,4 @@
-//! From the command line to a [`Cli`], or to a one-line error with a pointer to the help.
+//! Parses the command line into a [`Cli`], or prints a one-line error that points to the help.
 
 use crate::commands::Cli;
 use crate::output::{Format, Output};
@@ -12,10 +12,10 @@ use std::time::Duration;
 /// Wider lines are hard to read, however wide the terminal is.
 const HELP_WIDTH_MAX: usize = 100;
 
-/// What arguments for sizes are called in help.
+/// Name of size arguments in the help.
 const SIZE: &str = "SIZE";
 
-/// The command line, or the exit code after the user has been told.
+/// Returns the command line; on an error, prints it and returns the exit code.
 pub(crate) fn parse() -> Result<Cli, ExitCode> {
     let mut command = with_help_on_sizes(Cli::command().max_term_width(HELP_WIDTH_MAX));
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -24,7 +24,7 @@ pub(crate) fn parse() -> Result<Cli, ExitCode> {
     cli.map_err(|error| refuse(&error, &command, &arguments))
 }
 
-/// Says what a size is wherever one can be given.
+/// Adds an explanation of sizes to the help of every command that takes one.
 fn with_help_on_sizes(command: Command) -> Command {
     let command = command.mut_subcommands(with_help_on_sizes);
     let takes_size = command.get_arguments().any(|argument| {
@@ -37,11 +37,11 @@ fn with_help_on_sizes(command: Command) -> Command {
     }
 }
 
-/// Prints help where that was asked for, and otherwise what is wrong in one line.
+/// Prints help if it was requested, otherwise a one-line error.
 fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> ExitCode {
     let asked = !error.use_stderr();
     if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // As with every other message, a failure to print it cannot be reported.
+        // A failure to print cannot be reported, as with every other message.
         let _ = error.print();
         return ExitCode::from(u8::from(error.use_stderr()) * 2);
     }
@@ -65,7 +65,7 @@ fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Exi
     ExitCode::from(2)
 }
 
-/// The format that the user asked for, although the arguments as a whole make no sense.
+/// The output format that the user requested, even if the arguments as a whole are invalid.
 fn wanted_format(arguments: &[OsString]) -> Format {
     let pairs = arguments.windows(2);
     let is_json = arguments.iter().any(|it| it == "--format=json")
@@ -76,7 +76,7 @@ fn wanted_format(arguments: &[OsString]) -> Format {
     }
 }
 
-/// The subcommands that the user had come to: `["volume", "create"]`.
+/// The subcommands up to the error, such as `["volume", "create"]`.
 fn reached(command: &Command, arguments: &[OsString]) -> Vec<String> {
     let mut command = command;
     let mut names = Vec::new();
@@ -88,7 +88,7 @@ fn reached(command: &Command, arguments: &[OsString]) -> Vec<String> {
             .iter()
             .find(|it| it.get_long() == option && option.is_some());
         if option.is_some_and(|option| option.get_action().takes_values()) {
-            // The next word is its value, whatever it looks like.
+            // The next word is the option's value, whatever it looks like.
             arguments.next();
         } else if let Some(subcommand) = command.find_subcommand(argument) {
             names.push(subcommand.get_name().to_owned());
@@ -98,7 +98,7 @@ fn reached(command: &Command, arguments: &[OsString]) -> Vec<String> {
     names
 }
 
-/// What the user may have meant.
+/// Suggests a correction of the arguments.
 fn hint(error: &clap::Error, command: &Command, reached: &[String]) -> Option<String> {
     let suggested = [
         ContextKind::SuggestedSubcommand,
@@ -112,7 +112,7 @@ fn hint(error: &clap::Error, command: &Command, reached: &[String]) -> Option<St
         };
         return Some(format!("did you mean '{words}'?"));
     }
-    // A verb without its noun: the nouns that have it.
+    // A verb without its noun: suggest the nouns that have this verb.
     let ContextValue::String(verb) = error.get(ContextKind::InvalidSubcommand)? else {
         return None;
     };
@@ -125,7 +125,7 @@ fn hint(error: &clap::Error, command: &Command, reached: &[String]) -> Option<St
     (!places.is_empty()).then(|| format!("did you mean {}?", places.join(" or ")))
 }
 
-/// For clap: a time such as `2ms`, above 0.
+/// Value parser for clap: a duration such as `2ms`, greater than 0.
 pub(crate) fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
     let unusable = || format!("'{text}' is not a time; write for example 500us, 2ms or 1s");
     match humantime::parse_duration(text) {

@@ -1,8 +1,8 @@
-//! How many files and sockets the daemon may have open.
+//! The daemon's limit on open files and sockets.
 //!
-//! The limit is divided when the daemon starts, so that clients cannot take descriptors that
-//! commands and the pool need. If the system still has none left, a spare one lets the next command
-//! be heard.
+//! The limit is divided when the daemon starts, so that clients cannot use up the descriptors that commands
+//! and the pool need. If the system still runs out, a spare descriptor is released to accept the next
+//! command.
 
 use crate::limits::{DESCRIPTORS_RESERVED, NBD_CONNECTIONS_MAX, NBD_CONNECTIONS_MIN};
 use onefold_api::{Error, Result};
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// Raises the limit as far as is needed and allowed, and returns how many NBD clients there may be
+/// Raises the limit as far as is needed and allowed, and returns the number of NBD clients that may connect
 /// at a time.
 pub(crate) fn divide() -> Result<usize> {
     let wanted = (DESCRIPTORS_RESERVED + NBD_CONNECTIONS_MAX) as u64;
@@ -56,7 +56,7 @@ pub(crate) fn are_lacking(error: &io::Error) -> bool {
     errno.is_some_and(|it| it == rustix::io::Errno::MFILE || it == rustix::io::Errno::NFILE)
 }
 
-/// A descriptor that is kept for when there is no other.
+/// A descriptor held in reserve for when the system has no other.
 pub(crate) struct Spare(Option<File>);
 
 impl Spare {
@@ -66,14 +66,14 @@ impl Spare {
         spare
     }
 
-    /// Takes one, if there is one to be had.
+    /// Opens the spare descriptor again, if the system has one.
     pub(crate) fn refill(&mut self) {
         if self.0.is_none() {
             self.0 = File::open(Path::new("/")).ok();
         }
     }
 
-    /// Gives it back to the system; returns whether there was one.
+    /// Releases the spare descriptor; returns whether there was one.
     pub(crate) fn give_up(&mut self) -> bool {
         self.0.take().is_some()
     }

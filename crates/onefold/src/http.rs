@@ -1,4 +1,4 @@
-//! One HTTP connection, on the control socket or for monitoring.
+//! Serves one HTTP connection, on the control socket or for monitoring.
 
 use crate::limits::CONTROL_REQUEST_TIME_MAX;
 use axum::Router;
@@ -6,7 +6,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Answers the one request of a connection. A client that is slow to send its header is cut off.
+/// Answers one request on a connection. A client that sends its header too slowly is disconnected.
 pub(crate) async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     routes: Router,

@@ -1,9 +1,9 @@
 //! onefold: volumes for virtual machines, every block stored once.
 //!
-//! The command line, and the daemon behind `onefold serve`. Reading order: [`commands`] parses
-//! requests of `onefold-api`; a [`session`] opens the pool and carries them out, or sends them to
-//! the [`daemon`] over its [`control`] socket; [`rendering`] prints the replies for people.
-//! [`image`] is the other side of import and export.
+//! This crate contains the command line and the daemon behind `onefold serve`. Reading order: [`commands`]
+//! parses requests of `onefold-api`; a [`session`] opens the pool and carries them out, or sends them to the
+//! [`daemon`] over its [`control`] socket; [`rendering`] prints the replies for people. [`image`] reads and
+//! writes the images of import and export.
 //!
 //! May use every crate of the product. Must not decide what a request does: `onefold-api` does.
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Failures of `pool check` and `pool scrub` that have a code of their own are not errors.
+/// Damage found by `pool check` and `pool scrub` has an exit code of its own and is not an error.
 fn exit_code(error: &Error) -> ExitCode {
     match error.kind {
         ErrorKind::Usage => ExitCode::from(2),

@@ -1,4 +1,4 @@
-//! Where words go: one document on stdout, everything else on stderr.
+//! Writes one document to stdout and everything else to stderr.
 
 use onefold_api::{Error, Result, Versioned};
 use serde::Serialize;
@@ -6,22 +6,22 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How a command prints its result.
+/// The format of a command's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people; may change between releases.
+    /// Text for people, which may change between releases.
     Text,
-    /// One JSON document on stdout.
+    /// A JSON document on stdout.
     Json,
 }
 
-/// A result that people can read as well as programs.
+/// A result that can be printed for people and for programs.
 pub(crate) trait Render: Serialize {
-    /// Writes it for people, ending in a line break unless it is empty.
+    /// Writes the result for people, ending in a line break unless it is empty.
     fn text(&self, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// Whether stdout has a document, or a part of one: there is at most one.
+/// Whether all or part of a document has been written to stdout: there is at most one.
 static PRINTED: AtomicBool = AtomicBool::new(false);
 
 /// The two output streams of one command.
@@ -51,8 +51,8 @@ impl Output {
             .map_err(|e| Error::io("cannot write to stdout", &e))
     }
 
-    /// Says why the command failed: on stderr, and as JSON on stdout where that is wanted and has no
-    /// document yet, such as a plan that was not carried out.
+    /// Reports a failure: on stderr, and as JSON on stdout if that was requested and no document, such as a
+    /// plan that was not carried out, has been printed yet.
     pub(crate) fn failure(&self, error: &Error) {
         say(format_args!("error: {error}"));
         if self.format == Format::Json && !PRINTED.load(Relaxed) {
@@ -65,31 +65,32 @@ impl Output {
         }
     }
 
-    /// Says something that is worth knowing but not the result; silent with `--quiet`.
+    /// Prints a remark that is not part of the result; silent with `--quiet`.
     pub(crate) fn note(&self, message: impl std::fmt::Display) {
         if !self.quiet {
             say(message);
         }
     }
 
-    /// Says something that the user must not miss, `--quiet` or not.
+    /// Prints a warning that the user must not miss, even with `--quiet`.
     pub(crate) fn warn(&self, message: impl std::fmt::Display) {
         say(format_args!("warning: {message}"));
     }
 
-    /// Whether moving progress bars make sense.
+    /// Whether to show moving progress bars.
     pub(crate) fn shows_progress(&self) -> bool {
         !self.quiet && io::stderr().is_terminal()
     }
 }
 
-/// One line on stderr. A closed stderr is no reason to stop working, so failures are ignored.
+/// Prints one line on stderr. Failures are ignored: a closed stderr is no reason to stop working.
 pub(crate) fn say(message: impl std::fmt::Display) {
     let message = one_line(&message.to_string());
     let _ = writeln!(io::stderr().lock(), "onefold: {message}");
 }
 
-/// A text from outside, such as the name of a file, in one line without control characters: a terminal would obey them.
+/// Puts a text from outside, such as a file name, on one line without control characters, which a terminal
+/// would obey.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
@@ -101,12 +102,12 @@ pub(crate) fn one_line(text: &str) -> String {
     line
 }
 
-/// Text without control characters but for line breaks. Names in it come from file systems, repositories and pools that
-/// others may have written.
+/// A writer that removes control characters other than line breaks, because names come from file systems,
+/// repositories and pools that others may have written.
 struct Plain<'a>(&'a mut dyn Write);
 
 impl Write for Plain<'_> {
-    /// Takes whole texts, as formatting gives them: a character is never divided.
+    /// Receives whole texts, as formatting produces them, so characters are never split.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let is_harmless = |byte: &u8| (b' '..0x7f).contains(byte) || *byte == b'\n';
         if bytes.iter().all(is_harmless) {

@@ -1,4 +1,4 @@
-//! The content of a block device, which a command names before it overwrites it.
+//! Identifies the content of a block device, which a command names before it overwrites the device.
 
 use onefold_api::{Error, size};
 use onefold_workload::{MARKS_BYTES, known_content};
@@ -6,14 +6,14 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// A device that a command overwrites with `--yes`, and refuses without.
+/// A device that a command overwrites only with `--yes`.
 pub(crate) struct Overwritten<'a> {
     device: &'a Path,
     content: String,
 }
 
 impl<'a> Overwritten<'a> {
-    /// Reads the beginning of the device.
+    /// Reads the beginning of the device and identifies its content.
     pub(crate) fn new(device: &'a Path) -> Self {
         let content = match beginning(device) {
             Ok(bytes) => content(&bytes),
@@ -22,12 +22,12 @@ impl<'a> Overwritten<'a> {
         Self { device, content }
     }
 
-    /// What the device holds, in words.
+    /// The content of the device, in words.
     pub(crate) fn content(&self) -> &str {
         &self.content
     }
 
-    /// The refusal of a command without `--yes` that would overwrite so many bytes.
+    /// The error of a command without `--yes` that would overwrite `bytes` of the device.
     pub(crate) fn refusal(&self, bytes: u64) -> Error {
         Error::usage(format!(
             "this overwrites {} of the device {:?}, which holds {}; nothing was changed, --yes goes on",

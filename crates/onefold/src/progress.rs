@@ -1,9 +1,8 @@
-//! A bar on a terminal for work that takes a while; anywhere else nothing but a line if it seems to wait for
-//! a pool's jobs.
+//! A progress bar on a terminal for long work. Elsewhere nothing is printed, except a line if the work seems
+//! to wait for a pool's jobs.
 //!
-//! The bar never goes back. Work that counts again from zero does so for its next step, which gets
-//! a bar of its own. At the end of a step, while the rest cannot be counted, there is a spinner
-//! instead of a full bar.
+//! The bar never moves back. When work starts counting from zero again, that is its next step, with a bar of
+//! its own. At the end of a step, while the rest cannot be counted, a spinner replaces the full bar.
 
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,19 +11,20 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Units are bytes, and the rate is in MB/s, as for disks and networks.
+/// Template of a bar whose units are bytes; the rate is in MB/s, as for disks and networks.
 const BYTES: &str =
     "{msg} [{wide_bar}] {bytes} of {total_bytes}, {decimal_bytes_per_sec}, {eta} left";
 
-/// Units mean nothing to the user.
+/// Template of a bar whose units mean nothing to the user.
 const STEPS: &str = "{msg} [{wide_bar}] {percent} %, {eta} left";
 
 const FINISHING: &str = "{msg}: finishing {spinner} {elapsed}";
 
-/// How long work of a pool may show no progress before a line says so. Most has some sooner.
+/// Time without progress after which a line reports that work on a pool may be waiting. Most work makes
+/// progress sooner.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// How often the spinner turns.
+/// The interval at which the spinner turns.
 const TURN: Duration = Duration::from_millis(250);
 
 /// The progress of a long piece of work.
@@ -33,11 +33,11 @@ pub(crate) struct Progress {
     what: String,
     template: &'static str,
     shown: Mutex<Shown>,
-    /// Of work that may wait, until something is done.
+    /// Set while work that may have to wait for a pool's jobs has made no progress.
     silence: Mutex<Option<Silence>>,
 }
 
-/// Nothing is done yet. A thread says so after [`PATIENCE`], unless this is dropped before.
+/// A timer: after [`PATIENCE`] a thread reports that nothing is done yet, unless this is dropped before.
 struct Silence {
     _broken: Sender<()>,
 }
@@ -45,7 +45,7 @@ struct Silence {
 impl Silence {
     fn begin(patience: Duration, say: impl FnOnce() + Send + 'static) -> Self {
         let (broken, breaks) = channel();
-        // A line that is missing is no reason not to work.
+        // The work continues even if the thread cannot be started.
         let _ = thread::Builder::new().spawn(move || {
             if breaks.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                 say();
@@ -55,16 +55,16 @@ impl Silence {
     }
 }
 
-/// The bar's text.
+/// The state that the bar shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Shown {
     done: u64,
     all: u64,
-    /// Steps that have ended.
+    /// Steps that have been completed.
     steps: u32,
 }
 
-/// The bar's next state when more is done.
+/// How the bar changes when more is done.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     Stay,
@@ -74,12 +74,12 @@ enum Turn {
 }
 
 impl Progress {
-    /// A bar that counts bytes, with rate and remaining time.
+    /// Creates a bar that counts bytes, with rate and remaining time.
     pub(crate) fn bytes(output: &Output, what: &str) -> Self {
         Self::new(output, what, BYTES)
     }
 
-    /// A bar that counts steps of equal size.
+    /// Creates a bar that counts steps of equal size.
     pub(crate) fn steps(output: &Output, what: &str) -> Self {
         Self::new(output, what, STEPS)
     }
@@ -103,7 +103,8 @@ impl Progress {
         progress
     }
 
-    /// Of work that may have to wait for a pool's jobs: a line says so if nothing is done after a moment.
+    /// Marks work that may have to wait for a pool's jobs: if nothing is done after [`PATIENCE`], a line says
+    /// so.
     pub(crate) fn of_pool(self, output: &Output) -> Self {
         let (output, what) = (*output, self.what.clone());
         let silence = Silence::begin(PATIENCE, move || {
@@ -117,13 +118,13 @@ impl Progress {
     }
 
     fn set_style(&self, template: &str) {
-        // The templates are constants of this file; should one be wrong, a plain bar will do.
+        // The templates are constants of this file; if one is wrong, a plain bar is good enough.
         if let Ok(style) = ProgressStyle::with_template(template) {
             self.bar.set_style(style.progress_chars("=> "));
         }
     }
 
-    /// `done` of `all` units are finished.
+    /// Reports that `done` of `all` units are finished.
     pub(crate) fn set(&self, done: u64, all: u64) {
         if done > 0 {
             let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,7 +161,7 @@ impl Shown {
         );
         let turn = match () {
             () if done < self.done && has_ended => Turn::NextStep,
-            // The whole turned out larger: the bar waits until that is made up for.
+            // The total turned out larger: the bar waits until the true share exceeds the one shown.
             () if all == 0 || has_ended || (self.all > 0 && new_share <= share) => Turn::Stay,
             () if done >= all => Turn::Finish,
             () => Turn::Advance,
@@ -195,7 +196,7 @@ mod tests {
             (1, 10, Turn::Stay),
             (5, 10, Turn::Advance),
             (4, 10, Turn::Stay),
-            // Half of it, and then less than half of twice as much.
+            // Half of it, and then less than half of twice the total.
             (6, 20, Turn::Stay),
             (11, 20, Turn::Advance),
             (20, 20, Turn::Finish),

@@ -1,8 +1,8 @@
-//! How a command reaches the pool: by opening it, or through the daemon that has it open.
+//! Connects a command to the pool: opens the pool, or reaches the daemon that has it open.
 //!
-//! The pool's lock decides. Only when it is free does the command open the pool itself; otherwise
-//! the daemon's socket must answer. So a daemon that dies in the middle makes the command fail: by
-//! then the reply may be lost, and repeating the request is not for us to decide.
+//! The pool's lock decides. Only if the lock is free does the command open the pool itself; otherwise the
+//! daemon's socket must answer. If the daemon dies during a request, the command fails: the reply may be
+//! lost, and repeating the request is the user's decision.
 
 use crate::control::client::ControlClient;
 use crate::control::socket_path;
@@ -22,7 +22,7 @@ pub(crate) enum Session {
     /// The pool is open in this process.
     Direct {
         service: Service,
-        /// Held for as long as the store is open.
+        /// Held while the store is open.
         _lock: PoolLock,
     },
     /// A daemon has the pool open.
@@ -30,8 +30,8 @@ pub(crate) enum Session {
 }
 
 impl Session {
-    /// Opens the pool, passes it to `work`, and closes it in any case. With `repair` a free-space
-    /// map that cannot be opened is counted again.
+    /// Opens the pool, passes it to `work`, and always closes it. With `repair`, a free-space map that cannot
+    /// be opened is rebuilt.
     pub(crate) fn with<T>(
         pool: &PoolPlace,
         output: &Output,
@@ -41,11 +41,11 @@ impl Session {
         let session = Self::open(pool, output, repair)?;
         let worked = work(&session);
         let closed = session.close();
-        // The work's error matters more than that the pool did not close after it.
+        // The error of the work takes precedence over an error on closing the pool.
         worked.and_then(|result| closed.map(|()| result))
     }
 
-    /// Access through the daemon, which must be running.
+    /// Connects to the daemon, which must be running.
     pub(crate) fn of_daemon(pool: &PoolPlace, output: &Output) -> Result<Self> {
         match pool::claim(pool)? {
             Claim::Ours(_) => Err(Error::failed(format!(
@@ -100,8 +100,8 @@ impl Session {
             return Ok(());
         };
         match service.store.close() {
-            // A pool that takes no writes, such as one of a newer version, has nothing to write at
-            // its end either; and callers that tried to write got the error.
+            // A pool that takes no writes, such as one of a newer version, has nothing to write when it is
+            // closed either; callers that tried to write received the error.
             Err(error) if error.kind() == StoreErrorKind::ReadOnly => Ok(()),
             closed => Ok(closed?),
         }
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Makes a volume from an image.
+    /// Creates a volume from an image.
     pub(crate) fn import(
         &self,
         import: &VolumeImport,
@@ -127,7 +127,7 @@ impl Session {
         }
     }
 
-    /// Starts to copy something out: its size, and its pieces as they come.
+    /// Starts an export; returns its size and a receiver of its pieces.
     pub(crate) fn export<E: Export>(&self, export: &E) -> Result<(u64, PieceReceiver)> {
         match self {
             Self::Direct { service, .. } => {
@@ -142,7 +142,7 @@ impl Session {
     }
 }
 
-/// A summary of the recovery, in one line.
+/// Summarises a recovery in one line.
 pub(crate) fn recovery_line(recovery: &RecoveryReport) -> String {
     let mut line = format!(
         "pool opened in {:.3} s, {} log records ({} bytes) replayed, {} records taken over from a \

@@ -1,11 +1,11 @@
-//! An export's pieces on their way to a file.
+//! Receives the pieces of an export for a file.
 
 use onefold_api::transfer::{Chunk, Piece, PieceReceiver};
 use onefold_api::{Error, Report, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Takes an export's pieces, reports its progress, and passes them to `write`. Returns how many
-/// bytes they had, unless it is `interrupted`.
+/// Receives an export's pieces, reports progress, and passes them to `write`. Returns the number of bytes;
+/// fails if it is `interrupted`.
 pub(super) fn receive(
     size_bytes: u64,
     pieces: &mut PieceReceiver,

@@ -1,5 +1,4 @@
-//! Shared by commands that read or write for long by themselves: a progress bar, and an end when
-//! they are interrupted.
+//! Helpers for commands that do long work in their own process: a progress bar, and stopping on a signal.
 
 use crate::output::Output;
 use crate::progress::Progress;
@@ -13,11 +12,11 @@ use std::thread;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How often the bar moves.
+/// The interval at which the bar is updated.
 const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The first SIGINT, SIGTERM or SIGHUP ends the work by `stop`, which returns whether it was ending
-/// before; a second one ends the process.
+/// Calls `stop` on SIGINT, SIGTERM or SIGHUP. `stop` returns whether the work was already stopping; then the
+/// process exits.
 pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) -> Result<()> {
     let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -59,12 +58,12 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
     Ok(())
 }
 
-/// The first SIGINT, SIGTERM or SIGHUP ends the process, which says what becomes of its work.
+/// Ends the process on SIGINT, SIGTERM or SIGHUP, with a note on what happens to the unfinished work.
 pub(super) fn end_when_interrupted(output: &Output, rest: &'static str) -> Result<()> {
     let output = *output;
     stop_when_interrupted(move || {
         if output.shows_progress() {
-            // The bar's line stays.
+            // Keep the bar's line.
             eprintln!();
         }
         output.note(format_args!("interrupted: {rest}"));
@@ -80,7 +79,7 @@ fn is_ignored(signal: SignalKind) -> bool {
     ignored.unwrap_or(0) >> (signal.as_raw_value() - 1) & 1 == 1
 }
 
-/// Becomes true when the user interrupts the work.
+/// A flag that becomes true when the user interrupts the work.
 pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
@@ -88,7 +87,7 @@ pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Works, and moves the bar meanwhile: the amount done, and the whole.
+/// Runs `work`, and updates the bar from `state`, which returns the amount done and the total.
 pub(super) fn with_bar<T>(
     bar: &Progress,
     state: impl Fn() -> (u64, u64) + Send,

@@ -1,6 +1,5 @@
-//! Pages that need only a browser: the main result as a headline, the time, place and command,
-//! plots, and the figures as tables. Nothing in them is wider than the window, down to that of a
-//! telephone.
+//! Self-contained HTML pages: the main result as a headline, the time, place and command, plots, and the
+//! figures as tables. Nothing is wider than the window, even on a phone.
 
 use crate::version::BUILD;
 use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
@@ -13,7 +12,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Tables with more columns than this become lists where the window is narrow.
+/// Tables with more columns than this are shown as lists in narrow windows.
 const NARROW_COLUMNS: usize = 4;
 
 const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:72em;margin:0 auto;padding:1em 1em 3em;color:#1a1a1a}\
@@ -34,11 +33,11 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:72em;margin:0 auto;
 
 /// The content of a page.
 pub(super) struct Page {
-    /// Its subject.
+    /// Title of the page.
     pub(super) about: &'static str,
-    /// The result, in a few words.
+    /// The main result, in a few words.
     pub(super) headline: String,
-    /// The subject of the result.
+    /// Explanations of the result.
     pub(super) remarks: Vec<String>,
     pub(super) warnings: Vec<String>,
     pub(super) sections: Vec<Section>,
@@ -47,27 +46,27 @@ pub(super) struct Page {
 /// A part of a page.
 pub(super) struct Section {
     pub(super) heading: String,
-    /// SVG.
+    /// Plots as SVG.
     pub(super) plots: Vec<String>,
     pub(super) tables: Vec<Table>,
     pub(super) notes: Vec<String>,
 }
 
-/// Figures. The first column has the names of the rows.
+/// A table of figures. The first column names the rows.
 pub(super) struct Table {
     pub(super) caption: String,
     pub(super) columns: Vec<Cow<'static, str>>,
     pub(super) rows: Vec<Vec<String>>,
 }
 
-/// A new file for a page; gone again if the page is not written.
+/// A new file for a page, which is removed if the page is not written.
 pub(super) struct PageFile {
     path: PathBuf,
     file: Option<File>,
 }
 
 impl PageFile {
-    /// Makes the file, so that a failure shows before any long work.
+    /// Creates the file before any long work, so that a failure shows early.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let file = File::create_new(path);
         let file = file.map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
@@ -95,7 +94,7 @@ impl Drop for PageFile {
     }
 }
 
-/// The time, host and command of a page.
+/// The time, host and command shown on a page.
 fn conditions() -> [(&'static str, String); 4] {
     let now = humantime::format_rfc3339_seconds(SystemTime::now());
     let arguments: Vec<String> = std::env::args_os().skip(1).map(|it| quoted(&it)).collect();
@@ -107,7 +106,7 @@ fn conditions() -> [(&'static str, String); 4] {
     ]
 }
 
-/// As a shell would have to be given it.
+/// Quotes an argument for a shell.
 fn quoted(argument: &OsStr) -> String {
     let text = argument.to_string_lossy();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);

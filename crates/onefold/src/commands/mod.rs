@@ -1,4 +1,4 @@
-//! The command line. Most commands are requests of `onefold-api`, which carry their own arguments; those
+//! The command line. Most commands are requests of `onefold-api`, which define their own arguments; commands
 //! that do more have a file here.
 
 mod analyze;
@@ -36,10 +36,10 @@ use onefold_api::{
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The heading of what every command takes.
+/// Help heading of the options that every command takes.
 const GLOBAL: &str = "Global options";
 
-/// What people type who know other programs.
+/// Aliases for users of other programs.
 const SHOW: [&str; 3] = ["show", "status", "info"];
 const LIST: &str = "ls";
 const DELETE: &str = "rm";
@@ -48,18 +48,18 @@ const DELETE: &str = "rm";
 #[derive(Debug, Parser)]
 #[command(version = version::in_words(), about)]
 pub(crate) struct Cli {
-    /// The pool: its directory, or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
+    /// Pool to use: its directory, or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
     #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "POOL", help_heading = GLOBAL)]
     pool: Option<OsString>,
 
     #[command(flatten)]
     ceph: CephOptions,
 
-    /// How results are printed.
+    /// Output format of results.
     #[arg(long, global = true, value_enum, default_value = "text", help_heading = GLOBAL)]
     format: Format,
 
-    /// No progress and no remarks; only results, warnings and errors.
+    /// Print no progress and no remarks, only results, warnings and errors.
     #[arg(long, global = true, help_heading = GLOBAL)]
     quiet: bool,
 
@@ -69,32 +69,32 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Noun {
-    /// Make a pool, look at it, check it.
+    /// Create, inspect, check and maintain a pool.
     #[command(subcommand)]
     Pool(PoolVerb),
-    /// Make volumes, fill, copy and delete them.
+    /// Create, fill, copy, change and delete volumes.
     #[command(subcommand)]
     Volume(VolumeVerb),
-    /// Make snapshots of volumes, see, compare and delete them.
+    /// Create, list, compare, roll back to and delete snapshots of volumes.
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
-    /// See and remake the index of fingerprints.
+    /// Inspect, rebuild and convert the index of fingerprints.
     #[command(subcommand)]
     Index(IndexVerb),
-    /// See and steer the daemon's background work.
+    /// List, pause and resume the daemon's background jobs.
     #[command(subcommand)]
     Job(JobVerb),
-    /// Find out what deduplication would save, before there is a pool.
+    /// Measure how much deduplication would save, without a pool.
     ///
-    /// Reads files, folders, block devices and raw disk images, and counts exactly what is in them more
-    /// often than once. Nothing is changed.
+    /// Reads files, folders, block devices and raw disk images, and counts exactly which content occurs in
+    /// them more than once. Nothing is changed.
     Analyze(analyze::Args),
-    /// Put a load on a file, a block device or an NBD export, and measure how it is borne.
+    /// Run a load against a file, a block device or an NBD export, and report its performance.
     ///
-    /// What is written has duplicates as a real data set has them. Everything that is read is compared with
-    /// what was written. What the target holds is destroyed.
+    /// Written data contains duplicates in the proportions of a real data set. Everything that is read is
+    /// compared with the data written. The content of the target is destroyed.
     Bench(bench::Args),
-    /// Back disks up to a repository, and restore them.
+    /// Back up disks to a repository, and restore them.
     #[command(subcommand)]
     Backup(backup::BackupVerb),
     /// Serve the pool's volumes over NBD until stopped by SIGTERM or SIGINT.
@@ -105,92 +105,94 @@ enum Noun {
 enum PoolVerb {
     /// Create a pool in a new or empty directory.
     Create(pool_create::Args),
-    /// Describe the pool: blocks and bytes over everything.
+    /// Show the pool's state, space and deduplication.
     #[command(visible_aliases = SHOW)]
     Stat(PoolStat),
-    /// Change the pool's settings, also while it is in use.
+    /// Change the pool's settings. The pool may be in use.
     Set(PoolSet),
     /// Prove that every block is accounted for; exit code 3 if one is not.
     Check(pool_check::Args),
     /// Find and share all present duplicates.
     ///
-    /// Scans every block that has changed since its last scan, whatever cold passes and interval its
-    /// volume has and whether or not the finder is paused, and then releases unused blocks.
+    /// Scans every block that has changed since its last scan, regardless of its volume's cold passes and
+    /// interval and of whether the finder is paused, then releases unused blocks.
     Dedup(PoolDedup),
-    /// Copy everything but the blocks, of one moment, to a file.
+    /// Export the pool's metadata as of one moment, without the blocks, to a file.
     ///
-    /// From it and the blocks, a pool whose metadata is lost can be restored. Volumes are served
-    /// meanwhile. Keep it as secret as the pool's own files.
+    /// If the metadata of a pool is lost, it can be restored from this file and the blocks. Volumes are
+    /// served during the export. Keep the file as secret as the pool's own files.
     ExportMetadata(pool_export_metadata::Args),
-    /// Restore a pool's metadata from such a file.
+    /// Restore a pool's metadata from an export.
     ///
     /// The blocks must be where they were. Existing metadata is renamed, not deleted.
     ImportMetadata(pool_import_metadata::Args),
-    /// Bring the pool to the newest format.
+    /// Upgrade the pool to the newest format.
     ///
-    /// A pool keeps its format until this, or until it uses what needs a newer one. Releases that do not know the
-    /// format only read the pool then. Without --yes, this says what would change.
+    /// A pool keeps its format until it is upgraded, or until a feature is used that needs a newer format.
+    /// Older releases that do not know the new format can then only read the pool. Without --yes, this
+    /// command says what would change.
     Upgrade(PoolUpgrade),
     /// Read stored blocks and find those that have decayed; exit code 3 if there are any.
     ///
-    /// Every block in use is read once; a shared block is compared with its fingerprint. Volumes are
-    /// served meanwhile. A daemon scrubs in the background: ending this command leaves it running. An
-    /// interrupted scrub continues where it was.
+    /// Every block in use is read once; a shared block is compared with its fingerprint. Volumes are served
+    /// during the scrub. A daemon scrubs in the background: ending this command leaves the scrub running. An
+    /// interrupted scrub continues where it stopped.
     Scrub(pool_scrub::Args),
-    /// Change the pool's size, also while it is in use.
+    /// Change the pool's size. The pool may be in use.
     Resize(PoolResize),
-    /// Return all free space to the host, single blocks included.
+    /// Return all free space to the host, including single blocks.
     ///
-    /// Freed space is returned in the background in units of 64 KiB; this returns the rest.
+    /// Freed space is returned in the background in units of 64 KiB; this command returns the rest.
     Trim(PoolTrim),
 }
 
 #[derive(Debug, Subcommand)]
 enum SnapshotVerb {
-    /// Create snapshots of one or several volumes, all at one moment.
+    /// Create snapshots of one or several volumes, all at the same moment.
     ///
     /// A client can read a snapshot as the export VOLUME@SNAPSHOT.
     Create(SnapshotCreate),
     /// List snapshots.
     #[command(visible_alias = LIST)]
     List(SnapshotList),
-    /// List the differences of a snapshot or volume from an older one of the same family, or all of its data.
+    /// List the differences between a snapshot or volume and an older one of the same family, or all of its
+    /// data.
     ///
-    /// Reads the maps only, so it takes time in proportion to the data written between the two. A volume
-    /// is compared as it is now. A listed run may hold the same content again.
+    /// Reads only the maps, so the time is proportional to the data written between the two. A volume is
+    /// compared in its current state. A listed run may contain unchanged data.
     Diff(SnapshotDiff),
-    /// Delete a snapshot; its volume, its clones and other snapshots stay as they are.
+    /// Delete a snapshot. Its volume, its clones and other snapshots are not affected.
     #[command(visible_alias = DELETE)]
     Delete(SnapshotDelete),
-    /// Roll a volume back to a snapshot; data written since is discarded.
+    /// Roll a volume back to a snapshot. Data written since then is discarded.
     Rollback(SnapshotRollback),
 }
 
 #[derive(Debug, Subcommand)]
 enum IndexVerb {
-    /// Describe the index.
+    /// Show the index's size and settings.
     #[command(visible_aliases = SHOW)]
     Stat(IndexStat),
     /// Rebuild the index by reading every shared block of the pool.
     ///
-    /// Volumes are served meanwhile, and no blocks are shared. If this is interrupted, the daemon
-    /// continues it.
+    /// Volumes are served during the rebuild, but no blocks are shared. If the rebuild is interrupted, the
+    /// daemon continues it.
     Rebuild(IndexRebuild),
-    /// Convert the index to another back end, by copying its rows.
+    /// Convert the index to another back end by copying its rows.
     ///
-    /// The old one is used until the new one takes its place. If this is interrupted, the daemon starts
-    /// it again.
+    /// The old index is used until the new one replaces it. If the conversion is interrupted, the daemon
+    /// starts it again.
     Convert(IndexConvert),
 }
 
 #[derive(Debug, Subcommand)]
 enum JobVerb {
-    /// List jobs: their state, and their work since the daemon started.
+    /// List jobs, with their state and their work since the daemon started.
     #[command(visible_alias = LIST)]
     List(JobList),
     /// Pause jobs until they are resumed or the daemon restarts.
     ///
-    /// Returns once they rest.
+    /// Returns once the jobs have stopped working.
     Pause(JobPause),
     /// Resume paused jobs.
     Resume(JobResume),
@@ -200,45 +202,45 @@ enum JobVerb {
 enum VolumeVerb {
     /// Create an empty volume.
     Create(VolumeCreate),
-    /// Create a volume with the content of another volume or a snapshot, without copying it.
+    /// Create a volume with the content of another volume or of a snapshot, without copying it.
     Clone(VolumeClone),
     /// Create a volume from a disk image.
     Import(volume_import::Args),
-    /// Copy a volume to a new disk image.
+    /// Export a volume to a new disk image.
     Export(volume_export::Args),
     /// List all volumes.
     #[command(visible_alias = LIST)]
     List(VolumeList),
-    /// Describe a volume.
+    /// Show a volume's settings and figures.
     #[command(visible_aliases = SHOW)]
     Stat(VolumeStat),
-    /// Change a volume's settings, also while it is in use.
+    /// Change a volume's settings. The volume may be in use.
     Set(VolumeSet),
     /// Change a volume's size.
     Resize(VolumeResize),
-    /// Copy blocks that a volume shares in short runs, so that it is read in longer ones.
+    /// Copy the blocks that a volume shares in short runs, so that it is read in longer runs.
     ///
-    /// Costs space, for the finder leaves the copies alone. After an interruption the same command goes on
-    /// with the rest.
+    /// The copies take space, because the finder does not share them again. If this command is interrupted,
+    /// run it again to copy the rest.
     Defrag(VolumeDefrag),
-    /// Copy all blocks that a volume shares, so that it has its own.
+    /// Copy all blocks that a volume shares, so that it shares none.
     ///
-    /// Costs space, for the finder leaves the copies alone. After an interruption the same command goes on
-    /// with the rest.
+    /// The copies take space, because the finder does not share them again. If this command is interrupted,
+    /// run it again to copy the rest.
     Unshare(VolumeUnshare),
     /// Rename a volume.
     Rename(VolumeRename),
     /// Accept that a failed sync lost answered writes of a volume.
     ///
-    /// Until then each flush of the volume fails, because a client that outlived the loss does not know of
-    /// it. Restore the volume or check its file systems first.
+    /// Until then every flush of the volume fails, because a client that kept running does not know of the
+    /// loss. Restore the volume or check its file systems first.
     AcceptLoss(VolumeAcceptLoss),
     /// Delete a volume.
     #[command(visible_alias = DELETE)]
     Delete(VolumeDelete),
 }
 
-/// What every command gets to know.
+/// The global options, as commands receive them.
 struct Context {
     pool: Option<PoolPlace>,
     ceph: CephOptions,
@@ -246,7 +248,7 @@ struct Context {
 }
 
 impl Context {
-    /// The pool that the user named.
+    /// The pool that the user named, or an error.
     fn pool(&self) -> Result<&PoolPlace> {
         self.pool.as_ref().ok_or_else(|| {
             Error::usage("which pool? give its directory with --pool, or in ONEFOLD_POOL")
@@ -257,9 +259,9 @@ impl Context {
         Session::with(self.pool()?, &self.output, false, work)
     }
 
-    /// Carries out a request, while a bar shows its progress.
+    /// Carries out a request and shows its progress.
     fn request<R: Request>(&self, request: &R, bar: Bar) -> Result<R::Reply> {
-        // Nonsense is refused before the pool is opened.
+        // Refuse an invalid request before the pool is opened.
         request.check()?;
         let progress = match bar {
             Bar::None => None,
@@ -290,7 +292,7 @@ impl Context {
         self.print(&reply)
     }
 
-    /// Carries out a request that only a daemon can, and prints its reply.
+    /// Carries out a request that only a daemon can carry out, and prints its reply.
     fn call_daemon<R: Request<Reply: Render>>(&self, request: &R) -> Result<ExitCode> {
         request.check()?;
         let session = Session::of_daemon(self.pool()?, &self.output)?;
@@ -307,7 +309,7 @@ impl Context {
         self.print_plan(&reply, reply.done)
     }
 
-    /// The same with figures.
+    /// Carries out `volume defrag` or `volume unshare`, and prints the plan with its figures.
     fn unshare<R: Request<Reply = UnshareReply>>(&self, request: &R) -> Result<ExitCode> {
         let reply = self.request(
             request,
@@ -349,7 +351,7 @@ impl Context {
     }
 }
 
-/// The bar that shows the progress of a request, by its label, and what becomes of work that is interrupted.
+/// The progress bar of a request: its label, and a note on what happens to interrupted work.
 #[derive(Clone, Copy)]
 enum Bar {
     None,
@@ -357,19 +359,19 @@ enum Bar {
     Steps(&'static str, &'static str),
 }
 
-/// After an interruption of a rebuild or a conversion.
+/// The note after an interrupted rebuild or conversion.
 const INDEX_REST: &str = "the daemon, or the next command that needs the index, starts it again";
 
-/// After an interruption of a deletion or a rollback.
+/// The note after an interrupted deletion or rollback.
 const DELETION_REST: &str = "if the list shows it as done, the daemon or 'onefold pool dedup' releases the rest of its blocks";
 
 impl Cli {
-    /// Where results and remarks go.
+    /// The destination of results and remarks.
     pub(crate) fn output(&self) -> Output {
         Output::new(self.format, self.quiet)
     }
 
-    /// Does what the user asked for.
+    /// Runs the command.
     pub(crate) fn run(self) -> Result<ExitCode> {
         let pool = self.pool.as_deref();
         let context = Context {
@@ -470,7 +472,7 @@ impl SnapshotVerb {
     }
 }
 
-/// For clap: a size such as `20G`.
+/// Value parser for clap: a size such as `20G`.
 fn parse_size(text: &str) -> std::result::Result<u64, String> {
     size::parse(text)
 }

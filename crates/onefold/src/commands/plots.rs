@@ -1,23 +1,23 @@
-//! Plots of lines, as SVG. They are drawn small, so that their labels can be read on a telephone.
+//! Line plots as SVG, drawn small so that their labels can be read on a phone.
 
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use std::error::Error as Cause;
 
-/// Of each plot, in pixels.
+/// Width and height of a plot, in pixels.
 pub(super) const SIZE: (u32, u32) = (420, 280);
 
-/// How titles, and everything else, are written in plots.
+/// Fonts and sizes of titles and of all other text in plots.
 pub(super) const TITLE: (&str, u32) = ("sans-serif", 17);
 pub(super) const LABEL: (&str, u32) = ("sans-serif", 13);
 
-/// Room for the labels of amounts.
+/// Width reserved for the labels of the vertical axis.
 pub(super) const BESIDE: u32 = 70;
 
-/// Amounts at the side of a plot, about.
+/// Approximate number of labels on the vertical axis.
 pub(super) const AMOUNTS: usize = 6;
 
-/// The parts of a sequence.
+/// Colours of the lines or bars of a plot.
 pub(super) const COLOURS: [RGBColor; 4] = [
     RGBColor(0x30, 0x6d, 0xa8),
     RGBColor(0xd0, 0x7a, 0x22),
@@ -25,12 +25,12 @@ pub(super) const COLOURS: [RGBColor; 4] = [
     RGBColor(0x8a, 0x4f, 0x9e),
 ];
 
-/// How amounts are laid out.
+/// The scale of the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scale {
-    /// From zero on.
+    /// Linear, starting at zero.
     Linear,
-    /// In powers of ten; all amounts are above zero.
+    /// Powers of ten; all amounts are above zero.
     Logarithmic,
 }
 
@@ -40,17 +40,17 @@ pub(super) struct Line {
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// Lines side by side.
+/// A plot of several lines.
 pub(super) struct Plot<'a> {
     pub(super) title: String,
     pub(super) below: &'a str,
     pub(super) beside: &'a str,
     pub(super) lines: Vec<Line>,
-    /// How a place from left to right is called.
+    /// Formats a value of the horizontal axis.
     pub(super) x: fn(f64) -> String,
-    /// Whole multiples of this have labels; with 0, some round values.
+    /// Distance between labels on the horizontal axis; with 0, round values are chosen.
     pub(super) x_step: f64,
-    /// How an amount is called.
+    /// Formats a value of the vertical axis.
     pub(super) y: fn(f64) -> String,
     pub(super) scale: Scale,
 }
@@ -69,7 +69,7 @@ impl Plot<'_> {
             Scale::Logarithmic => points().map(|(_, y)| height(*y)).fold(highest, f64::min),
         };
         let (floor, ceiling) = match self.scale {
-            // Above the lines there is room for their names.
+            // Leave room above the lines for the legend.
             Scale::Linear if self.lines.len() > 1 => (0.0, highest * 1.4),
             Scale::Linear => (0.0, highest * 1.1),
             Scale::Logarithmic => (lowest.floor(), highest.ceil().max(lowest.floor() + 1.0)),
@@ -124,7 +124,7 @@ impl Plot<'_> {
     }
 }
 
-/// Names the lines, or the bars, in the corner that is kept free for that.
+/// Draws the legend in the corner that is kept free for it.
 pub(super) fn draw_series_labels<'a>(
     chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>,
 ) -> Result<(), Box<dyn Cause>> {

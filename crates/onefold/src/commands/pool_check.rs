@@ -8,7 +8,7 @@ use onefold_api::{ErrorKind, Result};
 use onefold_api::{PoolCheck, PoolCheckReply};
 use std::process::ExitCode;
 
-/// The exit code that tells damage from failure.
+/// The exit code for damage, as opposed to a failure of the check.
 pub(super) const FOUND_DAMAGE: u8 = 3;
 
 pub(super) type Args = PoolCheck;
@@ -28,7 +28,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     drop(progress);
     let reply = match checked {
         Ok(reply) => reply,
-        // Damage that keeps the pool from being opened is a finding too.
+        // Damage that prevents the pool from being opened is a finding, too.
         Err(error) if error.kind == ErrorKind::Damaged => {
             PoolCheckReply::unopenable(error.to_string())
         }

@@ -18,12 +18,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The size of a pool that is a sparse file, if none is given. It takes space only as it fills.
+/// The default size of a pool, a sparse file that takes space only as it fills.
 const SIZE_BYTES_DEFAULT: u64 = 100 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Its directory, new or empty; or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
+    /// Directory of the pool, new or empty; or ceph:CEPHPOOL or ceph:CEPHPOOL/NAME.
     #[arg(value_name = "POOL")]
     place: OsString,
 
@@ -31,23 +31,23 @@ pub(super) struct Args {
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
 
-    /// Keep the blocks in a new file elsewhere, or on a block device.
+    /// Store the blocks in a new file elsewhere, or on a block device.
     #[arg(long, value_name = "FILE|DEVICE")]
     data: Option<PathBuf>,
 
-    /// The unit in which blocks are stored: 4K, 8K, 16K or 64K.
+    /// Block size, the unit of allocation and sharing: 4K, 8K, 16K or 64K.
     #[arg(long, value_parser = parse_block_size, default_value = "4K")]
     block_size: u32,
 
-    /// Where the fingerprints of shared blocks are kept.
+    /// Back end of the index of shared blocks' fingerprints.
     #[arg(long, value_enum, default_value = "hash")]
     index: IndexKind,
 
-    /// The size of the log; more makes checkpoints rarer and recovery longer.
+    /// Size of the log; a larger log makes checkpoints rarer and recovery longer.
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "32M")]
     log_size: u64,
 
-    /// Go on although it overwrites a device.
+    /// Overwrite the device given by --data.
     #[arg(long)]
     yes: bool,
 }
@@ -59,7 +59,7 @@ fn parse_block_size(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// The document of `pool create`.
+/// The JSON document of `pool create`.
 #[derive(Debug, Serialize)]
 struct PoolCreateReply {
     pool: String,
@@ -68,9 +68,9 @@ struct PoolCreateReply {
     log_bytes: u64,
     index: IndexKind,
     data: Option<String>,
-    /// What the file system has free in which its blocks are; nothing for a device.
+    /// Free space of the file system that holds the blocks; `None` for a device.
     host_free_bytes: Option<u64>,
-    /// What the device holds, or held, that its blocks are on.
+    /// The content of the device that is overwritten.
     overwrites: Option<String>,
     done: bool,
 }
@@ -166,13 +166,13 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     context.print(&reply)
 }
 
-/// What the file system of this file or directory has free.
+/// Free space of the file system that contains this file or directory.
 fn host_free_bytes(path: &Path) -> Option<u64> {
     let system = rustix::fs::statvfs(path).ok()?;
     Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// The size of the block device at `path`, or nothing if it is something else.
+/// The size of the block device at `path`, or `None` if it is not a block device.
 fn device_bytes(path: &Path) -> Result<Option<u64>> {
     if !path
         .metadata()

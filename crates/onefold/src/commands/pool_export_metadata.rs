@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The file to be made, readable by its owner alone; or - for standard output.
+    /// File to create, readable only by its owner; or - for standard output.
     file: PathBuf,
 }
 

@@ -14,10 +14,10 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What 'pool export-metadata' wrote.
+    /// File that 'pool export-metadata' wrote.
     file: PathBuf,
 
-    /// Where the pool's blocks are, if not in its directory.
+    /// Location of the pool's blocks, if not in its directory.
     #[arg(long, value_name = "FILE|DEVICE")]
     data: Option<PathBuf>,
 
@@ -26,14 +26,14 @@ pub(super) struct Args {
     yes: bool,
 }
 
-/// The document of `pool import-metadata`.
+/// The JSON document of `pool import-metadata`.
 #[derive(Debug, Serialize)]
 struct ImportReply {
-    /// One sentence for each consequence.
+    /// The consequences of the import, one sentence each.
     plan: Vec<String>,
     done: bool,
     volumes: Vec<String>,
-    /// Everything that was committed since the export is still in the log.
+    /// Whether the log still has everything that was committed since the export.
     is_complete: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     if !recovery.clean {
         context.output.note(recovery_line(&recovery));
     }
-    // Starting a new log is part of the plan.
+    // If a new log is started, the plan says so already.
     for warning in recovery.warnings().iter().filter(|_| reply.is_complete) {
         context.output.warn(warning);
     }
@@ -83,7 +83,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         progress.set(done * block_size, all * block_size);
     });
     drop(progress);
-    // If it is interrupted, the next process that opens the pool resumes it.
+    // If the rebuild is interrupted, the next process that opens the pool resumes it.
     counted.and(store.close())?;
     reply.done = true;
     context.print(&reply)

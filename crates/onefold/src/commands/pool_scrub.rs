@@ -10,7 +10,7 @@ pub(super) struct Args {
     #[command(flatten)]
     scrub: PoolScrub,
 
-    /// Only list the blocks that are known to be bad, and where they are used.
+    /// Only list the known bad blocks and the volumes that use them.
     #[arg(long, conflicts_with_all = ["percent", "bytes_per_second"])]
     list: bool,
 }

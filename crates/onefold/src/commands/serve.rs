@@ -14,29 +14,29 @@ use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Where clients connect: unix:PATH or HOST:PORT; may be repeated [default: unix:nbd.sock in
-    /// the pool's directory, unless systemd passes sockets].
+    /// Address for clients: unix:PATH or HOST:PORT; may be repeated [default: unix:nbd.sock in the pool's
+    /// directory, unless systemd passes sockets].
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     nbd: Vec<ListenAddress>,
 
-    /// The volume for clients that name no export. [default: the volume, if the pool has exactly one]
+    /// Volume for clients that name no export. [default: the volume, if the pool has exactly one]
     #[arg(long, value_name = "VOLUME")]
     default_export: Option<String>,
 
-    /// Ask another host that has the pool to give it up, and wait for that. For a pool in Ceph.
+    /// Ask the host that owns the pool to give it up, and wait until it has. Only for a pool in Ceph.
     #[arg(long)]
     take: bool,
 
-    /// Whether the host's page cache holds data, or nothing does (O_DIRECT).
+    /// Whether data is cached in the host's page cache, or not at all (O_DIRECT).
     #[arg(long, value_enum, default_value = "host")]
     cache: Cache,
 
-    /// The most memory that all caches and requests may take together [default: 512M].
+    /// Memory limit for all caches and requests together [default: 512M].
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     memory: Option<u64>,
 
-    /// How long guests' requests may take while duplicates are looked for: with more than one in a
-    /// hundred above it, background work gives way. For example 500us or 2ms.
+    /// Latency budget for guests' requests while duplicates are searched: if more than 1 % of the requests
+    /// take longer, background work is throttled. For example 500us or 2ms.
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "2ms")]
     latency_budget: Duration,
 
@@ -44,21 +44,21 @@ pub(super) struct Args {
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
 
-    /// Permissions of the unix sockets for clients, in octal.
+    /// Permissions of the clients' unix sockets, in octal.
     #[arg(long, value_parser = parse_mode, default_value = "0660")]
     socket_mode: u32,
 
-    /// Group of the unix sockets for clients, by name or number.
+    /// Group of the clients' unix sockets, by name or number.
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
 
-    /// Listen on addresses other than loopback too. Anybody who can reach them can read and write
-    /// every volume, and read the metrics.
+    /// Allow addresses other than loopback. Anybody who can reach them can read and write every volume, and
+    /// read the metrics.
     #[arg(long)]
     insecure_listen: bool,
 }
 
-/// [`CacheMode`] as an option.
+/// [`CacheMode`] as a command-line option.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Cache {
     Host,

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> {
     context.with_session(|session| {
-        // Refusals come before any output.
+        // The first request runs before any output, so that a refusal prints nothing else.
         let first = session.call(&request, &mut |_, _| {})?;
         let diff = Diff {
             session,
@@ -27,7 +27,7 @@ pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> 
             failure: RefCell::default(),
         };
         let printed = context.output.document(&diff);
-        // A document that ends early was not worth printing to its end.
+        // If the output was cut short by a failure, return the failure.
         match diff.failure.take() {
             Some(error) => Err(error),
             None => printed,
@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// The whole list, of which one page at a time is in memory.
+/// The whole list, of which only one page at a time is in memory.
 struct Diff<'a> {
     session: &'a Session,
     since: Option<&'a str>,
@@ -45,12 +45,12 @@ struct Diff<'a> {
     size_bytes: u64,
     first: Cell<Option<DiffPage>>,
     totals: Cell<Totals>,
-    /// Why a page could not be read.
+    /// The error if a page could not be read.
     failure: RefCell<Option<Error>>,
 }
 
 impl Diff<'_> {
-    /// The pages in order, up to the last or to one that cannot be had.
+    /// The pages in order, up to the last or to one that cannot be read.
     fn pages(&self) -> impl Iterator<Item = DiffPage> {
         std::iter::successors(self.first.take(), |page| {
             let request = SnapshotDiff {
@@ -93,14 +93,14 @@ impl Serialize for Diff<'_> {
     }
 }
 
-/// The list as JSON, written as its pages come.
+/// Serialises the list page by page.
 struct Extents<'a>(&'a Diff<'a>);
 
 impl Serialize for Extents<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let extents = self.0.pages().flat_map(|page| page.extents);
         let written = serializer.collect_seq(extents)?;
-        // A document cut short must not look like a whole one.
+        // A truncated document must not look complete.
         match self.0.failure.borrow().as_ref() {
             Some(error) => Err(S::Error::custom(error)),
             None => Ok(written),

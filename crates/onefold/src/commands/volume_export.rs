@@ -15,13 +15,13 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The volume's name.
+    /// Name of the volume, or VOLUME@SNAPSHOT.
     name: String,
 
-    /// The image to be made: a new file, a block device, or - for standard output (these two raw only).
+    /// Image to create: a new file, a block device, or - for standard output (the last two raw only).
     file: PathBuf,
 
-    /// The image's format.
+    /// Format of the image.
     #[arg(long, value_enum, default_value = "raw")]
     image_format: ImageFormat,
 
@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             written_bytes,
         })
     })?;
-    // Standard output has the image, so the document has to do without.
+    // Standard output carries the image, so no document is printed.
     if to_stdout {
         Ok(ExitCode::SUCCESS)
     } else {

@@ -13,22 +13,22 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The new volume's name.
+    /// Name of the new volume.
     name: String,
 
-    /// The image: a file, a device, or - for standard input.
+    /// Image to import: a file, a device, or - for standard input.
     file: PathBuf,
 
-    /// The image's format. It is never guessed. Without this it is raw, and what looks like another
-    /// format or a compressed file is refused.
+    /// Format of the image, which is never detected. Without this option the image is read as raw, and a file
+    /// that looks like another format or is compressed is refused.
     #[arg(long, value_enum)]
     image_format: Option<ImageFormat>,
 
-    /// Also read other files that a qcow2 image refers to. Only for images that you trust.
+    /// Allow a qcow2 image to refer to other files, and read those, too. Only for images that you trust.
     #[arg(long)]
     allow_backing: bool,
 
-    /// The exact size of an image that comes through a pipe.
+    /// Exact size of an image that comes through a pipe.
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
 
@@ -42,7 +42,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         image_bytes: 0,
         options: args.options,
     };
-    // Nonsense is refused before the image is opened.
+    // Refuse an invalid request before opening the image.
     import.check()?;
     end_when_interrupted(
         &context.output,

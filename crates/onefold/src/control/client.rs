@@ -23,10 +23,10 @@ use std::thread;
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
-/// The longest line of an answer: a list of all findings or volumes.
+/// The longest line of an answer, such as a list of all findings or volumes.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
-/// A daemon that answered. Each request has a connection of its own.
+/// A connection to a daemon that has answered. Each request opens its own socket.
 pub(crate) struct ControlClient {
     socket: PathBuf,
     /// The daemon's name for messages.
@@ -35,7 +35,8 @@ pub(crate) struct ControlClient {
 }
 
 impl ControlClient {
-    /// Makes sure that a daemon answers on the pool's control socket, wherever it is.
+    /// Verifies that a daemon answers on the pool's control socket, in any of the socket's possible
+    /// directories.
     pub(crate) fn connect(pool: &Path, daemon: &str, output: &Output) -> io::Result<Self> {
         let answers =
             |socket: &PathBuf| std::os::unix::net::UnixStream::connect(socket).map(|_| ());
@@ -51,7 +52,7 @@ impl ControlClient {
         })
     }
 
-    /// Lets the daemon carry out a request.
+    /// Sends a request to the daemon, which carries it out.
     pub(crate) fn call<R: Request>(&self, asked: &R, report: Report<'_>) -> Result<R::Reply> {
         let body = Full::new(json(asked)?);
         runtime()?.block_on(async {
@@ -60,7 +61,7 @@ impl ControlClient {
         })
     }
 
-    /// Sends an image to become a volume.
+    /// Sends an image from which the daemon creates a volume.
     pub(crate) fn import(
         &self,
         import: &VolumeImport,
@@ -78,7 +79,7 @@ impl ControlClient {
         })
     }
 
-    /// Fetches an export: its size, and its pieces as they arrive.
+    /// Requests an export; returns its size and a receiver of its pieces.
     pub(crate) fn export<E: Export>(&self, export: &E) -> Result<(u64, PieceReceiver)> {
         let body = Full::new(json(export)?);
         let runtime = runtime()?;
@@ -102,8 +103,8 @@ impl ControlClient {
         Ok((size_bytes, receiver))
     }
 
-    /// Sends a request and waits for the head of the reply. If that takes long, and not because an
-    /// image is slow to arrive, it prints a note once.
+    /// Sends a request and waits for the head of the reply. If the wait is long, and not because the image
+    /// arrives slowly, prints a note once.
     async fn send<B>(&self, request: hyper::Request<B>, flow: &Flow) -> Result<Response<Incoming>>
     where
         B: Body<Data = Bytes, Error = std::convert::Infallible> + Send + 'static,
@@ -114,7 +115,7 @@ impl ControlClient {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.lost(&e))?;
-        // Its failure shows in the answer, or in its absence.
+        // A failure of the connection shows in the answer, or in its absence.
         tokio::spawn(connection);
         let mut answer = pin!(sender.send_request(request));
         let mut seen = flow.look();
@@ -139,7 +140,7 @@ impl ControlClient {
     }
 }
 
-/// Only code that waits for the socket runs on it; progress bars and files may block.
+/// Creates a runtime for code that waits for the socket. Progress bars and files may block it.
 fn runtime() -> Result<Runtime> {
     let built = Builder::new_current_thread().enable_all().build();
     built.map_err(|e| Error::io("cannot talk to the daemon", &e))
@@ -157,7 +158,7 @@ fn request<B>(path: &str, body: B) -> Result<hyper::Request<B>> {
     request.map_err(|e| Error::failed(format!("cannot send the request: {e}")))
 }
 
-/// A daemon of another release may not know a request, or a field of it.
+/// Adds a hint to an error: a daemon of another release may not know the request or one of its fields.
 fn of_version(mut error: Error) -> Error {
     if error.kind == ErrorKind::Usage && error.message.starts_with(NOT_UNDERSTOOD) {
         error.message += "; the daemon is of another version than this command, so restart it";
@@ -180,7 +181,7 @@ fn ended_early() -> Error {
     )
 }
 
-/// Reads an answer up to its last line.
+/// Reads an answer to its last line.
 async fn read_events<R: DeserializeOwned>(mut body: Incoming, report: Report<'_>) -> Result<R> {
     let mut received = BytesMut::new();
     loop {
@@ -207,7 +208,7 @@ async fn read_events<R: DeserializeOwned>(mut body: Incoming, report: Report<'_>
     }
 }
 
-/// Passes an export's pieces on until it is complete or they are no longer wanted.
+/// Forwards an export's pieces until it is complete or the receiver has gone.
 async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
     let mut decoder = PieceDecoder::default();
     while let Some(Ok(frame)) = body.frame().await {

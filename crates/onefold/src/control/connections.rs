@@ -1,12 +1,12 @@
-//! Which connections to the control socket there are, and which one goes when there are too many.
+//! Limits the connections to the control socket, and chooses which one to close when there are too many.
 //!
-//! A connection first *asks*: its request is not complete. Imports and exports then *wait* for one of
-//! [`TRANSFERS_MAX`] permits; other commands take one of [`CONTROL_COMMANDS_MAX`]. With its permit a
-//! command *works*. At last the connection *takes* the answer.
+//! A connection first *asks*, until its request is complete. Imports and exports then *wait* for one of
+//! [`TRANSFERS_MAX`] permits; other commands take one of [`CONTROL_COMMANDS_MAX`]. With a permit, a command
+//! *works*. Finally the connection *takes* the answer.
 //!
-//! How long a peer asks and takes is up to the peer, and may be for ever. So there are more
-//! connections than can wait and work, and where there are too many the oldest one that asks or takes
-//! goes: peers that do nothing keep no command out.
+//! A peer decides how long it asks and takes, and may never finish. So there are more connections than can
+//! wait and work, and when there are too many, the oldest one that asks or takes is closed: idle peers keep
+//! no command out.
 
 use crate::limits::{
     CONTROL_COMMANDS_MAX, CONTROL_CONNECTIONS_MAX, TRANSFERS_MAX, TRANSFERS_WAITING_MAX,
@@ -37,7 +37,7 @@ impl Stage {
     }
 }
 
-/// The right to do a command, held while it is done.
+/// The right to carry out a command, held until the command ends.
 pub(super) struct Permit {
     stage: Stage,
     _one_of: OwnedSemaphorePermit,
@@ -62,7 +62,7 @@ impl Drop for Permit {
 /// The permits of a daemon.
 pub(super) struct Permits {
     commands: Arc<Semaphore>,
-    /// Bounds the memory that imports and exports take, too.
+    /// Permits for imports and exports, which also bound their memory.
     transfers: Arc<Semaphore>,
     waiting: Semaphore,
 }
@@ -76,13 +76,13 @@ impl Permits {
         }
     }
 
-    /// A permit for the command that a connection has asked for, if there is one left.
+    /// Returns a permit for a connection's command, if one is left.
     pub(super) fn for_command(&self, stage: &Stage) -> Option<Permit> {
         let one_of = Arc::clone(&self.commands).try_acquire_owned().ok()?;
         Some(Permit::new(one_of, stage))
     }
 
-    /// A permit for an import or export, when it is its turn; none if too many wait already.
+    /// Waits for a permit for an import or export; returns `None` if too many wait already.
     pub(super) async fn for_transfer(&self, stage: &Stage) -> Option<Permit> {
         let _waiting = self.waiting.try_acquire().ok()?;
         stage.set(WAITS);
@@ -97,7 +97,7 @@ struct Entry {
     since: Instant,
 }
 
-/// All connections, in the order in which they came.
+/// All connections, in order of arrival.
 #[derive(Default)]
 pub(super) struct Connections {
     tasks: JoinSet<()>,
@@ -113,7 +113,7 @@ impl Connections {
         });
     }
 
-    /// Waits until one has ended; never if there is none.
+    /// Waits until a connection has ended; for ever if there is none.
     pub(super) async fn one_ended(&mut self) {
         if self.tasks.join_next().await.is_none() {
             std::future::pending::<()>().await;
@@ -121,7 +121,8 @@ impl Connections {
         self.entries.retain(|entry| !entry.task.is_finished());
     }
 
-    /// Makes room for one more, which must have come already: otherwise one would go for nothing.
+    /// Makes room for a connection that has been accepted. Calling this earlier would close a connection
+    /// without need.
     pub(super) async fn make_room(&mut self) {
         while self.tasks.len() >= CONTROL_CONNECTIONS_MAX {
             self.drop_idle(Duration::ZERO);
@@ -129,7 +130,8 @@ impl Connections {
         }
     }
 
-    /// Ends the oldest connection that asks or takes, if there is one that is at least so old.
+    /// Closes the oldest connection that asks or takes and is at least `age_min` old; returns whether there
+    /// was one.
     pub(super) fn drop_idle(&mut self, age_min: Duration) -> bool {
         let is_idle = |Entry { stage, since, .. }: &Entry| {
             (stage.is(ASKS) || stage.is(TAKES)) && since.elapsed() >= age_min

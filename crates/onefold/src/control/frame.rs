@@ -1,8 +1,8 @@
-//! How pieces of an image travel over the control socket.
+//! The framing of image pieces on the control socket.
 //!
-//! A frame is `[u64 offset][u32 length][bytes]`, numbers little-endian. Length 0 ends the image;
-//! the offset is then its size. The offset [`OFFSET_OF_ERROR`] stands for a failure of the sender;
-//! the bytes are then an [`Error`] as JSON. A stream that ends without either was interrupted.
+//! A frame is `[u64 offset][u32 length][bytes]`, with little-endian numbers. Length 0 ends the image; the
+//! offset is then the image's size. The offset [`OFFSET_OF_ERROR`] marks a failure of the sender; the bytes
+//! are then an [`Error`] as JSON. A stream that ends with neither was interrupted.
 
 use bytes::{Buf, Bytes, BytesMut};
 use hyper::body::{Body, Frame};
@@ -15,30 +15,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-/// Bytes before a frame's own bytes.
+/// Length of a frame's header.
 const HEADER_BYTES: usize = 12;
 
-/// No image reaches this far.
+/// The offset that marks an error; no image reaches it.
 const OFFSET_OF_ERROR: u64 = u64::MAX;
 
 fn header(offset: u64, len: usize) -> Bytes {
     let mut header = [0; HEADER_BYTES];
     let (offset_bytes, len_bytes) = header.split_at_mut(8);
     offset_bytes.copy_from_slice(&offset.to_le_bytes());
-    // Chunks and messages are far smaller than 4 GiB; see `TRANSFER_CHUNK_BYTES`.
+    // Chunks and messages are much smaller than 4 GiB; see `TRANSFER_CHUNK_BYTES`.
     len_bytes.copy_from_slice(&(len as u32).to_le_bytes());
     Bytes::copy_from_slice(&header)
 }
 
-/// The progress of a body, for the waiter for its reply.
+/// The progress of a request's body, for the code that waits for the reply.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Flow(Arc<FlowState>);
 
 #[derive(Debug, Default)]
 struct FlowState {
-    /// Frames that the connection has taken.
+    /// Number of frames that the connection has taken.
     taken: AtomicU64,
-    /// The connection would take more, and there is none yet.
+    /// Whether the connection waits for another frame.
     is_short: AtomicBool,
 }
 
@@ -47,19 +47,19 @@ impl Flow {
         self.0.taken.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing was taken since the last look, although there is something to take, or all of
-    /// it has been taken.
+    /// Whether the connection took no frame since the last call although one was available, or has taken all
+    /// of them.
     pub(crate) fn stands_still(&self, seen: &mut u64) -> bool {
         let before = std::mem::replace(seen, self.look());
         before == *seen && !self.0.is_short.load(Ordering::Relaxed)
     }
 }
 
-/// Pieces as an HTTP body.
+/// Pieces as the body of an HTTP message.
 pub(crate) struct PieceBody {
     pieces: PieceReceiver,
     flow: Flow,
-    /// The bytes after the last header.
+    /// The bytes that follow the last header.
     payload: Option<Bytes>,
 }
 
@@ -79,7 +79,8 @@ impl PieceBody {
     fn encode(&mut self, piece: Result<Piece>) -> Bytes {
         let (offset, payload) = match piece {
             Ok(Piece::End { image_bytes }) => return header(image_bytes, 0),
-            // The chunk's buffer goes to the socket as it is and comes back when it was sent.
+            // The socket sends the chunk's buffer without copying it; dropping it returns the buffer to its
+            // pool.
             Ok(Piece::Data(chunk)) => (chunk.offset, Bytes::from_owner(chunk)),
             Err(error) => (OFFSET_OF_ERROR, error_bytes(&error)),
         };
@@ -91,7 +92,7 @@ impl PieceBody {
 
 fn error_bytes(error: &Error) -> Bytes {
     let mut bytes = serde_json::to_vec(error).unwrap_or_default();
-    // An error too long for a frame is no longer JSON when cut, which the other end copes with.
+    // An error too long for a frame is cut and then no longer valid JSON, which the receiver handles.
     bytes.truncate(TRANSFER_CHUNK_BYTES);
     Bytes::from(bytes)
 }
@@ -119,12 +120,12 @@ impl Body for PieceBody {
     }
 }
 
-/// Turns the bytes of frames, however they were cut on their way, back into pieces.
+/// Decodes frames into pieces, however the bytes were split in transit.
 #[derive(Default)]
 pub(crate) struct PieceDecoder {
     pool: ChunkPool,
     header: BytesMut,
-    /// The frame whose bytes are arriving.
+    /// The frame that is being received.
     frame: Option<Arriving>,
 }
 
@@ -134,7 +135,7 @@ struct Arriving {
 }
 
 impl PieceDecoder {
-    /// Takes bytes from the front of `input` up to the end of a piece, or all of them.
+    /// Consumes bytes from the front of `input` up to the end of a piece, or all of them.
     pub(crate) fn next(&mut self, input: &mut Bytes) -> Result<Option<Piece>> {
         while !input.is_empty() {
             let arriving = match &mut self.frame {
@@ -199,7 +200,7 @@ mod tests {
     use http_body_util::BodyExt;
     use onefold_api::transfer::transfer;
 
-    /// Sends pieces through a body and hands its bytes to a decoder in parts of `part` bytes.
+    /// Encodes pieces and feeds the bytes to a decoder in parts of `part` bytes.
     fn through_the_wire(pieces: Vec<Result<Piece>>, part: usize) -> Vec<Result<Piece>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()

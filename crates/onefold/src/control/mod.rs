@@ -1,12 +1,11 @@
 //! The control interface: HTTP and JSON on `DIR/control.sock`.
 //!
-//! `POST` to a request's path with the request as JSON. The answer is a line of JSON for each
-//! [`Event`]: any number of progress reports, then the result or an error. An import sends its
-//! request in a header and the image as the body; an export answers with the image. Both are made
-//! of the [`frame`]s that carry pieces.
+//! A request is a `POST` to its path, with the request as JSON. The answer is one line of JSON per [`Event`]:
+//! any number of progress reports, then the result or an error. An import sends its request in a header and
+//! the image as the body; an export answers with the image. Image data is sent in [`frame`]s.
 //!
-//! Only the owner of the socket can connect to it, so every client is allowed everything. If the
-//! pool's directory has no room for a socket, it is in one of [`runtime_directories`].
+//! Only the socket's owner can connect to it, so clients are not restricted further. If the pool's directory
+//! has no room for a socket, the socket is in one of [`runtime_directories`].
 
 pub(crate) mod client;
 mod connections;
@@ -20,50 +19,49 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where the request of an import or export is, its body being the image.
+/// The header with the request of an import or export; the body is the image.
 pub(crate) const REQUEST_HEADER: &str = "onefold-request";
 
-/// How the refusal of a request begins that a daemon cannot read.
+/// The beginning of the error for a request that the daemon cannot parse.
 pub(crate) const NOT_UNDERSTOOD: &str = "cannot understand the request";
 
-/// The header of an export's reply with the size of the volume in bytes.
+/// The header of an export's reply with the volume's size in bytes.
 pub(crate) const SIZE_HEADER: &str = "onefold-size-bytes";
 
-/// One line of an answer.
+/// A line of an answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Event<R> {
-    /// Its progress.
+    /// Progress of the request.
     Progress {
         /// Units finished.
         done: u64,
-        /// Units in all.
+        /// Total number of units.
         all: u64,
     },
-    /// It worked; the last line.
+    /// The result; the last line.
     Result(Versioned<R>),
-    /// It did not; the last line.
+    /// The error; the last line.
     Error(Error),
 }
 
-/// The name of the control socket.
+/// The file name of the control socket.
 const SOCKET: &str = "control.sock";
 
-/// Where a pool's control socket is.
+/// The path of a pool's control socket.
 pub(crate) fn socket_path(pool: &Path) -> PathBuf {
     pool.join(SOCKET)
 }
 
-/// Where it may be too: a daemon puts it into the first of these directories that takes it, if the
-/// pool's own has no room for it.
+/// Other paths of a pool's control socket. A daemon uses the first of these directories in which it can
+/// create the socket, if the pool's own directory has no room for it.
 pub(crate) fn other_socket_paths(pool: &Path) -> Vec<PathBuf> {
     let directories = runtime_directories(pool).into_iter();
     directories.map(|it| it.join(SOCKET)).collect()
 }
 
-/// Directories for sockets that the pool's directory has no room for. They are in memory, and named
-/// after the pool's directory as the kernel identifies it, so that every path to it leads to the
-/// same.
+/// Directories for sockets for which the pool's directory has no room. They are in memory, and named after
+/// the device and inode of the pool's directory, so that every path to it leads to the same ones.
 pub(crate) fn runtime_directories(pool: &Path) -> Vec<PathBuf> {
     let Ok(metadata) = fs::metadata(pool) else {
         return Vec::new();

@@ -1,7 +1,7 @@
 //! The daemon's end of the control socket.
 //!
-//! One thread serves all connections and never carries out a request itself: requests wait for the disk,
-//! so each runs on a thread for blocking work and sends its events here.
+//! One thread serves all connections and never carries out a request itself: requests wait for the disk, so
+//! each runs on a blocking thread and sends its events to this one.
 
 use super::connections::{Connections, Permit, Permits, Stage};
 use super::frame::{PieceBody, PieceDecoder};
@@ -47,19 +47,19 @@ use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
-/// Takes the lines of an answer, each with the status that it would mean as the first.
+/// Receives the lines of an answer, each with the HTTP status to use if it is the first.
 type LineSender = mpsc::Sender<(StatusCode, Bytes)>;
 
-/// The listening socket; its file goes away with it.
+/// The listening socket. Dropping it removes the socket's file.
 pub(crate) struct ControlSocket {
     listener: UnixListener,
     _name: SocketName,
 }
 
 impl ControlSocket {
-    /// Listens in the pool directory, within a tokio runtime with I/O, in place of a stale socket
-    /// of an earlier daemon; if the directory has no room for it, elsewhere. Only for the holder of
-    /// the pool's lock: since no other daemon runs, an existing socket is stale.
+    /// Listens in the pool's directory, or elsewhere if that has no room for a socket. Must run within a
+    /// tokio runtime with I/O. The caller holds the pool's lock, so no other daemon runs, and an existing
+    /// socket is stale and is replaced.
     pub(crate) fn bind(pool: &Path) -> Result<Self> {
         let path = socket_path(pool);
         let bound =
@@ -95,14 +95,13 @@ impl ControlSocket {
                 Ok((stream, _)) => {
                     connections.make_room().await;
                     let stage = Stage::default();
-                    // A connection has one request, so its stage is that of the request.
+                    // A connection has one request, so the two share a stage.
                     let routes = routes.clone().layer(Extension(stage.clone()));
                     let task = serve_connection(stream, routes);
                     connections.add(stage, task);
                     spare.refill();
                 }
-                // Without a free descriptor the system fails this immediately, whether a client
-                // waits or not.
+                // Without a free descriptor, `accept` fails immediately, whether or not a client waits.
                 Err(error) if are_lacking(&error) && !is_awaited(&self.listener) => {
                     tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
@@ -127,7 +126,7 @@ fn is_awaited(listener: &UnixListener) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// Every client may do everything.
+/// Only the owner can connect, because every client may do everything.
 const SOCKET_MODE: u32 = 0o600;
 
 fn bind_elsewhere(pool: &Path) -> Option<(StdUnixListener, SocketName)> {
@@ -148,7 +147,7 @@ struct Server {
     permits: Permits,
 }
 
-/// All requests of the API at their paths.
+/// Builds the routes of all requests of the API.
 fn routes(service: Service) -> Router {
     let mut routes = Routes(Router::new());
     visit_requests(&mut routes);
@@ -167,7 +166,7 @@ fn routes(service: Service) -> Router {
         .with_state(Arc::new(server))
 }
 
-/// Where the daemon describes its requests.
+/// The path of the OpenAPI document.
 const OPENAPI_PATH: &str = "/openapi.json";
 
 struct Routes(Router<Arc<Server>>);
@@ -211,8 +210,8 @@ async fn run<R: Request>(
             .service
             .for_caller(Arc::new(move || caller.is_closed()));
         service.call(&request, &mut |done, all| {
-            // Progress is optional: if the reader is slow it is left out. The last place is for the
-            // result, so that no reader delays the end of the command.
+            // Progress is optional: if the reader is slow, it is dropped. The last place is kept for the
+            // result, so that a slow reader does not delay the end of the command.
             if events.capacity() > 1 {
                 let progress = line(&Event::<()>::Progress { done, all });
                 let _ = events.try_send((StatusCode::OK, progress));
@@ -236,8 +235,8 @@ async fn import(
         return busy();
     };
     let (sender, receiver) = transfer();
-    // Continues after the reply: a client that is still sending when it is refused must not find
-    // its connection closed before it reads the reason.
+    // Continues after the reply: a client that still sends data when it is refused must be able to read the
+    // reason before its connection is closed.
     tokio::spawn(receive_pieces(body, sender));
     answer_with(permit, move |_| import.run(&server.service, receiver)).await
 }
@@ -269,7 +268,7 @@ async fn export<E: Export>(
     ([(SIZE_HEADER, size_bytes.to_string())], body).into_response()
 }
 
-/// Passes arriving bytes to the importing thread; after a failure there, discards them.
+/// Forwards arriving bytes to the importing thread; after a failure there, discards them.
 async fn receive_pieces(mut body: Body, pieces: PieceSender) {
     let mut decoder = PieceDecoder::default();
     loop {
@@ -300,8 +299,8 @@ async fn receive_pieces(mut body: Body, pieces: PieceSender) {
     }
 }
 
-/// Runs `work` on a thread for blocking work and streams the lines that it sends. The first one
-/// decides the status, so the status is right unless progress was reported before a failure.
+/// Runs `work` on a blocking thread and streams the lines that it sends. The first line determines the
+/// status, so the status is correct unless progress was reported before a failure.
 async fn answer_with<R, W>(permit: Permit, work: W) -> Response
 where
     R: Serialize + Send + 'static,
@@ -316,7 +315,7 @@ where
         drop(permit);
         let _ = sender.blocking_send(last);
     });
-    // Nothing at all comes only from work that panicked.
+    // No line arrives only if the work panicked.
     let (status, first) = lines.recv().await.unwrap_or_else(|| {
         let error = Error::failed("the daemon failed at this; its log says how");
         (status_of(&error), line(&Event::<()>::Error(error)))
@@ -328,7 +327,7 @@ where
     (status, LINES, Body::new(lines)).into_response()
 }
 
-/// The header of an answer that is a line of JSON for each event.
+/// The header of an answer with one line of JSON per event.
 const LINES: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "application/jsonl")];
 
 fn refusal(status: StatusCode, error: Error) -> Response {
@@ -357,7 +356,7 @@ fn status_of(error: &Error) -> StatusCode {
 }
 
 fn line<R: Serialize>(event: &Event<R>) -> Bytes {
-    // Events are made of strings and numbers, which always serialise.
+    // Events consist of strings and numbers, so serialising them cannot fail.
     let mut line = serde_json::to_vec(event).unwrap_or_default();
     line.push(b'\n');
     Bytes::from(line)
@@ -380,13 +379,14 @@ fn header_json<T: DeserializeOwned + Serialize>(headers: &HeaderMap) -> Result<T
     )
 }
 
-/// A request from its JSON. A field that the request has not is refused: an option with a slip of the pen, or of a later
-/// release, would be left out without a word.
+/// Parses a request. Unknown fields are refused: otherwise a misspelt option, or one from a later release,
+/// would be ignored silently.
 fn request_of<T: DeserializeOwned + Serialize>(json: &[u8], place: &str) -> Result<T> {
     let failed = |cause: &dyn Display| Error::usage(format!("{NOT_UNDERSTOOD}{place}: {cause}"));
     let found: Value = serde_json::from_slice(json).map_err(|e| failed(&e))?;
     let request = T::deserialize(&found).map_err(|e| failed(&e))?;
-    // serde's own refusal does not work with flattened fields. A request writes all fields that it has.
+    // serde's own check for unknown fields does not work with flattened fields. A request serialises all of
+    // its fields.
     let known = serde_json::to_value(&request).map_err(|e| failed(&e))?;
     let mut fields = found.as_object().into_iter().flat_map(|it| it.keys());
     match fields.find(|field| known.get(field).is_none()) {
@@ -395,7 +395,7 @@ fn request_of<T: DeserializeOwned + Serialize>(json: &[u8], place: &str) -> Resu
     }
 }
 
-/// The lines of an answer as they come.
+/// The body of an answer, line by line.
 struct LineBody {
     first: Option<Bytes>,
     lines: mpsc::Receiver<(StatusCode, Bytes)>,

@@ -1,4 +1,4 @@
-//! The pool's volumes as NBD exports: their list, their clients, and their addresses.
+//! Serves the pool's volumes as NBD exports: their list, clients and addresses.
 
 use super::ServeOptions;
 use crate::control::runtime_directories;
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The pool's default socket.
+/// File name of the pool's default socket.
 const DEFAULT_SOCKET: &str = "nbd.sock";
 
 /// An NBD server with all volumes of a pool.
@@ -30,8 +30,8 @@ pub(super) struct NbdService {
     addresses: Vec<ListenAddress>,
 }
 
-/// Listens at the addresses of the options, and at sockets that systemd passed; with neither, in
-/// the pool's directory.
+/// Listens at the addresses in the options and at the sockets that systemd passed; if there are none, in the
+/// pool's directory.
 pub(super) fn listen(
     options: &ServeOptions,
     mut listeners: Vec<Listener>,
@@ -51,7 +51,7 @@ pub(super) fn listen(
     Ok(listeners)
 }
 
-/// Listens in the pool's directory; where that has no room for a socket, elsewhere.
+/// Listens in the pool's directory, or elsewhere if that has no room for a socket.
 fn bind_default(
     pool: &Path,
     options: &ListenOptions,
@@ -77,7 +77,7 @@ fn bind_default(
 }
 
 impl NbdService {
-    /// Answers the clients that come to `listeners`, those that are waiting there included.
+    /// Starts serving clients at `listeners`, including clients that already wait there.
     pub(super) fn start(
         options: &ServeOptions,
         clients_max: usize,
@@ -110,13 +110,13 @@ impl NbdService {
         })
     }
 
-    /// The address for clients, for messages.
+    /// The server's addresses, for a message to the user.
     pub(super) fn addresses_line(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
         addresses.join(", ")
     }
 
-    /// Lets clients finish the requests they have sent.
+    /// Stops the server after clients have finished the requests they have sent.
     pub(super) fn shut_down(&self, time_max: Duration) {
         let Shutdown { cut_off, quiet } = self.server.shutdown(time_max);
         if cut_off > 0 {
@@ -135,7 +135,7 @@ fn refused(error: &ListenError) -> Error {
     }
 }
 
-/// The id of a group given by name or number.
+/// Resolves a group given by name or number to its id.
 fn group_id(group: &str) -> Result<u32> {
     if let Ok(id) = group.parse() {
         return Ok(id);
@@ -183,7 +183,7 @@ impl Clients for NbdService {
         let statistics = self.server.statistics();
         let mut exports = Vec::new();
         for (name, export) in statistics.exports {
-            // Names of deleted volumes must not fill memory, nor the monitoring.
+            // Names of deleted volumes must not fill memory or the metrics.
             if !self.exports.store.has_volume(exported(&name)) && export.clients == 0 {
                 self.server.forget_statistics(&name);
                 continue;
@@ -231,15 +231,15 @@ struct VolumeExports {
     store: Arc<Store>,
     snapshot_reads: Arc<SnapshotReads>,
     held: Arc<Mutex<Held>>,
-    /// The volume that clients attach to which name no export; without one, the only volume.
+    /// The volume for clients that name no export; if not set, the only volume.
     default_export: Option<String>,
 }
 
-/// How many commands hold a volume.
+/// The number of commands that hold each volume, by name.
 type Held = HashMap<String, usize>;
 
 impl Exports for VolumeExports {
-    /// Volumes first, so that they are never beyond the end of a list that is cut.
+    /// Lists volumes first, so that they never fall off the end of a truncated list.
     fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
         let (volumes_after, snapshots_after) = match after {
             Some(after) if split_name(after).1.is_some() => (None, after),
@@ -274,7 +274,7 @@ impl Exports for VolumeExports {
 
     fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
         let of_volume = full_name(split_name(name).0, "");
-        // One more, as the snapshot itself may be among them.
+        // Ask for one more, because the snapshot itself may be among the results.
         let found = self
             .store
             .snapshot_names_after(&of_volume, snapshots_max + 1);
@@ -323,15 +323,15 @@ impl Exports for VolumeExports {
     }
 }
 
-/// Before a snapshot's name: it is read for a backup. No volume has such a name.
+/// Prefix of exports through which backups read snapshots. No volume name contains a colon.
 const COPY_OF: &str = "copy:";
 
-/// The export of a snapshot for whoever backs it up.
+/// The export name through which a backup reads a snapshot.
 pub(crate) fn copy_of(snapshot: &str) -> String {
     format!("{COPY_OF}{snapshot}")
 }
 
-/// The volume or snapshot that an export is.
+/// The volume or snapshot that an export name refers to.
 fn exported(export: &str) -> &str {
     match export.strip_prefix(COPY_OF) {
         Some(name) if split_name(name).1.is_some() => name,
@@ -339,7 +339,7 @@ fn exported(export: &str) -> &str {
     }
 }
 
-/// A snapshot that is read for a backup: guests go first.
+/// A snapshot as a backup reads it: requests of guests take priority.
 struct CopiedSnapshot {
     snapshot: Arc<Volume>,
     reads: Arc<SnapshotReads>,
@@ -395,8 +395,8 @@ impl Export for CopiedSnapshot {
 
 impl VolumeExports {
     fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
-        // Without reading the catalogue for the reason, which takes time and the lock of the
-        // uncommitted state.
+        // Avoid reading the catalogue just for the reason, which takes time and the lock of the uncommitted
+        // state.
         if !self.store.has_volume(name) {
             return Err(AttachError::Unknown);
         }
@@ -408,7 +408,7 @@ impl VolumeExports {
     }
 }
 
-/// While it exists, no client can attach to a volume.
+/// Guard that keeps clients from attaching to a volume.
 struct HeldVolume {
     held: Arc<Mutex<Held>>,
     volume: String,
@@ -436,17 +436,17 @@ impl Drop for HeldVolume {
     }
 }
 
-/// A panic elsewhere leaves the counts right, as each change is complete in itself.
+/// Locks the counts. A panic elsewhere leaves them consistent, because each change is complete in itself.
 fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The URI of one volume, as the NBD project defines them; clients such as `nbdinfo` and
-/// `qemu-img` take it.
+/// The NBD URI of a volume, in the NBD project's syntax, which clients such as `nbdinfo` and `qemu-img`
+/// accept.
 fn uri(address: &ListenAddress, volume: &str) -> String {
     match address {
         ListenAddress::Unix(path) => {
-            // The reader may be in another directory.
+            // The client may run in another directory.
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             format!("nbd+unix:///{volume}?socket={}", escaped(&absolute))
         }
@@ -454,7 +454,7 @@ fn uri(address: &ListenAddress, volume: &str) -> String {
     }
 }
 
-/// A path as part of a URI's query.
+/// Escapes a path for the query of a URI.
 fn escaped(path: &Path) -> String {
     let mut uri = String::new();
     for byte in path.as_os_str().as_encoded_bytes() {

@@ -1,5 +1,6 @@
-//! Two threads: one runs the store's housekeeping, about once a second and whenever much is due; the other
-//! logs how well the pool is. Finding that out may wait for a disk or a cluster, and no commit waits for it.
+//! Two threads: one runs the store's housekeeping about once a second, and sooner if much is due; the other
+//! logs the pool's health. The health check may wait for a disk or a cluster, and commits must not wait for
+//! it.
 
 use crate::limits::{COMMIT_INTERVAL, HEALTH_INTERVAL, HOUSEKEEPING_INTERVAL};
 use onefold_api::{Health, PoolState, Problem, Service};
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-/// Runs until dropped.
+/// The two threads, which run until this is dropped.
 pub(super) struct Housekeeping {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -34,7 +35,7 @@ impl Drop for Housekeeping {
         self.stop.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
-            // A panic was printed when it happened.
+            // The panic was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -48,7 +49,7 @@ fn tidy(store: &Store, stopped: &AtomicBool) {
         if commits {
             committed = Instant::now();
         }
-        // Clients of an affected volume get their own errors; this is for the log.
+        // Clients of an affected volume receive their own errors; this is for the log.
         if let Err(error) = store.tidy(commits) {
             tracing::error!(%error, "housekeeping failed");
         }
@@ -65,7 +66,7 @@ fn log_health(service: &Service, stopped: &AtomicBool) {
     }
 }
 
-/// Logs each new problem, and the end of the last one.
+/// Logs each new problem, and when the last problem has ended.
 fn log_changes(before: &Health, now: &Health) {
     let news = now.problems.iter().filter(|it| !before.has(it.reason));
     for Problem { reason, message } in news {

@@ -1,9 +1,9 @@
-//! A description of the pool's data that outlives this process.
+//! An open file description of the pool's data that outlives this process.
 //!
-//! The kernel reports data that it could not write once to each open description, and to none that is
-//! opened later if a process has heard of it, be it one that died at once. A service manager that keeps
-//! a description over restarts (systemd, with `FileDescriptorStoreMax=` of 1 or more) lets the next
-//! process ask what this one could not act on.
+//! The kernel reports a failed write-back once to each open file description, and not to descriptions opened
+//! after any process, even one that died at once, has received the report. A service manager that keeps a
+//! description across restarts (systemd, with `FileDescriptorStoreMax=` of 1 or more) lets the next process
+//! receive reports that this one could not act on.
 
 use std::env;
 use std::fs::File;
@@ -20,20 +20,20 @@ use rustix::net::{
 
 use crate::pool::place::PoolPlace;
 
-/// The name under which the service manager keeps it.
+/// The name of the description at the service manager.
 const NAME: &str = "onefold-data";
 
-/// Where the service manager listens for notifications.
+/// The environment variable with the service manager's notification socket.
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
-/// The description that an earlier process gave the service manager.
+/// Takes over the description that an earlier process left with the service manager.
 pub(super) fn inherited(inherited: &mut Inherited) -> Option<File> {
     let at = inherited.files.iter().position(|(name, _)| name == NAME)?;
     Some(File::from(inherited.files.swap_remove(at).1))
 }
 
-/// Gives one to the service manager, if there is one. Without it, or if it keeps none, the next
-/// process knows less: see docs/operating/recovery.md.
+/// Passes a description to the service manager, if there is one. If none is kept, the next process can detect
+/// fewer losses: see docs/operating/recovery.md.
 pub(super) fn keep(pool: &PoolPlace) {
     let (PoolPlace::Directory(directory), Some(socket)) = (pool, env::var_os(NOTIFY_SOCKET)) else {
         return;

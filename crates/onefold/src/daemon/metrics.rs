@@ -1,7 +1,7 @@
-//! `serve --metrics`: figures for Prometheus, and whether the daemon lives and is ready.
+//! `serve --metrics`: figures for Prometheus, and endpoints for liveness and readiness.
 //!
-//! A thread of its own answers from before the pool is opened, which may take a while after a crash, and
-//! knows nothing but the [`Service`]. It changes nothing.
+//! A separate thread answers even before the pool is opened, which may take a while after a crash. It uses
+//! only the [`Service`] and changes nothing.
 
 use crate::http::serve_connection;
 use crate::limits::{ACCEPT_RETRY_PAUSE, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_MAX};
@@ -27,23 +27,23 @@ use std::thread;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-/// The service, once the pool is open.
+/// The service, set once the pool is open.
 type Opened = Arc<OnceLock<Monitored>>;
 
 #[derive(Clone)]
 struct Monitored {
     service: Service,
-    /// The pool as the operator calls it: a label of each figure.
+    /// The pool's name as the operator gave it, a label of every figure.
     pool: String,
 }
 
-/// Answers until the process ends.
+/// The metrics server, which answers until the process ends.
 pub(super) struct MetricsServer {
     service: Opened,
 }
 
 impl MetricsServer {
-    /// Listens, on loopback only unless `any_address`.
+    /// Starts to listen: on a loopback address, or on any address if `any_address` is set.
     pub(super) fn start(address: SocketAddr, any_address: bool) -> Result<Self> {
         if !any_address && !address.ip().is_loopback() {
             return Err(Error::usage(format!(
@@ -69,7 +69,7 @@ impl MetricsServer {
         Ok(Self { service })
     }
 
-    /// From now on there is something to measure.
+    /// Sets the service to measure, once the pool is open.
     pub(super) fn set(&self, service: Service, pool: String) {
         let _ = self.service.set(Monitored { service, pool });
     }
@@ -87,7 +87,7 @@ async fn serve(listener: TcpListener, routes: Router) {
                 let place = Arc::clone(&places).try_acquire_owned();
                 let routes = routes.clone();
                 tokio::spawn(async move {
-                    // Without a place the connection is closed.
+                    // If too many connections are open, this one is closed.
                     if place.is_ok() {
                         serve_connection(stream, routes).await;
                     }
@@ -170,7 +170,7 @@ impl Collector for Figures {
 
 struct Out<'a>(DescriptorEncoder<'a>);
 
-/// A gauge's labels and its value.
+/// A gauge's labels and value.
 type Sample<'a, const N: usize> = ([(&'static str, &'a str); N], f64);
 
 impl Out<'_> {
@@ -501,7 +501,7 @@ impl Out<'_> {
         )
     }
 
-    /// Seconds since the Unix epoch; nothing for 0.
+    /// Writes a time in seconds since the Unix epoch; omits it if it is 0.
     fn moment(&mut self, name: &str, help: &str, unix_seconds: u64) -> fmt::Result {
         match unix_seconds {
             0 => Ok(()),

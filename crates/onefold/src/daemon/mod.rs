@@ -1,10 +1,10 @@
 //! The process behind `onefold serve`: one pool, its volumes over NBD, and its control socket.
 //!
-//! Invariant: the pool's lock is taken first and released last, so everything else here, stale
-//! sockets included, may be replaced without asking.
+//! Invariant: the pool's lock is taken first and released last, so everything else here, including stale
+//! sockets, may be replaced without further checks.
 //!
-//! Crash behaviour: nothing here needs to be undone. The kernel releases the lock, and the next
-//! start replaces the sockets and replays the log.
+//! Crash behaviour: nothing here has to be undone. The kernel releases the lock, and the next start replaces
+//! the sockets and replays the log.
 
 pub(crate) mod exports;
 mod housekeeping;
@@ -44,26 +44,26 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 #[derive(Debug)]
 pub(crate) struct ServeOptions {
     pub(crate) pool: PoolPlace,
-    /// Ask another host to give it up.
+    /// Ask the host that owns the pool to give it up.
     pub(crate) take: bool,
-    /// Addresses to listen at; with none, the default or the sockets that systemd passed.
+    /// Addresses to listen at; if empty, the sockets that systemd passed, or the default.
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
-    /// The latency of guests' requests that background work respects.
+    /// The latency of guests' requests that background work must not exceed.
     pub(crate) latency_budget: Duration,
-    /// Where to answer monitoring.
+    /// Address for monitoring, if it is enabled.
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) socket_mode: u32,
     pub(crate) socket_group: Option<String>,
     pub(crate) insecure_listen: bool,
-    /// The volume of clients that name no export.
+    /// The volume for clients that name no export.
     pub(crate) default_export: Option<String>,
 }
 
-/// Serves until a signal ends it, and then closes the pool so that the next open replays nothing.
+/// Serves until a signal arrives, then closes the pool so that the next open has nothing to replay.
 pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
-    // Before any thread is started, because it changes the environment.
+    // Before any thread is started, because this changes the environment.
     let mut inherited = Listener::inherited().map_err(|e| {
         Error::io(
             "cannot use the sockets that this process was started with",
@@ -82,14 +82,14 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         }
     };
     let runtime = control_runtime()?;
-    // From here on a signal waits until there is something to stop.
+    // From here on, signals are queued until there is something to stop.
     let (events, owner_events) = unbounded_channel();
     let mut signals = runtime.block_on(async { Signals::new(owner_events) })?;
-    // Before the pool is opened: a wrong address is refused before anything happens, and commands
-    // and clients that reconnect after a crash wait for the recovery instead of failing. Commands
-    // first: a process that sees that clients can connect may rely on it.
+    // Bind before opening the pool: a wrong address is refused before anything changes, and commands and
+    // clients that reconnect after a crash wait for the recovery instead of failing. The control socket is
+    // first, because a process that sees that NBD clients can connect may rely on it.
     let control = {
-        // Sockets are registered with the runtime that is going to wait for them.
+        // Sockets are registered with the runtime that will poll them.
         let _entered = runtime.enter();
         ControlSocket::bind(options.pool.directory())?
     };
@@ -123,7 +123,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         &runtime,
         &mut signals,
     );
-    // Ends imports in progress, which then remove what they stored.
+    // Ends imports in progress, which then remove the data they stored.
     runtime.shutdown_timeout(REQUESTS_END_TIME_MAX);
     let closed = store.close();
     if closed.is_ok() {
@@ -132,7 +132,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     served.and(closed.map_err(Error::from))
 }
 
-/// Opens the pool. `events` hears of its owner.
+/// Opens the pool. `events` receives changes of its ownership.
 fn open(
     options: &ServeOptions,
     kept_data: Option<File>,
@@ -144,7 +144,7 @@ fn open(
         repair: false,
         asks_owner: options.take,
         kept_data,
-        // Without a receiver the daemon ends anyway.
+        // If the receiver is gone, the daemon is ending anyway.
         on_owner_event: Some(Arc::new(move |event| _ = events.send(event))),
     };
     let (store, recovery) = pool::open(&options.pool, opening)?;
@@ -160,9 +160,9 @@ fn open(
     Ok(store)
 }
 
-/// Lets the host report, in the background, what it has lost by now, other files' data included: so the
-/// next process does not take an old report for a new one. It can take as long as writing out all of the
-/// file system.
+/// Collects, in the background, the write errors that the host has had so far, including errors of other
+/// files, so that the next process does not take an old error for a new one. This can take as long as writing
+/// out the whole file system.
 fn heed_host_errors(store: &Arc<Store>) {
     let store = Arc::clone(store);
     let heed = move || {
@@ -170,7 +170,7 @@ fn heed_host_errors(store: &Arc<Store>) {
             tracing::warn!("{error}");
         }
     };
-    // Without it, an old report counts as a new one after a kill.
+    // Without this thread, an old report counts as a new one after a kill.
     if let Err(error) = std::thread::Builder::new()
         .name("host-errors".into())
         .spawn(heed)
@@ -179,14 +179,14 @@ fn heed_host_errors(store: &Arc<Store>) {
     }
 }
 
-/// What commands and clients connect to.
+/// The sockets for commands and clients.
 struct Sockets {
     control: ControlSocket,
     listeners: Vec<Listener>,
     clients_max: usize,
 }
 
-/// From the first connection to the last.
+/// Serves clients and commands until the daemon is to stop.
 fn serve_store(
     options: &ServeOptions,
     sockets: Sockets,
@@ -238,7 +238,7 @@ fn serve_store(
             options.pool
         ),
     }
-    // First, so that guests have the disk to themselves for their last requests.
+    // Stop jobs first, so that guests have the disk to themselves for their last requests.
     maintenance.stop();
     nbd.shut_down(DRAIN_TIME_MAX);
     match end {
@@ -255,7 +255,7 @@ fn serve_store(
     }
 }
 
-/// A line for each event, with its time; `RUST_LOG` asks for more or less.
+/// Logs one line per event, with its time. `RUST_LOG` sets the level.
 pub(crate) fn log_to_stderr() {
     let asked = std::env::var("RUST_LOG").ok().filter(|it| !it.is_empty());
     let asked = asked.map(|text| text.parse::<Targets>().map_err(|_| text));
@@ -268,7 +268,7 @@ pub(crate) fn log_to_stderr() {
         .with_writer(std::io::stderr)
         .with_ansi(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
-    // Fails only if there is a subscriber already, which would do as well.
+    // This fails only if a subscriber is already set, which serves the same purpose.
     let _ = subscriber.try_init();
     if let Some(text) = unreadable {
         tracing::warn!("RUST_LOG is ignored: {text:?} is not a list of LEVEL and TARGET=LEVEL");
@@ -279,29 +279,29 @@ fn default_filter() -> Targets {
     Targets::new().with_default(LevelFilter::INFO)
 }
 
-/// One thread for the control socket and signals, and a bounded number for requests.
+/// Creates a runtime with one thread for the control socket and signals, and a bounded number for requests.
 fn control_runtime() -> Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()
-        // Exports take a second one while they start.
+        // An export needs a second thread while it starts.
         .max_blocking_threads(CONTROL_COMMANDS_MAX + 2 * TRANSFERS_MAX)
         .build()
         .map_err(|e| Error::io("cannot start the control thread", &e))
 }
 
-/// Why a daemon ends.
+/// The reason why a daemon ends.
 enum End {
-    /// This signal came.
+    /// A signal arrived.
     Signal(&'static str),
-    /// Another host has asked for the pool.
+    /// The pool was requested by another host.
     Wanted,
-    /// Another host has it.
+    /// The pool was taken over by another host.
     Lost(String),
-    /// The cluster has it no more.
+    /// The pool no longer exists in the cluster.
     Gone,
 }
 
-/// What asks a daemon to end.
+/// Events that end a daemon: signals, and changes of the pool's ownership.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -324,7 +324,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => End::Signal("SIGTERM"),
             _ = self.interrupt.recv() => End::Signal("SIGINT"),
-            // A pool in a directory sends none.
+            // A pool in a directory sends no such events.
             Some(event) = self.owner_events.recv() => match event {
                 OwnerEvent::ReleaseWanted => End::Wanted,
                 OwnerEvent::Lost { reason } => End::Lost(reason),

@@ -1,4 +1,4 @@
-//! Reads an image into pieces, on a thread of its own so that reading and storing overlap.
+//! Reads an image into pieces on a separate thread, so that reading and storing overlap.
 
 use super::ImageFormat;
 use super::failed;
@@ -14,22 +14,23 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::thread;
 
-/// Pieces start and end at multiples of this, except at the image's end: the largest block that a
-/// pool can have, so that no block is ever written in two parts.
+/// Alignment of the starts and ends of pieces, except at the image's end. This is the largest block size of a
+/// pool, so that no block is written in two parts.
 const PIECE_ALIGNMENT: u64 = 64 << 10;
 
 /// The user's options for the image.
 #[derive(Debug)]
 pub(crate) struct ImageOptions {
-    /// Raw by default, but then not for a file that looks like something else.
+    /// The image's format. If it is not given, the image is read as raw, and a file that looks like another
+    /// format is refused.
     pub(crate) format: Option<ImageFormat>,
     /// Follow the image's references to other files.
     pub(crate) allow_backing: bool,
-    /// The size of an image whose end cannot be looked up.
+    /// The size of an image whose end cannot be determined.
     pub(crate) stream_bytes: Option<u64>,
 }
 
-/// Opens the image at `path`, whose parts can be read in any order.
+/// Opens the image at `path` for reading its parts in any order.
 pub(crate) fn open_image(
     path: &Path,
     options: &ImageOptions,
@@ -59,7 +60,7 @@ fn seekable_image(
     }
 }
 
-/// An image, open and of known size.
+/// An open image of known size.
 pub(crate) struct ImageReader {
     image_bytes: u64,
     content: Content,
@@ -67,12 +68,12 @@ pub(crate) struct ImageReader {
 
 enum Content {
     Seekable(Box<dyn Image>),
-    /// The bytes that were read for the check, and the pipe from which the others come.
+    /// The bytes that were read to detect the format, followed by the pipe with the others.
     Stream(io::Chain<io::Cursor<Vec<u8>>, File>),
 }
 
 impl ImageReader {
-    /// Opens the image at `path`, where `-` is stdin.
+    /// Opens the image at `path`; `-` is stdin.
     pub(crate) fn open(path: &Path, options: &ImageOptions, output: &Output) -> Result<Self> {
         let shown = shown(path);
         let file = open_file(path, &shown)?;
@@ -138,7 +139,7 @@ impl ImageReader {
         self.image_bytes
     }
 
-    /// Starts to read. `report(done, all)` gets the position, holes included.
+    /// Starts to read. `report(done, all)` receives the position, including holes.
     pub(crate) fn start(self, report: impl FnMut(u64, u64) + Send + 'static) -> PieceReceiver {
         let (sender, receiver) = transfer();
         thread::spawn(move || self.send_all(&sender, report));
@@ -156,14 +157,14 @@ impl ImageReader {
                 send_stream(content, image_bytes, pieces, &mut report_position)
             }
         };
-        // Where the receiver is gone, it has its own reason, which the user gets to see.
+        // If the receiver is gone, it reports its own error to the user.
         let _ = pieces.blocking_send(sent.map(|()| Piece::End { image_bytes }));
     }
 }
 
 const STDIN: &str = "standard input";
 
-/// The image's name in messages.
+/// The image's name for messages.
 fn shown(path: &Path) -> String {
     if path == Path::new("-") {
         STDIN.to_owned()
@@ -181,12 +182,12 @@ fn open_file(path: &Path, shown: &str) -> Result<File> {
         refuse_kind(&file.metadata().map_err(unusable)?, shown)?;
         return Ok(file);
     }
-    // Before it is opened, which is no small thing for some devices.
+    // Before opening, because opening has side effects on some devices.
     refuse_kind(&path.metadata().map_err(cannot_open)?, shown)?;
     File::open(path).map_err(cannot_open)
 }
 
-/// Refuses files that cannot hold a disk.
+/// Refuses kinds of files that cannot hold a disk.
 fn refuse_kind(metadata: &Metadata, shown: &str) -> Result<()> {
     let kind = metadata.file_type();
     let what = if kind.is_dir() {
@@ -201,7 +202,7 @@ fn refuse_kind(metadata: &Metadata, shown: &str) -> Result<()> {
     )))
 }
 
-/// The kind of a file that does not hold a disk's bytes as they are.
+/// Detects a file that contains a disk in another format than raw.
 fn container_in(file: &File) -> Option<Container> {
     let read = |at: u64| {
         let mut bytes = [0; HEAD_BYTES];
@@ -217,7 +218,7 @@ fn container_in(file: &File) -> Option<Container> {
     })
 }
 
-/// Refuses to copy something else than a disk byte for byte, unless the user asked for that.
+/// Refuses to copy a container format byte for byte, unless the user requested it.
 fn refuse_container(found: Option<Container>, shown: &str) -> Result<()> {
     let Some(container) = found else {
         return Ok(());
@@ -252,7 +253,7 @@ fn raw_image(
     Ok(Box::new(RawImage::new(file, shown).map_err(failed)?))
 }
 
-/// Copies a stream of unknown length to a file that has no name and so needs no clean-up.
+/// Copies a stream of unknown length to an unnamed file, which needs no clean-up.
 fn spool(mut from: impl Read, shown: &str) -> Result<File> {
     let directory = std::env::temp_dir();
     let failed = |e: &io::Error| {
@@ -283,7 +284,7 @@ fn send_image(
     let pool = ChunkPool::default();
     let mut position = 0;
     while let Some(data) = image.next_data(position).map_err(failed)? {
-        // Widened to whole pieces; the added bytes are zeros, or data that comes next anyway.
+        // Widen to whole pieces; the added bytes are zeros, or data that would be read next anyway.
         position = position.max(data.start - data.start % PIECE_ALIGNMENT);
         let end = data
             .end

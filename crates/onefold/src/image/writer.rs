@@ -1,8 +1,8 @@
 //! Writes an exported volume to a file, a block device or stdout.
 //!
-//! A file appears under its name only when it is complete and on disk. Until then it is called
-//! `NAME.onefold-partial`, and it is removed when the export fails, or when the next export to this
-//! name finds it. A block device is written in place.
+//! A file gets its final name only when it is complete and durable. Until then it is called
+//! `NAME.onefold-partial`; it is removed if the export fails, or by the next export to the same name. A block
+//! device is written in place.
 
 use super::ImageFormat;
 use onefold_api::transfer::Chunk;
@@ -31,17 +31,17 @@ enum Target {
         guard: PartialFile,
     },
     Device(Device),
-    /// Zeros must be written, because stdout cannot seek; `position` is the progress.
+    /// Stdout cannot seek, so holes are written as zeros; `position` is the progress.
     Stdout {
         position: u64,
     },
 }
 
-/// The amount written at a time where a hole becomes zeros on stdout.
+/// Zeros that are written at a time for a hole on stdout.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl ImageWriter {
-    /// Starts an image of a disk of `size_bytes`; `-` is stdout. A block device is overwritten.
+    /// Starts an image of a disk of `size_bytes`. `-` is stdout; a block device is overwritten.
     pub(crate) fn create(path: &Path, format: ImageFormat, size_bytes: u64) -> Result<Self> {
         if path == Path::new("-") {
             let (shown, target) = ("standard output".to_owned(), Target::Stdout { position: 0 });
@@ -68,7 +68,7 @@ impl ImageWriter {
         Ok(Self { shown, target })
     }
 
-    /// Starts a file that only its owner may read, and that becomes as long as it is written.
+    /// Starts a file of unknown length that only its owner can read.
     pub(crate) fn create_secret(path: &Path) -> Result<Self> {
         if path == Path::new("-") {
             return Self::create(path, ImageFormat::Raw, 0);
@@ -80,7 +80,7 @@ impl ImageWriter {
         })
     }
 
-    /// Writes one chunk. Chunks come in ascending order.
+    /// Writes a chunk. Chunks arrive in ascending order.
     pub(crate) fn write(&mut self, chunk: &Chunk) -> Result<()> {
         let data = chunk.as_ref();
         let written = match &mut self.target {
@@ -94,7 +94,7 @@ impl ImageWriter {
         written.map_err(|e| Error::io(format_args!("cannot write {}", self.shown), &e))
     }
 
-    /// Where data can be written in any order, by several threads: a raw file.
+    /// A handle for writing in any order from several threads, if the image is a raw file.
     pub(crate) fn anywhere(&self) -> Option<Anywhere<'_>> {
         match &self.target {
             Target::Raw { file, .. } => Some(Anywhere {
@@ -124,7 +124,7 @@ impl ImageWriter {
     }
 }
 
-/// A text that is written beside an image, at once and whole.
+/// A text file that accompanies an image and is written in one step.
 pub(crate) struct TextFile {
     shown: String,
     file: File,
@@ -132,7 +132,7 @@ pub(crate) struct TextFile {
 }
 
 impl TextFile {
-    /// Starts a file that is not there yet.
+    /// Starts a new file; the name must not exist.
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let (guard, file) = PartialFile::create(path, 0o666)?;
         Ok(Self {
@@ -142,7 +142,7 @@ impl TextFile {
         })
     }
 
-    /// Writes and completes it.
+    /// Writes the text and completes the file.
     pub(crate) fn write(mut self, text: &str) -> Result<()> {
         let written = self.file.write_all(text.as_bytes());
         let written = written.and_then(|()| self.file.sync_all());
@@ -151,7 +151,7 @@ impl TextFile {
     }
 }
 
-/// A raw image that is written in any order.
+/// A raw image that can be written in any order.
 pub(crate) struct Anywhere<'a> {
     file: &'a File,
     shown: &'a str,
@@ -174,7 +174,7 @@ fn write_zeros_until(position: &mut u64, end: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that disappears unless it is kept.
+/// A file that is removed again unless it is kept.
 struct PartialFile {
     partial: PathBuf,
     wanted: PathBuf,
@@ -182,12 +182,12 @@ struct PartialFile {
 }
 
 impl PartialFile {
-    /// With these permissions, as far as the umask grants them.
+    /// Creates the partial file with these permissions, subject to the umask.
     ///
-    /// A process that writes one has it locked. So an unlocked one was left by a dead process, and
-    /// is removed: writing into it could mean writing into another user's file.
+    /// The process that writes the file holds a lock on it. An unlocked partial file was left by a dead
+    /// process and is removed, because writing into it could mean writing into another user's file.
     fn create(wanted: &Path, mode: u32) -> Result<(Self, File)> {
-        // Asked first only for the better message; `keep` makes sure of it.
+        // Checked here only for the better message; `keep` enforces it.
         if let Ok(metadata) = wanted.symlink_metadata() {
             return Err(in_the_way(wanted, metadata.file_type()));
         }
@@ -241,13 +241,13 @@ impl PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.kept {
-            // The export has failed already, and with a message that matters more than this one.
+            // The export has already failed with a more important error.
             let _ = std::fs::remove_file(&self.partial);
         }
     }
 }
 
-/// Why an export to an existing name is refused.
+/// The error for an export to an existing name.
 fn in_the_way(wanted: &Path, what: FileType) -> Error {
     if what.is_file() || what.is_symlink() || what.is_dir() {
         return Error::failed(format!(
@@ -259,8 +259,8 @@ fn in_the_way(wanted: &Path, what: FileType) -> Error {
     ))
 }
 
-/// Locks the file, and returns whether it is still the one of this name: another process may have
-/// taken it for a stale one before it was locked.
+/// Locks the file, and returns whether it still has this name: another process may have taken it for a stale
+/// file before it was locked.
 fn lock(file: &File, path: &Path) -> io::Result<bool> {
     if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(false);
@@ -273,7 +273,7 @@ fn lock(file: &File, path: &Path) -> io::Result<bool> {
     Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino()))
 }
 
-/// Removes the file of a process that was killed.
+/// Removes a partial file that a killed process left.
 fn remove_left_over(partial: &Path) -> Result<()> {
     let failed = |e: &io::Error| Error::io(format_args!("cannot replace {partial:?}"), e);
     let mut options = File::options();
@@ -299,15 +299,15 @@ fn remove_left_over(partial: &Path) -> Result<()> {
     }
 }
 
-/// A block device that is overwritten.
+/// A block device that is being overwritten.
 struct Device {
     file: File,
-    /// The end of the data written so far. The gap between two pieces becomes zeros.
+    /// The end of the data written so far. Gaps between chunks are filled with zeros.
     position: u64,
 }
 
 impl Device {
-    /// Opens it for this process alone: not if it is mounted, or otherwise in use by the host.
+    /// Opens the device exclusively: fails if it is mounted or otherwise in use by the host.
     fn open(path: &Path, size_bytes: u64) -> Result<Self> {
         let failed = |e: &io::Error| Error::io(format_args!("cannot write to {path:?}"), e);
         let mut options = File::options();
@@ -331,7 +331,7 @@ impl Device {
 
     fn zero_until(&mut self, end: u64) -> io::Result<()> {
         if self.position < end {
-            // The kernel writes zeros where the device does not know how to do that itself.
+            // The kernel writes zeros itself if the device has no command for that.
             let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(&self.file, flags, self.position, end - self.position)?;
             self.position = end;
@@ -340,12 +340,12 @@ impl Device {
     }
 }
 
-/// Refuses a device that is in use, or too small for a disk of `size_bytes`. Changes nothing.
+/// Refuses a device that is in use or too small for a disk of `size_bytes`. Changes nothing.
 pub(crate) fn check_device(path: &Path, size_bytes: u64) -> Result<()> {
     Device::open(path, size_bytes).map(drop)
 }
 
-/// Whether an export to it overwrites a device.
+/// Whether `path` is a block device, which an export overwrites.
 pub(crate) fn is_block_device(path: &Path) -> bool {
     let metadata = path.metadata();
     metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())

@@ -1,4 +1,4 @@
-//! A pool as this process opens it: the directory's lock, and the store in it.
+//! Opens and creates pools: the directory's lock, and the store in it.
 
 pub(crate) mod place;
 pub(crate) mod restoration;
@@ -22,27 +22,27 @@ use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The files that a pool consists of.
+/// The files of a pool.
 const PARTS: [&str; 6] = ["superblock", "meta", "log", "data", "index", "secret"];
 
-/// Any of these makes a directory a pool, if only a damaged one. Not so the others, which are
-/// found in many a directory.
+/// A directory with any of these files is a pool, though perhaps a damaged one. The other files have names
+/// that are common elsewhere.
 const MARKS: [&str; 4] = ["superblock", "meta", "log", "data"];
 
-/// Other files that may be in a pool's directory while it is being created.
+/// Name of the lock file, which exists while a pool is being created, too.
 const LOCK: &str = "lock";
 
-/// How often a pool's owner in Ceph makes sure that former owners are kept out: an entry that somebody has removed is missing
-/// for this long at most, and each look is a new map for the whole cluster.
+/// How often a pool's owner in Ceph verifies that former owners are still blocklisted. An entry that was
+/// removed is missing for this long at most, and each check costs the whole cluster a new map.
 const FENCE_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The result of the attempt to open a pool exclusively.
 pub(crate) enum Claim {
-    /// It is ours until this is dropped.
+    /// This process has the lock until the value is dropped.
     Ours(PoolLock),
-    /// Another process has it.
+    /// The lock is held by another process.
     Held {
-        /// The owner, if it is known.
+        /// The process or host that has the lock, as far as it is known.
         holder: String,
     },
 }
@@ -56,7 +56,7 @@ pub(crate) fn claim(place: &PoolPlace) -> Result<Claim> {
             return lock_directory(&ceph.rados.run);
         }
     };
-    // Taking the lock makes a file, which a directory that is no pool must not get.
+    // Locking creates a file, which must not appear in a directory that is not a pool.
     if !MARKS
         .iter()
         .any(|part| pool.join(part).symlink_metadata().is_ok())
@@ -69,7 +69,7 @@ pub(crate) fn claim(place: &PoolPlace) -> Result<Claim> {
     lock_directory(pool)
 }
 
-/// The same for a directory that need not have a pool yet.
+/// Tries to lock a directory, which may not have a pool yet.
 fn lock_directory(pool: &Path) -> Result<Claim> {
     match PoolLock::acquire(pool) {
         Ok(lock) => Ok(Claim::Ours(lock)),
@@ -83,17 +83,17 @@ fn lock_directory(pool: &Path) -> Result<Claim> {
     }
 }
 
-/// How to open a pool.
+/// Options for opening a pool.
 pub(crate) struct Opening {
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
-    /// Count free space again where its map cannot be opened.
+    /// Rebuild the free-space map if it cannot be opened.
     pub(crate) repair: bool,
-    /// Ask another host that has the pool to give it up.
+    /// Ask the host that owns the pool to give it up.
     pub(crate) asks_owner: bool,
-    /// The pool's data as an earlier process opened it.
+    /// The pool's data, opened by an earlier process and kept by the service manager.
     pub(crate) kept_data: Option<File>,
-    /// Hears that another host wants the pool, or has it. It must not wait.
+    /// Called when another host requests or takes over the pool. It must not block.
     pub(crate) on_owner_event: Option<Arc<dyn Fn(OwnerEvent) + Send + Sync>>,
 }
 
@@ -110,7 +110,7 @@ impl Default for Opening {
     }
 }
 
-/// Opens the pool's store; the caller holds the lock.
+/// Opens the pool's store. The caller holds the lock.
 pub(crate) fn open(
     place: &PoolPlace,
     mut opening: Opening,
@@ -132,7 +132,7 @@ pub(crate) fn open(
     Ok(Store::open(engine, &options)?)
 }
 
-/// Becomes the owner of a pool in a cluster.
+/// Takes ownership of a pool in a cluster.
 fn take(ceph: &CephPlace, opening: &Opening) -> Result<RadosEngine> {
     let options = TakeOptions {
         patience: ceph.patience(),
@@ -154,7 +154,7 @@ fn take(ceph: &CephPlace, opening: &Opening) -> Result<RadosEngine> {
     Ok(engine)
 }
 
-/// Makes a pool in a cluster, or leaves everything as it was.
+/// Creates a pool in a cluster; on failure removes everything it created.
 pub(crate) fn create_in_ceph(ceph: &CephPlace, options: &CreateOptions) -> Result<()> {
     let title = ceph.rados.title();
     let failed = |cause: &dyn fmt::Display| {
@@ -172,7 +172,7 @@ pub(crate) fn create_in_ceph(ceph: &CephPlace, options: &CreateOptions) -> Resul
     let engine = RadosEngine::take(&client, &ceph.rados, take).map_err(|e| failed(&e))?;
     let created = Store::create(&engine, options);
     if created.is_err() {
-        // The error is the one to report.
+        // Report the original error, whether or not this succeeds.
         let _ = engine.remove_pool();
     }
     created.map_err(|error| Error {
@@ -184,24 +184,24 @@ pub(crate) fn create_in_ceph(ceph: &CephPlace, options: &CreateOptions) -> Resul
     })
 }
 
-/// Whether this is the directory of a pool.
+/// Whether a directory contains a pool.
 fn is_pool(directory: &Path) -> bool {
     ["superblock", "meta"]
         .iter()
         .all(|part| directory.join(part).is_file())
 }
 
-/// How to make a pool in a directory.
+/// A pool to be created in a directory.
 #[derive(Debug)]
 pub(crate) struct NewPool {
     pub(crate) directory: PathBuf,
-    /// Where the blocks live, if not in the directory: a device, or a file to be made.
+    /// Where to keep the blocks, if not in the directory: a device, or a new file.
     pub(crate) data: Option<PathBuf>,
     pub(crate) options: CreateOptions,
 }
 
 impl NewPool {
-    /// Refuses what cannot be made. Changes nothing.
+    /// Refuses options with which no pool can be created. Changes nothing.
     pub(crate) fn check(&self) -> Result<()> {
         Store::check_options(&self.options).map_err(|error| self.refused(&error))?;
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
@@ -215,7 +215,7 @@ impl NewPool {
         checked.map_err(|e| self.failed(&e))
     }
 
-    /// Refuses a place inside another pool, and one at which no daemon could listen.
+    /// Refuses a place inside another pool, or one in which no daemon could listen.
     fn check_place(&self) -> Result<()> {
         let absolute = |path: &Path| path::absolute(path).map_err(|e| self.failed(&e));
         let directory = absolute(&self.directory)?;
@@ -242,12 +242,12 @@ impl NewPool {
         Ok(())
     }
 
-    /// Makes it, or leaves everything as it was.
+    /// Creates the pool; on failure removes everything it created.
     pub(crate) fn create(&self) -> Result<()> {
         self.check()?;
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         let directory_existed = self.directory.exists();
-        // A dangling link exists as well, and must not be removed.
+        // A dangling symlink exists as well and must not be removed.
         let target_existed =
             (self.data.as_ref()).is_some_and(|target| target.symlink_metadata().is_ok());
         engine.create_directory().map_err(|e| self.failed(&e))?;
@@ -291,7 +291,7 @@ impl NewPool {
         Error::failed(self.message(cause))
     }
 
-    /// Removes what was made. The directory was empty, so all of this is ours.
+    /// Removes the files that were created. The directory was empty, so all of them are ours.
     fn remove(&self, directory_existed: bool, target_existed: bool) {
         for name in PARTS.iter().chain([&LOCK]) {
             let _ = fs::remove_file(self.directory.join(name));

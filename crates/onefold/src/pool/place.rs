@@ -1,4 +1,4 @@
-//! Where pools are, as users name them: `--pool DIR`, or `--pool ceph:CEPHPOOL[/NAME]`.
+//! Places of pools, as users name them: `--pool DIR`, or `--pool ceph:CEPHPOOL[/NAME]`.
 
 use crate::arguments::parse_duration;
 use onefold_api::{Error, Result};
@@ -13,29 +13,29 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What the name of a pool in a cluster begins with.
+/// Prefix of the names of pools in a cluster.
 const CEPH: &[u8] = b"ceph:";
 
 /// The name of a pool in a Ceph pool, if none is given.
 const NAME_DEFAULT: &str = "onefold";
 
-/// A client whose operations are all with a dead OSD asks for a new map of the cluster after this time; by default
-/// that is 10 s, for which guests would wait.
+/// Time after which a client whose in-flight operations all go to a dead OSD requests a new map of the
+/// cluster. The default is 10 s, for which guests would wait.
 const LAGGY_SECONDS: &str = "2";
 
-/// The heading of their options.
+/// Help heading of the options for Ceph.
 const CEPH_OPTIONS: &str = "Pools in Ceph";
 
 /// A pool's place.
 #[derive(Debug, Clone)]
 pub(crate) enum PoolPlace {
-    /// A directory of this machine.
+    /// A directory on this machine.
     Directory(PathBuf),
     /// A namespace of a Ceph pool.
     Ceph(CephPlace),
 }
 
-/// A pool in a cluster, and how to reach it.
+/// A pool in a cluster, and the options to connect to it.
 #[derive(Debug, Clone)]
 pub(crate) struct CephPlace {
     pub(crate) rados: RadosPlace,
@@ -45,8 +45,8 @@ pub(crate) struct CephPlace {
 /// Options for pools in a cluster.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CephOptions {
-    /// Where the lock, the sockets and what outlives the process are, of a pool in Ceph [default: a directory below
-    /// /run/onefold, or below $XDG_RUNTIME_DIR/onefold].
+    /// Run directory of a pool in Ceph on this host, with its lock, sockets and tail copy [default: a
+    /// directory below /run/onefold, or below $XDG_RUNTIME_DIR/onefold].
     #[arg(
         long,
         global = true,
@@ -57,7 +57,7 @@ pub(crate) struct CephOptions {
     )]
     run: Option<PathBuf>,
 
-    /// The cluster's configuration [default: /etc/ceph/ceph.conf].
+    /// Configuration file of the cluster [default: /etc/ceph/ceph.conf].
     #[arg(
         long,
         global = true,
@@ -68,7 +68,7 @@ pub(crate) struct CephOptions {
     )]
     ceph_conf: Option<PathBuf>,
 
-    /// The Ceph user, without the word client [default: admin].
+    /// Name of the Ceph user, without the prefix "client." [default: admin].
     #[arg(
         long,
         global = true,
@@ -79,13 +79,14 @@ pub(crate) struct CephOptions {
     )]
     ceph_user: Option<String>,
 
-    /// How long another host that has the pool may be silent before it is taken for dead and kept out.
+    /// How long the host that owns the pool may be silent before another host takes the pool over and fences
+    /// it.
     #[arg(long, global = true, value_parser = parse_duration, value_name = "TIME", default_value = "10s", help_heading = CEPH_OPTIONS, hide_short_help = true)]
     pub(crate) patience: Duration,
 }
 
 impl PoolPlace {
-    /// What the user means.
+    /// Parses a pool's place from the command line.
     pub(crate) fn parse(text: &OsStr, options: &CephOptions) -> Result<Self> {
         let Some(named) = text.as_bytes().strip_prefix(CEPH) else {
             return Ok(Self::Directory(PathBuf::from(text)));
@@ -111,7 +112,7 @@ impl PoolPlace {
         }))
     }
 
-    /// Where its lock and its sockets are.
+    /// The directory with the pool's lock and sockets.
     pub(crate) fn directory(&self) -> &Path {
         match self {
             Self::Directory(directory) => directory,
@@ -119,7 +120,7 @@ impl PoolPlace {
         }
     }
 
-    /// The directory of a pool that is in one. `what` cannot be done with others.
+    /// The directory of a pool in a directory; an error for other pools, on which `what` is not possible.
     pub(crate) fn only_directory(&self, what: &str) -> Result<&Path> {
         match self {
             Self::Directory(directory) => Ok(directory),
@@ -142,7 +143,7 @@ impl CephPlace {
         self.options.patience
     }
 
-    /// Makes the directory on this host, readable by its owner only.
+    /// Creates the run directory on this host, accessible only to its owner.
     pub(crate) fn make_run(&self) -> Result<()> {
         let run = &self.rados.run;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(run);
@@ -166,7 +167,7 @@ impl CephPlace {
     }
 }
 
-/// In memory, so that nothing of it is there after a boot of this host.
+/// The default run directory. It is in memory, so that it is empty after a reboot of this host.
 fn default_run(ceph_pool: &str, name: &str) -> PathBuf {
     let is_root = rustix::process::geteuid().is_root();
     let of_user = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

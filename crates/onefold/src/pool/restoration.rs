@@ -1,4 +1,4 @@
-//! A pool's metadata rebuilt from an export, for the existing data.
+//! Restores a pool's metadata from an export, for existing data.
 
 use super::{Claim, lock_directory};
 use crate::rendering::utc;
@@ -11,22 +11,22 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Bytes of an export read at a time.
+/// Bytes of an export that are read per call.
 const READ_BYTES: usize = 1 << 20;
 
-/// An export that was read and found to fit the data.
+/// An export that has been read and matches the data.
 pub(crate) struct Restoration {
     directory: PathBuf,
     file: PathBuf,
     data: Option<PathBuf>,
     export: MetadataExport,
     log: LogAfter,
-    /// Existing parts that are renamed, and the content of their names afterwards.
+    /// Existing parts, which are renamed before the new parts take their names.
     old: Vec<Part>,
     suffix: String,
-    /// Superblock and root of a pool exist.
+    /// Whether the superblock and root of a pool exist.
     is_pool_there: bool,
-    /// None while the directory is not there.
+    /// `None` if the directory does not exist yet.
     lock: Option<PoolLock>,
 }
 
@@ -87,12 +87,12 @@ impl Restoration {
         &self.export
     }
 
-    /// Whether the log has everything that was committed since the export.
+    /// Whether the log still has everything that was committed since the export.
     pub(crate) fn keeps_log(&self) -> bool {
         matches!(self.log, LogAfter::All(_))
     }
 
-    /// A sentence for each consequence.
+    /// The consequences of the restoration, one sentence each.
     pub(crate) fn plan(&self) -> Vec<String> {
         let (directory, export) = (self.directory.display(), &self.export);
         let made = utc(export.created_unix_seconds());
@@ -139,8 +139,8 @@ impl Restoration {
         plan
     }
 
-    /// Makes the parts and puts them into their places. The pool is locked until the result is
-    /// dropped. After an error the directory has no pool, or all of it.
+    /// Writes the parts and moves them into place. The pool stays locked until the result is dropped. After
+    /// an error, the directory has either no pool or a complete one.
     pub(crate) fn carry_out(self, report: &mut dyn FnMut(u64, u64)) -> Result<PoolLock> {
         let failed = |error: io::Error| Error::failed(error.to_string());
         let lock = match self.lock {
@@ -159,7 +159,7 @@ impl Restoration {
         if let Some(data) = &self.data {
             engine.link_data(data).map_err(failed)?;
         }
-        // The parts are open no longer: the engine keeps none.
+        // The engine keeps no parts open, so they can be replaced.
         replacement
             .finish(&self.old, &self.suffix)
             .map_err(failed)?;
@@ -177,7 +177,7 @@ fn lock(directory: &Path) -> Result<PoolLock> {
     }
 }
 
-/// The export from its beginning.
+/// Opens the export and reads it from the beginning.
 fn reader<'a>(file: &Path, report: &'a mut dyn FnMut(u64, u64)) -> Result<impl Read + 'a> {
     let failed = |e: io::Error| Error::io(format_args!("cannot read {}", file.display()), &e);
     let opened = File::open(file).map_err(failed)?;
@@ -193,7 +193,7 @@ fn reader<'a>(file: &Path, report: &'a mut dyn FnMut(u64, u64)) -> Result<impl R
     ))
 }
 
-/// Reports how much of a file was read.
+/// A reader that reports how much of a file has been read.
 struct Reported<'a> {
     file: File,
     done: u64,

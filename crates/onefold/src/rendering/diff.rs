@@ -1,4 +1,4 @@
-//! Rendering of differences.
+//! Renders differences.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use onefold_api::{DiffContent, DiffExtent, DiffPage, size};
 
 use crate::output::Render;
 
-/// What was listed.
+/// Sums over a list of differences.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
     pub(crate) extents: u64,

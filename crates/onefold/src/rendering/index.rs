@@ -1,4 +1,4 @@
-//! Rendering of the index.
+//! Renders the index.
 
 use std::io::{self, Write};
 

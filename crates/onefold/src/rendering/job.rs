@@ -1,4 +1,4 @@
-//! Rendering of jobs.
+//! Renders jobs.
 
 use std::io::{self, Write};
 
@@ -49,7 +49,7 @@ impl Render for JobListReply {
     }
 }
 
-/// Whether it is the finder of a snapshot, which has nothing to do once it has scanned the snapshot.
+/// Whether a job is the finder of a snapshot that has been scanned completely, which has nothing left to do.
 fn is_idle_snapshot(job: &JobStatus) -> bool {
     let volume = job.volume.as_deref();
     let is_of_snapshot = volume.is_some_and(|name| split_name(name).1.is_some());

@@ -1,4 +1,4 @@
-//! Replies as text, which may change between releases.
+//! Renders replies as text, which may change between releases.
 
 pub(crate) mod diff;
 mod index;
@@ -12,7 +12,7 @@ mod volume;
 use clap::ValueEnum;
 use onefold_api::{DataReply, size};
 
-/// A time for people.
+/// Formats a time for people.
 pub(crate) fn utc(unix_seconds: u64) -> String {
     let time = std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(unix_seconds));
     time.map_or_else(
@@ -21,14 +21,14 @@ pub(crate) fn utc(unix_seconds: u64) -> String {
     )
 }
 
-/// The word of a value on the command line.
+/// The name of a value on the command line.
 pub(crate) fn word(value: impl ValueEnum) -> String {
     let word = value.to_possible_value();
     word.map(|word| word.get_name().to_owned())
         .unwrap_or_default()
 }
 
-/// Data for a table.
+/// Formats an amount of data for a table.
 fn short(data: DataReply) -> String {
     let data = data.data_bytes;
     data.map_or_else(|| "-".to_owned(), size::display)

@@ -1,4 +1,4 @@
-//! Rendering of the pool.
+//! Renders the pool.
 
 use std::io::{self, Write};
 
@@ -233,7 +233,7 @@ impl Render for PoolCheckReply {
     }
 }
 
-/// Allocated space without stored data, if there is any.
+/// Space that is allocated on disk but holds no stored data, if any.
 fn free_on_disk(stat: &PoolStatReply) -> String {
     match stat.free_bytes_on_disk {
         0 => String::new(),
@@ -241,7 +241,7 @@ fn free_on_disk(stat: &PoolStatReply) -> String {
     }
 }
 
-/// Space that the host lacks, if it does.
+/// A remark if the host has too little free space for the pool.
 fn host_room(stat: &PoolStatReply, bytes: &dyn Fn(u64) -> String) -> String {
     match stat.host_free_bytes {
         Some(host_free) if stat.available_blocks < stat.free_blocks => format!(
@@ -253,7 +253,7 @@ fn host_room(stat: &PoolStatReply, bytes: &dyn Fn(u64) -> String) -> String {
     }
 }
 
-/// How full the pool is.
+/// Describes how full the pool is.
 fn space(level: SpaceLevel) -> &'static str {
     match level {
         SpaceLevel::Ok => "ok",
@@ -264,7 +264,7 @@ fn space(level: SpaceLevel) -> &'static str {
     }
 }
 
-/// How a full pool treats writes.
+/// Describes how writes are treated while the pool is full.
 fn when_full(when_full: WhenFull) -> &'static str {
     match when_full {
         WhenFull::Pause => "writes wait for space",
@@ -272,7 +272,7 @@ fn when_full(when_full: WhenFull) -> &'static str {
     }
 }
 
-/// The faults that were found.
+/// Warnings about faults that deduplication found.
 pub(crate) fn warnings(reply: &PoolDedupReply) -> Vec<String> {
     let mut warnings = Vec::new();
     if reply.counts.declined > 0 {

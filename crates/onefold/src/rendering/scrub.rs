@@ -1,4 +1,4 @@
-//! Rendering of bad blocks.
+//! Renders bad blocks.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Rendering of snapshots.
+//! Renders snapshots.
 
 use std::io::{self, Write};
 
@@ -38,7 +38,7 @@ impl Render for SnapshotListReply {
     }
 }
 
-/// An unfinished deletion.
+/// Writes a line about an unfinished deletion.
 pub(super) fn write_deletion(deletion: &DeletionReply, out: &mut dyn Write) -> io::Result<()> {
     let (name, own) = (&deletion.name, size::display(deletion.own_bytes));
     if let Some(failure) = &deletion.failure {

@@ -1,4 +1,4 @@
-//! Rendering of imports and exports.
+//! Renders imports and exports.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Rendering of volumes, and plans.
+//! Renders volumes and plans.
 
 use std::io::{self, Write};
 
@@ -198,7 +198,7 @@ fn write_inline(inline: &InlineReply, out: &mut dyn Write) -> io::Result<()> {
     )
 }
 
-/// Blocks that were found and written all the same, and why: the most frequent reason first.
+/// Blocks that were found in the index but written anyway, by reason, the most frequent first.
 fn refused(refused: &RefusedReply) -> String {
     let mut reasons = refused.by_reason().to_vec();
     reasons.retain(|(_, blocks)| *blocks > 0);
