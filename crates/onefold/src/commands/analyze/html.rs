@@ -1,4 +1,4 @@
-//! The figures as a page with plots.
+//! Builds an HTML page with plots of the figures.
 
 use super::super::html::{Page, Section, Table};
 use super::super::plots::{AMOUNTS, BESIDE, COLOURS, LABEL, SIZE, TITLE, draw_series_labels};
@@ -13,14 +13,14 @@ use std::path::Path;
 const UNIQUE: RGBColor = COLOURS[0];
 const REDUNDANT: RGBColor = COLOURS[1];
 
-/// Most bars with their names below them, and most letters of all names together.
+/// The most bars with names below them, and the most characters of all these names together.
 const NAMES_MAX: usize = 7;
 const NAME_LETTERS: usize = 44;
 
-/// A longer name is cut rather than the one beside it left out.
+/// Longer names are cut, because otherwise neighbouring names would have to be left out.
 const LETTERS_MAX: usize = 11;
 
-/// The bars of a plot: their names, and their heights, side by side.
+/// A bar chart: names, and the heights of the bars for each name.
 struct Bars<'a> {
     title: String,
     below: &'a str,
@@ -30,7 +30,7 @@ struct Bars<'a> {
     is_logarithmic: bool,
 }
 
-/// The heights of bars of one colour, one for each name.
+/// The bars of one colour, one height for each name.
 struct Series<'a> {
     name: &'a str,
     colour: RGBColor,
@@ -156,7 +156,7 @@ fn plots(way: &WayReply) -> Vec<Bars<'_>> {
     plots
 }
 
-/// How many chunks occur how often, by powers of two.
+/// Number of distinct chunks by number of copies, in powers of two.
 fn copies(way: &WayReply) -> Bars<'_> {
     let mut counts: Vec<f64> = Vec::new();
     for copies in &way.copies {
@@ -204,7 +204,7 @@ fn runs(way: &WayReply) -> Bars<'_> {
     }
 }
 
-/// Compressed size of the sample under LZ4, in percent of the units.
+/// Share of the sample by compressed size under LZ4, in percent.
 fn compression(found: &Compressibility) -> Bars<'_> {
     let percent = |found: &Compressed| {
         let all = found.sampled.max(1) as f64;
@@ -231,7 +231,7 @@ impl Bars<'_> {
         let mut svg = String::new();
         let heights = self.series.iter().flat_map(|series| &series.heights);
         let highest = self.height(heights.copied().fold(1.0, f64::max));
-        // Above the bars, and for the names of the series.
+        // Leave room above the bars, and more if there is a legend.
         let room = if self.series.len() > 1 { 1.45 } else { 1.05 };
         let amounts = match self.is_logarithmic {
             true => highest.ceil() as usize + 1,
@@ -281,7 +281,8 @@ impl Bars<'_> {
         Ok(svg)
     }
 
-    /// As drawn: the logarithm of a count plus one, so that a count of one is visible.
+    /// The height as drawn. On a logarithmic scale it is the logarithm of the count plus one, so that a count
+    /// of one is visible.
     fn height(&self, value: f64) -> f64 {
         match self.is_logarithmic {
             true => (value + 1.0).log10(),
@@ -289,7 +290,8 @@ impl Bars<'_> {
         }
     }
 
-    /// Labels are centred on their bars. Those that would overlap are left out, and cut.
+    /// The label at a position. Labels are centred on their bars; labels that would overlap are omitted, and
+    /// long ones are cut.
     fn name_at(&self, at: f64) -> String {
         let letters = self.names.iter().map(|name| name.chars().count()).max();
         let names_max = NAME_LETTERS / letters.unwrap_or(0).clamp(1, LETTERS_MAX);
@@ -305,7 +307,7 @@ impl Bars<'_> {
     fn amount_at(&self, height: f64) -> String {
         match self.is_logarithmic {
             true if height == 0.0 => "0".to_owned(),
-            // The one more is not to be seen here.
+            // The added one does not show at this precision.
             true => format!("{:.0}", 10_f64.powf(height)),
             false => format!("{height:.0}"),
         }

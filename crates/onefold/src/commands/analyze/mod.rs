@@ -28,82 +28,83 @@ const CHUNKING_DEFAULT: Chunking = Chunking::Fixed { bytes: 4096 };
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Files, folders with all that is in them, block devices, disk images. Each is an input; symbolic
+    /// Inputs to analyse: files, folders with everything below them, block devices, disk images. Symbolic
     /// links below a folder are not followed.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// The paths are traces, as --trace writes them: everything comes from them, and all their inputs are
-    /// analysed together. They must have been cut in the same ways.
+    /// Read the paths as traces that --trace wrote, instead of data, and analyse all their inputs together.
+    /// The traces must have been made with the same chunking.
     #[arg(long, conflicts_with_all = ["image_format", "allow_backing", "trace"])]
     from_traces: bool,
 
-    /// Also write chunks and fingerprints to this new file, for --from-traces.
+    /// Write chunks and fingerprints to this new file, for --from-traces.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    /// Paths are in the trace only as hashes, with a key that nobody keeps.
+    /// Store only hashes of the paths in the trace; their key is discarded.
     #[arg(long, requires = "trace")]
     hide_names: bool,
 
-    /// With qcow2, files that begin as such images are read as the disks inside them; everything else is
-    /// read as it is.
+    /// Format of the inputs. With qcow2, files that begin as qcow2 images are read as the disks inside them;
+    /// all other files are read as they are.
     #[arg(long, value_enum, default_value = "raw")]
     image_format: ImageFormat,
 
-    /// Also read what lies beneath a qcow2 image, where the image itself has nothing. Only for images that
-    /// you trust; without, only what an image itself has is counted.
+    /// Read the backing files of a qcow2 image, too, where the image itself has no data. Only for images that
+    /// you trust. Without this option, only data in the image itself is counted.
     #[arg(long)]
     allow_backing: bool,
 
-    /// A way to cut the data: file, fixed:SIZE, content:AVERAGE or content:MIN,AVERAGE,MAX. Can be given
-    /// several times; everything is read once. Without it fixed:4K, or all ways that traces have.
+    /// Chunking method: file, fixed:SIZE, content:AVERAGE or content:MIN,AVERAGE,MAX. May be repeated; the
+    /// data is read only once. [default: fixed:4K, or all methods in the traces]
     #[arg(long, value_name = "WAY")]
     chunking: Vec<Chunking>,
 
-    /// The inputs are generations of one another: say what each adds to those before it.
+    /// Treat the inputs as generations of the same data: report what each adds to the ones before it.
     #[arg(long)]
     generations: bool,
 
-    /// How it is found out.
+    /// Method of the analysis.
     #[arg(long, value_enum, default_value = "exact")]
     method: Method,
 
-    /// What Harnik's estimate may be off at most, in percent of the data.
+    /// Maximum error of Harnik's estimate, in percent of the data.
     #[arg(long, value_name = "PERCENT", default_value = "1")]
     error: f64,
 
-    /// With which probability it is not off by more, in percent.
+    /// Probability that Harnik's estimate is within this error, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "99.9")]
     confidence: f64,
 
-    /// What is drawn for Harnik's estimate follows from this number; with none, it is drawn as well.
+    /// Seed for the sample of Harnik's estimate. [default: random]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
-    /// Also write the figures as tables of comma-separated values into this new folder.
+    /// Write the figures as CSV tables into this new folder.
     #[arg(long, value_name = "DIR")]
     csv: Option<PathBuf>,
 
-    /// Also write a page with plots to this new file. It needs nothing else, and no network.
+    /// Write a self-contained HTML page with plots to this new file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Also write how often contents occur, and how long runs are, into this new file, for `onefold bench`.
+    /// Write the distribution of copies and of run lengths to this new file, for `onefold bench`.
     #[arg(long, value_name = "FILE")]
     distribution: Option<PathBuf>,
 
-    /// Memory for what is known of the chunks; what has no room goes to a temporary file. The sample of an estimate must fit.
+    /// Memory for the table of chunks; the rest goes to a temporary file. The sample of an estimate must fit
+    /// in memory.
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
     memory: u64,
 }
 
-/// How redundancy is found out.
+/// How redundancy is determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Method {
-    /// All chunks are counted.
+    /// Count all chunks.
     Exact,
-    /// Harnik's method: an estimate of what fixed blocks save, within a bound, in 16 MiB of memory.
+    /// Harnik's method: estimate the savings of fixed blocks within an error bound, in 16 MiB of memory.
     Harnik,
 }
 
@@ -172,7 +173,7 @@ fn write_distribution(analysis: &Analysis, file: TextFile) -> Result<()> {
     file.write(&found.to_string())
 }
 
-/// Figures of nothing would look as if there were nothing to save.
+/// Fails if nothing could be read, because the figures would suggest that there is nothing to save.
 fn refuse_if_unreadable(output: &Output, problems: &[Problem], bytes: u64) -> Result<()> {
     let Some((last, others)) = problems.split_last().filter(|_| bytes == 0) else {
         return Ok(());
@@ -240,7 +241,7 @@ impl Args {
         }
     }
 
-    /// For the method that estimates.
+    /// The block size for the estimate, which supports only one size of fixed blocks.
     fn one_size_of_blocks(&self) -> Result<usize> {
         let [Chunking::Fixed { bytes }] = self.chunkings()?[..] else {
             return Err(Error::usage(
@@ -282,7 +283,7 @@ fn note_unopened_disks(output: &Output, count: u64) {
     }
 }
 
-/// Names what was wrong with inputs. Returns the exit code that this makes.
+/// Prints a warning for each problem with an input, and returns the exit code.
 fn warn(output: &Output, problems: &[Problem], is_complete: bool) -> ExitCode {
     for problem in problems {
         output.warn(format_args!("{:?}: {}", problem.path, problem.what));

@@ -10,13 +10,13 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Kinds and sizes of files, and numbers of copies, that a table has at most; JSON has all.
+/// The most rows of a table of file kinds, file sizes or numbers of copies; JSON has all rows.
 const ROWS_MAX: usize = 12;
 
-/// Rows of a table of runs.
+/// The most rows of a table of runs.
 const RUN_ROWS_MAX: usize = 24;
 
-/// The document of `analyze`; its field names are a promise.
+/// The JSON document of `analyze`. Field names are stable.
 #[derive(Debug, Serialize)]
 pub(super) struct Reply {
     pub(super) is_complete: bool,
@@ -35,28 +35,28 @@ pub(super) struct WayReply {
     pub(super) chunking: String,
     #[serde(flatten)]
     pub(super) totals: Totals,
-    /// Those that are not zero.
+    /// Chunks other than zeros.
     pub(super) data_chunks: u64,
     pub(super) data_bytes: u64,
     pub(super) distinct_chunks: u64,
     pub(super) distinct_bytes: u64,
-    /// Of the distinct ones, those that occur once.
+    /// Distinct chunks that occur only once.
     pub(super) single_chunks: u64,
     pub(super) duplicate_chunks: u64,
     pub(super) duplicate_bytes: u64,
-    /// The savings of each input by itself, and the further savings across inputs.
+    /// Bytes that occur again in the same input; the next field has the further savings across inputs.
     pub(super) duplicate_within_bytes: u64,
     pub(super) duplicate_across_bytes: u64,
-    /// Part of the data, zeros not counted, that need not be stored.
+    /// Share of the data other than zeros that deduplication saves.
     pub(super) saved_ratio: f64,
     pub(super) inputs: Vec<InputReply>,
     pub(super) copies: Vec<Copies>,
     pub(super) kinds: Vec<KindReply>,
     pub(super) sizes: Vec<SizeReply>,
     pub(super) runs: [RunLengths; 2],
-    /// Of a sample of the distinct chunks; nothing for whole files.
+    /// Compressibility of a sample of the distinct chunks; `None` for whole files.
     pub(super) compression: Option<Compressibility>,
-    /// The cost in a pool; nothing for chunks that a pool cannot have.
+    /// The cost of the savings in a pool; `None` for chunks that a pool cannot store.
     pub(super) advice: Option<Advice>,
 }
 
@@ -181,7 +181,7 @@ impl WayReply {
         remarks.try_for_each(|remark| writeln!(out, "  {remark}"))
     }
 
-    /// For each kind of chunks the number, their bytes, and their part of the whole.
+    /// The number, bytes and share of the chunks of each kind.
     pub(super) fn totals_rows(&self) -> [[String; 4]; 5] {
         let (all, data) = ((self.totals.bytes, "all"), (self.data_bytes, "data"));
         let totals = &self.totals;
@@ -230,7 +230,7 @@ impl WayReply {
         Ok(())
     }
 
-    /// Chunks by copies, files by kind and size, runs by length.
+    /// Tables of chunks by copies, files by kind and size, and runs by length.
     pub(super) fn figures(&self) -> Vec<Figures> {
         let mut all = vec![self.copies_figures()];
         all.extend(self.kinds_figures());
@@ -306,7 +306,7 @@ impl WayReply {
         }
     }
 
-    /// The compressed sizes, and the cost in a pool.
+    /// Sentences about compressed sizes and the cost in a pool.
     pub(super) fn remarks(&self) -> Vec<String> {
         let compression = self.compression.iter().flat_map(|found| {
             let chunks = compressed_remark("chunk for itself", &found.chunks);
@@ -319,8 +319,8 @@ impl WayReply {
 }
 
 impl InputReply {
-    /// Its data; of this the part that is distinct, that is in other inputs, and that is in none
-    /// before it.
+    /// The input's data, and the parts of it that are distinct, that are in other inputs, and that are in no
+    /// earlier input.
     pub(super) fn amounts(&self) -> [String; 4] {
         let share = &self.share;
         let data = self.totals.bytes - self.totals.zero_bytes;
@@ -334,7 +334,7 @@ impl InputReply {
     }
 }
 
-/// A table whose first column has the names of the rows.
+/// A table whose first column names the rows.
 pub(super) struct Figures {
     pub(super) columns: [&'static str; 3],
     pub(super) rows: Vec<[String; 3]>,
@@ -366,7 +366,7 @@ fn compressed_remark(unit: &str, found: &Compressed) -> Option<String> {
     })
 }
 
-/// The decision, and how it comes about.
+/// The recommendation and the reasons for it.
 fn advice_remarks(advice: &Advice) -> [String; 4] {
     let whole = |blocks: u64| size::display(blocks * advice.block_bytes);
     let costs = size::display(advice.map_bytes + advice.index_bytes);
@@ -412,7 +412,7 @@ impl Render for Reply {
     }
 }
 
-/// The document of `analyze --method harnik`.
+/// The JSON document of `analyze --method harnik`.
 #[derive(Debug, Serialize)]
 pub(super) struct EstimateReply {
     pub(super) is_complete: bool,
@@ -423,7 +423,8 @@ pub(super) struct EstimateReply {
     #[serde(flatten)]
     pub(super) totals: Totals,
     pub(super) data_bytes: u64,
-    /// Part of the data that need not be stored, and its error bound, with this probability.
+    /// Estimated share of the data that deduplication saves. The estimate is off by at most `error`, with a
+    /// probability of `confidence`.
     pub(super) saved_ratio: f64,
     pub(super) error: f64,
     pub(super) confidence: f64,

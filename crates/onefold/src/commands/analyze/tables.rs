@@ -1,4 +1,4 @@
-//! The figures as tables of comma-separated values, one file each.
+//! Writes the figures as CSV tables, one file each.
 
 use super::reply::{Reply, WayReply};
 use onefold_analyze::Category;
@@ -6,17 +6,17 @@ use onefold_api::{Error, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// A new folder for tables; gone again if no table is written.
+/// A new folder for tables, which is removed if no table is written.
 pub(super) struct TableFolder(PathBuf);
 
 impl TableFolder {
-    /// Makes the folder, so that a failure shows before any long work.
+    /// Creates the folder before any long work, so that a failure shows early.
     pub(super) fn create(path: &Path) -> Result<Self> {
         fs::create_dir(path).map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
         Ok(Self(path.to_owned()))
     }
 
-    /// Makes a file for each table.
+    /// Writes one file for each table.
     pub(super) fn write(self, reply: &Reply) -> Result<()> {
         write(reply, &self.0)
     }
@@ -24,12 +24,12 @@ impl TableFolder {
 
 impl Drop for TableFolder {
     fn drop(&mut self) {
-        // Only an empty folder can be removed.
+        // This removes the folder only if it is empty.
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-/// Makes a file for each table. Every row begins with the way to cut.
+/// Writes one file for each table. Every row begins with the chunking method.
 fn write(reply: &Reply, folder: &Path) -> Result<()> {
     let table = |name: &str, columns: &[&str], rows: fn(&WayReply) -> Vec<Vec<String>>| {
         let path = folder.join(name);

@@ -1,4 +1,4 @@
-//! The distributions that can be asked for: those that come with the program, and files.
+//! Distributions of contents: built in, or from a file.
 
 use onefold_analyze::Chunking;
 use onefold_api::{Error, Result};
@@ -7,17 +7,17 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Longest text of a distribution: many times that of a large data set.
+/// The longest text of a distribution, many times the length for a large data set.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// A distribution, and how it was asked for.
+/// A distribution, and the name by which the user selected it.
 pub(super) struct Content {
     pub(super) name: String,
     pub(super) distribution: Distribution,
 }
 
 impl Content {
-    /// Built-in ones take precedence over files of the same names.
+    /// Loads a distribution. Built-in ones take precedence over files of the same name.
     pub(super) fn load(name: &Path, block_bytes: Option<u64>) -> Result<Self> {
         let mut shipped = shipped_distributions().into_iter();
         let text = match shipped.find(|(known, _)| Path::new(known) == name) {

@@ -26,23 +26,24 @@ use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What is written to: a file, which is made if there is none, a block device, nbd://HOST[:PORT]/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH, or memory:SIZE, which shows what the load itself can do.
+    /// Target of the load: a file, which is created if it does not exist, a block device,
+    /// nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or memory:SIZE, which measures the load
+    /// generator itself.
     #[allow(
         rustdoc::broken_intra_doc_links,
         reason = "clap prints it as it stands: brackets are for what may be left out"
     )]
     target: Place,
 
-    /// Uses this much of the target, from its start; and makes a new file as large as this.
+    /// Use only this much of the target, from its start. Also the size of a new file.
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     size: Option<u64>,
 
-    /// Which requests: write, read or mixed:READ_PERCENT. Before anything is read, everything is written once.
+    /// Requests to send: write, read or mixed:READ_PERCENT. If there are reads, the target is filled first.
     #[arg(long, value_name = "MODE", default_value = "write")]
     mode: Mode,
 
-    /// Where: sequential, uniform, nurand[:A] (TPC-C's hot spots) or zipf[:THETA].
+    /// Access pattern: sequential, uniform, nurand[:A] (TPC-C's hot spots) or zipf[:THETA].
     #[allow(
         rustdoc::broken_intra_doc_links,
         reason = "clap prints it as it stands: brackets are for what may be left out"
@@ -50,61 +51,62 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATTERN", default_value = "sequential")]
     pattern: Pattern,
 
-    /// The size of requests, whole blocks; one block unless it is given.
+    /// Size of a request, in whole blocks. [default: one block]
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     request: Option<u64>,
 
-    /// How many jobs work side by side, each on a part of its own.
+    /// Number of concurrent jobs, each on its own part of the target.
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     jobs: u64,
 
-    /// Ends it after so many seconds; filling before, and reading back after, are not counted.
+    /// Stop after this many seconds, not counting the initial fill and the final verification.
     #[arg(long, value_name = "NUMBER")]
     seconds: Option<u64>,
 
-    /// Ends it after so many requests. With neither, it ends after as many as have room.
+    /// Stop after this many requests. Without --seconds and --requests, the load makes as many requests as
+    /// fit into the target.
     #[arg(long, value_name = "NUMBER")]
     requests: Option<u64>,
 
-    /// So many requests a second, of all jobs together; without it, as many as there can be.
+    /// Requests per second of all jobs together. [default: unlimited]
     #[arg(long, value_name = "NUMBER", value_parser = parse_rate)]
     rate: Option<f64>,
 
-    /// Which contents, how often: guests, dedis, paulo09, or a file as `analyze --distribution` or DEDISgen
-    /// writes it.
+    /// Distribution of duplicate contents: guests, dedis, paulo09, or a file from `analyze --distribution` or
+    /// DEDISgen.
     #[arg(long, value_name = "NAME|FILE", default_value = "guests")]
     distribution: PathBuf,
 
-    /// The size of blocks, instead of that in the distribution.
+    /// Block size, instead of the block size of the distribution.
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     block_size: Option<u64>,
 
-    /// So many percent of each block compress to nearly nothing.
+    /// Percentage of each block that is compressible.
     #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = clap::value_parser!(u8).range(0..=100))]
     compressible: u8,
 
-    /// Contents and addresses follow from this number; with none, it is drawn.
+    /// Seed of contents and addresses. [default: random]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
-    /// This is the K-th of N that run side by side with the same seed: what they have in common follows
-    /// the distribution too.
+    /// Run as instance K of N concurrent instances with the same seed. Contents that the instances share
+    /// follow the distribution, too.
     #[arg(long, value_name = "K/N", default_value = "1/1", value_parser = parse_instance)]
     instance: Share,
 
-    /// Do not read at the end what was written.
+    /// Do not verify the written data at the end.
     #[arg(long)]
     no_read_back: bool,
 
-    /// Past the host's page cache (O_DIRECT): files and devices only.
+    /// Bypass the host's page cache (O_DIRECT); for files and devices only.
     #[arg(long)]
     direct: bool,
 
-    /// Destroys what the target holds.
+    /// Destroy the content of the target.
     #[arg(long)]
     yes: bool,
 
-    /// Also write a page with plots to this new file. It needs nothing else, and no network.
+    /// Write a self-contained HTML page with plots to this new file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -173,7 +175,7 @@ impl Args {
     }
 }
 
-/// Nothing is written over that somebody may want.
+/// Fails if the target has content, which the load would overwrite.
 fn refuse_content(
     output: &Output,
     target: &dyn Target,

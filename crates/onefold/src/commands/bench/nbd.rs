@@ -6,20 +6,20 @@ use onefold_nbd::wire::transmission_flag;
 use onefold_workload::{Connection, Load, Target};
 use std::io;
 
-/// An export that can be connected to.
+/// An NBD export to which a load can connect.
 #[derive(Debug)]
 pub(super) struct NbdTarget {
     address: Address,
     bytes: u64,
     is_read_only: bool,
-    /// Whether several connections see the same.
+    /// Whether all connections see the same data.
     is_shared: bool,
-    /// Sizes of requests, least and most.
+    /// The smallest and the largest size of a request.
     request_bytes: (u32, u32),
 }
 
 impl NbdTarget {
-    /// Asks the server about the export.
+    /// Connects to the server and reads the export's properties.
     pub(super) fn open(address: &Address) -> Result<Self> {
         let client = Client::connect(address);
         let client =
@@ -33,7 +33,7 @@ impl NbdTarget {
         })
     }
 
-    /// Whether it accepts the load's requests.
+    /// Fails if the export does not accept the load's requests.
     pub(super) fn check(&self, block_bytes: u64, load: &Load) -> Result<()> {
         let refused = |what: String| Err(Error::usage(format!("{}: {what}", self.address)));
         if self.is_read_only {
@@ -71,7 +71,7 @@ impl Target for NbdTarget {
     }
 }
 
-/// One job's connection.
+/// The connection of one job.
 struct Job(Client);
 
 impl Connection for Job {

@@ -1,4 +1,4 @@
-//! The measurements as a page.
+//! Builds an HTML page of the measurements.
 
 use super::super::html::{Page, Section, Table};
 use super::super::plots::{Line, Plot, Scale};
@@ -6,7 +6,7 @@ use super::reply::{COLUMNS, IntervalReply, OperationReply, PhaseReply, Reply, ti
 use onefold_api::{Error, Result};
 use std::error::Error as Cause;
 
-/// Points of a line at most.
+/// The most points of a line.
 const POINTS_MAX: usize = 150;
 
 pub(super) fn page(reply: &Reply) -> Result<Page> {
@@ -38,7 +38,7 @@ fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
     })
 }
 
-/// The operations of the first phase that was not only to fill the target.
+/// The request rate and 99th percentile of the first phase other than the fill.
 fn headline(reply: &Reply) -> String {
     let Some(phase) = reply.phases.iter().find(|phase| phase.phase != "fill") else {
         return "Nothing was measured".to_owned();
@@ -58,7 +58,7 @@ fn headline(reply: &Reply) -> String {
     )
 }
 
-/// Latencies of each operation except flushes: how many requests took how long.
+/// The latency distribution of each operation except flushes.
 fn latencies(reply: &Reply) -> Plot<'_> {
     let mut lines = Vec::new();
     for phase in &reply.phases {
@@ -94,7 +94,7 @@ fn latencies(reply: &Reply) -> Plot<'_> {
 }
 
 fn throughput(phase: &PhaseReply) -> Plot<'_> {
-    // Several intervals to a point, because more points than these cannot be distinguished.
+    // Combine intervals into one point where more points could not be distinguished.
     let joined = phase.timeline.len().div_ceil(POINTS_MAX).max(1);
     let line = |name: &str, bytes: fn(&IntervalReply) -> u64| {
         let points = (0..).zip(phase.timeline.chunks(joined));

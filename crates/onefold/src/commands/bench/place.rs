@@ -1,4 +1,4 @@
-//! The target of `bench`, as the user gives it.
+//! The target of `bench`, as the user specifies it.
 
 use super::nbd::NbdTarget;
 use onefold_api::size;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use super::said;
 
-/// Where a load goes.
+/// The target of a load.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     File(PathBuf),
@@ -33,7 +33,7 @@ impl FromStr for Place {
 }
 
 impl Place {
-    /// The part that is used: all of it, or the requested size.
+    /// The number of bytes to use: the requested size, or the whole target.
     pub(super) fn bytes(&self, wanted: Option<u64>) -> Result<u64> {
         let found = match self {
             Self::Memory(bytes) => Some(*bytes),
@@ -52,7 +52,7 @@ impl Place {
         }
     }
 
-    /// Opens it, or makes it. Returns whether it is new, and therefore empty.
+    /// Opens or creates the target. Returns whether it is new, and therefore empty.
     pub(super) fn open(
         &self,
         bytes: u64,

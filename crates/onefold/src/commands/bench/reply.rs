@@ -9,10 +9,10 @@ use onefold_workload::{
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Latencies reported for each operation: their percentiles.
+/// Percentiles of the latencies that are reported for each operation.
 const PERCENTILES: [f64; 4] = [50.0, 90.0, 99.0, 99.9];
 
-/// The document of `bench`; its field names are a promise.
+/// The JSON document of `bench`. Field names are stable.
 #[derive(Debug, Serialize)]
 pub(super) struct Reply {
     pub(super) is_complete: bool,
@@ -23,27 +23,26 @@ pub(super) struct Reply {
     pub(super) mode: String,
     pub(super) pattern: String,
     pub(super) jobs: u64,
-    /// Requests per second that were asked for; nothing for as many as there can be.
+    /// The requested number of requests per second; `None` if unlimited.
     pub(super) rate: Option<f64>,
     pub(super) seed: u64,
-    /// Which of how many, from 1 on.
+    /// Number of this instance, from 1.
     pub(super) instance: u64,
     pub(super) instances: u64,
     pub(super) compressible_percent: u8,
     pub(super) content: ContentReply,
-    /// Blocks that were read and compared with the written data. All were equal, otherwise there is
-    /// no result.
+    /// Blocks that were read and compared with the written data. All were equal; otherwise the run fails.
     pub(super) verified_blocks: u64,
     pub(super) phases: Vec<PhaseReply>,
 }
 
-/// The distribution in as many blocks as the regions of all instances have.
+/// The distribution, scaled to the blocks of all instances' regions.
 #[derive(Debug, Serialize)]
 pub(super) struct ContentReply {
     pub(super) distribution: String,
     pub(super) blocks: u64,
     pub(super) distinct_blocks: u64,
-    /// Part of the blocks that need not be stored.
+    /// Share of the blocks that deduplication saves.
     pub(super) saved_ratio: f64,
 }
 
@@ -65,7 +64,7 @@ pub(super) struct OperationReply {
     pub(super) requests_per_second: f64,
     pub(super) bytes_per_second: f64,
     pub(super) latency_ns: LatencyReply,
-    /// From one power of ten to the next, in nanoseconds: the plot's points, by part of the requests.
+    /// The latency curve for the plot: shares of the slowest requests, with latencies in nanoseconds.
     #[serde(skip)]
     pub(super) curve: Vec<(f64, f64)>,
 }
@@ -178,11 +177,11 @@ impl OperationReply {
     }
 }
 
-/// How long it took how many of the requests: for each of some parts that the slower ones are, from all
-/// to one of them, the part and the latency in nanoseconds.
+/// The latency curve: for shares of the slowest requests, from all requests down to a single one, the share
+/// and the latency in nanoseconds that these requests exceed.
 fn curve(measured: &Measured) -> Vec<(f64, f64)> {
     let latency = &measured.latency;
-    // Twenty points for each power of ten.
+    // Twenty points per power of ten.
     let parts = (0..).map(|n| 10_f64.powf(-f64::from(n) / 20.0));
     let parts = parts.take_while(|part| part * latency.len() as f64 >= 1.0);
     let point = |part: f64| (part, latency.value_at_quantile(1.0 - part) as f64);
@@ -205,7 +204,7 @@ pub(super) const COLUMNS: [&str; 11] = [
 ];
 
 impl Reply {
-    /// A row for each operation of each phase.
+    /// A row for each operation in each phase.
     pub(super) fn rows(&self) -> Vec<[String; COLUMNS.len()]> {
         let of_phase = |phase: &'_ PhaseReply| {
             let rows = phase.operations.iter().map(|it| it.row(phase));
@@ -245,7 +244,7 @@ impl OperationReply {
             true => phase.phase.to_owned(),
             false => format!("{} {}", phase.phase, self.operation),
         };
-        // A flush has no size, and nothing runs beside it.
+        // A flush has no size, and no other requests run concurrently.
         let unless_flush = |text: String| match self.operation {
             "flush" => String::new(),
             _ => text,
@@ -280,7 +279,7 @@ impl Render for Reply {
 }
 
 impl Reply {
-    /// The operations, and their contents.
+    /// The operations and contents of the load, in words.
     pub(super) fn load(&self) -> [String; 2] {
         let rate = match self.rate {
             Some(rate) => format!(", {rate} a second"),
@@ -322,7 +321,7 @@ impl Reply {
     }
 }
 
-/// Nanoseconds with about three digits and a unit, for display.
+/// Formats nanoseconds with about three digits and a unit.
 pub(super) fn time_display(nanoseconds: f64) -> String {
     let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
     let unit = units.into_iter().find(|(least, _)| nanoseconds >= *least);
