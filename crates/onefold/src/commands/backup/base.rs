@@ -1,5 +1,5 @@
-//! The snapshots of which backups are made. The one of a source's last backup, its *base*, stays in the pool:
-//! its layers say what the next backup has to read.
+//! Snapshots of which backups are made. The snapshot of a source's last backup, its *base*, stays in the
+//! pool, because its layers determine which blocks the next backup has to read.
 
 use super::identity::FoundDisk;
 use super::link::Link;
@@ -17,7 +17,7 @@ use onefold_jobs::{JobKind, JobState};
 use onefold_repository::{KnownSource, Repository};
 use onefold_store::{full_name, split_name};
 
-/// The newest backups among which one with a base is looked for.
+/// How many of the newest backups are searched for one with a base.
 const BACKUPS_LOOKED_AT: usize = 16;
 
 /// A pool whose snapshots are backed up.
@@ -25,16 +25,16 @@ pub(super) struct Pool<'a> {
     pub(super) link: Link<'a>,
     block_size: u32,
     id: PoolId,
-    /// How the names of snapshots begin that are taken for this repository.
+    /// Prefix of the snapshots that are taken for this repository.
     prefix: String,
-    /// Snapshots that were taken and that nobody needs yet.
+    /// Snapshots that were taken but are not yet the base of a backup.
     taken: Vec<SnapshotReply>,
 }
 
-/// A backup with whose base a snapshot is compared.
+/// A backup whose base snapshot is compared with a new snapshot.
 pub(super) struct Parent {
     pub(super) backup: BackupNumber,
-    /// The name of its base.
+    /// Name of the base snapshot.
     pub(super) base: String,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// Whether the pool's daemon does not read for backups now.
+    /// Whether the daemon's job that reads for backups is paused.
     pub(super) fn is_paused(&self) -> Result<bool> {
         let Session::Remote(_) = self.link.session else {
             return Ok(false);
@@ -63,7 +63,7 @@ impl<'a> Pool<'a> {
         Ok(jobs.any(|job| job.kind == JobKind::Copying && job.state == JobState::Paused))
     }
 
-    /// A volume, as a disk that is backed up.
+    /// Describes a volume as a disk to back up.
     pub(super) fn disk<'n>(&self, volume: &'n str) -> Result<FoundDisk<'n>> {
         let stat = VolumeStat {
             name: volume.to_owned(),
@@ -87,8 +87,8 @@ impl<'a> Pool<'a> {
         Ok(volumes.map(|volume| volume.name).collect())
     }
 
-    /// Takes a snapshot of each of these volumes, all at one moment. If that fails, which one volume can cause, each is taken
-    /// by itself. Returns why volumes have none.
+    /// Takes a snapshot of all volumes at the same moment. If that fails, because of one volume perhaps,
+    /// takes a snapshot of each volume by itself. Returns the errors of volumes that have no snapshot.
     pub(super) fn take(&mut self, volumes: &[&str]) -> Vec<Error> {
         if volumes.is_empty() {
             return Vec::new();
@@ -109,7 +109,7 @@ impl<'a> Pool<'a> {
     }
 
     fn take_together(&mut self, volumes: &[&str]) -> Result<()> {
-        // With other names each time: a daemon that went away may have taken them before.
+        // Use new names for each attempt: a daemon that went away may already have taken the snapshots.
         let made = self.link.outlast(|| {
             let number = random_seed();
             let names = volumes.iter().map(|volume| {
@@ -124,7 +124,7 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// The one that was taken of a volume.
+    /// The snapshot that was taken of a volume.
     pub(super) fn taken(&self, volume: &str) -> Result<SnapshotReply> {
         let mut taken = self.taken.iter();
         let found = taken.find(|it| split_name(&it.name).0 == volume);
@@ -148,8 +148,8 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// The newest backup whose base is among these snapshots. That of another pool is not, nor one that took
-    /// the number of a base after the pool went back to an older state: it is of another moment.
+    /// The newest backup whose base is among these snapshots. The base must be in this pool, and its time
+    /// must match: after a pool was rolled back to an older state, a new snapshot may have the same number.
     pub(super) fn parent(
         &self,
         repository: &Repository,
@@ -161,7 +161,7 @@ impl<'a> Pool<'a> {
         for backup in backups.into_iter().rev().take(BACKUPS_LOOKED_AT) {
             let manifest = match repository.manifest(source.id, backup) {
                 Ok(manifest) => manifest,
-                // An older backup may have a base, too.
+                // An older backup may still have a base.
                 Err(error) if error.is_of_object() => {
                     output.warn(format_args!(
                         "{}@{backup} cannot be the parent of the next backup: {error}",
@@ -187,8 +187,8 @@ impl<'a> Pool<'a> {
         Ok(None)
     }
 
-    /// A backup of a snapshot that was taken is durable: it is the base from now on, and those before it are
-    /// not needed; or none is, and it goes in the end.
+    /// Called when the backup of a snapshot is durable. Deletes the base snapshots of earlier backups. With
+    /// `is_kept`, the snapshot becomes the base; otherwise `clear` deletes it.
     pub(super) fn backed_up(&mut self, snapshot: &SnapshotReply, is_kept: bool, output: &Output) {
         if is_kept {
             self.taken.retain(|it| it.number != snapshot.number);
@@ -208,7 +208,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Deletes what nobody needs.
+    /// Deletes the snapshots that are not the base of a backup.
     pub(super) fn clear(&mut self, output: &Output) {
         for snapshot in std::mem::take(&mut self.taken) {
             self.delete(&snapshot.name, output);
@@ -224,7 +224,7 @@ impl<'a> Pool<'a> {
             })
         });
         match deleted {
-            // A daemon that went away may have deleted it before.
+            // A daemon that went away may already have deleted the snapshot.
             Err(error) if error.kind != ErrorKind::NotFound => output.warn(format_args!(
                 "the snapshot '{name}', which was taken for a backup, is left: {error}"
             )),

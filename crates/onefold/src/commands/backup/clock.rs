@@ -1,16 +1,16 @@
-//! Clocks that went back: a backup whose time is before that of the backup before it.
+//! Detects clocks that were set back: a backup whose time is earlier than its predecessor's.
 //!
-//! Backups follow one another by number, and rules such as `--keep-daily` count their dates. A backup of a wrong date is
-//! a day of its own for them, and keeps a place that another day had.
+//! Backups are ordered by number, but rules such as `--keep-daily` count their dates. A backup with a wrong
+//! date counts as a separate day and takes the place of a real one.
 
 use super::retention::Candidate;
 use crate::output::Output;
 use crate::rendering::utc;
 use onefold_repository::{KnownSource, Repository};
 
-/// Warns if the last backup of a source is from before the backup before it.
+/// Warns if the last backup of a source has an earlier time than the one before it.
 pub(super) fn warn_if_it_went_back(repository: &Repository, source: &KnownSource, output: &Output) {
-    // What cannot be read is reported by commands that need it.
+    // Commands that need the backups report those that cannot be read.
     let numbers = repository.backups(source.id).unwrap_or_default();
     let last = &numbers[numbers.len().saturating_sub(2)..];
     if let Ok((backups, _)) = Candidate::some(repository, source.id, last) {
@@ -20,8 +20,8 @@ pub(super) fn warn_if_it_went_back(repository: &Repository, source: &KnownSource
     }
 }
 
-/// A sentence for each of these backups, which follow one another, that is from before the one before it. A backup of a
-/// snapshot has the time of the snapshot, which may be any.
+/// A sentence for each backup whose time is earlier than its predecessor's. Backups of user's snapshots are
+/// ignored, because they have the snapshot's time, which can be any.
 pub(super) fn steps_back(source: &str, backups: &[Candidate]) -> Vec<String> {
     let of_now: Vec<&Candidate> = backups.iter().filter(|it| !it.is_of_snapshot).collect();
     let pairs = of_now.iter().zip(of_now.iter().skip(1));

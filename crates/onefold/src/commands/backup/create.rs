@@ -30,28 +30,28 @@ use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Bytes of a block of a disk that no pool has.
+/// Block size for disks that are not in a pool.
 const BLOCK_SIZE: u32 = 4096;
 
-/// The domain of a disk that no pool has: that of volumes for which none was named.
+/// Domain of disks that are not in a pool: the default domain of volumes.
 const DOMAIN: &str = "default";
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// What is backed up: a volume of the pool, as it is at one moment; a snapshot; or a disk image or
-    /// device, with the name that it has in the repository.
+    /// Disks to back up: a volume of the pool, as of one moment; a snapshot; or a disk image or device, with
+    /// its name in the repository.
     #[arg(
         value_name = "VOLUME|VOLUME@SNAPSHOT|NAME=FILE",
         required_unless_present = "all"
     )]
     disks: Vec<Wanted>,
 
-    /// Back up all volumes of the pool, besides the disks that are named.
+    /// Back up all volumes of the pool, in addition to the named disks.
     #[arg(long)]
     all: bool,
 
-    /// With --all: leave out volumes with such a name. `*` stands for any characters, `?` for one, `[a-z]` for one of several. May
-    /// be given several times.
+    /// With --all, leave out volumes whose name matches. `*` stands for any characters, `?` for one, `[a-z]`
+    /// for one of several. May be given several times.
     #[arg(long, value_name = "PATTERN", requires = "all")]
     exclude: Vec<glob::Pattern>,
 
@@ -61,68 +61,70 @@ pub(in crate::commands) struct Args {
     #[command(flatten)]
     choice: Choice,
 
-    /// The format of disk images. It is never guessed. Without this they are raw.
+    /// Format of disk images, which is never detected. Without this option, images are read as raw.
     #[arg(long, value_enum)]
     image_format: Option<ImageFormat>,
 
-    /// Also read other files that a qcow2 image refers to. Only for images that you trust.
+    /// Read other files to which a qcow2 image refers, too. Only for images that you trust.
     #[arg(long)]
     allow_backing: bool,
 
-    /// Read all of a volume, and not only what changed since its last backup. The result is the same.
+    /// Read all of a volume, not only the changes since its last backup. The result is the same.
     #[arg(long)]
     full: bool,
 
-    /// What becomes of the snapshot of a volume: with it, the next backup reads only what changed; without
-    /// it, the pool need not keep what guests overwrite meanwhile.
+    /// Keep the volume's snapshot as the base of the next backup, which then reads only changes, or drop it
+    /// to save pool space.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Base::Keep)]
     base: Base,
 
-    /// A word to remember the backups by; may be given several times.
+    /// Tag by which to find the backups later; may be given several times.
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
 
-    /// zstd's level, 1 to 19.
+    /// Compression level of zstd, 1 to 19.
     #[arg(long, value_name = "LEVEL", default_value_t = LEVEL_DEFAULT, value_parser = clap::value_parser!(i32).range(1..=19))]
     level: i32,
 
-    /// Threads that compress and encrypt. [default: the number of processors]
+    /// Number of threads that compress and encrypt. [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
 
-    /// Memory for each stage.
+    /// Memory limit of each stage.
     #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
-    /// The folder of temporary files: 48 bytes for each block that is read, and up to as much for each that is stored.
-    /// [default: TMPDIR, or /var/tmp]
+    /// Folder for temporary files: 48 bytes for each block that is read, and up to as much for each block
+    /// that is stored. [default: TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR")]
     temp: Option<PathBuf>,
 
-    /// Where this host caches which packs of the repository have which content: 12 bytes for each stored block. With it a backup of
-    /// little reads little of the repository. [default: $CACHE_DIRECTORY, or /var/cache/onefold for root, or $XDG_CACHE_HOME/onefold]
+    /// Folder in which this host caches the contents of the repository's packs: 12 bytes for each stored
+    /// block. With the cache, a small backup reads little of the repository. [default: $CACHE_DIRECTORY, or
+    /// /var/cache/onefold for root, or $XDG_CACHE_HOME/onefold]
     #[arg(long, env = "ONEFOLD_CACHE", value_name = "DIR")]
     cache: Option<PathBuf>,
 
-    /// Use no such cache.
+    /// Do not use the cache.
     #[arg(long)]
     no_cache: bool,
 
-    /// Do not leave the processors to others. Without this, a host whose guests need all of them is backed up slowly.
+    /// Run at normal priority. Without this option, a host whose guests use all processors is backed up
+    /// slowly.
     #[arg(long)]
     hurry: bool,
 }
 
-/// What becomes of a snapshot once it is backed up.
+/// The fate of a snapshot after its backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Base {
-    /// It stays until the next backup.
+    /// Keep the snapshot until the next backup.
     Keep,
-    /// It goes, and so does that of the backup before.
+    /// Delete the snapshot, and the base of the previous backup, too.
     Drop,
 }
 
-/// What is to be backed up.
+/// A disk to back up.
 #[derive(Debug, Clone)]
 enum Wanted {
     Volume(String),
@@ -159,7 +161,7 @@ impl Wanted {
         }
     }
 
-    /// The name of the user's snapshot, without that of its volume; empty if it is none.
+    /// The name of the user's snapshot, without the volume's name; empty if the disk is not a snapshot.
     fn snapshot(&self) -> String {
         match self {
             Self::Snapshot { name, .. } => name.snapshot().to_owned(),
@@ -168,39 +170,39 @@ impl Wanted {
     }
 }
 
-/// The backups that were made.
+/// The JSON document of `backup create`.
 #[derive(Debug, Default, Serialize)]
 struct Reply {
     backups: Vec<BackupReply>,
-    /// Content that several of the disks have, and that no source had: stored once.
+    /// New content that several of the disks have, which is stored once.
     new_popular_bytes: u64,
-    /// What that takes in the repository, compressed.
+    /// Bytes that the new popular content takes in the repository, compressed.
     stored_popular_bytes: u64,
     seconds: f64,
-    /// Why the others were not made.
+    /// Why other backups were not made.
     failures: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct BackupReply {
-    /// SOURCE@N.
+    /// Name of the backup, SOURCE@N.
     name: String,
-    /// The name of the disk, which may differ from that of its source.
+    /// Name of the disk, which may differ from the name of its source.
     disk: String,
     size_bytes: u64,
-    /// Data of the disk.
+    /// Bytes of data on the disk.
     logical_bytes: u64,
-    /// Who said what changed: `layers`, the pool's; or `nobody`, and everything was read.
+    /// How changes were found: `layers`, from the pool's layers; or `nobody`, if everything was read.
     changed_by: &'static str,
-    /// The number of the backup since which it changed.
+    /// The number of the parent backup.
     parent: Option<u64>,
-    /// Read from the disk; what it knows to be zeros is not.
+    /// Bytes that were read from the disk, without blocks that are known to be zeros.
     read_bytes: u64,
-    /// Data that popular blocks hold: those that several sources have.
+    /// Bytes of data that popular blocks hold.
     popular_bytes: u64,
-    /// Content that the repository did not have, and that was stored for this source alone.
+    /// Bytes of content that the repository did not have and that was stored for this source alone.
     new_bytes: u64,
-    /// What that takes there, compressed.
+    /// Bytes that the source's new content takes in the repository, compressed.
     stored_bytes: u64,
 }
 
@@ -212,7 +214,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             return Err(Error::usage(message));
         }
     }
-    // Before anything that takes time, as a passphrase does, and before any thread is started: they inherit it.
+    // Before slow work such as deriving a key from a passphrase, and before any thread is started: threads
+    // inherit the class.
     if !args.hurry
         && let Err(error) = onefold_jobs::enter_idle_class()
     {
@@ -255,7 +258,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 impl Args {
-    /// The host's cache of the repository's tables. Without one, the tables are read.
+    /// Opens the host's cache of the repository's tables. Without a cache, the tables are read from the
+    /// repository.
     fn open_cache(&self, context: &Context, repository: &Repository) -> Option<TableCache> {
         if self.no_cache {
             return None;
@@ -272,7 +276,7 @@ fn note_cache(context: &Context, error: &io::Error) {
     ));
 }
 
-/// A disk, and the right to change its source.
+/// A disk, and the lease of its source.
 type Taken<'d, 'r> = (&'d Wanted, Writer<'r>);
 
 struct Job<'a> {
@@ -280,14 +284,14 @@ struct Job<'a> {
     args: &'a Args,
     opened: &'a Opened,
     repository: &'a Repository,
-    /// None if the host has no place for it.
+    /// `None` if the host has no place for a cache.
     cache: Option<&'a TableCache>,
     interrupted: &'a AtomicBool,
     unix_seconds: u64,
 }
 
 impl Job<'_> {
-    /// Backs up with a snapshot of each volume, all at one moment.
+    /// Backs up, with snapshots of all volumes at the same moment.
     fn with_snapshots(&self, session: &Session) -> Result<(Reply, Vec<Error>)> {
         let link = Link {
             session,
@@ -306,7 +310,7 @@ impl Job<'_> {
         made
     }
 
-    /// The disks that are named, and with `--all` the other volumes.
+    /// The named disks and, with `--all`, the other volumes.
     fn disks(&self, pool: &Pool<'_>) -> Result<Vec<Wanted>> {
         let mut disks = self.args.disks.clone();
         if self.args.all {
@@ -322,7 +326,7 @@ impl Job<'_> {
         Ok(disks)
     }
 
-    /// Returns what was made, and why the rest was not.
+    /// Makes the backups. Returns them, and the errors of the rest.
     fn back_up(
         &self,
         disks: &[Wanted],
@@ -334,7 +338,8 @@ impl Job<'_> {
         let (mut writers, mut failures) =
             taken.inspect_err(|_| self.remove_unused(&new, Vec::new()))?;
         if let Some(pool) = pool.as_deref_mut() {
-            // Only now: whoever had the sources may have been about to delete snapshots that it did not know.
+            // After the leases are taken: their previous holder may have been about to delete snapshots that
+            // it did not know.
             let wanted = writers.iter().map(|(wanted, _)| *wanted);
             let volumes = wanted.filter_map(|wanted| match wanted {
                 Wanted::Volume(name) => Some(name.as_str()),
@@ -394,7 +399,7 @@ impl Job<'_> {
         Ok((reply, failures))
     }
 
-    /// Removes those of the sources that were made just now that have no backup, once nobody changes them any more.
+    /// Removes new sources that got no backup, once their leases are released.
     fn remove_unused(&self, new: &BTreeSet<SourceId>, writers: Vec<Taken<'_, '_>>) {
         drop(writers);
         for source in new {
@@ -409,7 +414,7 @@ impl Job<'_> {
         }
     }
 
-    /// A backup is durable: what was its snapshot is a base, or goes.
+    /// Called when a backup is durable: its snapshot becomes the base, or will be deleted.
     fn backed_up(&self, wanted: &Wanted, pool: Option<&mut Pool<'_>>) -> Result<()> {
         if let (Wanted::Volume(name), Some(pool)) = (wanted, pool) {
             let snapshot = pool.taken(name)?;
@@ -419,8 +424,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The right to change the source of each disk, and new sources where there are none, which are added to `new`; and why
-    /// disks are left out.
+    /// Takes the leases of the disks' sources, creating missing sources, which are added to `new`. Also
+    /// returns the errors of disks that are left out.
     fn writers<'d>(
         &self,
         disks: &'d [Wanted],
@@ -449,7 +454,7 @@ impl Job<'_> {
                 Err(failure) => failures.push(failure),
             }
         }
-        // In one order, so that two commands with the same sources do not keep each other from all of them.
+        // Always in the same order, so that two commands with the same sources cannot deadlock.
         sources.sort_by_key(|(_, identified)| identified.source.id);
         let ids = sources.iter().map(|(_, identified)| identified.source.id);
         let ids: Vec<_> = ids.collect();
@@ -477,7 +482,8 @@ impl Job<'_> {
         Identified { source, label, .. }: Identified,
         mut writer: Writer<'r>,
     ) -> Result<Writer<'r>> {
-        // It was chosen before the lease: another command may have given it another name or another disk.
+        // The source was chosen before its lease was taken: another command may have changed its name or disk
+        // since.
         if writer.source().source != source.source {
             let message = format!(
                 "{source} of the repository was changed by another command just now; try again"
@@ -495,7 +501,7 @@ impl Job<'_> {
         Ok(writer)
     }
 
-    /// The source of a disk. A disk that is not there makes none.
+    /// Finds or creates the source of a disk. A disk that does not exist gets no source.
     fn source_of(&self, wanted: &Wanted, pool: Option<&Pool<'_>>) -> Result<Identified> {
         let disk = match (wanted, pool) {
             (Wanted::Volume(name) | Wanted::Snapshot { volume: name, .. }, Some(pool)) => {
@@ -633,7 +639,7 @@ impl Job<'_> {
     }
 }
 
-/// Blocks are shared by sources of one domain whose blocks have the same size.
+/// Groups sources that can share blocks: those in the same domain with the same block size.
 fn alike<'a>(writers: &'a [Taken<'_, '_>]) -> BTreeMap<(&'a str, u32), Vec<usize>> {
     let mut groups: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
     for (n, (_, writer)) in writers.iter().enumerate() {

@@ -9,16 +9,16 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Runs that are compared at a time.
+/// Number of runs that are compared at a time.
 const RUNS_MAX: usize = 4096;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// The older state.
+    /// Older state.
     #[arg(value_name = "SOURCE@N|SOURCE@latest")]
     since: BackupName,
 
-    /// The newer state, whose content is listed: a backup of the same source.
+    /// Newer state, whose content is listed: a backup of the same source.
     #[arg(value_name = "SOURCE@N|SOURCE@latest")]
     name: BackupName,
 
@@ -84,7 +84,7 @@ impl Reply {
             Difference::Zeros => DiffContent::Zero,
         };
         match self.extents.last_mut() {
-            // A run may end where what is compared at a time does.
+            // Join runs that were split only at the end of a comparison step.
             Some(last) if last.offset + last.length == offset && last.content == content => {
                 last.length += length;
             }

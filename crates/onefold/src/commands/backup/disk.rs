@@ -1,4 +1,4 @@
-//! The disks of a pool, as a backup reads them: snapshots, through the store or through the daemon.
+//! Reads disks of a pool for a backup: snapshots, through the store or through the daemon.
 
 use super::link::Link;
 use crate::daemon::exports::copy_of;
@@ -15,33 +15,33 @@ use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
 
-/// The most that is read from a daemon with one request. A read that finds its data in memory keeps a processor busy from
-/// beginning to end, and a guest may have to wait for it: less is slower, and more delays guests for longer.
+/// The largest read from a daemon. A read from the page cache keeps a processor busy from start to end, and a
+/// guest may have to wait for it: smaller reads are slower, larger reads delay guests for longer.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
-/// The same where each read has to be waited for: in a cluster, or without a daemon.
+/// The largest read where each read has to wait for I/O: in a cluster, or without a daemon.
 const LONG_REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// A snapshot of a pool. What it holds, or what changed since another one, the pool's maps say.
+/// A snapshot of a pool. The pool's maps provide its extents, or the changes since another snapshot.
 pub(super) struct PoolDisk<'a> {
     link: Link<'a>,
     name: String,
-    /// The snapshot since which changes count. Without one, all data counts.
+    /// The snapshot since which changes count; if `None`, all data counts.
     since: Option<String>,
     data: Data,
     request_bytes_max: usize,
     size_bytes: u64,
-    /// The list of changes comes in pages. This is the one of the last change that was asked for, and its start.
+    /// The page of the list of changes that contains the last requested change, and the page's start.
     page: Option<(DiffPage, u64)>,
 }
 
-/// Where a snapshot's data is read.
+/// The way to a snapshot's data.
 enum Data {
-    /// In a pool that this process has open.
+    /// The pool is open in this process.
     Store(Arc<Volume>),
-    /// From a daemon that serves it.
+    /// A daemon serves the snapshot.
     Daemon {
-        /// None once the daemon is lost, until it serves the snapshot again.
+        /// `None` from the loss of the daemon until it serves the snapshot again.
         client: Option<Client>,
         snapshot: Box<SnapshotReply>,
     },
@@ -63,11 +63,11 @@ impl<'a> PoolDisk<'a> {
         })
     }
 
-    /// Makes only changes since that snapshot count.
+    /// Limits the disk to the changes since a snapshot.
     ///
     /// # Errors
     ///
-    /// If the pool cannot tell what changed since then; all data counts as before.
+    /// If the pool cannot determine the changes; then all data still counts.
     pub(super) fn compare_with(&mut self, since: String) -> Result<()> {
         self.since = Some(since);
         let turned = self.turn_to(None);
@@ -135,12 +135,13 @@ fn attach(snapshot: &SnapshotReply) -> Result<Client> {
         ))
     })?;
     let address: Address = uri.parse().map_err(Error::failed)?;
-    // So that guests go first.
+    // Through the export for copies, so that guests go first.
     let client = Client::connect(&address.with_export(&copy_of(name)));
     client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))
 }
 
-/// Attaches to a snapshot of which the daemon was lost. It has to be the same one: another pool may be served there now.
+/// Attaches again after the daemon was lost. The snapshot must be the same one, because the daemon may now
+/// serve another pool.
 fn attach_again(session: &Session, snapshot: &SnapshotReply) -> Result<Client> {
     let list = SnapshotList { volume: None };
     let list = session.call(&list, &mut |_, _| {})?.snapshots;
@@ -152,11 +153,11 @@ fn attach_again(session: &Session, snapshot: &SnapshotReply) -> Result<Client> {
         let message = format!("the snapshot '{}' is gone", snapshot.name);
         Error::new(ErrorKind::NotFound, message)
     })?;
-    // It may not listen yet.
+    // The daemon may not be listening yet.
     attach(found).map_err(|error| Error::new(ErrorKind::Lost, error.message))
 }
 
-/// Whether the daemon went away, or is about to.
+/// Whether the daemon has gone away or is about to.
 fn is_gone(error: &io::Error) -> bool {
     let is_ending = Errno::from_io_error(error) == Some(Errno::SHUTDOWN);
     let kinds = [

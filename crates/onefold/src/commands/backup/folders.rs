@@ -1,28 +1,29 @@
-//! Folders of this host that commands use.
+//! Finds folders of this host that commands use.
 
 use std::env;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What systemd, the system and a user's session call a kind of folder.
+/// The names of a kind of folder for services, for root and for users.
 pub(super) struct Kind {
-    /// The variable in which systemd names a service's folders.
+    /// The environment variable in which systemd names a service's folders.
     of_service: &'static str,
     /// The folder for root.
     of_root: &'static str,
-    /// The variable in which a session names the user's folder, and that folder below the user's home without it.
+    /// The environment variable in which a session names the user's folder, and the default below the user's
+    /// home.
     of_user: (&'static str, &'static str),
 }
 
-/// What must be kept.
+/// Folders for data that must be kept.
 pub(super) const STATE: Kind = Kind {
     of_service: "STATE_DIRECTORY",
     of_root: "/var/lib/onefold",
     of_user: ("XDG_STATE_HOME", ".local/state"),
 };
 
-/// What can be made again.
+/// Folders for data that can be regenerated.
 pub(super) const CACHE: Kind = Kind {
     of_service: "CACHE_DIRECTORY",
     of_root: "/var/cache/onefold",
@@ -30,12 +31,13 @@ pub(super) const CACHE: Kind = Kind {
 };
 
 impl Kind {
-    /// The folder that systemd gives a service, that of the system for root, or the user's; none if the user has no home.
+    /// The folder of the systemd service, or root's system folder, or the user's folder; `None` if the user
+    /// has no home.
     pub(super) fn usual(&self) -> Option<PathBuf> {
         let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
         let of = |name| env::var_os(name).map(PathBuf::from).and_then(absolute);
         if let Some(folders) = env::var_os(self.of_service) {
-            // A service may have several.
+            // A service may have several folders; the first is used.
             let first = folders.as_bytes().split(|byte| *byte == b':').next();
             let first = first.map(|first| PathBuf::from(OsStr::from_bytes(first)));
             if let Some(first) = first.and_then(absolute) {
@@ -51,7 +53,7 @@ impl Kind {
     }
 }
 
-/// Where temporary files go. They may be too large for /tmp, which is memory on many hosts.
+/// The folder for temporary files. They may be too large for /tmp, which is in memory on many hosts.
 pub(super) fn temporary(given: Option<&Path>) -> PathBuf {
     const FOR_LARGE_FILES: &str = "/var/tmp";
     let is_set = env::var_os("TMPDIR").is_some_and(|folder| !folder.is_empty());

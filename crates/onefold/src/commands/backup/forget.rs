@@ -17,7 +17,8 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// Backups to forget; or with rules the sources to which they apply, all of them if none is named.
+    /// Backups to forget; or, with rules, the sources to which the rules apply (all sources if none is
+    /// named).
     #[arg(value_name = "SOURCE@N|SOURCE")]
     names: Vec<String>,
 
@@ -27,14 +28,14 @@ pub(in crate::commands) struct Args {
     #[command(flatten)]
     rules: Rules,
 
-    /// Forget them. Without this the plan is printed, and nothing is changed.
+    /// Forget the backups. Without this option the plan is printed and nothing is changed.
     #[arg(long)]
     yes: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ProtectArgs {
-    /// The backups.
+    /// Backups to protect or unprotect.
     #[arg(value_name = "SOURCE@N", required = true)]
     backups: Vec<BackupName>,
 
@@ -42,22 +43,23 @@ pub(in crate::commands) struct ProtectArgs {
     repository: RepositoryArgs,
 }
 
-/// What becomes of the backups of some sources.
+/// The JSON document of `backup forget`.
 #[derive(Debug, Serialize)]
 struct Reply {
-    /// Whether it was done, or is only planned.
+    /// Whether the plan was carried out.
     is_done: bool,
     backups: Vec<BackupReply>,
 }
 
 #[derive(Debug, Serialize)]
 struct BackupReply {
-    /// SOURCE@N.
+    /// Name of the backup, SOURCE@N.
     name: String,
-    /// The moment that it holds; nothing if its manifest cannot be read.
+    /// The moment of the backup's content; `None` if its manifest cannot be read.
     unix_seconds: Option<u64>,
     is_kept: bool,
-    /// By which rules: `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `tag`, `protected`.
+    /// Rules that keep the backup: `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `tag`,
+    /// `protected`.
     kept_by: Vec<&'static str>,
 }
 
@@ -165,7 +167,7 @@ fn by_name(opened: &Opened, names: &[String]) -> Result<(Vec<Forgotten>, Vec<Bac
     Ok((forgotten, replies))
 }
 
-/// A backup; also one whose manifest is missing, so that it can be said that this was meant.
+/// Finds a backup, even if its manifest is missing, so that the user can name it.
 fn find_forgettable(opened: &Opened, name: &BackupName) -> Result<Forgotten> {
     let repository = &opened.repository;
     if let Some(number) = name.number {
@@ -283,7 +285,7 @@ pub(super) fn protect(
 
 #[derive(Debug, Serialize)]
 struct ProtectReply {
-    /// SOURCE@N.
+    /// Names of the backups, SOURCE@N.
     backups: Vec<String>,
     is_protected: bool,
 }

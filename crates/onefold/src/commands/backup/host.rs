@@ -1,9 +1,10 @@
-//! What this host remembers of the repositories that it has used, so that nothing that their storage says chooses how they
-//! are protected, makes another repository of them, or takes backups back unnoticed.
+//! This host's memory of the repositories it has used. It keeps a repository's storage from choosing how the
+//! repository is protected, from replacing it by another repository, and from going back to an older state
+//! unnoticed.
 //!
-//! Each repository has a file, which is replaced as a whole by the process that holds the lock beside it. What is there
-//! counts: a file that cannot be read is refused, because its damage would otherwise end the protection in silence. A folder that
-//! cannot be written only means that nothing new is remembered; the caller says so.
+//! Each repository has a file, which is replaced as a whole by the process that holds the lock next to it. A
+//! file that cannot be read is an error, because ignoring it would end the protection silently. If the folder
+//! cannot be written, nothing new is remembered, and the caller warns.
 
 use super::folders::STATE;
 use onefold_api::{Error, ErrorKind, Result};
@@ -17,44 +18,45 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The version of the files that this build writes. A higher one has something that this build must not ignore.
+/// The version of the files that this build writes. A file with a higher version contains data that this
+/// build must not ignore.
 const VERSION: u32 = 1;
 
-/// What the name of a repository's file ends with.
+/// Suffix of a repository's file.
 const SUFFIX: &str = ".json";
 
-/// Where the memory is.
+/// The folder of the memory.
 #[derive(Debug)]
 pub(super) struct HostMemory {
-    /// None if no folder is named, and the user has no home.
+    /// `None` if no folder is named and the user has no home.
     folder: Option<PathBuf>,
 }
 
-/// What this host remembers of a repository.
+/// This host's memory of one repository.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Known {
     version: u32,
     /// Whether the repository is encrypted.
     pub(super) encrypted: bool,
-    /// This host is the one that writes it, where only one may.
+    /// Whether this host is the writer of a repository with one writer.
     #[serde(default)]
     pub(super) is_writer: bool,
-    /// Where it was used.
+    /// Paths at which the repository was used.
     paths: BTreeSet<String>,
-    /// Its sources, by id.
+    /// The repository's sources, by id.
     sources: BTreeMap<String, KnownSource>,
-    /// What a later build added.
+    /// Fields that a later build added.
     #[serde(flatten)]
     others: Others,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct KnownSource {
-    /// Backups with lower numbers were there, or were forgotten.
+    /// All backups with lower numbers existed or were forgotten.
     next_backup: u64,
-    /// Packs with lower numbers may have been there.
+    /// Packs with lower numbers may have existed.
     next_pack: u64,
-    /// What a later build added.
+    /// Fields that a later build added.
     #[serde(flatten)]
     others: Others,
 }
@@ -81,7 +83,7 @@ impl Known {
         self.paths.insert(path.to_string_lossy().into_owned());
     }
 
-    /// The sources, and how far they had come.
+    /// The sources, and how far each had progressed.
     pub(super) fn sources(&self) -> impl Iterator<Item = (SourceId, Reached)> {
         self.sources.iter().filter_map(|(id, source)| {
             let reached = Reached {
@@ -92,8 +94,8 @@ impl Known {
         })
     }
 
-    /// A source has come so far at least. One that has nothing yet has nothing to lose, and is not remembered: the command that
-    /// made it may fail, and remove it.
+    /// Records that a source has progressed at least this far. A source without backups and packs has nothing
+    /// to lose and is not remembered: the command that created it may fail and remove it.
     pub(super) fn saw(&mut self, id: SourceId, reached: Reached) {
         if reached.next <= 1 && reached.next_pack == 0 {
             return;
@@ -103,12 +105,12 @@ impl Known {
         source.next_pack = source.next_pack.max(reached.next_pack);
     }
 
-    /// A source need not be there any more.
+    /// Removes a source, which may be missing from now on.
     pub(super) fn forget(&mut self, id: SourceId) {
         self.sources.remove(&id.to_string());
     }
 
-    /// Why it cannot be what this build, or a later one, has written.
+    /// Why this build cannot rely on the content, if so.
     fn defect(&self) -> Option<String> {
         if self.version > VERSION {
             let version = self.version;
@@ -130,7 +132,7 @@ fn source_id(text: &str) -> Option<SourceId> {
 }
 
 impl HostMemory {
-    /// The memory in this folder, or in the usual one.
+    /// The memory in this folder, or in the default folder.
     pub(super) fn new(state: Option<&Path>) -> Self {
         let folder = state.map_or_else(|| STATE.usual(), |state| Some(state.to_owned()));
         Self {
@@ -138,11 +140,11 @@ impl HostMemory {
         }
     }
 
-    /// What is remembered of a repository, if anything is.
+    /// Returns the memory of a repository, if there is any.
     ///
     /// # Errors
     ///
-    /// `Damaged` if its file is there and cannot be read.
+    /// `Damaged` if the repository's file exists and cannot be read.
     pub(super) fn known(&self, id: RepositoryId) -> Result<Option<Known>> {
         match self.file(id) {
             Some(file) => read(&file),
@@ -150,11 +152,11 @@ impl HostMemory {
         }
     }
 
-    /// Another repository that was used at this path, if there is one.
+    /// Returns another repository that was used at this path, if there is one.
     ///
     /// # Errors
     ///
-    /// `Damaged` if a file cannot be read: it may be that one's.
+    /// `Damaged` if a file cannot be read, because it may belong to that repository.
     pub(super) fn another_at(&self, path: &Path, id: RepositoryId) -> Result<Option<String>> {
         let Some(folder) = &self.folder else {
             return Ok(None);
@@ -179,11 +181,11 @@ impl HostMemory {
         Ok(None)
     }
 
-    /// Changes what is remembered of a repository, which is encrypted or is not. It is durable when this returns.
+    /// Changes the memory of a repository. The change is durable when this returns.
     ///
     /// # Errors
     ///
-    /// If it cannot be read or written.
+    /// If the memory cannot be read or written.
     pub(super) fn update(
         &self,
         id: RepositoryId,
@@ -199,7 +201,7 @@ impl HostMemory {
             change(&mut known);
             Ok((before.as_ref() != Some(&known)).then_some(known))
         };
-        // Without a lock first: mostly there is nothing new, and a memory that is read-only does then.
+        // First without the lock: usually there is nothing new, and then a read-only memory suffices.
         if changed()?.is_none() {
             return Ok(());
         }
@@ -250,7 +252,7 @@ fn unreadable(file: &Path, why: &str) -> Error {
     Error::new(ErrorKind::Damaged, message)
 }
 
-/// The lock is held, so the name of the new file is nobody else's.
+/// Replaces the file. The lock is held, so no other process uses the name of the new file.
 fn replace(file: &Path, known: &Known) -> io::Result<()> {
     let new = file.with_extension("new");
     let mut written = File::create(&new)?;
@@ -330,7 +332,7 @@ mod tests {
         assert_eq!(known.sources().count(), 0);
     }
 
-    /// Each of many commands at once adds what it saw.
+    /// Many concurrent commands each record a source.
     #[test]
     fn commands_at_the_same_time_lose_nothing_of_each_other() {
         let scene = scene();

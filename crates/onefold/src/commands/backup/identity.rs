@@ -1,4 +1,4 @@
-//! Which source of a repository a disk is: by its origin first, and by its name.
+//! Finds the source of a disk in a repository, by the disk's origin and name.
 
 use super::{Opened, repository_error};
 use onefold_api::{Error, ErrorKind, Result};
@@ -7,7 +7,7 @@ use onefold_repository::{KnownSource, machine_id};
 use serde::Serialize;
 use std::path::Path;
 
-/// A disk, as it is found on this machine.
+/// A disk on this machine.
 pub(super) struct FoundDisk<'a> {
     pub(super) name: &'a str,
     pub(super) domain: String,
@@ -15,15 +15,15 @@ pub(super) struct FoundDisk<'a> {
     pub(super) origin: Origin,
 }
 
-/// The user's word on which source a disk is.
+/// The user's choice of a source.
 #[derive(Debug, clap::Args)]
 pub(super) struct Choice {
-    /// Back the disk up as the source of this name, whatever the disk itself is called. For one disk.
+    /// Back the disk up as the source of this name, regardless of the disk's own name. For one disk.
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
 
-    /// Continue the source of this name with a disk that comes from elsewhere: a volume that was moved to another
-    /// pool or made again, an image that was moved.
+    /// Continue the source of this name with a disk of another origin: a volume that was moved to another
+    /// pool or recreated, or an image that was moved.
     #[arg(long)]
     adopt: bool,
 }
@@ -31,14 +31,14 @@ pub(super) struct Choice {
 /// The source of a disk.
 pub(super) struct Identified {
     pub(super) source: KnownSource,
-    /// The label that the source gets, if the disk comes from elsewhere than before.
+    /// The new label of the source, if the disk's origin has changed.
     pub(super) label: Option<Label>,
-    /// It was made for the disk just now.
+    /// Whether the source was created for this disk just now.
     pub(super) is_new: bool,
 }
 
 impl Choice {
-    /// Fails if it cannot be meant for so many disks, or for all volumes.
+    /// Fails if --as is given for several disks or for all volumes.
     pub(super) fn check(&self, is_all: bool, disks: usize) -> Result<()> {
         match &self.name {
             Some(name) if disks == 1 && !is_all => onefold_api::check_name(name),
@@ -47,12 +47,12 @@ impl Choice {
         }
     }
 
-    /// The source of a disk: the one of its name if it has the disk's origin, the one of its origin if no source has its
-    /// name, and otherwise a new one.
+    /// Finds the source of a disk: the source with the disk's name, if its origin matches; if no source has
+    /// this name, the source with the disk's origin; otherwise a new source.
     ///
     /// # Errors
     ///
-    /// `Exists` if the source of this name is that of another disk.
+    /// `Exists` if the source of this name belongs to another disk.
     pub(super) fn identify(&self, opened: &Opened, disk: FoundDisk<'_>) -> Result<Identified> {
         let name = self.name.as_deref().unwrap_or(disk.name);
         let sources = opened.repository.sources().map_err(repository_error)?;
@@ -139,20 +139,20 @@ impl FoundDisk<'_> {
     }
 }
 
-/// Where a disk comes from, in JSON.
+/// The origin of a disk, in JSON.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum OriginReply {
     Volume {
-        /// The id of the pool.
+        /// Id of the pool.
         pool: String,
-        /// The number of the volume there.
+        /// Number of the volume in the pool.
         volume: u64,
     },
     File {
-        /// A hash of the machine's id.
+        /// Hash of the machine's id.
         machine: String,
-        /// The absolute path there.
+        /// Absolute path on the machine.
         path: String,
     },
 }
@@ -172,8 +172,8 @@ impl From<&Origin> for OriginReply {
     }
 }
 
-/// The origin of a disk image or a device. A link to it is another path: names of devices are links that stay while
-/// what they lead to changes.
+/// The origin of a disk image or device. A symlink counts as a path of its own, because names of devices are
+/// symlinks that stay the same while their targets change.
 pub(super) fn origin_of(file: &Path) -> Result<Origin> {
     let failed = |e| Error::io(format_args!("cannot find {file:?}"), &e);
     std::fs::metadata(file).map_err(failed)?;

@@ -15,22 +15,22 @@ pub(in crate::commands) struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// One host writes the repository, and no other ever at the same time: for file systems that can not keep two apart, such as
-    /// rclone's. Others may read it.
+    /// Allow only one host to write to the repository, for file systems that cannot keep concurrent hosts
+    /// apart, such as rclone's. Other hosts may read it.
     #[arg(long)]
     one_writer: bool,
 }
 
-/// A new repository.
+/// The JSON document of `backup init`.
 #[derive(Debug, Serialize)]
 struct Reply {
     id: String,
     encrypted: bool,
-    /// Only one host may write it.
+    /// Whether only one host may write to the repository.
     one_writer: bool,
-    /// Opens the repository if all else is lost.
+    /// A key that opens the repository if all other keys are lost.
     recovery_key: Option<String>,
-    /// Set aside, so that the repository can be pruned when it is full.
+    /// Bytes that are reserved so that a full repository can be pruned.
     aside_bytes: u64,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// What is to survive a pool must not be in it.
+/// A backup must survive the loss of a pool, so its repository must not be inside one.
 fn check_outside_pools(root: &Path) -> Result<()> {
     let absolute = std::path::absolute(root);
     let absolute = absolute.map_err(|e| Error::io(format_args!("cannot use {root:?}"), &e))?;

@@ -1,4 +1,4 @@
-//! Restoring into a volume that is there: only what differs is written.
+//! Restores into an existing volume, and writes only blocks that differ.
 
 use crate::commands::backup::backup_error;
 use crate::commands::backup::restore::stopped_by;
@@ -16,21 +16,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is compared at a time.
+/// Bytes that are compared at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The unit of comparison.
 const BLOCK_BYTES: usize = 4096;
 
-/// The volume, through the store or through the daemon.
+/// The volume to write, through the store or through the daemon.
 enum Target {
     Store(Arc<Volume>),
     Nbd(Client),
 }
 
-/// Makes a volume what a backup is, but for blocks that cannot be restored if they are to be noted in `lost`: these stay as
-/// they are. Returns how many bytes differed. If it does not come to its end, a part of
-/// the volume is as the backup has it, and another try makes the rest.
+/// Makes a volume equal to a backup, and returns the number of bytes that differed. Blocks that cannot be
+/// restored keep their content if `lost` is given, which records them; without it they are errors. After an
+/// interruption, part of the volume is restored, and another run restores the rest.
 pub(super) fn restore_into(
     session: &Session,
     volume: &str,
@@ -38,7 +38,7 @@ pub(super) fn restore_into(
     interrupted: &AtomicBool,
     progress: &Progress,
 ) -> Result<u64> {
-    // An image can end inside a sector, a volume cannot: the rest of the sector is zeros.
+    // An image can end inside a sector, but a volume cannot: the rest of the sector is filled with zeros.
     let size_bytes = restore.manifest().size_bytes.next_multiple_of(SECTOR_BYTES);
     let mut target = Target::open(session, volume, size_bytes)?;
     let mut volume_data = VolumeData::of(session, volume);
@@ -79,11 +79,11 @@ pub(super) fn restore_into(
     Ok(changed_bytes)
 }
 
-/// Where the backup has data. Each of its holes is walked once, and nothing else.
+/// Finds the data of the backup. Each hole is walked only once.
 struct BackupData<'a> {
     restore: &'a Restore,
     end: u64,
-    /// The last answer.
+    /// The last result.
     known: Option<u64>,
 }
 
@@ -96,8 +96,8 @@ impl<'a> BackupData<'a> {
         }
     }
 
-    /// The next byte with data from this one on; the end where there is none. Never called with a smaller one
-    /// than before.
+    /// The next byte with data at or after `at`, or the end if there is none. `at` must not decrease between
+    /// calls.
     fn next(&mut self, at: u64) -> Result<u64> {
         if let Some(known) = self.known.filter(|known| *known >= at) {
             return Ok(known);
@@ -110,7 +110,7 @@ impl<'a> BackupData<'a> {
         Ok(at + hole)
     }
 
-    /// Bytes of the hole with which the range begins.
+    /// Length of the hole at the start of the range, in bytes.
     fn hole(&self, range: Range<u64>) -> Result<u64> {
         let runs = self.restore.extents(&range, 1).map_err(backup_error)?;
         Ok(runs
@@ -119,13 +119,13 @@ impl<'a> BackupData<'a> {
     }
 }
 
-/// Where the volume has data: so a large disk with little on it is not read.
+/// Finds the data of the volume, so that a large disk with little data is not read completely.
 struct VolumeData<'a> {
     session: &'a Session,
     name: &'a str,
-    /// The rest of a page.
+    /// The remaining extents of a page.
     extents: VecDeque<DiffExtent>,
-    /// Where the page after it begins; `Some(None)` for the first one.
+    /// Where the next page begins; `Some(None)` for the first page.
     page: Option<Option<NextPage>>,
 }
 
@@ -139,8 +139,8 @@ impl<'a> VolumeData<'a> {
         }
     }
 
-    /// The next byte with data from this one on; the largest number where there is none. Never called
-    /// with a smaller one than before.
+    /// The next byte with data at or after `at`, or the largest number if there is none. `at` must not
+    /// decrease between calls.
     fn next(&mut self, at: u64) -> Result<u64> {
         loop {
             while let Some(extent) = self.extents.front() {
@@ -166,7 +166,7 @@ impl<'a> VolumeData<'a> {
     }
 }
 
-/// Of what was lost, the volume keeps what it has.
+/// Keeps the volume's content where the backup's blocks are lost.
 fn keep_lost(restore: &Restore, lost: &LostBlocks, at: u64, (wanted, found): (&mut [u8], &[u8])) {
     let block_size = u64::from(restore.manifest().block_size);
     let end = at + wanted.len() as u64;
@@ -178,7 +178,7 @@ fn keep_lost(restore: &Restore, lost: &LostBlocks, at: u64, (wanted, found): (&m
     }
 }
 
-/// Runs of blocks that differ.
+/// Ranges of blocks that differ.
 fn differing(wanted: &[u8], found: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let blocks = wanted.chunks(BLOCK_BYTES).zip(found.chunks(BLOCK_BYTES));
@@ -195,7 +195,7 @@ fn differing(wanted: &[u8], found: &[u8]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Refuses a target that cannot become a backup of this size. Changes nothing.
+/// Refuses a volume that cannot take a backup of this size. Changes nothing.
 pub(super) fn check_target(session: &Session, name: &str, size_bytes: u64) -> Result<VolumeReply> {
     let stat = VolumeStat {
         name: name.to_owned(),
@@ -253,7 +253,7 @@ impl Target {
         }
     }
 
-    /// Blocks of zeros are not stored, however they come.
+    /// Blocks of zeros are released, not stored, in both cases.
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         match self {
             Self::Store(volume) => Ok(volume.write(at, bytes, Blocking::Yes)?),

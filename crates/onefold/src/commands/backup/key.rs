@@ -18,13 +18,14 @@ use std::process::ExitCode;
 pub(in crate::commands) enum KeyVerb {
     /// Add a passphrase or a key file that opens the repository.
     Add(Add),
-    /// List what opens the repository.
+    /// List the keys that open the repository.
     #[command(visible_alias = crate::commands::LIST)]
     List(List),
-    /// Write a new recovery key to a file: it opens the repository as a key file, and stays valid until it is
+    /// Write a new recovery key to a file. It opens the repository as a key file, and stays valid until it is
     /// removed.
     Export(Export),
-    /// Remove a key. Nothing is encrypted anew: whoever had it may have kept what it opened.
+    /// Remove a key. The repository is not encrypted again, so a former holder of the key may still be able to
+    /// read it.
     Remove(Remove),
 }
 
@@ -33,11 +34,11 @@ pub(in crate::commands) struct Add {
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// A file whose first line is the new passphrase.
+    /// File whose first line is the new passphrase.
     #[arg(long, value_name = "FILE", conflicts_with = "new_key_file")]
     new_passphrase_file: Option<PathBuf>,
 
-    /// A file whose content is the new key.
+    /// File whose content is the new key.
     #[arg(
         long,
         value_name = "FILE",
@@ -54,7 +55,7 @@ pub(in crate::commands) struct List {
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Export {
-    /// The file, which must not exist yet. Only its owner may read it.
+    /// File to create, readable only by its owner. It must not exist.
     file: PathBuf,
 
     #[command(flatten)]
@@ -63,14 +64,14 @@ pub(in crate::commands) struct Export {
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Remove {
-    /// The key's number, as `backup key list` prints it.
+    /// Number of the key, as `backup key list` prints it.
     #[arg(value_parser = parse_number)]
     key: u64,
 
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Remove it. Without this nothing is changed.
+    /// Remove the key. Without this option nothing is changed.
     #[arg(long)]
     yes: bool,
 }
@@ -86,9 +87,9 @@ struct Reply {
 
 #[derive(Debug, Serialize)]
 struct KeyReply {
-    /// 16 hexadecimal digits.
+    /// Number of the key, 16 hexadecimal digits.
     key: String,
-    /// `passphrase`, `key file` or `recovery key`, which is a key file, too.
+    /// Kind of the key: `passphrase`, `key file` or `recovery key`, which is used like a key file.
     kind: &'static str,
     created_unix_seconds: u64,
 }
@@ -143,7 +144,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
     context.print(&Reply { keys })
 }
 
-/// The file is complete and durable before the key opens anything.
+/// Writes a recovery key. The file is durable before the repository accepts the key.
 fn export(repository: &Repository, file: &Path) -> Result<()> {
     let key = RecoveryKey::new().map_err(repository_error)?;
     let failed = |e: io::Error| Error::io(format_args!("cannot write {file:?}"), &e);
@@ -162,7 +163,7 @@ fn export(repository: &Repository, file: &Path) -> Result<()> {
             added.map(drop).map_err(repository_error)
         });
     if added.is_err() {
-        // It opens nothing.
+        // Without the repository's entry, the key opens nothing.
         let _ = std::fs::remove_file(file);
     }
     added

@@ -1,4 +1,4 @@
-//! The way to the pool for a command that takes hours: it outlasts a restart of the daemon, as guests do.
+//! Access to a pool for commands that take hours: it survives a restart of the daemon, as guests do.
 
 use crate::output::Output;
 use crate::session::Session;
@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the daemon may be away: an upgrade of the package takes less, and a host that has lost its daemon for good
-/// should not look busy all night.
+/// The longest absence of the daemon. Upgrading the package takes less, and a host that has lost its daemon
+/// for good should not look busy all night.
 const AWAY_MAX: Duration = Duration::from_secs(300);
 
-/// Between two tries.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Access to a pool, with patience.
+/// Access to a pool that waits while the daemon is away.
 #[derive(Clone, Copy)]
 pub(super) struct Link<'a> {
     pub(super) session: &'a Session,
@@ -23,12 +23,12 @@ pub(super) struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// Carries out a request that may be carried out twice.
+    /// Carries out a request that may safely run twice.
     pub(super) fn call<R: Request>(&self, request: &R) -> Result<R::Reply> {
         self.outlast(|| self.session.call(request, &mut |_, _| {}))
     }
 
-    /// Tries again as long as the daemon is away.
+    /// Retries while the daemon is away.
     pub(super) fn outlast<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut away_since = None;
         loop {

@@ -13,14 +13,14 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// Only the backups of this source.
+    /// List only the backups of this source.
     source: Option<String>,
 
     #[command(flatten)]
     repository: RepositoryArgs,
 }
 
-/// Backups, by source and number.
+/// The JSON document of `backup list`.
 #[derive(Debug, Serialize)]
 struct Reply {
     backups: Vec<BackupReply>,
@@ -28,18 +28,19 @@ struct Reply {
 
 #[derive(Debug, Serialize)]
 struct BackupReply {
-    /// SOURCE@N.
+    /// Name of the backup, SOURCE@N.
     name: String,
     unix_seconds: u64,
     size_bytes: u64,
     logical_bytes: u64,
     new_bytes: u64,
     stored_bytes: u64,
-    /// The name of the host that made it.
+    /// Name of the host that made the backup.
     host: String,
-    /// Where the source's disk comes from; null if that is not known.
+    /// Origin of the source's disk; null if it is not known.
     origin: Option<OriginReply>,
-    /// The name of the user's snapshot that was backed up, without that of its volume; null if it was none.
+    /// Name of the user's snapshot that was backed up, without the volume's name; null if no snapshot was
+    /// named.
     snapshot: Option<String>,
     tags: Vec<String>,
 }
@@ -55,7 +56,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// The backups, and what cannot be read of others.
+/// The backups, and the errors of those that cannot be read.
 fn of(
     repository: &Repository,
     only: Option<&str>,

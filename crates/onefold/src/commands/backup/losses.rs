@@ -1,4 +1,4 @@
-//! What a restore with `--salvage` did without: the report, and the map of GNU ddrescue.
+//! Losses of a restore with `--salvage`: the report, and the map for GNU ddrescue.
 
 use crate::image::writer::TextFile;
 use crate::version::BUILD;
@@ -9,23 +9,23 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
-/// The most ranges that are printed for people.
+/// The most ranges that are printed as text.
 const RANGES_PRINTED_MAX: usize = 100;
 
-/// What could not be restored.
+/// The blocks that could not be restored.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Losses {
-    /// Bytes of the disk.
+    /// Bytes of the disk that are lost.
     pub(super) bytes: u64,
     pub(super) ranges: Vec<LostRange>,
-    /// Why: the first twenty reasons.
+    /// The first twenty reasons for the losses.
     reasons: Vec<String>,
 }
 
-/// Consecutive blocks that could not be restored.
+/// A range of blocks that could not be restored.
 #[derive(Debug, Serialize)]
 pub(super) struct LostRange {
-    /// The first one, in blocks of the backup.
+    /// The first block, in blocks of the backup.
     lba: u64,
     blocks: u64,
     offset_bytes: u64,
@@ -42,7 +42,7 @@ impl Losses {
                 lba: blocks.start,
                 blocks: blocks.end - blocks.start,
                 offset_bytes,
-                // The last block of the disk may be cut.
+                // The last block of the disk may be shorter.
                 bytes: (blocks.end * block_size).min(size_bytes) - offset_bytes,
             }
         };
@@ -54,7 +54,7 @@ impl Losses {
         }
     }
 
-    /// In lines. `instead` says what is in the place of lost blocks.
+    /// Writes the report as text. `instead` describes the content in place of lost blocks.
     pub(super) fn text(&self, out: &mut dyn Write, instead: &str) -> io::Result<()> {
         if self.ranges.is_empty() {
             return writeln!(out, "nothing was lost");
@@ -83,8 +83,8 @@ impl Losses {
         reasons.try_for_each(|reason| writeln!(out, "because {reason}"))
     }
 
-    /// As a map of GNU ddrescue: a line with the present state, and then the whole disk in pieces, `+` what was
-    /// restored and `-` what was lost.
+    /// The map in GNU ddrescue's format: a line with the current state, then the whole disk in ranges, `+`
+    /// for restored and `-` for lost ones.
     fn map(&self, name: &str, size_bytes: u64) -> String {
         let mut map = format!(
             "# Mapfile of backup {name}, by onefold {BUILD}\n# current_pos  current_status  current_pass\n0x00000000     +               1\n\
@@ -107,7 +107,8 @@ impl Losses {
     }
 }
 
-/// The map that a restore writes in the end. Made at once, so that nothing keeps it from being written then.
+/// The map file of a restore. It is created at the start, so that a failure to create it shows before the
+/// restore.
 pub(super) struct MapFile(TextFile);
 
 impl MapFile {

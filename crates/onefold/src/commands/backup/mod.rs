@@ -1,4 +1,4 @@
-//! `onefold backup`: copies of disks in a repository, made and restored by this process itself.
+//! `onefold backup`: copies of disks in a repository, made and restored by the command's own process.
 
 pub(crate) mod base;
 mod clock;
@@ -44,17 +44,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use onefold_format::backup::BackupNumber;
 use opening::{Opened, RepositoryArgs};
 
-/// Room that is set aside in a repository, so that it can be pruned when it is full: leases, tombstones and signs of life
-/// of a command take some KiB for each source.
+/// Space that is reserved in a repository, so that it can be pruned when it is full: leases, tombstones and
+/// heartbeats of a command take some KiB for each source.
 const ASIDE_BYTES: u64 = 8 << 20;
 
-/// Memory for each stage of a backup.
+/// Default memory of each stage of a backup.
 const MEMORY_DEFAULT: &str = "64M";
 
-/// With less, a stage could not hold the blocks that it works on.
+/// The least memory with which a stage can hold the blocks that it works on.
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
-/// For clap: memory for a command.
+/// Value parser for clap: the memory for a command.
 fn parse_memory(text: &str) -> std::result::Result<u64, String> {
     match size::parse(text)? {
         bytes if bytes < MEMORY_BYTES_MIN => Err(format!(
@@ -65,16 +65,17 @@ fn parse_memory(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
-/// zstd's level, where none is given.
+/// Default compression level of zstd.
 const LEVEL_DEFAULT: i32 = 1;
 
-/// As many threads as are given, or as there are processors.
+/// The given number of threads, or the number of processors.
 fn threads(given: Option<u16>) -> usize {
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     given.map_or_else(processors, usize::from)
 }
 
-/// Shows how far a stage has come, and stops it when the user interrupts; `state` says what is then.
+/// Reports the progress of a stage, and stops it when the user interrupts; `state` describes the repository's
+/// state then.
 fn reporting<'a>(
     progress: &'a Progress,
     interrupted: &'a AtomicBool,
@@ -93,43 +94,45 @@ fn reporting<'a>(
 pub(super) enum BackupVerb {
     /// Create a repository in a new or empty folder.
     Init(init::Args),
-    /// Back disks up: volumes, snapshots, and disk images.
+    /// Back up disks: volumes, snapshots, and disk images.
     ///
-    /// Each backup is complete in itself. What the repository has of a source already is not stored again.
+    /// Each backup is complete in itself. Data that the repository already has for a source is not stored
+    /// again.
     Create(create::Args),
     /// List the sources of a repository, or the backups of one.
     #[command(visible_alias = super::LIST)]
     List(list::Args),
-    /// Describe a backup.
+    /// Show a backup's details.
     Show(show::Args),
     /// List what changed between two backups of a source.
     Diff(diff::Args),
-    /// Serve backups as read-only NBD exports, straight from the repository, until interrupted.
+    /// Serve backups as read-only NBD exports, directly from the repository, until interrupted.
     Mount(mount::Args),
-    /// Restore a backup to a new volume, a volume that is there, a file, a block device or standard output.
+    /// Restore a backup to a new or existing volume, a file, a block device or standard output.
     Restore(restore::Args),
-    /// Prove that everything that backups need is there; exit code 3 if it is not.
+    /// Prove that everything that backups need exists; exit code 3 if it does not.
     Verify(verify::Args),
-    /// Forget backups: by their names, or all that no rule keeps. `prune` then gives the space back.
+    /// Forget backups: those named, or all that no rule keeps. `prune` then frees their space.
     Forget(forget::Args),
-    /// Give a source another name.
+    /// Rename a source.
     Rename(rename::Args),
     /// Protect backups from being forgotten.
     Protect(forget::ProtectArgs),
-    /// Protect backups no more.
+    /// Remove the protection of backups.
     Unprotect(forget::ProtectArgs),
-    /// Give back what no backup needs any more.
+    /// Free space that no backup needs.
     Prune(prune::Args),
-    /// Make popular what several sources of a domain have stored, each for itself. `prune` then gives their copies back.
+    /// Store blocks that several sources of a domain have once for all of them. `prune` then frees the
+    /// sources' own copies.
     Share(share::Args),
     /// Remove a source with all its backups.
     Remove(remove::Args),
-    /// Take out what is damaged, so that it is stored again; put back what is stored elsewhere; and remove what
-    /// commands left that were killed. Exit code 3 if something is still damaged.
+    /// Remove damaged blocks so that the next backup stores them again, restore blocks that have an intact
+    /// copy, and remove leftovers of killed commands. Exit code 3 if damage remains.
     Repair(repair::Args),
-    /// Show what a repository holds, by source, and what sharing saves.
+    /// Show the content of a repository by source, and the savings by sharing.
     Stat(stat::Args),
-    /// What opens an encrypted repository: add, list, remove, export.
+    /// Add, list, export and remove the keys of an encrypted repository.
     #[command(subcommand)]
     Key(key::KeyVerb),
 }
@@ -186,11 +189,11 @@ fn backup_error(error: BackupError) -> Error {
     }
 }
 
-/// A backup, as users name it: `SOURCE@N` or `SOURCE@latest`.
+/// A backup as users name it: `SOURCE@N` or `SOURCE@latest`.
 #[derive(Debug, Clone)]
 struct BackupName {
     source: String,
-    /// The latest, if there is none.
+    /// The backup's number; `None` for the latest.
     number: Option<BackupNumber>,
 }
 
@@ -214,7 +217,7 @@ impl FromStr for BackupName {
 impl BackupName {
     /// # Errors
     ///
-    /// For the latest, if the source went back: the newest backup that is there need not be it.
+    /// For the latest backup, if the source went back: the newest backup that is left may not be the latest.
     fn find(&self, opened: &Opened) -> Result<(KnownSource, BackupNumber)> {
         let repository = &opened.repository;
         let source = find_source(repository, &self.source)?;
@@ -237,7 +240,7 @@ impl BackupName {
     }
 }
 
-/// The backup of the latest moment: that of an old snapshot may have the highest number.
+/// The backup with the latest time; a backup of an old snapshot may have the highest number.
 fn latest(
     repository: &Repository,
     source: &KnownSource,
@@ -266,7 +269,7 @@ fn find_source(repository: &Repository, name: &str) -> Result<KnownSource> {
     })
 }
 
-/// Names what cannot be read, beside what can. Returns the exit code.
+/// Prints the objects that cannot be read, in addition to the results. Returns the exit code.
 fn name_damaged(context: &Context, damaged: &[RepositoryError]) -> ExitCode {
     for error in damaged {
         context.output.warn(format_args!("{error}"));

@@ -1,4 +1,4 @@
-//! `onefold backup mount`: backups as read-only NBD exports, straight from the repository.
+//! `onefold backup mount`: backups as read-only NBD exports, directly from the repository.
 
 use super::{
     BackupName, Context, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, repository_error,
@@ -23,30 +23,31 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The least memory: half of it is for clients, each of which takes some 290 KiB, and one program that copies a disk is four.
+/// The least memory: half of it is for clients, each of which takes about 290 KiB, and a program that copies
+/// a disk counts as four clients.
 const MEMORY_MIN: u64 = 8 << 20;
 
-/// How long requests may take that were begun before the end.
+/// Time that requests in progress have to finish at shutdown.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// The backups that are served. Without any, all that the repository has, new ones too.
+    /// Backups to serve. If none is named, all backups of the repository are served, including new ones.
     #[arg(value_name = "SOURCE@N|SOURCE@latest")]
     names: Vec<BackupName>,
 
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Where NBD clients find them: unix:PATH or HOST:PORT. May be given several times.
+    /// Address for NBD clients: unix:PATH or HOST:PORT. May be given several times.
     #[arg(long = "nbd", value_name = "ADDRESS", required = true)]
     addresses: Vec<ListenAddress>,
 
-    /// Permit addresses other than loopback. Any client that reaches them can read the backups.
+    /// Allow addresses other than loopback. Any client that reaches them can read the backups.
     #[arg(long)]
     insecure_listen: bool,
 
-    /// Memory for blocks that are needed again, 8 MiB at least; clients and their requests take as much, so 64 MiB are
+    /// Memory for cached blocks, at least 8 MiB. Clients and their requests take as much again; 64 MiB are
     /// enough for 110 clients.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
     memory: u64,
@@ -109,7 +110,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
                 .note(format_args!("{served} served on {addresses}"));
         }
     }
-    // It ends only with the process.
+    // The channel closes only when the process ends.
     let _ = stopped.recv();
     let ended = server.shutdown(DRAIN_TIME_MAX);
     if ended.cut_off > 0 {
@@ -123,20 +124,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 struct Mounted {
     opened: Opened,
     blocks: Arc<BlockReader>,
-    /// Only these; none if all.
+    /// The named backups; `None` for all.
     named: Option<BTreeSet<String>>,
     lost: Mutex<BTreeMap<(SourceId, BackupNumber), Arc<LostBlocks>>>,
 }
 
-/// A backup as clients see it.
+/// A backup as an NBD export.
 struct BackupExport {
     name: String,
     restore: Restore,
-    /// Blocks of which the log says that they cannot be read.
+    /// Blocks whose damage has already been logged.
     lost: Arc<LostBlocks>,
 }
 
-/// What a backup has that another one does not.
+/// The changes between two backups of a source.
 struct BackupChanges {
     backup: Arc<BackupExport>,
     since: Restore,
@@ -201,7 +202,7 @@ impl Exports for Mounted {
         })
     }
 
-    /// The numbers of the other backups of the source.
+    /// Numbers of the other backups of the source.
     fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
         let Ok((source, number)) = self.find(name) else {
             return Vec::new();
@@ -246,7 +247,8 @@ impl Exports for Mounted {
     }
 }
 
-/// Whoever must not wait is sent to somebody who may: recipes may have to be read.
+/// Fails with `WouldBlock` if the caller must not block, because recipes may have to be read; a worker then
+/// retries.
 fn may_wait(blocking: Blocking) -> std::result::Result<(), ExportError> {
     match blocking {
         Blocking::Yes => Ok(()),
@@ -255,7 +257,7 @@ fn may_wait(blocking: Blocking) -> std::result::Result<(), ExportError> {
 }
 
 impl BackupExport {
-    /// Whatever cannot be read is named once.
+    /// Converts an error; logs each damaged block only once.
     fn failed(&self, error: BackupError) -> ExportError {
         let BackupError::Damaged { block, blocks, .. } = error else {
             return failed(error);
@@ -328,7 +330,7 @@ impl Export for BackupExport {
         Ok(runs.into_iter().map(extent).collect())
     }
 
-    /// Whatever is read stays in memory for a while.
+    /// Reads the range, whose blocks then stay in the cache for a while.
     fn prefetch(
         &self,
         range: Range<u64>,

@@ -1,5 +1,5 @@
-//! Opening a repository. Nothing that its storage says chooses how it is protected: the user says whether it is encrypted, and
-//! this host remembers what it was.
+//! Opens repositories. A repository's storage does not choose how the repository is protected: the user
+//! states whether it is encrypted, and this host remembers it.
 
 use super::host::{HostMemory, Known};
 use super::{Context, repository_error, secret};
@@ -13,17 +13,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most sources of a repository that went back that are named in one line.
+/// The most changed sources that are named in one line.
 const NAMED_MAX: usize = 3;
 
-/// Which repository, what opens it, and what is trusted of it.
+/// The repository, its keys, and how far to trust its storage.
 #[derive(Debug, clap::Args)]
 pub(super) struct RepositoryArgs {
-    /// The repository's folder.
+    /// Folder of the repository.
     #[arg(long, env = "ONEFOLD_REPOSITORY", value_name = "DIR")]
     repository: Option<PathBuf>,
 
-    /// A file whose first line is the passphrase; /dev/fd/N is one, too. Without it, a terminal is asked.
+    /// File whose first line is the passphrase; /dev/fd/N works, too. Without this option, the passphrase is
+    /// read from the terminal.
     #[arg(
         long,
         env = "ONEFOLD_PASSPHRASE_FILE",
@@ -32,12 +33,12 @@ pub(super) struct RepositoryArgs {
     )]
     passphrase_file: Option<PathBuf>,
 
-    /// A file whose content is the key. The recovery key in a file is one.
+    /// File whose content is the key, such as a recovery key.
     #[arg(long, env = "ONEFOLD_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// The repository is not encrypted: whoever reads the folder may read the backups, and whoever writes it may change them.
-    /// Without this such a repository is refused.
+    /// Use a repository that is not encrypted: anybody who can read the folder can read the backups, and
+    /// anybody who can write to it can change them. Without this option such a repository is refused.
     #[arg(
         long,
         env = "ONEFOLD_NO_ENCRYPTION",
@@ -45,16 +46,18 @@ pub(super) struct RepositoryArgs {
     )]
     no_encryption: bool,
 
-    /// Where this host remembers the repositories that it has used. [default: $STATE_DIRECTORY, or /var/lib/onefold for
-    /// root, or $XDG_STATE_HOME/onefold]
+    /// Folder in which this host remembers the repositories that it has used. [default: $STATE_DIRECTORY, or
+    /// /var/lib/onefold for root, or $XDG_STATE_HOME/onefold]
     #[arg(long, env = "ONEFOLD_STATE", value_name = "DIR")]
     state: Option<PathBuf>,
 
-    /// The repository with this id is meant, although this host knows another one in the same folder. It is remembered.
+    /// Accept and remember the repository with this id, although this host knows another one in the same
+    /// folder.
     #[arg(long, value_name = "ID", value_parser = parse_id)]
     trust: Option<RepositoryId>,
 
-    /// The repository went back to an older state, and is used as it is. Numbers go on above those that this host has seen.
+    /// Accept a repository that went back to an older state, and use it as it is. New numbers continue above
+    /// the highest that this host has seen.
     #[arg(long)]
     accept_rollback: bool,
 }
@@ -66,23 +69,23 @@ fn parse_id(text: &str) -> std::result::Result<RepositoryId, String> {
     id.ok_or_else(|| "not the id of a repository, which has 32 hexadecimal digits".to_owned())
 }
 
-/// An open repository, and what this host knows of it.
+/// An open repository, and this host's memory of it.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) repository: Arc<Repository>,
     memory: HostMemory,
-    /// Sources that this host knew before.
+    /// Sources that this host knew before this command.
     known: BTreeSet<SourceId>,
     back: WentBack,
     output: Output,
 }
 
-/// What the repository had once and has not any more.
+/// Sources of a repository that are older than this host remembers, or missing.
 #[derive(Debug, Default)]
 struct WentBack {
-    /// Sources with an older history, how far they had come, and what is said of it.
+    /// Sources with an older state: how far each had progressed, and a description.
     sources: BTreeMap<SourceId, (Reached, String)>,
-    /// Sources that are not there at all.
+    /// Sources that are missing completely.
     gone: Vec<SourceId>,
 }
 
@@ -95,7 +98,7 @@ impl RepositoryArgs {
         })
     }
 
-    /// What opens a new repository.
+    /// The key for a new repository, from the user's options.
     pub(super) fn new_access(&self, output: &Output) -> Result<Access> {
         let secret = secret::new_access(
             self.passphrase_file.as_deref(),
@@ -112,7 +115,7 @@ impl RepositoryArgs {
         }
     }
 
-    /// Remembers a repository that was made.
+    /// Remembers a new repository.
     pub(super) fn remember_new(&self, root: &Path, repository: &Repository, output: &Output) {
         let known = canonical(root).and_then(|path| {
             let change = |known: &mut Known| {
@@ -127,8 +130,8 @@ impl RepositoryArgs {
         }
     }
 
-    /// Opens the repository to read it. What went back is said, and is no error: a backup that is named by its number
-    /// is what it was.
+    /// Opens the repository for reading. If it went back, prints a warning and continues, because a backup
+    /// that is named by its number is unchanged.
     pub(super) fn open(&self, context: &Context) -> Result<Opened> {
         let (opened, _) = self.open_as(context, false)?;
         if let Err(error) = opened.check_all() {
@@ -137,8 +140,9 @@ impl RepositoryArgs {
         Ok(opened)
     }
 
-    /// Opens the repository to change it: [`Opened::check`] says of which sources that is refused.
-    /// It may have to wait for others, says so, and ends when the user interrupts: returns what becomes true then.
+    /// Opens the repository for changes; [`Opened::check`] refuses changes to individual sources. Opening may
+    /// wait for other commands, says so, and stops when the user interrupts. Also returns the flag that
+    /// becomes true on an interruption.
     pub(super) fn open_to_change(&self, context: &Context) -> Result<(Opened, Arc<AtomicBool>)> {
         self.open_as(context, true)
     }
@@ -163,7 +167,7 @@ impl RepositoryArgs {
                 "{error}; its copy is used, and 'onefold backup repair --yes' makes it again"
             ));
         }
-        // Only now: a question for the passphrase can be interrupted as any program can.
+        // Only now, so that a prompt for the passphrase can be interrupted as usual.
         let interrupted = match is_to_change {
             true => interruption()?,
             false => Arc::default(),
@@ -209,7 +213,7 @@ impl RepositoryArgs {
         Ok((opened, interrupted))
     }
 
-    /// Whether the folder has the repository that it had, protected as it was.
+    /// Checks that the folder contains the repository that this host knows, with the same protection.
     fn check_identity(
         &self,
         found: &Unopened,
@@ -248,7 +252,7 @@ impl RepositoryArgs {
         }
     }
 
-    /// Whether this host is the one that may write a repository with one writer.
+    /// Checks that this host may write to a repository with one writer.
     fn check_writer(&self, id: RepositoryId, known: Option<&Known>) -> Result<()> {
         if self.trust.is_some() || known.is_some_and(|known| known.is_writer) {
             return Ok(());
@@ -259,7 +263,7 @@ impl RepositoryArgs {
         )))
     }
 
-    /// What the user gave, as far as it fits to how the repository says that it is protected.
+    /// Checks the user's options against the repository's encryption, and returns the key.
     fn access_to(&self, root: &Path, encrypted: bool, output: &Output) -> Result<Access> {
         let (passphrase_file, key_file) = (&self.passphrase_file, &self.key_file);
         let given = passphrase_file.is_some() || key_file.is_some();
@@ -277,7 +281,7 @@ impl RepositoryArgs {
                 Ok(secret.unwrap_or(Access::Open))
             }
             (false, false, true) => Ok(Access::Open),
-            // Whoever can write the folder can make it say so.
+            // Anybody who can write to the folder can make the repository look unencrypted.
             (false, true, false) => Err(Error::usage(format!(
                 "the repository in {root:?} says that it is not encrypted, and a passphrase or key file was given: \
                  either it is not the repository that was meant, or somebody has changed it; nothing was read or written"
@@ -309,7 +313,7 @@ fn warn_not_remembered(output: &Output, error: &Error) {
 }
 
 impl WentBack {
-    /// Compares a repository with what is known of it. Also returns how far its sources have come.
+    /// Compares a repository with this host's memory. Also returns how far its sources have progressed.
     fn look(repository: &Repository, known: &Known) -> Result<(Self, Vec<(SourceId, Reached)>)> {
         let (mut back, mut seen) = (Self::default(), Vec::new());
         let sources = repository.sources().map_err(repository_error)?.disks;
@@ -324,7 +328,7 @@ impl WentBack {
             let before = known.get(&source.id).copied();
             let course = repository.course(source.id, before.unwrap_or_default());
             match (course, before) {
-                // What may be in the place of one that is gone is not trusted by itself.
+                // While a source is missing, an unknown source may be its replacement and is not trusted.
                 (Ok(_), None) if !back.gone.is_empty() => {}
                 (Ok(course), _) if course.listed.is_as_far_as(before.unwrap_or_default()) => {
                     seen.push((source.id, course.proved));
@@ -347,7 +351,7 @@ impl WentBack {
         self.sources.is_empty() && self.gone.is_empty()
     }
 
-    /// From here on the numbers that were used are used in the repository, too.
+    /// Records in the repository that the numbers this host has seen are used.
     fn accept(&self, repository: &Repository) -> Result<()> {
         for (source, (reached, _)) in &self.sources {
             let writer = repository.writer(*source, "backup --accept-rollback");
@@ -380,13 +384,13 @@ impl WentBack {
     }
 }
 
-/// What is said of a source that went back.
+/// Describes how a source went back.
 fn went_back(source: &KnownSource, before: Reached, now: Reached) -> String {
     let (what, before, now) = match now.next < before.next {
         true => ("backup", before.next, now.next),
         false => ("pack", before.next_pack, now.next_pack),
     };
-    // The numbers of backups begin at 1, and those of packs at 0.
+    // Backup numbers start at 1, pack numbers at 0.
     let newest = match now.checked_sub(1) {
         Some(newest) if now > u64::from(what == "backup") => format!("{what} {newest}"),
         _ => "none".to_owned(),
@@ -396,12 +400,12 @@ fn went_back(source: &KnownSource, before: Reached, now: Reached) -> String {
 }
 
 impl Opened {
-    /// Whether anything that this host has seen is not there any more.
+    /// Whether the repository is older than this host remembers, or lacks sources.
     pub(super) fn has_gone_back(&self) -> bool {
         !self.back.is_empty()
     }
 
-    /// Fails if a source went back, so that it must not be written, and nobody knows which backup is the latest.
+    /// Fails if a source went back: it must not be written then, and its latest backup is unknown.
     pub(super) fn check(&self, source: SourceId) -> Result<()> {
         match self.back.sources.get(&source) {
             Some((_, why)) => Err(self.back.error(&[why], &[])),
@@ -410,7 +414,7 @@ impl Opened {
         }
     }
 
-    /// Fails if a source that this host does not know may have taken the place of one that is gone.
+    /// Fails if a source that this host does not know may have replaced a missing one.
     pub(super) fn check_new(&self) -> Result<()> {
         match &self.back.gone[..] {
             [] => Ok(()),
@@ -418,7 +422,7 @@ impl Opened {
         }
     }
 
-    /// Fails if any source went back, or is gone.
+    /// Fails if any source went back or is missing.
     pub(super) fn check_all(&self) -> Result<()> {
         if self.back.is_empty() {
             return Ok(());
@@ -429,12 +433,12 @@ impl Opened {
             .error(&sources.collect::<Vec<_>>(), &self.back.gone))
     }
 
-    /// A source is removed: this host does not look for it any more.
+    /// Removes a deleted source from this host's memory.
     pub(super) fn forget(&self, source: SourceId) {
         self.remember(|known| known.forget(source));
     }
 
-    /// Sources have come so far.
+    /// Records how far sources have progressed.
     pub(super) fn saw(&self, sources: &[(SourceId, Reached)]) {
         self.remember(|known| {
             for (source, reached) in sources {

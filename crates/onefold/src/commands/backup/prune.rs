@@ -18,11 +18,11 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// How long popular blocks stay condemned where others may see the folder late.
+/// How long popular blocks stay condemned in a folder that other hosts may see with a delay.
 const GRACE: Duration = Duration::from_secs(3600);
 
-/// File systems whose folders are seen as they are (statfs(2)): ext2 to ext4, XFS, Btrfs, tmpfs, ZFS, F2FS, bcachefs
-/// and overlays of them.
+/// Magic numbers of file systems that show the current content of folders (statfs(2)): ext2 to ext4, XFS,
+/// Btrfs, tmpfs, ZFS, F2FS, bcachefs and overlays of them.
 const LOCAL: [u32; 8] = [
     0xef53,
     0x5846_5342,
@@ -36,26 +36,27 @@ const LOCAL: [u32; 8] = [
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// Only these sources.
+    /// Prune only these sources.
     sources: Vec<String>,
 
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Write a pack again if so much of it, or more, is needed by no backup, or popular, too. At 0% no waste stays.
+    /// Repack a pack when at least this share of it is unused, or available as popular blocks. 0% removes all
+    /// waste.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, default_value = "30%")]
     wasted: u8,
 
-    /// Read no more than so much of packs, for each source, to write them again.
+    /// Maximum amount of pack data to read for repacking, per source.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     rewrite_max: Option<u64>,
 
-    /// Popular blocks that no backup needs go so long after that was found, at the earliest. [default: an hour
-    /// where others may see the folder over a network and late, and else at once]
+    /// Minimum time between finding that no backup needs a popular block and removing it. [default: an hour
+    /// on network file systems, which other hosts may see with a delay, and otherwise none]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     grace: Option<Duration>,
 
-    /// Prune. Without this the plan is printed, and nothing is changed.
+    /// Prune. Without this option the plan is printed and nothing is changed.
     #[arg(long)]
     yes: bool,
 }
@@ -68,12 +69,12 @@ fn parse_percent(text: &str) -> std::result::Result<u8, String> {
 
 #[derive(Debug, Serialize)]
 struct Reply {
-    /// Whether it was done, or is only planned.
+    /// Whether the plan was carried out.
     is_done: bool,
     sources: Vec<SourceReply>,
-    /// Blocks that several sources have; they are pruned if no sources are named.
+    /// Blocks that several sources share; they are pruned if no sources are named.
     popular: Vec<PopularReply>,
-    /// Why sources were left as they are: another process is changing them, or something of them is damaged.
+    /// Why sources were skipped: another process is changing them, or they are damaged.
     left: Vec<String>,
 }
 
@@ -83,23 +84,23 @@ struct SourceReply {
     #[serde(skip)]
     is_pruned: bool,
     source: String,
-    /// Content that backups need.
+    /// Bytes of content that backups need.
     needed_bytes: u64,
-    /// Content that no backup needs, before.
+    /// Bytes of content that no backup needs, before pruning.
     wasted_bytes: u64,
-    /// Content that backups need, and popular blocks have, too: the source's copies of it need not stay.
+    /// Bytes of needed content that popular blocks have, too, so that the source's copies can be removed.
     movable_bytes: u64,
-    /// That of the wasted and the movable content which is given back.
+    /// Bytes of wasted and movable content that are removed.
     given_back_bytes: u64,
-    /// Of all packs, before.
+    /// Bytes of all packs, before pruning.
     stored_bytes: u64,
-    /// By how much the packs became smaller; nothing for a plan.
+    /// Bytes by which the packs shrank; `None` for a plan.
     freed_bytes: Option<u64>,
     removed_packs: u64,
     rewritten_packs: u64,
-    /// Packs that are damaged, and stay as they are.
+    /// Packs that are damaged and therefore kept.
     damaged: Vec<String>,
-    /// What has the name of an object that would go, and is none of this repository: it stays.
+    /// Files with the name of an object to be removed that do not belong to this repository; they are kept.
     foreign: Vec<String>,
 }
 
@@ -109,19 +110,19 @@ struct PopularReply {
     #[serde(skip)]
     is_pruned: bool,
     domain: String,
-    /// Content that backups need.
+    /// Bytes of content that backups need.
     needed_bytes: u64,
-    /// Content that no backup needs, before.
+    /// Bytes of content that no backup needs, before pruning.
     wasted_bytes: u64,
-    /// That of it which is given back.
+    /// Bytes of unneeded content that are removed.
     given_back_bytes: u64,
-    /// That of it which is given back by a later command, because backups are under way that may need it.
+    /// Bytes of unneeded content that a later command removes, because backups in progress may need them.
     waiting_bytes: u64,
-    /// Of all packs, before.
+    /// Bytes of all packs, before pruning.
     stored_bytes: u64,
-    /// By how much the packs became smaller; nothing for a plan.
+    /// Bytes by which the packs shrank; `None` for a plan.
     freed_bytes: Option<u64>,
-    /// Packs that are damaged, and stay as they are.
+    /// Packs that are damaged and therefore kept.
     damaged: Vec<String>,
 }
 
@@ -187,7 +188,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// The sources of these names; without names, all, and what is popular.
+/// Finds the sources with these names; without names, all sources and the popular blocks.
 fn find_sources(repository: &Repository, names: &[String]) -> Result<Sources> {
     if names.is_empty() {
         return repository.sources().map_err(repository_error);
@@ -199,7 +200,7 @@ fn find_sources(repository: &Repository, names: &[String]) -> Result<Sources> {
     })
 }
 
-/// Prunes each of them. One that is in use, or damaged, is left as it is.
+/// Prunes each source. Sources that are in use or damaged are skipped.
 fn each<T>(
     sources: &[KnownSource],
     left: &mut Vec<Error>,
@@ -222,12 +223,12 @@ struct Job<'a> {
     repository: &'a Repository,
     options: PruneOptions,
     interrupted: &'a AtomicBool,
-    /// If anything is changed.
+    /// Set if anything is changed.
     room: Option<MakingRoom<'a>>,
 }
 
 impl Job<'_> {
-    /// Those of which nobody has the lease, if they are to be changed.
+    /// The sources whose lease is free. A plan needs no leases, so it includes all sources.
     fn free(
         &self,
         mut sources: Vec<KnownSource>,
@@ -272,7 +273,7 @@ impl Job<'_> {
     }
 
     fn popular(&self, popular: &KnownSource) -> Result<PopularReply> {
-        // Backups that are hidden may need them.
+        // Backups that are missing after a rollback of the storage may need the blocks.
         self.opened.check_all()?;
         if !self.args.yes {
             let plan = plan_popular(self.repository, popular, &self.options);
@@ -308,7 +309,7 @@ impl Job<'_> {
         prune(report).map_err(backup_error)
     }
 
-    /// Other hosts may see an old listing of a folder that they have over a network.
+    /// The default grace period: other hosts may see an old listing of a folder on a network file system.
     fn usual_grace(&self) -> Duration {
         let root = self.args.repository.root();
         let is_local = root.is_ok_and(|root| {

@@ -10,27 +10,28 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// The source: its name, or its id.
+    /// Name or id of the source.
     source: String,
 
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Remove it. Without this the plan is printed, and nothing is changed.
+    /// Remove the source. Without this option the plan is printed and nothing is changed.
     #[arg(long)]
     yes: bool,
 }
 
-/// What is removed.
+/// The JSON document of `backup remove`.
 #[derive(Debug, Serialize)]
 struct Reply {
-    /// Whether it was done, or is only planned.
+    /// Whether the plan was carried out.
     is_done: bool,
     source: String,
-    /// SOURCE@N.
+    /// Names of the backups, SOURCE@N.
     backups: Vec<String>,
     packs: u64,
-    /// Of its packs. What only it needed of popular blocks goes with the next 'backup prune'.
+    /// Bytes of the source's packs. The next 'backup prune' removes popular blocks that only this source
+    /// needed.
     stored_bytes: u64,
 }
 
@@ -48,7 +49,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         )));
     }
     if args.yes {
-        // First: a removal that is interrupted must not look like a repository that went back.
+        // First, so that an interrupted removal does not look like a repository that went back.
         opened.forget(source.id);
         let removed = repository.remove_source(source.id);
         removed.map_err(|error| {
@@ -58,7 +59,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
                 format!("{source} is not removed: {}", error.message),
             )
         })?;
-        // A command that was looking meanwhile may have seen it.
+        // A concurrent command may have seen and remembered the source.
         opened.forget(source.id);
     }
     let reply = Reply {
@@ -68,7 +69,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     context.print_plan(&reply, args.yes)
 }
 
-/// A source, or what an interrupted removal has left of one.
+/// Finds a source, or the remains of an interrupted removal.
 fn find(repository: &Repository, name: &str) -> Result<KnownSource> {
     let known = repository.source(name).map_err(repository_error)?;
     let found = match known {

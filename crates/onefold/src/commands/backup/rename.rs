@@ -10,10 +10,10 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// The source, by its name or its id.
+    /// Name or id of the source.
     source: String,
 
-    /// The new name.
+    /// New name of the source.
     new_name: String,
 
     #[command(flatten)]

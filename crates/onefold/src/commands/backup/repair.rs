@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// After an interruption.
+/// The state after an interruption.
 const STATE: &str = "the same command does what is left";
 
 #[derive(Debug, clap::Args)]
@@ -25,38 +25,38 @@ pub(in crate::commands) struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Repair. Without this the plan is printed, and nothing is changed.
+    /// Repair. Without this option the plan is printed and nothing is changed.
     #[arg(long)]
     yes: bool,
 }
 
 #[derive(Debug, Serialize)]
 struct Reply {
-    /// Whether it was done, or is only planned.
+    /// Whether the plan was carried out.
     is_done: bool,
     sources: Vec<SourceReply>,
-    /// What is still damaged, or is now if nothing was done.
+    /// Damage that remains; without --yes, the damage found.
     findings: Vec<FindingReply>,
-    /// Files of commands that were killed.
+    /// Number of files that killed commands left.
     leftovers: u64,
     leftover_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
 struct SourceReply {
-    /// For messages.
+    /// Title for messages.
     #[serde(skip)]
     title: String,
-    /// Nothing for the popular blocks of the domain.
+    /// Name of the source; `None` for the popular blocks of a domain.
     source: Option<String>,
     domain: String,
-    /// Blocks that are damaged and are taken out, so that they are stored again.
+    /// Damaged blocks that are removed, so that the next backup stores them again.
     damaged_blocks: u64,
-    /// Blocks that are put back, because they are stored elsewhere, too.
+    /// Blocks that are restored from an intact copy.
     mended_blocks: u64,
-    /// Blocks that are missing afterwards.
+    /// Blocks that are still missing afterwards.
     missing_blocks: u64,
-    /// Packs of which the table, or the copy of it, is made again.
+    /// Packs whose table, or its copy, is rebuilt.
     tables: u64,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let room = args.yes.then(|| repository.make_room(ASIDE_BYTES));
     let room = room.transpose().map_err(repository_error)?;
     if args.yes {
-        // Of all at the same time. Whoever has one is named when its turn comes.
+        // Wait for all leases at the same time. Holders that keep theirs are reported later.
         let sick = plan.sick.iter().map(|sick| sick.of.id);
         let waited = repository.wait_for_leases(&sick.collect::<Vec<_>>());
         waited.map_err(repository_error)?;
@@ -121,7 +121,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// Makes the small objects of the repository and of all sources again that are missing or damaged.
+/// Restores small objects of the repository and of its sources that are missing or damaged.
 fn mend_copies(repository: &Repository) -> Result<u64> {
     let mut mended = repository.mend_identity().map_err(repository_error)?;
     let sources = repository.sources().map_err(repository_error)?;

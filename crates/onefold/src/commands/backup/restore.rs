@@ -25,11 +25,11 @@ use std::thread;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// The backup.
+    /// Backup to restore.
     #[arg(value_name = "SOURCE@N|SOURCE@latest")]
     name: BackupName,
 
-    /// A new file, a block device, or - for standard output (these two raw only).
+    /// Image to create: a new file, a block device, or - for standard output (the last two raw only).
     #[arg(conflicts_with_all = ["volume", "into"])]
     file: Option<PathBuf>,
 
@@ -40,11 +40,12 @@ pub(in crate::commands) struct Args {
     #[arg(long, value_name = "NAME")]
     volume: Option<String>,
 
-    /// Restore into a volume of the same size that no client is attached to. Only what differs is written.
+    /// Restore into an existing volume of the same size that has no clients attached. Only blocks that differ
+    /// are written.
     #[arg(long, value_name = "NAME", conflicts_with = "volume")]
     into: Option<String>,
 
-    /// The image's format.
+    /// Format of the image.
     #[arg(long, value_enum, default_value = "raw")]
     image_format: ImageFormat,
 
@@ -52,20 +53,20 @@ pub(in crate::commands) struct Args {
     #[arg(long)]
     yes: bool,
 
-    /// Restore what can be restored of a damaged backup: what cannot becomes a hole, or with --into stays as it is. Exit
-    /// code 3 if anything is lost.
+    /// Restore the intact parts of a damaged backup: lost blocks become holes, or keep their content with
+    /// --into. Exit code 3 if anything is lost.
     #[arg(long)]
     salvage: bool,
 
-    /// A new file for what was restored and what was lost, as a map of GNU ddrescue.
+    /// New file for a map, in GNU ddrescue's format, of restored and lost parts.
     #[arg(long, value_name = "FILE", requires = "salvage")]
     map: Option<PathBuf>,
 
-    /// Threads that decompress and write a raw file. [default: the number of processors]
+    /// Number of threads that decompress and write a raw file. [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
 
-    /// Memory for blocks that are needed again.
+    /// Memory for cached blocks.
     #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
@@ -73,26 +74,26 @@ pub(in crate::commands) struct Args {
     options: NewVolumeOptions,
 }
 
-/// A backup that was restored.
+/// The JSON document of `backup restore`.
 #[derive(Debug, Serialize)]
 struct Reply {
     name: String,
     size_bytes: u64,
-    /// What was written: data, and the rest are holes; into a volume, what differed.
+    /// Bytes written: the data of an image, without holes; or the bytes that differed in a volume.
     written_bytes: u64,
-    /// Reads of packs; only where they were read in their order, for a raw image.
+    /// Reads of packs; set only for a raw image, for which packs are read in order.
     pack_reads: Option<u64>,
-    /// With `--salvage`, what could not be restored.
+    /// With `--salvage`, the blocks that could not be restored.
     lost: Option<Losses>,
-    /// What is in the place of lost blocks.
+    /// Describes the content in place of lost blocks.
     #[serde(skip)]
     instead: &'static str,
 }
 
-/// What is in the place of lost blocks in a new target.
+/// The content in place of lost blocks in a new target.
 const HOLES: &str = "there are zeros instead";
 
-/// The same in a volume that was there.
+/// The content in place of lost blocks in an existing volume.
 const KEPT: &str = "the volume still has there what it had before";
 
 fn no_target() -> Error {
@@ -120,7 +121,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         map.write(losses, &restored.name, restored.size_bytes)?;
     }
     match args.file.as_deref() == Some(Path::new("-")) {
-        // Standard output has the disk.
+        // Standard output carries the disk.
         true => restored.warn(context),
         false => context.output.document(&restored)?,
     }
@@ -130,17 +131,17 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     }
 }
 
-/// The repository, and its blocks in memory.
+/// A repository, and its cache of blocks.
 struct RestoredFrom {
     opened: Opened,
     blocks: Arc<BlockReader>,
 }
 
-/// A backup that is restored.
+/// A backup that is being restored.
 struct Backup {
     restore: Restore,
     name: String,
-    /// What cannot be restored is noted there; without it, damage ends the restore.
+    /// Records blocks that cannot be restored; if `None`, damage ends the restore.
     lost: Option<LostBlocks>,
 }
 
@@ -167,8 +168,8 @@ impl Backup {
         })
     }
 
-    /// Fails if objects are missing or damaged that the backup needs, unless it is restored without them. It is asked before
-    /// anything is written.
+    /// Fails if objects that the backup needs are missing or damaged, unless it is restored without them.
+    /// Called before anything is written.
     fn check(&self) -> Result<()> {
         match self.lost {
             Some(_) => Ok(()),
@@ -201,7 +202,7 @@ impl Backup {
     }
 }
 
-/// Adds what the user can do about damage.
+/// Adds a hint for the user to an error about damage.
 fn salvageable(error: BackupError, hint: &str) -> Error {
     let mut error = backup_error(error);
     if error.kind == ErrorKind::Damaged {
@@ -210,7 +211,7 @@ fn salvageable(error: BackupError, hint: &str) -> Error {
     error
 }
 
-/// The same about damage that is found while the target is written.
+/// Adds a hint to an error about damage that is found while the target is written.
 pub(super) fn stopped_by(error: BackupError) -> Error {
     salvageable(error, "--salvage restores the rest")
 }
@@ -256,7 +257,7 @@ fn to_file(
     })
 }
 
-/// By several threads, in the order of packs.
+/// Restores with several threads, in the order of packs.
 fn read_anywhere(
     backup: &Backup,
     args: &Args,
@@ -320,7 +321,7 @@ fn to_volume(
                 let last = sent.clone().map(|_| Piece::End {
                     image_bytes: size_bytes,
                 });
-                // A receiver that is gone has its own reason.
+                // If the receiver is gone, it has its own error.
                 let _ = sender.blocking_send(last);
                 drop(sender);
                 sent
@@ -360,7 +361,7 @@ fn into_volume(
     Ok(backup.reply(written_bytes, KEPT))
 }
 
-/// Passes the data on in chunks. Returns how many bytes there were.
+/// Sends the data in chunks. Returns the number of bytes.
 fn read_all(
     backup: &Backup,
     interrupted: &AtomicBool,
@@ -409,13 +410,13 @@ impl Render for Reply {
 }
 
 impl Reply {
-    /// Says what is lost where the report cannot be on standard output.
+    /// Prints the losses as warnings, because standard output carries the image.
     fn warn(&self, context: &Context) {
         let mut text = Vec::new();
         let Some(lost) = self.lost.as_ref().filter(|lost| lost.bytes > 0) else {
             return;
         };
-        // Memory takes it all.
+        // Writing to memory cannot fail.
         let _ = lost.text(&mut text, self.instead);
         for line in String::from_utf8_lossy(&text).lines() {
             context.output.warn(line);

@@ -1,4 +1,4 @@
-//! Which backups of a source are kept.
+//! Determines which backups of a source are kept.
 
 use super::repository_error;
 use crate::rendering::utc;
@@ -7,45 +7,45 @@ use onefold_format::backup::{BackupNumber, SourceId};
 use onefold_repository::{Repository, RepositoryError};
 use std::collections::HashSet;
 
-/// What is kept, besides protected backups: of each rule the newest backup in each of so many periods that have
-/// one. Times are those of the backups, in UTC.
+/// Retention rules. Each rule keeps the newest backup of each of the last N periods that have one; protected
+/// backups are always kept. Times are the times of the backups, in UTC.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(super) struct Rules {
-    /// Keep the last N.
+    /// Keep the last N backups.
     #[arg(long, value_name = "N", value_parser = count())]
     keep_last: Option<u32>,
 
-    /// Keep the last of each of the last N hours that have one.
+    /// Keep the last backup of each of the last N hours that have one.
     #[arg(long, value_name = "N", value_parser = count())]
     keep_hourly: Option<u32>,
 
-    /// Keep the last of each of the last N days that have one.
+    /// Keep the last backup of each of the last N days that have one.
     #[arg(long, value_name = "N", value_parser = count())]
     keep_daily: Option<u32>,
 
-    /// Keep the last of each of the last N weeks that have one; weeks begin on Mondays.
+    /// Keep the last backup of each of the last N weeks that have one; weeks begin on Mondays.
     #[arg(long, value_name = "N", value_parser = count())]
     keep_weekly: Option<u32>,
 
-    /// Keep the last of each of the last N months that have one.
+    /// Keep the last backup of each of the last N months that have one.
     #[arg(long, value_name = "N", value_parser = count())]
     keep_monthly: Option<u32>,
 
-    /// Keep the last of each of the last N years that have one.
+    /// Keep the last backup of each of the last N years that have one.
     #[arg(long, value_name = "N", value_parser = count())]
     keep_yearly: Option<u32>,
 
-    /// Keep all with this tag; may be given several times.
+    /// Keep all backups with this tag; may be given several times.
     #[arg(long = "keep-tag", value_name = "TAG")]
     keep_tags: Vec<String>,
 }
 
-/// A rule that keeps nothing is a mistake.
+/// A count of at least 1, because a rule that keeps nothing is a mistake.
 fn count() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
 }
 
-/// Names the period of a backup among those of one rule.
+/// Returns the period to which a rule assigns a backup.
 type PeriodOf = fn(&Candidate) -> String;
 
 /// A backup that may be forgotten.
@@ -55,12 +55,13 @@ pub(super) struct Candidate {
     pub(super) unix_seconds: u64,
     pub(super) tags: Vec<String>,
     pub(super) is_protected: bool,
-    /// The backup is of a snapshot of the user's, and has its time.
+    /// Whether the backup is of a user's snapshot, and has the snapshot's time.
     pub(super) is_of_snapshot: bool,
 }
 
 impl Candidate {
-    /// The backups of a source, in order, and what cannot be read of others: to those no rule applies.
+    /// Reads the backups of a source, in order. Rules do not apply to those that cannot be read, whose errors
+    /// are returned, too.
     pub(super) fn all(
         repository: &Repository,
         source: SourceId,
@@ -69,7 +70,7 @@ impl Candidate {
         Self::some(repository, source, &backups)
     }
 
-    /// The same of some backups of a source.
+    /// Reads some of the backups of a source, and returns errors like `all`.
     pub(super) fn some(
         repository: &Repository,
         source: SourceId,
@@ -99,13 +100,13 @@ impl Rules {
         self.periods().iter().all(|(_, count, _)| count.is_none()) && self.keep_tags.is_empty()
     }
 
-    /// For each of these backups, oldest first, why it is kept; nothing for those that are not.
+    /// The rules that keep each backup, oldest backup first; empty for backups that no rule keeps.
     pub(super) fn reasons(&self, backups: &[Candidate]) -> Vec<Vec<&'static str>> {
         let mut reasons = vec![Vec::new(); backups.len()];
         for (name, count, period) in self.periods() {
             let count = count.unwrap_or(0) as usize;
             let mut seen = HashSet::new();
-            // By number and not by time, so that a clock that was set back makes no backup the older one.
+            // By number and not by time, so that setting the clock back does not reorder backups.
             for (backup, reasons) in backups.iter().zip(&mut reasons).rev() {
                 if seen.len() < count && seen.insert(period(backup)) {
                     reasons.push(name);
@@ -123,7 +124,7 @@ impl Rules {
         reasons
     }
 
-    /// The rules that count: their names, how many periods they keep, and the period of a backup.
+    /// The rules with periods: their names, the number of periods, and the period of a backup.
     fn periods(&self) -> [(&'static str, Option<u32>, PeriodOf); 6] {
         const DAY: u64 = 86_400;
         /// The first day of the epoch was a Thursday.
@@ -150,7 +151,7 @@ impl Rules {
 mod tests {
     use super::*;
 
-    /// A backup at each of these times, as humantime reads them.
+    /// Creates a backup at each of these times, in humantime's format.
     fn backups(times: &[&str]) -> Vec<Candidate> {
         let backups = times.iter().zip(1..).map(|(time, number)| {
             let time = humantime::parse_rfc3339_weak(time).unwrap();

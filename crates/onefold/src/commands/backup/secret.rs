@@ -1,4 +1,4 @@
-//! Passphrases and key files: where they come from, and how well they are kept.
+//! Reads passphrases and key files, and checks how well they are kept.
 
 use crate::output::Output;
 use onefold_api::{Error, Result};
@@ -10,13 +10,13 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// The fewest bytes of a new key file: it is not stretched as a passphrase is, so it must be beyond guessing.
+/// The shortest allowed key file. It is not stretched like a passphrase, so it must be impossible to guess.
 const KEY_FILE_BYTES_MIN: usize = 32;
 
-/// Permission bits by which others than the owner may read a file.
+/// Permission bits that let users other than the owner read a file.
 const READABLE_BY_OTHERS: u32 = 0o044;
 
-/// The passphrase or the key in these files, if there is one.
+/// Reads the passphrase or key from these files, if one is given.
 pub(super) fn access(
     passphrase_file: Option<&Path>,
     key_file: Option<&Path>,
@@ -42,11 +42,11 @@ pub(super) fn access(
     Ok(Some(Access::KeyFile(content)))
 }
 
-/// The same for a key that is to open a repository from now on.
+/// Reads the passphrase or key that will open a repository in future.
 ///
 /// # Errors
 ///
-/// `Usage` for a key file that could be guessed.
+/// `Usage` for a key file that is too short.
 pub(super) fn new_access(
     passphrase_file: Option<&Path>,
     key_file: Option<&Path>,
@@ -70,7 +70,7 @@ fn read(path: &Path, output: &Output) -> Result<Vec<u8>> {
     let failed = |e: io::Error| Error::io(format_args!("cannot read {path:?}"), &e);
     let mut file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
-    // A pipe has no permissions that matter.
+    // The permissions of a pipe do not matter.
     if metadata.is_file() && metadata.permissions().mode() & READABLE_BY_OTHERS != 0 {
         output.warn(format_args!(
             "others than its owner may read {path:?}, which opens the repository: chmod go= {path:?}"
@@ -81,7 +81,7 @@ fn read(path: &Path, output: &Output) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Asks for the passphrase, if there is somebody to ask.
+/// Prompts for the passphrase, if stdin and stderr are a terminal.
 pub(super) fn ask(root: &Path) -> Result<Option<Access>> {
     let (stdin, mut stderr) = (io::stdin(), io::stderr());
     if !stdin.is_terminal() || !stderr.is_terminal() {
@@ -90,7 +90,7 @@ pub(super) fn ask(root: &Path) -> Result<Option<Access>> {
     let failed = |e: io::Error| Error::io("cannot ask for the passphrase", &e);
     let mut lines = stdin.lock();
     let mut line = Vec::new();
-    // Before the question: an answer that comes at once is not shown either.
+    // Before the prompt, so that an immediate answer is not echoed either.
     let silent = Silence::new(rustix::stdio::stdin()).map_err(failed)?;
     let asked = write!(stderr, "passphrase of the repository in {root:?}: ");
     let answered = asked
@@ -106,7 +106,7 @@ pub(super) fn ask(root: &Path) -> Result<Option<Access>> {
     }
 }
 
-/// A terminal that does not show what is typed, until this is dropped.
+/// Guard that turns off the echo of a terminal.
 struct Silence {
     terminal: BorrowedFd<'static>,
     before: Termios,

@@ -20,26 +20,26 @@ pub(in crate::commands) struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Only the sources of this domain.
+    /// Share only among the sources of this domain.
     #[arg(long, value_name = "DOMAIN")]
     domain: Option<String>,
 
-    /// Memory to compare the sources in.
+    /// Memory for comparing the sources.
     #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = MEMORY_DEFAULT)]
     memory: u64,
 
-    /// Threads that compress and encrypt. [default: the number of processors]
+    /// Number of threads that compress and encrypt. [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
 
-    /// Share. Without this the plan is printed, nothing is changed, and the exit code is 2.
+    /// Share. Without this option the plan is printed, nothing is changed, and the exit code is 2.
     #[arg(long)]
     yes: bool,
 }
 
 #[derive(Debug, Serialize)]
 struct Reply {
-    /// Whether it was done, or is only planned.
+    /// Whether the plan was carried out.
     is_done: bool,
     domains: Vec<DomainReply>,
 }
@@ -48,13 +48,13 @@ struct Reply {
 struct DomainReply {
     domain: String,
     sources: u64,
-    /// Content that becomes popular: it is copied once.
+    /// Bytes of content that becomes popular and is copied once.
     copied_bytes: u64,
-    /// Content of the sources that popular blocks have, too: pruning without waste gives it back.
+    /// Bytes of the sources' content that popular blocks have, too; pruning with --wasted 0% removes it.
     movable_bytes: u64,
-    /// Bytes of the new packs; nothing for a plan.
+    /// Bytes of the new packs; `None` for a plan.
     stored_bytes: Option<u64>,
-    /// Objects that cannot be read, and are left out.
+    /// Objects that cannot be read and are left out.
     damaged: Vec<String>,
 }
 
@@ -117,7 +117,7 @@ impl Job<'_> {
     }
 
     fn share(&self, relatives: &Relatives) -> Result<DomainReply> {
-        // Alone, a source has nothing to share.
+        // A single source has nothing to share.
         let [first, _, ..] = &relatives.sources[..] else {
             return self.plan(relatives);
         };

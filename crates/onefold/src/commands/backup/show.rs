@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// The backup.
+    /// Backup to show.
     #[arg(value_name = "SOURCE@N|SOURCE@latest")]
     name: BackupName,
 
@@ -23,14 +23,15 @@ pub(in crate::commands) struct Args {
 struct Reply {
     name: String,
     source_id: String,
-    /// The name of the host that made it.
+    /// Name of the host that made the backup.
     host: String,
-    /// Where the source's disk comes from; null if that is not known.
+    /// Origin of the source's disk; null if it is not known.
     origin: Option<OriginReply>,
-    /// For text.
+    /// The origin in words, for the text.
     #[serde(skip)]
     from: String,
-    /// The name of the user's snapshot that was backed up, without that of its volume; null if it was none.
+    /// Name of the user's snapshot that was backed up, without the volume's name; null if no snapshot was
+    /// named.
     snapshot: Option<String>,
     unix_seconds: u64,
     size_bytes: u64,
@@ -39,9 +40,9 @@ struct Reply {
     read_bytes: u64,
     new_bytes: u64,
     stored_bytes: u64,
-    /// Data that popular blocks hold: those that several sources have.
+    /// Bytes of data that popular blocks hold.
     popular_bytes: u64,
-    /// Of the recipe, in the repository.
+    /// Size of the recipe in the repository.
     recipe_bytes: u64,
     /// Runs of stored blocks with consecutive numbers.
     number_runs: u64,

@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Memory to compare the sources in.
+/// Memory for comparing the sources.
 const MEMORY_BYTES: usize = 64 << 20;
 
 #[derive(Debug, clap::Args)]
@@ -26,13 +26,13 @@ struct Reply {
     encrypted: bool,
     sources: Vec<SourceReply>,
     popular: Vec<PopularReply>,
-    /// Data of all backups.
+    /// Bytes of data of all backups.
     logical_bytes: u64,
-    /// Content of all packs.
+    /// Bytes of content in all packs.
     content_bytes: u64,
-    /// Of all packs.
+    /// Bytes of all packs.
     stored_bytes: u64,
-    /// Content that `share` and then pruning without waste would free: as many copies as there are too many now.
+    /// Bytes that `share`, followed by pruning with --wasted 0%, would free.
     shareable_bytes: u64,
 }
 
@@ -41,10 +41,10 @@ struct SourceReply {
     source: String,
     source_id: String,
     domain: String,
-    /// Where the disk comes from; null if that is not known.
+    /// Origin of the disk; null if it is not known.
     origin: Option<OriginReply>,
     backups: u64,
-    /// Data of all its backups.
+    /// Bytes of data of all backups of the source.
     logical_bytes: u64,
     #[serde(flatten)]
     packs: Packs,
@@ -57,15 +57,15 @@ struct PopularReply {
     packs: Packs,
 }
 
-/// What some packs have.
+/// Figures of a set of packs.
 #[derive(Debug, Default, Serialize)]
 struct Packs {
     packs: u64,
     content_bytes: u64,
     stored_bytes: u64,
-    /// Packs that cannot be read.
+    /// Number of packs that cannot be read.
     damaged_packs: u64,
-    /// Blocks that were damaged and are not mended yet.
+    /// Blocks that were damaged and have not been repaired yet.
     lost_blocks: u64,
 }
 

@@ -16,13 +16,13 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
-    /// Only the backups of this source.
+    /// Verify only the backups of this source.
     source: Option<String>,
 
     #[command(flatten)]
     repository: RepositoryArgs,
 
-    /// Also read all blocks, and compare them with their fingerprints.
+    /// Read all blocks, too, and compare them with their fingerprints.
     #[arg(long)]
     data: bool,
 }
@@ -30,30 +30,30 @@ pub(in crate::commands) struct Args {
 #[derive(Debug, Serialize)]
 struct Reply {
     backups: u64,
-    /// Of packs and recipes.
+    /// Number of packs and recipes that were verified.
     objects: u64,
-    /// Compared with their fingerprints.
+    /// Bytes of blocks that were compared with their fingerprints.
     compared_bytes: u64,
     findings: Vec<FindingReply>,
-    /// The first names of what is not of onefold, from the repository's folder. It is ignored.
+    /// First names of foreign files in the repository's folder, which are ignored.
     foreign: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct FindingReply {
-    /// The damage.
+    /// Description of the damage.
     message: String,
-    /// The backups that need what is damaged.
+    /// Backups that need the damaged object.
     needed_by: Vec<NeededByReply>,
 }
 
 #[derive(Debug, Serialize)]
 struct NeededByReply {
-    /// SOURCE@N.
+    /// Name of the backup, SOURCE@N.
     name: String,
-    /// How many of its blocks are concerned; 0 if that is not known.
+    /// Number of the backup's blocks that are affected; 0 if it is not known.
     blocks: u64,
-    /// The first runs of them, in blocks of the disk.
+    /// First runs of affected blocks, in blocks of the disk.
     places: Vec<Place>,
 }
 
