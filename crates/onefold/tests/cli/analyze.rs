@@ -1,4 +1,4 @@
-//! `analyze`: what it prints, and how it ends.
+//! `analyze`: its output and its exit.
 
 use crate::harness::{Outcome, noise, onefold, qemu_img, run, wait_until};
 use serde_json::json;
@@ -7,7 +7,8 @@ use std::os::unix::fs::symlink;
 use std::process::{Child, Stdio};
 use tempfile::TempDir;
 
-/// Two inputs of 100 blocks: 40 alike, 10 zeros, the rest of their own, the last one of each again.
+/// Two inputs of 100 blocks: 40 are the same in both, 10 are zeros, the rest are unique, and the last block
+/// of each occurs twice.
 fn inputs() -> (TempDir, [String; 2]) {
     let scratch = TempDir::new().unwrap();
     let names = ["a.raw", "b.raw"].map(|name| {
@@ -60,7 +61,7 @@ fn figures_are_exact_and_in_one_document() {
         (&second["shared_chunks"], &second["new_chunks"]),
         (&json!(40), &json!(49))
     );
-    // 40 alike, and the one that is there twice at the end: 80 and 2 blocks in runs of redundant data.
+    // 40 equal blocks, and the repeated block at the end: 80 and 2 blocks in runs of redundant data.
     assert_eq!(blocks["runs"][1]["runs"], 4);
     assert_eq!(blocks["runs"][1]["longest_bytes"], 40 << 12);
     // 180 blocks of 8 bytes and a 256th in maps, 138 rows of 51 bytes.
@@ -173,7 +174,7 @@ fn tables_and_a_page_have_the_figures_too() {
     assert_eq!(html.matches("<svg").count(), 5);
     let refers = html.contains("href") || html.contains("src=") || html.contains("@import");
     assert!(!refers, "it needs nothing else");
-    // Nothing is written over, which is known before anything is read.
+    // Existing files are not overwritten; the command checks this before it reads anything.
     run(&arguments).is_refusal(1, &["page.html", "File exists"]);
     run(&["analyze", &a, "--csv", &tables]).is_refusal(1, &["tables", "File exists"]);
     let both = ["analyze", &a, "--method", "harnik", "--html", "x.html"];
@@ -225,7 +226,7 @@ fn a_qcow2_image_counts_as_the_disk_inside_it() {
         "{as_it_is:?}"
     );
 
-    // What lies beneath counts only if that is wanted.
+    // The backing file counts only if that is requested.
     let overlay = path("overlay.qcow2");
     qemu_img(&[
         "create", "-f", "qcow2", "-b", &plain, "-F", "qcow2", &overlay,
@@ -342,7 +343,7 @@ fn an_interrupt_ends_it_with_what_is_known() {
     let path = scratch.path().join("large");
     fs::File::create(&path).unwrap().set_len(1 << 42).unwrap();
     let path = path.to_str().unwrap();
-    // Cut by content, holes are gone through like everything else: this would take hours.
+    // With content-defined chunking, holes are read like all other data: this would take hours.
     let child = onefold(&[
         "analyze",
         path,
@@ -398,7 +399,7 @@ fn outputs_that_are_there_are_refused_before_the_work() {
     let there = there.to_str().unwrap();
     let page = scratch.path().join("page").to_str().unwrap().to_owned();
     for output in ["--csv", "--distribution", "--html", "--trace"] {
-        // What is missing would be said, had the work begun.
+        // The missing input would be reported if the work had begun.
         let refused = run(&["analyze", "nosuch", &a, output, there]);
         refused.is_refusal(1, &["there"]);
     }
@@ -420,7 +421,7 @@ fn without_anything_readable_there_are_no_figures() {
     run(&["analyze", "nosuch", "--html", page, "--csv", tables])
         .is_refusal(1, &["nothing could be read"]);
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
-    // An empty folder was read.
+    // Reading an empty folder succeeds.
     let empty = scratch.path().to_str().unwrap();
     assert_eq!(run(&["analyze", empty]).code, Some(0));
 }
@@ -449,7 +450,7 @@ fn names_have_no_control_characters_for_a_terminal() {
     assert!(!text.contains('\x1b') && !found.stderr.contains('\x1b'));
 }
 
-/// Interrupts it once it listens for that, and waits for its end.
+/// Interrupts the command once it handles signals, and waits for its end.
 pub(crate) fn interrupted(child: Child) -> Outcome {
     let pid = rustix::process::Pid::from_child(&child);
     wait_until("it catches SIGINT", || {

@@ -1,4 +1,4 @@
-//! `analyze` keeps to its memory, as the kernel counts it, whatever comes.
+//! `analyze` stays within its memory limit, as the kernel counts it, for any input.
 
 use crate::harness::{Outcome, noise, onefold};
 use std::fs;
@@ -8,23 +8,23 @@ use tempfile::TempDir;
 
 const MEMORY_MIB: u64 = 16;
 
-/// What the program may need besides.
+/// Memory that the program may need in addition to `--memory`.
 const SLACK_MIB: u64 = 32;
 
-/// Of the input: as many files, named again and again, of so many of the smallest blocks. What is kept
-/// of a chunk takes 48 bytes, 32 until chunks are counted and 16 after that.
+/// The input: `FILES` files of `BLOCKS` blocks of the smallest size, each named `TIMES` times. A chunk takes 48
+/// bytes of memory: 32 until chunks are counted, and 16 afterwards.
 const FILES: u64 = 4;
 const BLOCKS: u64 = 1 << 16;
 const TIMES: u64 = 8;
 const RECORD_BYTES: u64 = 48;
 
-/// Runs until one is given up that could never be looked at.
+/// Runs after which the test gives up trying to observe a process.
 const RUNS_MAX: u32 = 50;
 
-/// Waits for its end. Returns what came of it, and the most memory that it had, in MiB, as far as it was seen.
+/// Waits for the end of the process. Returns its outcome and the highest memory observed, in MiB.
 pub(crate) fn outcome_and_peak(mut child: Child) -> (Outcome, u64) {
     let mut peak = 0;
-    // The kernel keeps the peak, but only as long as there is a process.
+    // The kernel reports the peak only while the process exists.
     while child.try_wait().unwrap().is_none() {
         peak = peak.max(peak_mib(&child).unwrap_or(0));
         std::thread::sleep(Duration::from_millis(2));
@@ -32,7 +32,7 @@ pub(crate) fn outcome_and_peak(mut child: Child) -> (Outcome, u64) {
     (Outcome::of(child), peak)
 }
 
-/// The most memory that it has had, in MiB; nothing once it has ended.
+/// The highest memory of the process, in MiB; `None` once it has ended.
 fn peak_mib(child: &Child) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
     let line = status
@@ -71,8 +71,8 @@ fn many_more_records_than_fit_take_no_more_memory() {
             peak < MEMORY_MIB + SLACK_MIB,
             "{peak} MiB with --memory {memory}"
         );
-        // It must have been seen at work, with more than an empty program has. On a busy machine
-        // there may be no turn to look.
+        // The process must have been observed at work, with more memory than an empty program has. On a busy
+        // machine the test may not get to observe it.
         if peak > MEMORY_MIB / 2 {
             return;
         }

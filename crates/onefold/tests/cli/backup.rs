@@ -26,7 +26,7 @@ fn open_repository(scene: &mut Scene, name: &str) {
     scene.ok(&["backup", "init"]);
 }
 
-/// The names in a list of this kind.
+/// The names in this kind of list.
 fn names(scene: &Scene, list: &[&str], kind: &str) -> Vec<String> {
     let list = scene.json(list);
     let list = list[kind].as_array().unwrap().iter();
@@ -42,8 +42,8 @@ pub(crate) fn backups(scene: &Scene) -> Vec<String> {
     names(scene, &["backup", "list"], "backups")
 }
 
-/// A backup of a volume: who said what changed, what was read of it, and what of that was new. It is what the
-/// volume holds.
+/// Backs up a volume and checks that the backup has the volume's content. Returns how changes were found, and
+/// how much was read and was new.
 #[track_caller]
 fn backed_up(scene: &Scene, volume: &str, options: &[&str]) -> Value {
     let made = scene.json(&[&["backup", "create", volume], options].concat());
@@ -135,10 +135,10 @@ fn volumes_and_snapshots_are_backed_up_with_a_daemon_and_without() {
         (&"vm@2".into(), &0.into())
     );
     create(&["vm"]);
-    // The user's own snapshot is left, and one of each volume.
+    // The user's own snapshot and one base snapshot per volume are left.
     let left = snapshots(&scene);
     assert_eq!(left.len(), 3, "{left:?}");
-    // A volume takes along what was taken for its backups, and nothing of the user's.
+    // Deleting a volume deletes the snapshots taken for its backups, but not the user's.
     scene
         .run(&["volume", "delete", "vm", "--yes"])
         .is_refusal(1, &["has snapshots", "vm@mine"]);
@@ -191,7 +191,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
     let inside = scene.pool().join("backups");
     let inside = inside.to_str().unwrap();
     let init = ["backup", "init", "--no-encryption", "--repository", inside];
-    // What a host has of a pool in Ceph is not the pool.
+    // For a pool in Ceph, the run directory on this host is not the pool.
     if !is_in_ceph() {
         refused(&init, 2, &["inside the pool"]);
     }
@@ -266,7 +266,7 @@ fn only_what_changed_since_the_last_backup_is_read() {
     assert_eq!(snapshots(&scene).len(), 1, "the base");
     let nothing = backed_up(&scene, "vm", &[]);
     assert_eq!(nothing, json!(["layers", 2, 0, 0]));
-    // What left and comes back is known.
+    // Content that was removed from the disk and returns is found in the repository.
     overwrite(&scene, "vm", 8192, 2, 4096);
     backed_up(&scene, "vm", &[]);
     overwrite(&scene, "vm", 8192, 1, 4096);
@@ -287,7 +287,7 @@ fn only_what_changed_since_the_last_backup_is_read() {
     assert_eq!(verified["findings"], json!([]));
 }
 
-/// A backup that cannot be restored is not continued: what it lacks would be lacking ever after.
+/// A damaged backup does not become a parent, because later backups would inherit the damage.
 #[test]
 fn all_is_read_where_the_last_backup_is_damaged() {
     type Damage = fn(&Path);
@@ -334,11 +334,11 @@ fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
     overwrite(&scene, "vm", 0, 7, 65536);
     backed_up(&scene, "vm", &[]);
     overwrite(&scene, "vm", 131_072, 8, 65536);
-    // It goes back to before its base.
+    // Roll back to before the volume's base.
     scene.ok(&["snapshot", "rollback", "vm@old", "--yes"]);
     overwrite(&scene, "vm", 262_144, 9, 4096);
     backed_up(&scene, "vm", &[]);
-    // Larger, and smaller, with data in what comes and goes.
+    // Grow and shrink the volume, with data in the part that is added and removed.
     scene.ok(&["volume", "resize", "vm", "--size", "12M"]);
     overwrite(&scene, "vm", 11 << 20, 3, 65536);
     backed_up(&scene, "vm", &[]);
@@ -347,20 +347,20 @@ fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
     let grown = backed_up(&scene, "vm", &[]);
     assert_eq!(changed_by(grown), "layers");
 
-    // A snapshot of the user's is a base while it is there.
+    // A user's snapshot serves as a base while it exists.
     overwrite(&scene, "vm", 0, 4, 4096);
     scene.ok(&["snapshot", "create", "vm@mine"]);
     scene.ok(&["backup", "create", "vm@mine"]);
     overwrite(&scene, "vm", 4096, 5, 4096);
     let since_mine = backed_up(&scene, "vm", &[]);
     assert_eq!(since_mine[2], 4096);
-    // Another repository has a base of its own, and leaves this one's alone.
+    // Another repository has its own base and leaves this repository's base alone.
     open_repository(&mut scene, "two");
     assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "nobody");
     assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
     scene.set("ONEFOLD_REPOSITORY", scene.path("one"));
     assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
-    // Without its base an older one will do; without any, all is read.
+    // Without the latest base an older one is used; without any, all is read.
     let delete_bases = || {
         let bases = snapshots(&scene);
         for base in bases.iter().filter(|name| name.contains("onefold-backup-")) {
@@ -372,13 +372,13 @@ fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
     delete_bases();
     scene.ok(&["snapshot", "delete", "vm@mine", "--yes"]);
     assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "nobody");
-    // What a command that was killed had left goes with the next one.
+    // The next backup deletes the snapshot that a killed command left.
     let base = snapshots(&scene).pop().unwrap();
     let left = format!("{}-left", base);
     scene.ok(&["snapshot", "create", &left]);
     assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
     assert!(!snapshots(&scene).contains(&left));
-    // A command that fails takes its snapshot with it, and leaves the base.
+    // A command that fails deletes its snapshot and keeps the base.
     let before = snapshots(&scene);
     fs::rename(scene.path("one"), scene.path("away")).unwrap();
     assert_ne!(scene.run(&["backup", "create", "vm"]).code, Some(0));
@@ -387,7 +387,7 @@ fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
     assert_eq!(one_failed.code, Some(1), "{one_failed:?}");
     assert!(one_failed.stderr.contains("/nowhere"), "{one_failed:?}");
     assert_eq!(snapshots(&scene).len(), before.len());
-    // By another name it is the same source.
+    // The renamed volume keeps its source.
     scene.ok(&["volume", "rename", "vm", "guest"]);
     assert_eq!(changed_by(backed_up(&scene, "guest", &[])), "layers");
 }
@@ -398,7 +398,7 @@ fn backups_are_served_over_nbd_straight_from_the_repository() {
     let passphrase = repository(&mut scene);
     let with_key = ["--passphrase-file", passphrase.as_str()];
     let mut disk = sparse_disk(DISK_BYTES, &DATA);
-    // It does not end with a block.
+    // The disk does not end at a block boundary.
     disk.truncate(DISK_BYTES - 512);
     let image = scene.file("disk", &disk);
     let web = format!("web={image}");
@@ -446,7 +446,7 @@ fn backups_are_served_over_nbd_straight_from_the_repository() {
         .filter(|run| run["data"] == true);
     let bytes: u64 = data.map(|run| run["length"].as_u64().unwrap()).sum();
     assert_eq!(bytes, (1 << 20) - 65_536 + 8192 + 4096 - 512);
-    // A client that wants to write is told.
+    // A client that wants to write is refused.
     let refused = std::process::Command::new("qemu-io")
         .args(["-f", "raw", "-c", "write 0 4096", &uri("web@1")])
         .output();
@@ -455,7 +455,7 @@ fn backups_are_served_over_nbd_straight_from_the_repository() {
     assert!(said.contains("permission denied"), "{refused:?}");
     assert!(mounted.terminate().success());
 
-    // Only what was named.
+    // Only the named backups are served.
     let mounted = mount(&["web@1"]);
     qemu_img(&["info", "-f", "raw", &uri("web@1")]);
     let other = std::process::Command::new("qemu-img")
@@ -480,13 +480,13 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     let _daemon = scene.daemon();
     let mut known: Vec<(String, Vec<u8>)> = Vec::new();
     for round in 0..14_u64 {
-        // Later rounds read little, and are killed sooner.
+        // Later rounds read less, and are killed sooner.
         let offset = (round as usize % 8) << 21;
         overwrite(&scene, "vm", offset, round as u8 + 1, 1 << 20);
         let content = scene.content("vm");
         let mut child = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(round * 23 % 160));
-        // It may have ended before.
+        // The command may have ended already.
         let _ = child.kill();
         child.wait().unwrap();
         for name in backups(&scene) {
@@ -507,23 +507,23 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     assert!(backups(&scene).len() > known.len());
 }
 
-/// Classes of scheduling, as in sched(7).
+/// Scheduling classes, as in sched(7).
 const SCHED_OTHER: i32 = 0;
 const SCHED_IDLE: i32 = 5;
 
-/// A process's class of scheduling.
+/// A process's scheduling class.
 fn policy(process: u32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    // The name, which may have spaces, is in parentheses; what follows begins with the third field.
+    // The name, which may contain spaces, is in parentheses; the fields after it start with the third.
     let (_, fields) = stat.rsplit_once(") ").unwrap();
     fields.split(' ').nth(41 - 3).unwrap().parse().unwrap()
 }
 
-/// The names of a process's threads that may use one processor only.
+/// The names of a process's threads that may use only one processor.
 fn threads_on_one_processor(process: u32) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let names = threads.flatten().filter_map(|thread| {
-        // It may have ended.
+        // The thread may have ended.
         let status = fs::read_to_string(thread.path().join("status")).ok()?;
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
         let processors = field("Cpus_allowed_list:")?.trim();
@@ -564,7 +564,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
         let jobs = list["jobs"].as_array().unwrap().clone();
         jobs.into_iter().find(|job| job["job"] == "copying")
     };
-    // Before it reads, it takes the lease. In the idle class it may take its time.
+    // The command takes the lease before it reads. In the idle class this may take a while.
     crate::harness::wait_until("the backup waits", || {
         is_lease_held(&scene) && job().is_some_and(|job| job["state"] == "paused")
     });
@@ -577,7 +577,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     assert!(child.try_wait().unwrap().is_none());
     assert_eq!(policy(child.id()), SCHED_IDLE);
     assert_eq!(job().unwrap()["bytes"], 0);
-    // Others are pruned meanwhile.
+    // Other sources are pruned while the backup waits.
     scene.ok(&["backup", "forget", "other@1", "--yes"]);
     let prune = ["--format", "json", "backup", "prune", "--yes"];
     let pruned = scene.run(&prune);
@@ -597,7 +597,7 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
         done.stderr.contains("onefold job resume copying"),
         "{done:?}"
     );
-    // What is new is read twice, and blocks without data are not read at all.
+    // New data is read twice, and blocks without data are not read at all.
     assert_eq!(job().unwrap()["bytes"], 2 * data_bytes);
     assert_eq!(backups(&scene), ["other@2", "vm@1"]);
 }
@@ -653,7 +653,7 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
     };
     signal("-STOP");
     assert_eq!(policy(first.id()), SCHED_OTHER);
-    // It names the first, and does the rest.
+    // The command reports the first error and backs up the rest.
     let second = scene.run(&["backup", "create", "other", "vm"]);
     signal("-CONT");
     let process = format!("process {first_id}");
@@ -670,7 +670,7 @@ fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
     scene.ok(&["backup", "create", "other"]);
 }
 
-/// A volume that somebody deleted, or a mistyped name, costs no other disk its night, and leaves nothing behind.
+/// A deleted volume or a mistyped name does not affect other disks' backups, and leaves nothing behind.
 #[test]
 fn a_disk_that_is_not_there_costs_only_itself() {
     let mut scene = Scene::new();
@@ -705,7 +705,7 @@ fn a_disk_that_is_not_there_costs_only_itself() {
     assert_eq!(stat["sources"].as_array().unwrap().len(), 2, "{stat}");
 }
 
-/// What is damaged is named, everything else is done, and the printed remedies work.
+/// Damage is reported, all other work is done, and the printed remedies work.
 #[test]
 fn one_damaged_object_costs_only_itself() {
     let mut scene = Scene::new();
@@ -750,7 +750,7 @@ fn one_damaged_object_costs_only_itself() {
     assert_eq!(names, ["db@3", "db@4", "web@3", "web@4"]);
 }
 
-/// The files whose path has this part.
+/// Files whose path contains this part.
 fn files_below(folder: &str, part: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -766,7 +766,7 @@ fn files_below(folder: &str, part: &str) -> Vec<String> {
     found
 }
 
-/// Whoever can write the folder can put a repository of his own there, or let this one say that it is not encrypted.
+/// Anybody who can write to the folder can replace the repository, or make it look unencrypted.
 #[test]
 fn a_secret_that_is_not_needed_is_refused() {
     let mut scene = Scene::new();
@@ -781,7 +781,7 @@ fn a_secret_that_is_not_needed_is_refused() {
         sealing: Sealing::Authenticated,
         ..known
     };
-    // One of the two alone is not believed, either.
+    // Changing only one of the two objects is not accepted either.
     fs::write(&object, plain.encode()).unwrap();
     let create = ["backup", "create", &web, "--passphrase-file", &passphrase];
     scene
@@ -789,7 +789,7 @@ fn a_secret_that_is_not_needed_is_refused() {
         .is_refusal(1, &["contradict each other", "nothing was"]);
     let copy = Path::new(&scene.path("repository")).join("keys/repository");
     fs::write(&copy, plain.encode()).unwrap();
-    // A host that has used it knows better.
+    // A host that has used the repository before notices the change.
     scene.set("ONEFOLD_STATE", scene.path("state-of-another-host"));
     let secrets = [("--passphrase-file", &passphrase), ("--key-file", &key)];
     for (option, file) in secrets {
@@ -886,7 +886,7 @@ fn a_volume_goes_back_to_a_backup_and_only_what_differs_is_written() {
         let daemon = has_daemon.then_some(daemon);
         let planned = scene.run(&into);
         assert_eq!(planned.code, Some(2), "{planned:?}");
-        // After the daemon that was killed, the plan opens the pool, and says so.
+        // The daemon was killed, so the plan has to recover the pool, and says so.
         let said = planned.stderr.lines().last().unwrap_or_default();
         let words = ["error: ", "'vm'", "vm@1", "--yes"];
         assert!(words.iter().all(|word| said.contains(word)), "{planned:?}");

@@ -1,5 +1,5 @@
-//! Every kind of object of a repository, damaged in every way, before every command: never other data, never "nothing
-//! wrong", and never more lost than that object held. The table is printed.
+//! Damages every kind of object of a repository in every way, and runs every command: none may return wrong
+//! data or report "nothing wrong", and no more is lost than the object held. The table is printed.
 
 use crate::harness::{Scene, is_left_out_in_ceph, noise, overwrite};
 use onefold_backup::{BlockReader, Restore};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 const KEY: &[u8] = b"a key file of more than thirty-two bytes";
 const DISK_BYTES: usize = 256 << 10;
 
-/// Commands, and whether they change the repository. `create` by layers has a snapshot of the user's as its base, so that it
-/// leaves the pool as it was.
+/// Commands, and whether they change the repository. `create` by layers uses a user's snapshot as its base,
+/// so that it leaves the pool unchanged.
 const COMMANDS: [(&str, &[&str], bool); 10] = [
     ("list", &["list"], false),
     ("show", &["show", "web@3"], false),
@@ -28,7 +28,7 @@ const COMMANDS: [(&str, &[&str], bool); 10] = [
     ("repair", &["repair", "--yes"], true),
 ];
 
-/// What `verify` does not notice, and why that is right.
+/// Damage that `verify` does not notice, and why that is correct.
 const UNNOTICED: [(&str, &[Damage], &str); 6] = [
     (
         "keys/N",
@@ -62,12 +62,13 @@ const UNNOTICED: [(&str, &[Damage], &str); 6] = [
     ),
 ];
 
-/// Backups that are lost with an object, even if it comes back after a command.
+/// Backups that are lost with an object, even if a command restores the object.
 fn held_by(case: &Case<'_>) -> &'static [&'static str] {
     match (case.kind, case.damage, case.command) {
-        // The manifest of a fork needs other packs, so those of the backup before it are given back.
+        // The fork's manifest needs other packs, so the packs of the previous backup are pruned.
         ("sources/DISK/backups/N", Damage::OfFork, "prune") => &["web@3"],
-        // What is damaged is taken out of the next generation of the pack, which counts from then on.
+        // Repair removes the damaged blocks from the next generation of the pack, which is the valid one from
+        // then on.
         ("sources/POPULAR/packs/N/N", Damage::Flipped, "repair") => {
             &["db@1", "db@2", "db@3", "web@2", "web@3"]
         }
@@ -75,19 +76,20 @@ fn held_by(case: &Case<'_>) -> &'static [&'static str] {
     }
 }
 
-/// A source that a command made because it did not know that there was one.
+/// A source that a command created because it did not see the existing one.
 const NEW: &str = "new";
 
-/// A way of damaging an object.
+/// A kind of damage to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Damage {
     Removed,
     Emptied,
     Cut,
     Flipped,
-    /// Replaced by the authentic object of that name in a repository that was a copy and went its own way.
+    /// Replaced by the authentic object of the same name from a fork: a copy of the repository that has
+    /// diverged.
     OfFork,
-    /// Replaced by another authentic object of that kind.
+    /// Replaced by another authentic object of the same kind.
     Another,
     FolderAway,
 }
@@ -102,10 +104,10 @@ const DAMAGES: [Damage; 7] = [
     Damage::FolderAway,
 ];
 
-/// A repository with all kinds of objects, and what its backups hold.
+/// A repository with all kinds of objects, and the expected content of its backups.
 struct World {
     scene: Scene,
-    /// The repository as it was, one that was a copy of it two backups ago, and the one that is damaged.
+    /// The intact repository, a copy of it that diverged two backups ago, and the one that is damaged.
     whole: PathBuf,
     fork: PathBuf,
     damaged: PathBuf,
@@ -116,7 +118,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        // Thousands of objects are made durable one by one: in memory that takes no time.
+        // Thousands of objects are synced one by one, which takes no time in memory.
         let memory = Path::new("/dev/shm");
         let temporary = std::env::temp_dir();
         let parent = if memory.is_dir() { memory } else { &temporary };
@@ -137,7 +139,8 @@ impl World {
         world
     }
 
-    /// As a host that has not used the repository before: only the repository itself says what is wrong.
+    /// Runs as a host that has not used the repository before, so only the repository itself shows the
+    /// damage.
     fn run(&self, repository: &Path, arguments: &[&str]) -> crate::harness::Outcome {
         let _ = fs::remove_dir_all(self.scene.path("state"));
         let (repository, key) = (repository.to_str().unwrap(), self.scene.path("key"));
@@ -151,7 +154,7 @@ impl World {
         assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
     }
 
-    /// Backs up a snapshot of `web`, and the image `db`, as they are on a day.
+    /// Backs up a snapshot of `web` and the image `db`, with their content of a given day.
     fn back_up(&mut self, repository: &Path, snapshot: &str, day: u64, is_kept: bool) {
         let db = self.scene.path("db");
         let mut content = noise(1, DISK_BYTES / 2);
@@ -215,12 +218,12 @@ impl World {
         copy(&self.whole, &self.damaged);
     }
 
-    /// An object of each kind, from the repository's folder: the last one by its name.
+    /// One object of each kind, by path in the repository's folder: the last one by name.
     fn objects(&self) -> BTreeMap<String, String> {
         let mut objects = BTreeMap::new();
         for file in files(&self.whole) {
             let name = file.strip_prefix(&self.whole).unwrap().to_str().unwrap();
-            // Room that is set aside: it holds nothing.
+            // Reserved space, which holds no data.
             if name == "reserve" {
                 continue;
             }
@@ -246,7 +249,7 @@ impl World {
         id.is_some_and(|id| id == self.sources[0].to_string())
     }
 
-    /// Damages an object. Returns whether anything was changed.
+    /// Damages an object. Returns whether anything changed.
     fn damage(&self, object: &str, damage: Damage) -> bool {
         let path = self.damaged.join(object);
         let good = fs::read(&path).unwrap();
@@ -284,13 +287,13 @@ impl World {
         true
     }
 
-    /// Puts back what was damaged.
+    /// Restores the damaged object.
     fn undo(&self, object: &str, damage: Damage) {
         let path = self.damaged.join(object);
         if damage == Damage::FolderAway {
             let folder = path.parent().unwrap();
             let away = PathBuf::from(self.scene.path("away"));
-            // A command may have made the folder again.
+            // A command may have created the folder again.
             copy(&away, folder);
             fs::remove_dir_all(away).unwrap();
         } else if path.parent().unwrap().is_dir() {
@@ -298,7 +301,7 @@ impl World {
         }
     }
 
-    /// The backups that cannot be restored. Panics at other data than was backed up.
+    /// The backups that cannot be restored. Panics if restored data differs from the data backed up.
     fn lost(&self, case: &str) -> BTreeSet<String> {
         let mut lost: BTreeSet<String> = self.contents.keys().cloned().collect();
         let Ok(repository) = Repository::open(&self.damaged, &access()) else {
@@ -311,7 +314,7 @@ impl World {
         };
         for source in &sources.disks {
             for backup in repository.backups(source.id).unwrap_or_default() {
-                // By its id, for a label may be damaged; a source whose folder is away is another one.
+                // By id, because a label may be damaged; a source whose folder is missing gets a new id.
                 let known = self.sources.iter().position(|id| *id == source.id);
                 let name = known.map_or(NEW, |at| ["web", "db"][at]);
                 let name = format!("{name}@{backup}");
@@ -369,7 +372,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A command after one object was damaged in one way.
+/// A command, run after damaging one object in one way.
 struct Case<'a> {
     world: &'a World,
     kind: &'a str,
@@ -386,8 +389,8 @@ impl Case<'_> {
         format!("{object} {damage:?}, {command}")
     }
 
-    /// Returns the exit code, and what is wrong. `whole` are the backups that are lost without any damage, `before` those that
-    /// are lost by the damage.
+    /// Returns the exit code and the errors found. `whole` are the backups that are lost without any damage,
+    /// `before` the ones lost by the damage.
     fn run(&self, whole: &BTreeSet<String>, before: &BTreeSet<String>) -> (i32, Vec<String>) {
         let outcome = self.world.run(&self.world.damaged, self.arguments);
         let (code, mut wrong) = (outcome.code.unwrap_or(-1), Vec::new());

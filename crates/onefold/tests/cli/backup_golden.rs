@@ -1,8 +1,8 @@
-//! Repositories of every release open for ever.
+//! Every version can open repositories of all earlier releases.
 //!
-//! `testdata` has a repository of each version of the format, without its empty folders. `ONEFOLD_WRITE_GOLDEN=1
-//! cargo test -p onefold --test cli golden` makes that of this version anew, which is only for a format that no
-//! release has written yet.
+//! `testdata` has a repository of each version of the format, without its empty folders.
+//! `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold --test cli golden` writes the one of this version again,
+//! which is allowed only for a format that no release has written yet.
 
 use crate::harness::{Scene, noise};
 use serde_json::Value;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 /// The version that this build writes.
 const NEWEST: &str = "repository-v2";
 
-/// Versions that it reads.
+/// Versions that this build reads.
 const VERSIONS: [&str; 1] = [NEWEST];
 
 const PASSPHRASE: &[u8] = b"as good as gold\n";
 const KEY: &[u8] = b"a key file of the golden repositories\n";
 const DISK_BYTES: usize = 256 << 10;
 
-/// Names of disks, and what each has of its own.
+/// Names of the disks, and the number of unique parts of each.
 const DISKS: [(&str, u64); 2] = [("a", 2), ("b", 3)];
 
 fn testdata(version: &str) -> PathBuf {
@@ -27,7 +27,8 @@ fn testdata(version: &str) -> PathBuf {
     root.join("tests/testdata").join(version)
 }
 
-/// A disk on a day: much of it is the same on all disks, some of it is its own, and some of that changes.
+/// A disk on a given day: much of it is the same on all disks, some of it is unique, and some of that
+/// changes.
 fn disk(own: u64, day: u64) -> Vec<u8> {
     let mut disk = vec![0; DISK_BYTES];
     let changed_at = 128 + 8 * day as usize;
@@ -49,7 +50,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A repository in a scene, and the key that opens it.
+/// A repository in a scene, and its key.
 struct Opened {
     scene: Scene,
     key: [String; 2],
@@ -82,7 +83,7 @@ impl Opened {
         self.scene.json(&arguments)
     }
 
-    /// Backs up both disks as they are on a day.
+    /// Backs up both disks with their content of a given day.
     fn create(&self, day: u64, options: &[&str]) -> Value {
         let sources = DISKS.map(|(name, own)| {
             let image = self.scene.path(name);
@@ -106,7 +107,8 @@ impl Opened {
     }
 }
 
-/// Has popular blocks and own ones, a pack that was pruned, a backup that is protected, a source that was renamed, and two keys.
+/// Writes a repository with popular and own blocks, a pruned pack, a protected backup, a renamed source, and
+/// two keys.
 fn write_golden() {
     let made = Opened::new();
     let key = made.scene.secret("key", KEY);
@@ -125,7 +127,7 @@ fn write_golden() {
         fs::remove_dir_all(&golden).unwrap();
     }
     copy(&made.folder(), &golden);
-    // Room for a disk that is full; any command that makes room sets it aside again.
+    // Reserved space for a full disk; any command that makes room reserves it again.
     fs::remove_file(golden.join("reserve")).unwrap();
 }
 
@@ -146,7 +148,7 @@ fn golden_repositories_restore_and_go_on() {
             }
         }
 
-        // What the earlier version stored is found again, and goes when it is not needed.
+        // Content that the earlier version stored is found, and removed when it is no longer needed.
         let made = opened.create(3, &["--full", "--adopt"]);
         for backup in made["backups"].as_array().unwrap() {
             assert_eq!(backup["new_bytes"], 0, "{version}: {backup}");

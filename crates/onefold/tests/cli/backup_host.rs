@@ -1,5 +1,5 @@
-//! What a host remembers of a repository: nothing that the storage says chooses the protection, the repository, or how far
-//! its history goes.
+//! This host's memory of repositories: the storage chooses neither the protection, nor the repository, nor
+//! how far its history goes.
 
 use crate::backup::backups;
 use crate::harness::{Outcome, PATIENCE, Scene, noise};
@@ -13,7 +13,7 @@ use std::thread;
 
 const RESTORE_LATEST: [&str; 4] = ["backup", "restore", "d@latest", "-"];
 
-/// Backs up a disk of this content, as `d`.
+/// Backs up a disk with this content as `d`.
 fn back_up(scene: &Scene, seed: u64, options: &[&str]) -> Outcome {
     let image = scene.file("disk", &noise(seed, 64 << 10));
     let disk = format!("d={image}");
@@ -51,7 +51,7 @@ fn the_storage_does_not_choose_the_protection_or_the_repository() {
     let refused = scene.run(&["backup", "list", "--no-encryption"]);
     refused.is_refusal(2, &["is encrypted", "--key-file"]);
 
-    // It says that it is not encrypted.
+    // The repository is changed to look unencrypted.
     let objects = ["repository/repository", "repository/keys/repository"];
     let write = |bytes: &[u8]| {
         let objects = objects.iter();
@@ -66,7 +66,7 @@ fn the_storage_does_not_choose_the_protection_or_the_repository() {
     for options in [&with_key[..], &open] {
         back_up(&scene, 1, options).is_refusal(1, &["is encrypted", "nothing was read or written"]);
     }
-    // A host that has not used it before believes only its user.
+    // A host that has not used the repository before trusts only its user.
     let other = scene.path("state-of-another-host");
     let elsewhere = ["--no-encryption", "--state", &other];
     let refused = scene.run(&["backup", "list", "--state", &other]);
@@ -76,7 +76,7 @@ fn the_storage_does_not_choose_the_protection_or_the_repository() {
     );
     write(&encrypted);
 
-    // Another repository is in its place, with a source of the same name.
+    // Another repository takes its place, with a source of the same name.
     rename(&scene, "repository", "original");
     let made = scene.json(&[&["backup", "init"], &elsewhere[..]].concat());
     let trust = format!("--trust {}", made["id"].as_str().unwrap());
@@ -85,7 +85,7 @@ fn the_storage_does_not_choose_the_protection_or_the_repository() {
     for refused in [restored, back_up(&scene, 1, &open)] {
         refused.is_refusal(2, &[&trust, "nothing was read or written"]);
     }
-    // The environment names a secret as well as an option does.
+    // A secret in the environment counts like one in an option.
     rename(&scene, "repository", "replaced");
     rename(&scene, "original", "repository");
     scene.set("ONEFOLD_KEY_FILE", key);
@@ -112,12 +112,12 @@ fn each_of_two_disks_at_one_place_is_trusted_once() {
         rename(&scene, comes, "mnt");
         assert_eq!(scene.ok(&list).stderr, "");
     }
-    // The first one at another place is the first one.
+    // The first repository is recognised at another path.
     scene.set("ONEFOLD_REPOSITORY", scene.path("first"));
     assert_eq!(scene.ok(&list).stderr, "");
 }
 
-/// Its file system need not keep two hosts apart, so each host has to be told that it is the one.
+/// The file system may not keep two hosts apart, so the user has to name the writing host on each host.
 #[test]
 fn a_repository_with_one_writer_is_written_by_the_host_that_is_meant() {
     let mut scene = Scene::new();
@@ -129,7 +129,7 @@ fn a_repository_with_one_writer_is_written_by_the_host_that_is_meant() {
 
     let state = scene.path("state-of-another-host");
     let other = ["--state", state.as_str()];
-    // It may read, and is no writer by that.
+    // Reading does not make a host the writer.
     for _ in 0..2 {
         scene.ok(&[&["backup", "list"], &other[..]].concat());
         back_up(&scene, 2, &other).is_refusal(2, &["one writer", "--trust", trust[1]]);
@@ -150,7 +150,7 @@ fn a_repository_that_went_back_is_used_only_once_that_is_accepted() {
     ok(&back_up(&scene, 2, &[]));
     ok(&back_up(&scene, 3, &[]));
 
-    // What another host forgets and prunes has not gone back.
+    // Forgetting and pruning by another host is not a rollback.
     copy(&scene, "repository", "newer");
     let other = ["--yes", "--state", &scene.path("state-of-another-host")];
     scene.ok(&[&["backup", "forget", "d@3"], &other[..]].concat());
@@ -189,7 +189,7 @@ fn a_repository_that_went_back_is_used_only_once_that_is_accepted() {
     assert!(latest.stdout == noise(4, 64 << 10));
     assert_eq!(latest.stderr, "");
     scene.ok(&["backup", "verify", "--data"]);
-    // So has one without it, for this host.
+    // For this host, the copy without the accepted rollback has gone back, too.
     fs::remove_dir_all(scene.path("repository")).unwrap();
     rename(&scene, "newer", "repository");
     scene
@@ -197,7 +197,7 @@ fn a_repository_that_went_back_is_used_only_once_that_is_accepted() {
         .is_refusal(1, &["backup 4", "backup 3 now"]);
 }
 
-/// A source of the same name that is born again is another one.
+/// A source of the same name that was created again is a different source.
 #[test]
 fn a_source_that_is_gone_is_not_begun_anew_unnoticed() {
     let mut scene = Scene::new();
@@ -208,7 +208,7 @@ fn a_source_that_is_gone_is_not_begun_anew_unnoticed() {
     fs::remove_dir_all(scene.path("repository")).unwrap();
     rename(&scene, "older", "repository");
     back_up(&scene, 1, &[]).is_refusal(1, &["is gone", "--accept-rollback"]);
-    // Made by a host that does not know, it is not the latest of this one.
+    // A host that does not know the history creates the backup, so it is not this host's latest one.
     ok(&back_up(
         &scene,
         2,
@@ -236,7 +236,7 @@ fn without_memory_a_repository_is_trusted_and_with_a_damaged_one_it_is_not() {
     fs::write(&file, &good[..good.len() / 2]).unwrap();
     let name = file.to_str().unwrap();
     back_up(&scene, 1, &[]).is_refusal(1, &[name, "mend it, or remove it"]);
-    // Where there is none, it says so once.
+    // If the memory has no folder, a warning is printed once.
     fs::remove_file(&file).unwrap();
     let first = back_up(&scene, 1, &[]);
     assert_eq!((first.code, first.stderr.lines().count()), (Some(0), 1));
@@ -245,7 +245,7 @@ fn without_memory_a_repository_is_trusted_and_with_a_damaged_one_it_is_not() {
         "{first:?}"
     );
     assert_eq!(back_up(&scene, 1, &[]).stderr, "");
-    // The folder of this one cannot be made.
+    // The folder of the memory cannot be created.
     scene.set(
         "ONEFOLD_STATE",
         format!("{}/state", scene.file("file", b"")),
@@ -255,7 +255,7 @@ fn without_memory_a_repository_is_trusted_and_with_a_damaged_one_it_is_not() {
     assert!(listed.stderr.contains("is not remembered"), "{listed:?}");
 }
 
-/// The host's cache is used where it can be, and a backup is what it is without it.
+/// The host's cache is used if possible, and a backup without it has the same content.
 #[test]
 fn a_cache_that_cannot_be_used_is_a_note() {
     let mut scene = Scene::new();
@@ -282,7 +282,7 @@ fn a_cache_that_cannot_be_used_is_a_note() {
     );
 }
 
-/// `script` gives it a terminal.
+/// `script` provides a terminal.
 #[test]
 fn a_terminal_is_asked_for_the_passphrase_and_does_not_show_it() {
     let mut scene = Scene::new();

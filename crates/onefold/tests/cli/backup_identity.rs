@@ -1,4 +1,4 @@
-//! Which source a disk is: its origin tells, and not its name alone.
+//! The source of a disk is determined by its origin, not by its name alone.
 
 use crate::backup::backups;
 use crate::harness::{Scene, noise};
@@ -35,7 +35,8 @@ fn two_pools_with_a_volume_of_the_same_name_have_a_source_each() {
     assert_eq!(made["backups"][0]["name"], "web-two@1");
     assert_eq!(made["backups"][0]["disk"], "web");
     one.ok(&["backup", "create", "web"]);
-    // From here on the disk is known by its origin; but its name is another disk's, so it has to be named.
+    // Now the disk is known by its origin, but its name belongs to another disk, so the source has to be
+    // named.
     let refused = two.run(&["backup", "create", "web"]);
     refused.is_refusal(1, &["its own source is 'web-two'"]);
     two.ok(&["backup", "create", "web", "--as", "web-two"]);
@@ -70,7 +71,7 @@ fn a_volume_that_is_renamed_continues_its_source_and_one_made_again_is_adopted()
     let taken = scene.run(&["backup", "rename", "shop", "no@name"]);
     taken.is_refusal(2, &["no@name"]);
 
-    // A volume made again has another number.
+    // A recreated volume has another number.
     for snapshot in scene.json(&["snapshot", "list"])["snapshots"]
         .as_array()
         .unwrap()
@@ -100,7 +101,7 @@ fn an_image_is_known_by_its_path() {
     };
     let name_of = |made: crate::harness::Outcome| made.json()["backups"][0]["name"].clone();
     assert_eq!(name_of(create(&format!("web={image}"), &[])), "web@1");
-    // The same disk by another name, unless another source is asked for.
+    // The same disk under another name keeps its source, unless another source is requested.
     assert_eq!(name_of(create(&format!("shop={image}"), &[])), "web@2");
     let twice = scene.run(&[
         "backup",
@@ -135,7 +136,7 @@ fn the_latest_backup_is_that_of_the_latest_moment() {
     let scene = scene(repository.to_str().unwrap(), &old);
     scene.ok(&["backup", "init"]);
     scene.ok(&["snapshot", "create", "web@old"]);
-    // Moments are seconds.
+    // Times have a resolution of seconds.
     let before = scene.json(&["snapshot", "list"])["snapshots"][0]["created_unix_seconds"].clone();
     crate::harness::wait_until("the next second", || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -1,16 +1,16 @@
-//! Backups keep to their memory, as the kernel counts it, however large the disk.
+//! Backups stay within their memory limit, as the kernel counts it, for disks of any size.
 
 use crate::analyze_memory::outcome_and_peak;
 use crate::harness::{Scene, noise};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Of each command, with `--memory 64M`.
+/// The highest memory of any command with `--memory 64M`.
 const PEAK_MIB_MAX: u64 = 96;
 
 const GIB: u64 = 1 << 30;
 
-/// A sparse disk: so many pieces of data, evenly spread.
+/// A sparse disk with `pieces` pieces of data, evenly spread.
 fn disk(scene: &Scene, name: &str, size_bytes: u64, pieces: u64, piece_bytes: usize) -> String {
     let path = scene.path(name);
     let file = File::create(&path).unwrap();
@@ -39,7 +39,7 @@ fn disks_of_any_size_take_the_memory_that_is_given() {
         assert!(peak <= PEAK_MIB_MAX, "{peak} MiB: {arguments:?}");
         highest = highest.max(peak);
     };
-    // 4 TiB with hardly anything, and 64 GiB with a quarter of a gibibyte.
+    // 4 TiB with hardly any data, and 64 GiB with a quarter of a gibibyte.
     for (name, size_bytes, pieces, piece_bytes) in [
         ("huge", 4096 * GIB, 1024, 4096),
         ("big", 64 * GIB, 256, 1 << 20),
@@ -67,11 +67,11 @@ fn disks_of_any_size_take_the_memory_that_is_given() {
         }
         std::fs::remove_file(&restored).unwrap();
     }
-    // It was seen at work.
+    // The process was observed at work.
     assert!(highest > 16, "{highest} MiB");
 }
 
-/// A qcow2 image in which all clusters of a disk are the same one.
+/// A qcow2 image in which all clusters of a disk share one cluster of the file.
 #[allow(clippy::big_endian_bytes, reason = "as qcow2 has them")]
 fn wiped_disk(scene: &Scene, size_bytes: u64) -> String {
     const CLUSTER: u64 = 1 << 16;

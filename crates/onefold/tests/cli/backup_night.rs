@@ -1,4 +1,4 @@
-//! A command that backs everything up each night, whatever happens to disks and daemon.
+//! A command that backs up everything each night, whatever happens to disks and daemon.
 
 use crate::backup::backups;
 use crate::harness::{Outcome, Scene, noise, wait_until};
@@ -25,7 +25,7 @@ fn all_volumes_are_backed_up_but_those_that_are_left_out() {
     let made = made["backups"].as_array().unwrap().iter();
     let names: Vec<_> = made.map(|it| it["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["other@1", "db-1@1", "web@1"]);
-    // A volume of today is in tonight's backup, and one that is named is backed up once.
+    // A new volume is in tonight's backup, and a volume that is also named is backed up only once.
     scene.ok(&["volume", "create", "new", "--size", "1M"]);
     scene.ok(&["snapshot", "create", "web@mine"]);
     let made = scene.json(&[&all[..], &["web@mine"]].concat());

@@ -1,4 +1,4 @@
-//! Backups that are forgotten, and the space that this gives back.
+//! Forgetting backups, and freeing their space.
 
 use crate::backup::backups;
 use crate::harness::{Scene, noise};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
-/// A repository with so many backups of an image, each with a quarter of its own; and the images.
+/// A repository with `days` backups of an image, each with one unique quarter; and the images.
 fn repository(scene: &mut Scene, days: u8) -> Vec<Vec<u8>> {
     scene.use_open_repository("repository");
     scene.ok(&["backup", "init"]);
@@ -68,7 +68,7 @@ fn rules_and_names_say_what_is_forgotten() {
         .run(&["backup", "forget", "vm@3", "--yes"])
         .is_refusal(2, &["protected", "unprotect"]);
     scene.ok(&["backup", "unprotect", "vm@3"]);
-    // The last one is named twice.
+    // The last backup is named twice.
     scene.ok(&["backup", "forget", "vm@3", "vm@latest", "vm@6", "--yes"]);
     assert_eq!(backups(&scene), ["vm@1", "vm@5"]);
     assert_whole(&scene, &days);
@@ -94,7 +94,7 @@ fn pruning_gives_back_what_no_backup_needs() {
     let days = repository(&mut scene, 6);
     scene.ok(&["backup", "forget", "--keep-last", "2", "--yes"]);
     let plan = scene.planned(&["backup", "prune", "--wasted", "0%"]);
-    // Five quarters are needed: the last day's four, and the one that it replaced.
+    // Five quarters are needed: four of the last day, and the one that it replaced.
     let source = &plan["sources"][0];
     assert_eq!(source["needed_bytes"], 5 * MIB);
     assert_eq!(source["given_back_bytes"], source["wasted_bytes"]);
@@ -134,7 +134,7 @@ fn a_prune_that_is_killed_leaves_all_backups_and_is_done_again() {
         let _ = child.kill();
         child.wait().unwrap();
         assert_whole(&scene, &days);
-        // Nobody waits for the lease of the dead.
+        // The lease of a dead process is not waited for.
         let mut disk = days[days.len() - 1].clone();
         let at = round as usize % 4 * MIB;
         disk[at..at + MIB].copy_from_slice(&noise(100 + round, MIB));

@@ -1,4 +1,4 @@
-//! Sources go with all that they have, and nothing of others does.
+//! Removing a source removes all of its objects, and none of other sources.
 
 use crate::backup::backups;
 use crate::harness::{Scene, noise};
@@ -13,7 +13,7 @@ fn scene() -> Scene {
     scene
 }
 
-/// Folders of sources, those of popular blocks included.
+/// Number of source folders, including the folders of popular blocks.
 fn sources(scene: &Scene) -> usize {
     let sources = fs::read_dir(scene.path("repository/sources"));
     sources.map_or(0, |it| {
@@ -24,7 +24,7 @@ fn sources(scene: &Scene) -> usize {
 #[test]
 fn a_source_goes_with_its_backups_and_the_others_stay() {
     let scene = scene();
-    // A half of each is in both.
+    // Half of each disk is common to both.
     let disk = |own| [noise(1, MIB), noise(own, MIB)].concat();
     let (web, db) = (disk(2), disk(3));
     let images = [scene.file("web", &web), scene.file("db", &db)];
@@ -52,11 +52,11 @@ fn a_source_goes_with_its_backups_and_the_others_stay() {
     scene
         .run(&[&remove[..], &["--yes"]].concat())
         .is_refusal(1, &["no source 'web'"]);
-    // Another one has the name now, and finds what is popular.
+    // Another source now has the name, and uses the popular blocks.
     let made = scene.json(&["backup", "create", &disks[0]]);
     assert_eq!(made["backups"][0]["name"], "web@1");
     assert_eq!(made["backups"][0]["new_bytes"], MIB);
-    // Without sources nothing is popular.
+    // Without sources there are no popular blocks.
     for source in ["web", "db"] {
         scene.ok(&["backup", "remove", source, "--yes"]);
     }
@@ -81,7 +81,7 @@ fn a_first_backup_that_fails_leaves_no_source() {
     ];
     assert_eq!(scene.run(&failed).code, Some(1));
     assert_eq!(sources(&scene), 0);
-    // A source with backups stays.
+    // A source that has backups is kept.
     scene.ok(&failed[..3]);
     assert_eq!(scene.run(&failed).code, Some(1));
     assert_eq!(backups(&scene), ["web@1"]);

@@ -1,4 +1,4 @@
-//! Backups of several disks, what is damaged of them, and commands that are killed.
+//! Repairs damaged backups of several disks, and cleans up after killed commands.
 
 use crate::backup::backups;
 use crate::harness::{Daemon, Scene, noise};
@@ -67,7 +67,7 @@ fn what_several_disks_have_is_stored_once_and_what_is_damaged_comes_back() {
     assert_eq!(stat["popular"][0]["content_bytes"], 2 * MIB);
     scene.ok(&["backup", "stat"]);
 
-    // A group of what all have, and of one disk alone.
+    // Damage a group of popular blocks and a group of one disk's own blocks.
     for pack in packs(&scene) {
         let mut bytes = fs::read(&pack).unwrap();
         bytes[5000] ^= 1;
@@ -92,7 +92,7 @@ fn what_several_disks_have_is_stored_once_and_what_is_damaged_comes_back() {
     let repaired = scene.run(&["backup", "repair", "--yes"]);
     assert_eq!(repaired.code, Some(3), "{repaired:?}");
     assert!(said(&repaired.stdout).contains("--full"), "{repaired:?}");
-    // The disks are still there, so the next backups have what was lost.
+    // The disks still exist, so the next backups store the lost blocks again.
     scene.ok(&["backup", "create", &wanted(0), &wanted(1), &wanted(2)]);
     let repaired = scene.json(&["backup", "repair", "--yes"]);
     assert_eq!(repaired["findings"], json!([]));
@@ -141,7 +141,7 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
                     readers.is_ok_and(|mut readers| readers.next().is_some())
                 })
         });
-        // For a moment nobody knows yet which process it is.
+        // For a moment the mount's lease does not name its process yet.
         crate::harness::wait_until("the mount says who it is", || {
             let refused = scene.run(&forget);
             assert_eq!(refused.code, Some(1), "{refused:?}");
@@ -151,7 +151,7 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
             .run(&forget)
             .is_refusal(1, &["'vm'", "being read by process", "backup mount"]);
         if is_killed {
-            // Whoever is dead is in nobody's way, and leaves a little.
+            // The dead process's lease blocks no other command; a few files are left.
             mounted.kill();
             client.wait().unwrap();
             assert_eq!(scene.planned(&["backup", "repair"])["leftovers"], 2);
@@ -167,7 +167,7 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
     assert!(backups(&scene).is_empty());
 }
 
-/// As they are after a power cut: nobody can say whether their holders live.
+/// Leases after a power cut: it is unknown whether their holders are alive.
 #[test]
 fn a_command_says_what_it_waits_for_and_ends_when_it_is_told_to() {
     let mut scene = scene();
@@ -227,8 +227,8 @@ fn an_exported_key_opens_the_repository_until_it_is_removed() {
         .is_refusal(1, &["opens no key"]);
 }
 
-/// Every command that changes a repository is killed at moments that a seed draws; each time all backups are
-/// whole, the next command does its work, and in the end nothing is left behind.
+/// Kills every command that changes a repository at random moments. Each time all backups must be intact and
+/// the next command must work; in the end nothing is left behind.
 #[test]
 fn commands_that_are_killed_harm_no_backup() {
     let scene = scene();
@@ -256,7 +256,7 @@ fn commands_that_are_killed_harm_no_backup() {
             .enumerate()
             .map(|(n, disk)| format!("vm-{n}={}", scene.file(&format!("disk-{n}"), disk)))
             .collect();
-        // One by one, so that each stores what both have, and `share` has something to do.
+        // One by one, so that each stores the common content, and `share` has something to do.
         let create = |n: usize| ["backup", "create", wanted[n].as_str()];
         let (first, second) = (create(0), create(1));
         let command: &[&str] = match point % 6 {
@@ -271,7 +271,7 @@ fn commands_that_are_killed_harm_no_backup() {
             .command(&[command, &with_key[..]].concat())
             .spawn()
             .unwrap();
-        // The passphrase takes most of a short command's time.
+        // Deriving the key takes most of a short command's time.
         std::thread::sleep(Duration::from_millis(40 + draw(220) as u64));
         let _ = child.kill();
         child.wait().unwrap();
@@ -284,7 +284,7 @@ fn commands_that_are_killed_harm_no_backup() {
             let content = known.remove(&name).unwrap_or_else(|| disks[disk].clone());
             now.insert(name, content);
         }
-        // A backup goes only by being forgotten.
+        // A backup disappears only by being forgotten.
         assert!(
             point % 6 == 2 || known.is_empty(),
             "lost {:?}",

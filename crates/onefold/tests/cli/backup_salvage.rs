@@ -1,4 +1,5 @@
-//! Damaged backups: what is whole is restored, what is lost is named, and nothing is overwritten for nothing.
+//! Salvages damaged backups: intact parts are restored, lost parts are reported, and nothing is overwritten
+//! in vain.
 
 use crate::harness::{Daemon, Scene, noise, overwrite, qemu_img};
 use serde_json::json;
@@ -8,7 +9,7 @@ use std::process::Command;
 
 const BLOCK: usize = 4096;
 
-/// One of a source of a plain repository.
+/// An object of the only source of an unencrypted repository.
 fn object(scene: &Scene, name: &str) -> PathBuf {
     let sources = fs::read_dir(scene.path("repository/sources")).unwrap();
     let paths = sources.map(|it| it.unwrap().path().join(name));
@@ -32,11 +33,11 @@ fn scene() -> Scene {
 #[test]
 fn a_damaged_backup_is_restored_but_for_what_is_damaged() {
     let scene = scene();
-    // It does not end with a block, and has groups of 64 blocks.
+    // The disk does not end at a block boundary, and has groups of 64 blocks.
     let disk = noise(7, 200 * BLOCK - 1000);
     let image = scene.file("disk", &disk);
     scene.ok(&["backup", "create", &format!("web={image}")]);
-    // The second group.
+    // Damage the second group.
     flip(&object(&scene, "packs/00/0.0"), 70 * BLOCK);
     let mut expected = disk.clone();
     expected[64 * BLOCK..128 * BLOCK].fill(0);
@@ -89,7 +90,7 @@ fn a_damaged_backup_is_restored_but_for_what_is_damaged() {
     salvage(&["--image-format", "qcow2", &qcow2]);
     let copied = scene.path("copied");
     qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &qcow2, &copied]);
-    // QEMU has whole sectors only.
+    // QEMU supports only whole sectors.
     expected.resize(disk.len().next_multiple_of(512), 0);
     assert!(fs::read(&copied).unwrap() == expected);
     expected.truncate(disk.len());
@@ -102,7 +103,7 @@ fn a_damaged_backup_is_restored_but_for_what_is_damaged() {
         piped.stderr
     );
 
-    // What is whole loses nothing, and says so.
+    // Salvaging an intact backup loses nothing, and says so.
     fs::remove_file(&raw).unwrap();
     flip(&object(&scene, "packs/00/0.0"), 70 * BLOCK);
     let whole = scene.ok(&["backup", "restore", "web@1", "--salvage", &raw]);
@@ -125,7 +126,7 @@ fn a_volume_keeps_what_cannot_be_restored_and_all_of_it_without_salvage() {
     let pack = object(&scene, "packs/00/0.0");
     let content = fs::read(&pack).unwrap();
 
-    // Without the pack nothing is overwritten, nor made.
+    // Without the pack nothing is overwritten or created.
     fs::remove_file(&pack).unwrap();
     let into = ["backup", "restore", "vm@1", "--into", "vm", "--yes"];
     let new = ["backup", "restore", "vm@1", "--volume", "new"];
@@ -155,7 +156,7 @@ fn a_volume_keeps_what_cannot_be_restored_and_all_of_it_without_salvage() {
     disk[64 * BLOCK..128 * BLOCK].fill(0);
     assert!(scene.content("new") == disk);
 
-    // Without its manifest or its recipe all of it is lost.
+    // Without its manifest or its recipe, the whole backup is lost.
     flip(&object(&scene, "recipes/1"), 20);
     let salvaged = [&new[..4], &["other", "--salvage"]].concat();
     scene

@@ -1,4 +1,4 @@
-//! Sources that were backed up one by one, and what they have in common.
+//! Sharing content among sources that were backed up separately.
 
 use crate::harness::{Scene, noise};
 use serde_json::json;

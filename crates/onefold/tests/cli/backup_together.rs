@@ -1,4 +1,4 @@
-//! Several commands at once on one repository, as of several hosts, killed at random.
+//! Runs several commands concurrently on one repository, as from several hosts, and kills some at random.
 
 use crate::backup::backups;
 use crate::harness::{Scene, noise};
@@ -12,10 +12,10 @@ use std::time::Duration;
 const HOSTS: usize = 3;
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Backups that each host makes; by hand more: ONEFOLD_ROUNDS.
+/// Backups per host; ONEFOLD_ROUNDS sets a higher number.
 const ROUNDS: u64 = 6;
 
-/// Draws numbers below an end, again and again the same ones from a seed.
+/// A generator of numbers below a limit, reproducible from a seed.
 struct Draws(u64);
 
 impl Draws {
@@ -28,7 +28,7 @@ impl Draws {
     }
 }
 
-/// Runs a command, and kills it in one of four cases. Returns whether it ended well by itself.
+/// Runs a command, and kills it in one of four cases. Returns whether it succeeded.
 fn run_or_kill(scene: &Scene, command: &[&str], draws: &mut Draws) -> bool {
     let mut child = scene.command(command).spawn().unwrap();
     if draws.draw(4) == 0 {
@@ -38,8 +38,8 @@ fn run_or_kill(scene: &Scene, command: &[&str], draws: &mut Draws) -> bool {
     child.wait().unwrap().success()
 }
 
-/// Each host backs up a disk of its own, of which half is common to all; one command after another shares, forgets and
-/// prunes. Whatever is killed, every backup that is listed holds what its disk held.
+/// Each host backs up its own disk, half of which is common to all, while one command after another shares,
+/// forgets and prunes. Whichever commands are killed, every listed backup has the content of its disk.
 #[test]
 fn hosts_share_and_prune_at_once() {
     let mut scene = Scene::new();
@@ -78,7 +78,7 @@ fn hosts_share_and_prune_at_once() {
     let made = made.lock().unwrap();
     let listed = backups(scene);
     for name in &listed {
-        // One that was killed when it had been published is in the list, too.
+        // A backup whose command was killed after publishing it is in the list, too.
         if let Some(content) = made.get(name) {
             let restored = scene.ok(&["backup", "restore", name, "-"]).stdout;
             assert!(restored == *content, "{name}");
@@ -88,7 +88,7 @@ fn hosts_share_and_prune_at_once() {
         listed.iter().any(|name| made.contains_key(name)),
         "{listed:?}"
     );
-    // Nothing is in the way of anything.
+    // No command blocks another.
     for command in [
         &["share", "--yes"][..],
         &["prune", "--wasted", "0%", "--yes"],
@@ -107,7 +107,7 @@ fn host(scene: &Scene, n: usize, rounds: u64, made: &Mutex<BTreeMap<String, Vec<
     disk.extend(noise(10 + n as u64, 8 * PIECE_BYTES));
     for round in 0..rounds {
         let at = draws.draw(16) as usize * PIECE_BYTES;
-        // Some of what is new is what another host has had.
+        // Some of the new content already comes from another host.
         let seed = 100 + draws.draw(3) + round % 2;
         disk[at..at + PIECE_BYTES].copy_from_slice(&noise(seed, PIECE_BYTES));
         let image = scene.file(&format!("disk-{n}"), &disk);

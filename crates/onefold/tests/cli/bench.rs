@@ -1,4 +1,4 @@
-//! `bench`: what it writes, finds wrong, refuses and says.
+//! `bench`: its writes, verification, refusals and output.
 
 use crate::analyze::interrupted;
 use crate::harness::{Outcome, Scene, is_left_out_in_ceph, onefold, run, wait_until};
@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// As many runs of both classes, each of one length in each number of copies.
+/// Equal numbers of runs of both classes, each with one length for each number of copies.
 const DISTRIBUTION: &str = "onefold distribution 1
 block 4096
 copies 1 600
@@ -36,7 +36,7 @@ impl Bench {
         path.to_str().unwrap().to_owned()
     }
 
-    /// The arguments that put its distribution on a target.
+    /// The arguments that write this distribution to a target.
     fn arguments(&self, target: &str, more: &[&str]) -> Vec<String> {
         let distribution = self.path("distribution");
         let all = [
@@ -70,7 +70,7 @@ fn analysed(inputs: &[&str], more: &[&str]) -> Value {
     found.json()["chunkings"][0].clone()
 }
 
-/// How many contents occur how often.
+/// The number of contents for each number of copies.
 fn copies(way: &Value) -> Vec<(u64, u64)> {
     let copies = way["copies"].as_array().unwrap().iter();
     let number = |it: &Value, field: &str| it[field].as_u64().unwrap();
@@ -89,10 +89,10 @@ fn what_it_wrote_has_the_distribution_and_the_runs() {
     let way = analysed(&[&target], &["--distribution", &found]);
     assert_eq!(way["zero_chunks"], 0);
     assert_eq!(copies(&way), [(1, 600), (2, 200), (4, 50)]);
-    // What was found is what was asked for, to the last run, and another load can be made with it.
+    // The measured distribution equals the requested one to the last run, and can be used for another load.
     let found = fs::read_to_string(found).unwrap();
     assert_eq!(found, DISTRIBUTION);
-    // Twice as much: twice as many contents, in as many copies.
+    // A target of twice the size has twice as many contents with the same numbers of copies.
     let larger = bench.path("larger");
     bench.ok(&larger, &["--size", "9600K", "--request", "64K"]);
     assert_eq!(
@@ -115,7 +115,7 @@ fn jobs_and_instances_share_one_distribution() {
     let way = analysed(&[&one, &two], &[]);
     assert_eq!(copies(&way), shared);
     assert!(way["duplicate_across_bytes"].as_u64().unwrap() > 50 * 4096);
-    // With another seed nothing is the same.
+    // With another seed no content is the same.
     bench.ok(&other, &["--size", "4800K", "--seed", "8"]);
     let way = analysed(&[&jobs, &other], &[]);
     assert_eq!(way["duplicate_across_bytes"], 0);
@@ -144,7 +144,7 @@ fn a_target_that_changes_is_found_out() {
     );
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let child = onefold(&arguments).spawn().unwrap();
-    // The last bytes are written when everything is.
+    // The last bytes are written when the load is complete.
     let mut last = [0; 64];
     wait_until("it is filled", || {
         let file = File::open(&target);
@@ -180,7 +180,7 @@ fn what_a_target_holds_is_kept_without_yes() {
     let refused = bench.run(&target, &[]);
     refused.is_refusal(2, &["data at byte 800000", "nothing was changed", "--yes"]);
     assert_eq!(fs::read(&target).unwrap(), before);
-    // What is beyond the part that is used is not touched.
+    // The part of the target beyond `--size` is not touched.
     bench.ok(&target, &["--size", "400K"]);
     assert_eq!(fs::read(&target).unwrap()[400 << 10..], before[400 << 10..]);
     bench
@@ -190,7 +190,7 @@ fn what_a_target_holds_is_kept_without_yes() {
     file.write_all_at(&[0; 2048], 0).unwrap();
     file.write_all_at(b"\x53\xef", 1080).unwrap();
     bench.run(&target, &[]).is_refusal(2, &["ext4"]);
-    // Whose file system it is stands beyond the part that is used.
+    // This file system's signature is beyond the used part.
     let btrfs = bench.path("btrfs");
     let file = File::create(&btrfs).unwrap();
     file.set_len(1 << 20).unwrap();
@@ -252,7 +252,7 @@ fn an_export_is_written_and_verified() {
     scene.ok(&["pool", "check"]);
 }
 
-/// A server that is not ours, and takes one connection at a time.
+/// A foreign server that accepts one connection at a time.
 #[test]
 fn another_server_is_written_and_verified() {
     let bench = Bench::new();
@@ -395,7 +395,7 @@ fn what_makes_no_sense_is_refused() {
         !fs::exists(&new).unwrap(),
         "nothing is made by a load that is refused"
     );
-    // Ways to cut of which no distribution is.
+    // Chunking methods for which no distribution can be written.
     let input = bench.path("distribution");
     let analyze = ["analyze", &input, "--distribution", &new, "--chunking"];
     run(&[&analyze[..], &["content:8K"]].concat()).is_refusal(2, &["fixed:SIZE, once"]);

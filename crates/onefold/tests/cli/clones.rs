@@ -1,4 +1,4 @@
-//! Clones and going back to snapshots, with and without a daemon, and killed in the middle.
+//! Clones and rollbacks to snapshots, with and without a daemon, and killed midway.
 
 use crate::harness::{Daemon, Scene, noise, overwrite, wait_until};
 use std::thread;
@@ -63,7 +63,7 @@ fn clones_are_written_on_their_own_and_outlive_what_they_came_from() {
         ],
     );
 
-    // What is deleted is gone, also where others need what it holds.
+    // Deleted volumes are gone, even if others need their blocks.
     let _daemon = scene.daemon();
     scene
         .run(&["volume", "delete", "a", "--yes"])
@@ -202,8 +202,8 @@ fn clones_of_clones_go_32_deep() {
     assert_eq!(scene.json(&["pool", "stat"])["logical_blocks"], 256);
 }
 
-/// Runs a command and kills the daemon while it, or what it leaves to do, is under way; then starts
-/// another one.
+/// Runs a command and kills the daemon during it or during the work that it leaves; then starts another
+/// daemon.
 fn killed(scene: &Scene, daemon: Daemon, after: Duration, arguments: &[&str]) -> Daemon {
     let mut command = scene.command(arguments).spawn().unwrap();
     thread::sleep(after);
@@ -223,7 +223,7 @@ fn snapshots_of_a_group_rollbacks_and_deletions_bear_being_killed() {
     }
     let mut daemon = scene.daemon();
     for n in 0..20_u64 {
-        // From before the command is read to after all of it is done.
+        // From before the command is read to after all of its work is done.
         let after = Duration::from_micros(n * n * 150 + 500);
         for (name, pattern) in [("a", 1), ("b", 2)] {
             overwrite(&scene, name, 0, pattern, 4 * MIB);

@@ -1,4 +1,4 @@
-//! JSON documents are a contract with programs: each command's has the names and types of
+//! JSON documents are a contract with programs: each command's document has the names and types in
 //! `contract.json`, and the daemon describes itself.
 
 use super::harness::{Scene, is_left_out_in_ceph, noise, run};
@@ -33,7 +33,7 @@ fn every_document_has_its_names_and_types() {
     }
 }
 
-/// A session with every command that prints a document; the shape of each by the command's name.
+/// Runs every command that prints a document; returns the shape of each document by command.
 fn shapes() -> Map<String, Value> {
     let scene = Scene::new();
     let image = scene.file("image", &noise(1, 20 * 4096));
@@ -89,7 +89,7 @@ fn shapes() -> Map<String, Value> {
     shapes
 }
 
-/// A document with types in place of its values; of a list, the shape of its first item.
+/// Replaces the values of a document by their types; a list keeps the shape of its first item.
 fn shape(value: &Value) -> Value {
     match value {
         Value::Null => json!("null"),
@@ -135,7 +135,7 @@ fn failures_have_kinds() {
     assert_eq!(outcome.json()["kind"], kind);
     let _daemon = scene.daemon();
     check();
-    // A plan is a result, and the only document.
+    // A plan is a result, and the only document printed.
     let outcome = scene.run(&["volume", "delete", "vm", "--format", "json"]);
     assert_eq!(
         (outcome.code, &outcome.json()["done"]),

@@ -1,4 +1,4 @@
-//! The daemon: its sockets, its signals, and commands that go through it.
+//! The daemon: its sockets, its signals, and the commands that use it.
 
 use crate::harness::{Daemon, Outcome, PATIENCE, Scene, noise, run, wait_until};
 use onefold_nbd::client::Client;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Every verb in turn, good and bad, with what each printed.
+/// Every verb in turn, with valid and invalid arguments, and its output.
 fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
     let image = scene.file("image", &noise(1, 3_000_001));
     let script: [&[&str]; 29] = [
@@ -50,7 +50,7 @@ fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
     let mut results = Vec::new();
     for arguments in script {
         if *arguments == ["pool", "stat"] {
-            // A daemon gives up what was deleted in the background.
+            // A daemon releases deleted blocks in the background.
             wait_until("nothing is being deleted", || {
                 let stat = scene.json(&["pool", "stat"]);
                 stat["being_deleted"] == serde_json::json!([])
@@ -68,7 +68,7 @@ fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
     results
 }
 
-/// Takes out what is different in every pool, or only there while a daemon runs.
+/// Removes values that differ between pools, or that exist only while a daemon runs.
 fn forget_what_differs(document: &mut Value) {
     match document {
         Value::Object(fields) => {
@@ -80,14 +80,14 @@ fn forget_what_differs(document: &mut Value) {
                 "pool_bytes_on_disk",
                 "host_free_bytes",
                 "pages_read",
-                // Direct commands close the pool each time, which frees what was given up, and gives
-                // it back to the host.
+                // Direct commands close the pool each time, which frees the released blocks and returns them
+                // to the host.
                 "free_blocks",
                 "available_blocks",
                 "free_bytes_on_disk",
                 "unsettled_blocks",
                 "pending_free_blocks",
-                // A daemon releases what was given up; direct commands leave it where it is.
+                // A daemon releases the references; direct commands leave them in the queue.
                 "pending_release_blocks",
                 "unique_blocks",
                 "shared_blocks",
@@ -184,10 +184,10 @@ fn a_killed_daemon_leaves_a_pool_that_commands_can_use() {
 #[test]
 fn commands_wait_for_a_daemon_that_is_starting() {
     let scene = Scene::new();
-    // The socket of a daemon that was killed must not be taken for that of the next one.
+    // The socket of a killed daemon must not be mistaken for the socket of the next one.
     scene.daemon().kill();
     let daemon = scene.starting_daemon(&[]);
-    // Without a pause: it is stopped as soon as it listens, before it has opened the pool.
+    // Without a pause: the daemon is stopped as soon as it listens, before it has opened the pool.
     let started = Instant::now();
     while UnixStream::connect(scene.pool().join("nbd.sock")).is_err() {
         assert!(started.elapsed() < PATIENCE, "the daemon does not listen");
@@ -219,7 +219,7 @@ fn the_lock_and_not_the_socket_says_whether_a_daemon_runs() {
     scene
         .run(&["volume", "list"])
         .is_refusal(1, &["in use", &holder, "control.sock"]);
-    // Nor does a socket without a daemon keep anybody out.
+    // A socket without a daemon does not block commands either.
     drop(daemon);
     let _stale = UnixListener::bind(&socket).unwrap();
     scene.ok(&["volume", "list"]);
@@ -229,7 +229,7 @@ fn the_lock_and_not_the_socket_says_whether_a_daemon_runs() {
 fn a_command_whose_daemon_does_not_answer_fails() {
     let scene = Scene::new();
     let daemon = scene.daemon();
-    // The daemon holds the lock, but what answers hangs up.
+    // The daemon holds the lock, but the process that answers closes the connection.
     let socket = scene.pool().join("control.sock");
     fs::remove_file(&socket).unwrap();
     let impostor = UnixListener::bind(&socket).unwrap();
@@ -295,7 +295,7 @@ fn a_client_that_names_no_export_gets_the_default_one() {
     daemon.wait_for_line("serving");
     assert_eq!(attach(&scene, "").bytes(), 2 << 20);
     let client = attach(&scene, "");
-    // The client is known under the name of the volume.
+    // The client is listed under the volume's name.
     scene
         .run(&["volume", "delete", "second", "--yes"])
         .is_refusal(1, &["second", "attached to"]);
@@ -309,7 +309,7 @@ fn a_client_that_names_no_export_gets_the_default_one() {
         .is_refusal(2, &["\"a b\""]);
 }
 
-/// Whether the server has hung up, which is no answer.
+/// Whether the server has closed the connection without an answer.
 fn is_disconnected(mut client: Client) -> bool {
     let error = client.read(&mut [0; 512], 0).unwrap_err();
     let hung_up = [
@@ -359,7 +359,7 @@ fn a_volume_grows_while_clients_are_attached() {
     assert!(said.contains(&std::process::id().to_string()), "{said}");
     assert_eq!(attach(&scene, "vm").bytes(), 2 << 20);
 
-    // Who was attached before is answered as before, and told of nothing beyond the old end.
+    // A client that was attached before is served as before, up to the old end.
     for (offset, is_fine) in [((1 << 20) - 4096_u64, true), (1 << 20, false)] {
         match before.read(&mut [0; 4096], offset) {
             Ok(()) => assert!(is_fine, "{offset}"),
@@ -389,7 +389,7 @@ fn attached_volumes_and_snapshots_are_neither_rolled_back_nor_deleted() {
         scene.ok(&[arguments, &["--force"]].concat());
         assert!(is_disconnected(client), "{arguments:?}");
     }
-    // As a backup attaches.
+    // Attach as a backup does.
     scene.ok(&["snapshot", "create", "vm@copied"]);
     let client = attach(&scene, "copy:vm@copied");
     let delete = ["snapshot", "delete", "vm@copied", "--yes"];
@@ -425,7 +425,7 @@ fn the_control_socket_survives_nonsense() {
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 4"), "{request:?}: {answer}");
     }
-    // Announces a frame of an import and leaves.
+    // Announce a frame of an import and disconnect.
     let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
     let head = b"POST /v1/volume/import HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
         onefold-request: {\"name\":\"vm\",\"image_bytes\":4096}\r\n\r\n\
@@ -485,7 +485,7 @@ fn the_log_says_who_attaches_and_has_one_format() {
     }
 }
 
-/// The daemon, started as a service manager does, with this socket.
+/// Starts the daemon as a service manager does, with this socket.
 fn activated(scene: &Scene, socket: OwnedFd) -> Command {
     let serve = scene.command(&["serve"]);
     let mut shell = Command::new("sh");
@@ -563,7 +563,7 @@ fn a_daemon_of_another_version_is_named() {
     fs::remove_file(&socket).unwrap();
     let other = UnixListener::bind(&socket).unwrap();
     let command = scene.command(&["job", "pause"]).spawn().unwrap();
-    // The first connection only shows that somebody listens.
+    // The first connection only checks that a server listens.
     drop(other.accept().unwrap());
     let (mut connection, _) = other.accept().unwrap();
     let _ = connection.read(&mut [0; 4096]);

@@ -6,17 +6,17 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-/// 8192 blocks, of which 64 are the reserve.
+/// A pool of 8192 blocks, 64 of which are the reserve.
 pub(crate) fn scene() -> Scene {
     let scene = Scene::with_pool(&["--size", "32M"]);
     for name in ["a", "b"] {
-        // Without dedup, so that the pool is as full as what is written says.
+        // Without dedup, so that every written block takes space.
         scene.ok(&["volume", "create", name, "--size", "64M", "--dedup", "off"]);
     }
     scene
 }
 
-/// `qemu-io`, about to do these things to a volume.
+/// Starts `qemu-io` with these commands for a volume.
 fn client(scene: &Scene, volume: &str, commands: &[&str]) -> Child {
     let stat = scene.json(&["volume", "stat", volume]);
     let mut client = Command::new("qemu-io");
@@ -38,7 +38,7 @@ fn io(scene: &Scene, volume: &str, commands: &[&str]) -> Outcome {
     Outcome::of(client(scene, volume, commands))
 }
 
-/// The same, which must succeed, and find what it expects.
+/// Runs `qemu-io`, which must succeed and find the expected patterns.
 #[track_caller]
 pub(crate) fn io_ok(scene: &Scene, volume: &str, commands: &[&str]) {
     let outcome = io(scene, volume, commands);
@@ -47,7 +47,7 @@ pub(crate) fn io_ok(scene: &Scene, volume: &str, commands: &[&str]) {
     assert!(is_fine, "{commands:?}: {stdout} {outcome:?}");
 }
 
-/// Fills the pool from two volumes, but for 255 blocks.
+/// Fills the pool from two volumes, except for 255 blocks.
 pub(crate) fn fill(scene: &Scene) {
     io_ok(scene, "a", &["write -P 1 0 15M", "flush"]);
     io_ok(scene, "b", &["write -P 2 0 16M", "flush"]);
@@ -66,7 +66,8 @@ fn assert_clean(scene: &Scene) {
     assert_eq!(check["leaked_blocks"], 0, "{check}");
 }
 
-/// Clients with more writes of new data than there are workers. Each leaves once they are answered.
+/// Starts clients with more writes of new data than there are workers. Each exits once its writes are
+/// answered.
 pub(crate) fn writers(scene: &Scene) -> Vec<Child> {
     let writers = (0..6).map(|n| {
         let place = |m: u64| 20_480 + 128 * (n * 15 + m);
@@ -78,14 +79,14 @@ pub(crate) fn writers(scene: &Scene) -> Vec<Child> {
     writers.collect()
 }
 
-/// Reads, flushes and trims while they wait. On a connection of its own: QEMU's client (7.2) does not
-/// always notice the reply to a read that overtakes the replies to writes.
+/// Reads, flushes and trims while the writers wait. It uses its own connection, because QEMU's client (7.2)
+/// does not always notice the reply to a read that overtakes the replies to writes.
 fn read_and_trim(scene: &Scene) {
     io_ok(scene, "a", &["read -P 1 2M 1M", "flush", "discard 0 384k"]);
     io_ok(scene, "a", &["read -P 0 0 384k"]);
 }
 
-/// Some of its writes were answered with an error.
+/// Asserts that some of the client's writes failed.
 fn has_failed(writer: Child) {
     let ended = Outcome::of(writer);
     let stdout = String::from_utf8_lossy(&ended.stdout);
@@ -93,12 +94,12 @@ fn has_failed(writer: Child) {
     assert!(said, "{stdout} {ended:?}");
 }
 
-/// More than five clients can have waiting, so that the sixth is there as well.
+/// Waits for more requests than five clients can have, so that the sixth is waiting as well.
 pub(crate) fn wait_for_waiting(scene: &Scene) {
     wait_until("all of them wait", || waiting(scene) >= 80);
 }
 
-/// What they wrote, in the space of another volume.
+/// Commands that verify the clients' data, in the space of another volume.
 const WRITTEN: [&str; 2] = ["read -P 3 20M 11520k", "read -P 1 1M 14M"];
 
 #[test]
@@ -114,8 +115,8 @@ fn writes_wait_until_there_is_room_again() {
     ];
     assert_eq!(settings, [&json!("scarce"), &json!("pause"), &json!(0)]);
     let writers = writers(&scene);
-    // Nothing is skipped, however fast the pool fills.
-    // Different threads say them.
+    // No level is skipped, however fast the pool fills.
+    // Different threads log the lines.
     daemon.wait_for_lines(&[
         "low on space",
         "imports stop",
@@ -204,7 +205,7 @@ fn writes_fail_where_the_pool_is_set_so() {
         "a",
         &["read -P 1 0 15M", "write -P 1 0 1M", "flush"],
     );
-    // Trimmed, its blocks are free after the next commit, which the write brings about itself.
+    // Trimmed blocks are free after the next commit, which the write triggers.
     io_ok(&scene, "b", &["discard 0 2M"]);
     io_ok(
         &scene,
@@ -251,7 +252,7 @@ fn a_volume_at_its_quota_fails_at_once_and_others_go_on() {
     let _daemon = scene.daemon();
     io_ok(&scene, "a", &["write -P 1 0 2M", "flush"]);
     scene.ok(&["snapshot", "create", "a@s"]);
-    // The pool has writes wait for room, but nobody knows whether there will be any here.
+    // The pool's writes wait for space, but in this test no space may ever become free.
     assert_eq!(scene.json(&["pool", "stat"])["when_full"], "pause");
     let beyond = ["aio_write -P 2 1M 4M", "aio_flush"];
     has_failed(client(&scene, "a", &beyond));
@@ -325,7 +326,7 @@ fn zeroing_keeps_a_reservation_and_makes_none() {
     scene.ok(&["volume", "create", "b", "--size", "64M", "--dedup", "off"]);
     scene.ok(&["volume", "create", "c", "--size", "16M"]);
     let daemon = scene.daemon();
-    // Without -u, QEMU asks for space in place of the zeros.
+    // Without -u, QEMU requests that space is allocated for the zeros.
     let zero = "write -z 0 16M";
     io_ok(&scene, "a", &["write -P 1 0 8M", zero, "flush"]);
     daemon.kill();
@@ -341,7 +342,7 @@ fn zeroing_keeps_a_reservation_and_makes_none() {
     assert_clean(&scene);
 }
 
-/// Takes all that the host's file system has left, and returns the path of the file that has it.
+/// Takes all free space of the host's file system, and returns the path of the file that takes it.
 fn fill_host(scene: &Scene) -> String {
     let path = scene.path("filler");
     let mut file = File::create(&path).unwrap();
@@ -352,10 +353,10 @@ fn fill_host(scene: &Scene) -> String {
     path
 }
 
-/// The host is full while finder and collector want room for the index. Whether a daemon serves the
-/// pool or not, nothing has to be restarted.
+/// The host is full while finder and collector need space for the index. Nothing has to be restarted, with or
+/// without a daemon.
 fn goes_on_after_a_full_host(scene: &Scene, has_daemon: bool) {
-    // Without dedup at first, so that the index has no room yet.
+    // Without dedup at first, so that the index has no space yet.
     const VOLUMES: [(&str, u64); 3] = [("a", 1), ("b", 1), ("c", 2)];
     for (name, seed) in VOLUMES {
         let image = scene.file("image", &noise(seed, 12 << 20));
@@ -382,7 +383,7 @@ fn goes_on_after_a_full_host(scene: &Scene, has_daemon: bool) {
     }
     let queued = || scene.json(&["pool", "stat"])["pending_release_blocks"].as_u64();
     if has_daemon {
-        // The finder left room for this.
+        // The finder left space for this.
         wait_until("the collector releases all", || queued() == Some(0));
     }
     assert_clean(scene);
@@ -406,7 +407,7 @@ fn an_import_that_the_host_has_no_room_for_names_the_file_system() {
     let image = elsewhere.path().join("image");
     fs::write(&image, noise(1, 12 << 20)).unwrap();
     let filler = fill_host(&scene);
-    // Room for the pool's own files, and not for the image.
+    // Space for the pool's own files, but not for the image.
     let file = File::options().write(true).open(&filler).unwrap();
     let bytes = file.metadata().unwrap().len();
     file.set_len(bytes - (8 << 20)).unwrap();

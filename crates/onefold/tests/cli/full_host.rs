@@ -1,4 +1,4 @@
-//! A daemon on a file system that has no room left, for data or for names.
+//! A daemon on a file system that has no space left, for data or for names.
 
 use crate::full::io_ok;
 use crate::harness::{Scene, is_left_out_in_ceph, noise};
@@ -9,15 +9,15 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A file system of its own, unmounted on drop.
+/// A separate file system, unmounted on drop.
 struct Mount {
     directory: TempDir,
-    /// Keeps the file that the file system is in.
+    /// Keeps the file that contains the file system.
     _image: TempDir,
 }
 
 impl Mount {
-    /// A small ext4 file system. A directory takes a block there, and a socket does not.
+    /// A small ext4 file system. A directory takes a block there, but a socket does not.
     fn ext4() -> Option<Self> {
         let image = TempDir::with_prefix("onefold-test-").unwrap();
         let path = image.path().join("ext4");
@@ -27,14 +27,14 @@ impl Mount {
         Self::with(image, &["-t", "ext4", "-o", "loop", path])
     }
 
-    /// One in memory with room for few files.
+    /// A file system in memory with few inodes.
     fn with_few_inodes() -> Option<Self> {
         let image = TempDir::with_prefix("onefold-test-").unwrap();
         let options = "size=128m,nr_inodes=40";
         Self::with(image, &["-t", "tmpfs", "-o", options, "onefold-test"])
     }
 
-    /// One in memory with little room.
+    /// A file system in memory with little space.
     fn small() -> Option<Self> {
         let image = TempDir::with_prefix("onefold-test-").unwrap();
         Self::with(image, &["-t", "tmpfs", "-o", "size=20m", "onefold-test"])
@@ -53,7 +53,7 @@ impl Mount {
         self.directory.path()
     }
 
-    /// Takes all bytes that are left.
+    /// Takes all bytes that are free.
     fn fill_bytes(&self) {
         let mut fill = File::create(self.path().join("fill")).unwrap();
         for piece in [1 << 20, 4096, 1024] {
@@ -64,7 +64,7 @@ impl Mount {
         }
     }
 
-    /// Takes all inodes that are left.
+    /// Takes all inodes that are free.
     fn fill_inodes(&self) {
         let error = (0..1000).find_map(|n| File::create(self.path().join(n.to_string())).err());
         assert_eq!(error.unwrap().kind(), io::ErrorKind::StorageFull);
@@ -100,7 +100,7 @@ fn scene_in(mount: &Mount) -> Scene {
     scene
 }
 
-/// Guests read, trim and flush, and commands answer.
+/// Asserts that guests read, trim and flush, and that commands answer.
 #[track_caller]
 fn assert_served(scene: &Scene) {
     let done = ["read 0 1M", "discard 0 1M", "read -P 0 0 1M", "flush"];
@@ -122,7 +122,7 @@ fn a_daemon_starts_where_not_a_byte_is_free() {
     let daemon = scene.daemon();
     assert!(is_socket(&scene.pool().join("control.sock")));
     assert_served(&scene);
-    // And again, with what the first one left behind.
+    // And again, with the first daemon's sockets left behind.
     daemon.kill();
     let daemon = scene.daemon();
     assert_served(&scene);
@@ -144,7 +144,7 @@ fn a_daemon_starts_where_no_file_can_be_made() {
     let path = runtime.path().to_str().unwrap().to_owned();
     scene.set("XDG_RUNTIME_DIR", path);
 
-    // The names of a daemon that was killed are taken again.
+    // The socket names of a killed daemon are reused.
     scene.daemon().kill();
     mount.fill_inodes();
     let daemon = scene.daemon();
@@ -153,7 +153,7 @@ fn a_daemon_starts_where_no_file_can_be_made() {
     assert!(is_socket(&scene.pool().join("nbd.sock")));
     assert!(daemon.terminate().success());
 
-    // Where there are none, the sockets are elsewhere, and commands find them.
+    // If there are no inodes, the sockets are elsewhere, and commands find them.
     mount.fill_inodes();
     let mut daemon = scene.starting_daemon(&[]);
     daemon.wait_for_line("commands find the daemon at");
@@ -187,13 +187,13 @@ fn a_repository_is_pruned_where_not_a_byte_is_free() {
         scene.ok(&["backup", "create", &disk]);
     }
     mount.fill_bytes();
-    // Neither the tombstone nor the lease would have room.
+    // There would be no space for the tombstone or the lease.
     scene.ok(&["backup", "forget", "vm@1", "--yes"]);
     scene.ok(&["backup", "prune", "--yes"]);
     let restored = scene.path("restored");
     scene.ok(&["backup", "restore", "vm@2", &restored]);
     assert!(fs::read(restored).unwrap() == images[1]);
-    // There is room now, and it is set aside again.
+    // Now there is space, and it is reserved again.
     assert_eq!(fs::metadata(&reserve).unwrap().len(), 8 << 20);
     assert_eq!(
         scene.json(&["backup", "verify"])["foreign"],

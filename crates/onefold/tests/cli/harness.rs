@@ -1,4 +1,4 @@
-//! Runs the program in directories of its own.
+//! Runs the program in temporary directories.
 
 use serde_json::Value;
 use std::fs;
@@ -11,13 +11,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Long enough for anything that a test waits for, on any machine; only failures take this long.
+/// The longest wait for any condition, long enough for any machine; only failures take this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a command says whose daemon does not answer for a while.
+/// Message of a command whose daemon does not answer for a while.
 pub(crate) const WAITS: &str = "onefold: still waiting for process ";
 
-/// What became of a command.
+/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
@@ -29,7 +29,7 @@ impl Outcome {
     pub(crate) fn of(child: Child) -> Self {
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
-        // On a machine that is busy with other work a command may have to say this at any time.
+        // On a busy machine any command may have to print this note.
         let is_wanted = |line: &&str| !line.contains(WAITS);
         Self {
             code: output.status.code(),
@@ -43,7 +43,7 @@ impl Outcome {
         serde_json::from_slice(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// Asserts a refusal: the exit code, one line on stderr that has all of `words`, no result.
+    /// Asserts a refusal: the exit code, no result, and one line on stderr that contains all of `words`.
     #[track_caller]
     pub(crate) fn is_refusal(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -52,7 +52,7 @@ impl Outcome {
         for word in words {
             assert!(self.stderr.contains(word), "no {word:?} in {self:?}");
         }
-        // Without a document, unless it was asked for: then it says the same.
+        // No document, unless JSON was requested: then it has the same message.
         if !self.stdout.is_empty() {
             let document: Value = serde_json::from_slice(&self.stdout).unwrap();
             assert_eq!(document["schema_version"], 1, "{self:?}");
@@ -94,10 +94,11 @@ pub(crate) fn qemu_img(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The Ceph pool that the tests' pools are in, instead of directories. Its cluster is the one of `ONEFOLD_CEPH_CONF`.
+/// The Ceph pool that contains the tests' pools, instead of directories. Its cluster is the one of
+/// `ONEFOLD_CEPH_CONF`.
 const CEPH_POOL: &str = "ONEFOLD_TEST_CEPH_POOL";
 
-/// The object of a pool in Ceph that has its first blocks.
+/// The object with the first blocks of a pool in Ceph.
 const FIRST_BLOCKS: &str = "d.0000000000000000";
 
 /// Whether pools are in Ceph.
@@ -105,7 +106,7 @@ pub(crate) fn is_in_ceph() -> bool {
     std::env::var_os(CEPH_POOL).is_some()
 }
 
-/// Whether a test is left out because pools are in Ceph.
+/// Whether a test is skipped because pools are in Ceph.
 pub(crate) fn is_left_out_in_ceph(why: &str) -> bool {
     if is_in_ceph() {
         println!("left out for a pool in Ceph: {why}");
@@ -113,21 +114,21 @@ pub(crate) fn is_left_out_in_ceph(why: &str) -> bool {
     is_in_ceph()
 }
 
-/// A directory with a pool in it, or with what is on this host of a pool in Ceph, and room for other files.
+/// A directory with a pool, or with the run directory of a pool in Ceph, and space for other files.
 pub(crate) struct Scene {
-    /// Dropped first: a directory cannot be removed while something is mounted there.
+    /// Dropped first: a directory cannot be removed while a file system is mounted there.
     _mounted: Option<Mounted>,
     in_ceph: Option<InCeph>,
     directory: TempDir,
-    /// What commands find in their environment.
+    /// The environment of commands.
     environment: Vec<(&'static str, String)>,
 }
 
-/// A file system in memory, which is unmounted when this is dropped.
+/// A file system in memory, unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Mounts one of `mib` MiB; `None` where this is not allowed.
+    /// Mounts a file system of `mib` MiB; `None` if mounting is not allowed.
     fn new(directory: &Path, mib: u64) -> Option<Self> {
         let size = format!("size={mib}m");
         let mut mount = Command::new("mount");
@@ -140,16 +141,16 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily, for a test that failed may have left something open.
+        // Lazily, because a failed test may have left a file open.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
-/// A block device that is detached when this is dropped.
+/// A block device, detached on drop.
 pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    /// Of this file; `None` where this is not allowed.
+    /// Attaches this file to a loop device; `None` if this is not allowed.
     pub(crate) fn new(file: &str) -> Option<Self> {
         let mut losetup = Command::new("losetup");
         let output = losetup.args(["--find", "--show", file]).output().ok()?;
@@ -167,14 +168,14 @@ impl Drop for Loop {
     }
 }
 
-/// A pool in Ceph, whose objects are removed when this is dropped.
+/// A pool in Ceph, whose objects are removed on drop.
 struct InCeph {
     ceph_pool: String,
     name: String,
 }
 
 impl InCeph {
-    /// One that is named like the directory.
+    /// Creates a pool named like the directory.
     fn beside(directory: &Path) -> Option<Self> {
         Some(Self {
             ceph_pool: std::env::var(CEPH_POOL).ok()?,
@@ -207,7 +208,7 @@ impl InCeph {
 impl Drop for InCeph {
     fn drop(&mut self) {
         if thread::panicking() {
-            // They may be wanted.
+            // Keep the objects if the user wants to inspect them.
             return;
         }
         for objects in self.objects().chunks(1000) {
@@ -218,7 +219,7 @@ impl Drop for InCeph {
 }
 
 impl Scene {
-    /// A pool of the default kind.
+    /// A scene with a pool of the default kind.
     pub(crate) fn new() -> Self {
         Self::with_pool_options(&[])
     }
@@ -230,18 +231,18 @@ impl Scene {
         }
     }
 
-    /// A pool of which everything is said.
+    /// A scene with a pool with these options.
     pub(crate) fn with_pool(options: &[&str]) -> Self {
         Self::in_directory(&std::env::temp_dir(), options)
     }
 
-    /// The same, in a directory of `parent`.
+    /// A scene in a directory below `parent`.
     pub(crate) fn in_directory(parent: &Path, options: &[&str]) -> Self {
         let directory = TempDir::with_prefix_in("onefold-test-", parent).unwrap();
         Self::made_in(directory, None, options)
     }
 
-    /// The same, on a file system of so many MiB; `None` where none can be mounted.
+    /// A scene on a file system of `mib` MiB; `None` if none can be mounted.
     pub(crate) fn on_small_host(mib: u64, options: &[&str]) -> Option<Self> {
         let directory = TempDir::with_prefix("onefold-test-").unwrap();
         let mounted = Mounted::new(directory.path(), mib)?;
@@ -264,18 +265,18 @@ impl Scene {
         scene
     }
 
-    /// Sets an environment variable for all commands from now on.
+    /// Sets an environment variable for all later commands.
     pub(crate) fn set(&mut self, name: &'static str, value: String) {
         self.environment.push((name, value));
     }
 
-    /// All commands from now on use this repository beside the pool, which is not encrypted.
+    /// Makes all later commands use this repository, which is not encrypted, in the scene's directory.
     pub(crate) fn use_open_repository(&mut self, name: &str) {
         self.set("ONEFOLD_REPOSITORY", self.path(name));
         self.set("ONEFOLD_NO_ENCRYPTION", "1".to_owned());
     }
 
-    /// How the pool is named.
+    /// The pool, as commands name it.
     pub(crate) fn place(&self) -> String {
         let in_directory = || self.pool().to_str().unwrap().to_owned();
         self.in_ceph
@@ -283,12 +284,12 @@ impl Scene {
             .map_or_else(in_directory, InCeph::place)
     }
 
-    /// The directory of the pool, or of what is on this host of it.
+    /// The directory of the pool, or the run directory of a pool in Ceph.
     pub(crate) fn pool(&self) -> PathBuf {
         self.directory.path().join("pool")
     }
 
-    /// The first 4 MiB of the blocks, as they are stored.
+    /// The first 4 MiB of the pool's blocks, as they are stored.
     pub(crate) fn stored(&self) -> Vec<u8> {
         match &self.in_ceph {
             Some(ceph) => ceph.rados(&["get", FIRST_BLOCKS, "-"]),
@@ -301,7 +302,7 @@ impl Scene {
         }
     }
 
-    /// Writes over some of them behind the pool's back.
+    /// Overwrites stored blocks behind the pool's back.
     pub(crate) fn overwrite_stored(&self, offset: u64, bytes: &[u8]) {
         match &self.in_ceph {
             Some(ceph) => {
@@ -318,7 +319,7 @@ impl Scene {
         }
     }
 
-    /// The length of what holds the blocks. In a cluster only what was written has objects, of 4 MiB each.
+    /// The length of the pool's data. In a cluster only written ranges have objects, of 4 MiB each.
     pub(crate) fn data_bytes(&self) -> u64 {
         match &self.in_ceph {
             None => fs::metadata(self.pool().join("data")).unwrap().len(),
@@ -332,7 +333,7 @@ impl Scene {
         }
     }
 
-    /// The path of a file beside the pool.
+    /// The path of a file in the scene's directory.
     pub(crate) fn path(&self, name: &str) -> String {
         self.directory
             .path()
@@ -342,13 +343,13 @@ impl Scene {
             .to_owned()
     }
 
-    /// Makes a file beside the pool.
+    /// Creates a file in the scene's directory.
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> String {
         fs::write(self.path(name), content).unwrap();
         self.path(name)
     }
 
-    /// The same, which only its owner may read.
+    /// Creates a file that only its owner can read.
     pub(crate) fn secret(&self, name: &str, content: &[u8]) -> String {
         let mut options = fs::File::options();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
@@ -410,13 +411,13 @@ impl Scene {
             .collect()
     }
 
-    /// The volume's bytes, by way of an export to stdout.
+    /// The volume's bytes, read by an export to stdout.
     #[track_caller]
     pub(crate) fn content(&self, volume: &str) -> Vec<u8> {
         self.ok(&["volume", "export", volume, "-"]).stdout
     }
 
-    /// Starts an import from a pipe that gets `bytes` and then stays open.
+    /// Starts an import from a pipe that receives `bytes` and then stays open.
     pub(crate) fn import_from_open_pipe(&self, name: &str, bytes: &[u8]) -> (Child, ChildStdin) {
         let mut command = self.command(&["volume", "import", name, "-", "--size", "1G"]);
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -444,7 +445,7 @@ impl Scene {
     }
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon, killed on drop.
 pub(crate) struct Daemon {
     pub(crate) child: Child,
     started: Instant,
@@ -499,12 +500,12 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Since when it has run.
+    /// When the daemon was started.
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
-    /// Ends it without warning, and returns all that it said.
+    /// Kills the daemon, and returns all lines that it logged.
     pub(crate) fn end_and_lines(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         let mut lines = std::mem::take(&mut self.seen);
@@ -512,7 +513,7 @@ impl Daemon {
         lines
     }
 
-    /// Ends it without warning.
+    /// Kills the daemon.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -523,7 +524,7 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Asks it to end, and waits for that.
+    /// Sends SIGTERM, and waits for the daemon's end.
     pub(crate) fn terminate(mut self) -> ExitStatus {
         self.signal(rustix::process::Signal::TERM);
         self.child.wait().unwrap()
@@ -537,7 +538,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits until `true`, and fails the test if that never comes.
+/// Waits until `condition` is true; fails the test if it never is.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let pause = Duration::from_millis(20);
@@ -579,7 +580,7 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A disk of `len` bytes, zeros but for noise at some places.
+/// A disk of `len` bytes, with noise at some places and zeros elsewhere.
 pub(crate) fn sparse_disk(len: usize, data: &[(usize, usize)]) -> Vec<u8> {
     let mut disk = vec![0; len];
     for (seed, (offset, data_len)) in data.iter().enumerate() {

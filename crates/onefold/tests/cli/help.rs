@@ -1,4 +1,4 @@
-//! What the program says to who does not know it by heart.
+//! Help, hints, aliases and errors for new users.
 
 use crate::harness::{Scene, run};
 
@@ -92,9 +92,9 @@ fn sizes_are_what_their_units_say() {
     for (name, size, bytes) in [
         ("a", "1.5G", 3u64 << 29),
         ("b", "1GiB", 1 << 30),
-        // A whole number of sectors, though not of blocks.
+        // A whole number of sectors, but not of blocks.
         ("c", "1GB", 1_000_000_000),
-        // Not even that: so much at least, in whole blocks.
+        // Not a whole number of sectors: rounded up to whole blocks.
         ("d", "1.3M", 1_363_968),
     ] {
         let made = scene.json(&["volume", "create", name, "--size", size]);

@@ -1,4 +1,4 @@
-//! Import and export of raw and qcow2 images, good and bad.
+//! Imports and exports raw and qcow2 images, valid and invalid.
 
 use crate::harness::{Outcome, Scene, noise, qemu_img, sparse_disk};
 use std::fs::{self, File};
@@ -241,14 +241,14 @@ fn a_chain_of_images_is_followed_to_its_end_and_not_further() {
 fn encrypted_images_are_refused() {
     let scene = Scene::new();
     let image = scene.path("image");
-    // The older method needs no measurement of the machine, which fails on a busy one.
+    // The older method does not measure the machine, which fails on a busy one.
     let options = "encrypt.format=aes,encrypt.key-secret=s";
     let secret = ["--object", "secret,id=s,data=x"];
     let create = ["create", "-f", "qcow2", "-o", options];
     qemu_img(&[&create[..], &secret, &[&image, "1M"]].concat());
     let import = ["volume", "import", "vm", &image, "--image-format", "qcow2"];
     scene.run(&import).is_refusal(1, &["encrypted"]);
-    // The header's method: 1 is AES, 2 is LUKS.
+    // The encryption method in the header: 1 is AES, 2 is LUKS.
     let mut bytes = fs::read(&image).unwrap();
     assert_eq!(bytes[32..36], [0, 0, 0, 1]);
     bytes[35] = 2;
@@ -262,7 +262,7 @@ fn images_that_cannot_be_read_right_are_refused() {
     let plain = scene.path("plain");
     qemu_img(&["create", "-f", "qcow2", &plain, "1M"]);
     let header = fs::read(&plain).unwrap();
-    // Bits of the incompatible features: not closed, corrupt, and one that nobody knows.
+    // Incompatible feature bits: dirty, corrupt, and an undefined one.
     for bit in [0, 1, 63] {
         let mut bytes = header.clone();
         bytes[79 - bit / 8] |= 1 << (bit % 8);
@@ -340,7 +340,7 @@ fn what_is_no_image_is_refused() {
     assert_eq!(scene.volumes(), [""; 0]);
 }
 
-/// What the file begins with, where that stands, and what the refusal says.
+/// A container's signature, its offset, and words of the refusal.
 const CONTAINERS: [(usize, &[u8], [&str; 2]); 16] = [
     (
         0,
@@ -373,7 +373,7 @@ fn what_holds_a_disk_in_a_form_of_its_own_is_refused_unless_raw_is_named() {
         let image = scene.file("image", &bytes);
         let import = ["volume", "import", "vm", &image];
         scene.run(&import).is_refusal(1, &says);
-        // The same through a pipe, with its size and without.
+        // The same file through a pipe, with and without its size.
         for size in [&["--size", "4096"][..], &[]] {
             let piped = [&["volume", "import", "vm", "-"], size].concat();
             let mut child = (scene.command(&piped).stdin(Stdio::piped()))
@@ -381,11 +381,11 @@ fn what_holds_a_disk_in_a_form_of_its_own_is_refused_unless_raw_is_named() {
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
-            // The command may be gone before it has taken all of it.
+            // The command may exit before it has read everything.
             let _ = child.stdin.take().unwrap().write_all(&bytes);
             let outcome = Outcome::of(child);
             match (at, size) {
-                // The end of a stream that is not kept is only seen when all of it is stored.
+                // The end of a stream that is not spooled is seen only when all of it is stored.
                 (3584, [_, ..]) => drop(scene.ok(&["volume", "delete", "vm", "--yes"])),
                 (3584, []) => assert!(outcome.stderr.contains(says[0]), "{outcome:?}"),
                 _ => outcome.is_refusal(1, &says),
@@ -451,7 +451,7 @@ fn devices_of_characters_and_pipes_hold_no_disk() {
     let scene = Scene::new();
     let import = ["volume", "import", "vm", "/dev/zero", "--size", "1M"];
     scene.run(&import).is_refusal(1, &["character device"]);
-    // Nor if they are beneath an image. The FIFO has no writer, so opening it would never end.
+    // FIFOs are refused as backing files, too. The FIFO has no writer, so opening it would block for ever.
     let fifo = scene.path("fifo");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();

@@ -1,9 +1,9 @@
-//! Background jobs: listed, paused, resumed; and what they do by themselves.
+//! Background jobs: listing, pausing, resuming, and their work.
 
 use crate::harness::{Scene, noise, run, wait_until};
 use serde_json::Value;
 
-/// The jobs of a document, those of one name.
+/// The jobs with this name in a document.
 fn jobs_named<'a>(document: &'a Value, name: &str) -> Vec<&'a Value> {
     let jobs = document["jobs"].as_array().unwrap().iter();
     jobs.filter(|job| job["job"] == name).collect()
@@ -17,7 +17,7 @@ fn finder<'a>(document: &'a Value, volume: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no finder of {volume} in {document}"))
 }
 
-/// Makes a volume of so many blocks that a daemon's finder looks at as often as it can.
+/// Makes a volume of `blocks` blocks that a daemon's finder scans as often as possible.
 fn import_for_the_finder(scene: &Scene, name: &str, blocks: usize) {
     let image = scene.file("image", &noise(1, blocks * 4096));
     scene.ok(&["volume", "import", name, &image, "--dedup", "off"]);
@@ -81,7 +81,7 @@ fn a_paused_finder_leaves_its_volume_alone() {
         .run(&["job", "resume", "--volume", "moving"])
         .is_refusal(1, &["paused for all volumes"]);
 
-    // As a whole everything goes on, so the one that is to rest is paused again.
+    // Finders that were paused together are resumed together, so the one that must rest is paused again.
     scene.ok(&["job", "resume", "collector"]);
     scene.ok(&["job", "pause", "finder"]);
     scene.ok(&["volume", "set", "still", "--interval", "86400"]);
@@ -95,7 +95,7 @@ fn a_paused_finder_leaves_its_volume_alone() {
     let jobs = scene.json(&["job", "list"]);
     assert_eq!(finder(&jobs, "still")["state"], "paused");
     assert_eq!(dirty_blocks(&scene, "still"), dirty);
-    // Asked for, it is done all the same.
+    // On request, the work is done even while the job is paused.
     scene.ok(&["pool", "dedup"]);
     assert_eq!(dirty_blocks(&scene, "still"), 0);
     let resumed = scene.json(&["job", "resume", "--volume", "still"]);
@@ -138,7 +138,7 @@ fn jobs_need_a_daemon() {
         scene.run(&["job", verb]).is_refusal(1, &["no daemon"]);
         run(&["job", verb]).is_refusal(2, &["--pool"]);
     }
-    // Not even for a moment was the pool opened.
+    // The pool was not opened even for a moment.
     let outcome = scene.ok(&["volume", "list"]);
     assert_eq!(outcome.stderr, "");
 }

@@ -1,4 +1,4 @@
-//! Volumes that get blocks of their own again: the plan, the work, and what stops it.
+//! Copying shared blocks of volumes: the plan, the work, and interruptions.
 
 use crate::harness::{Daemon, Outcome, Scene, noise};
 use rustix::process::{Pid, Signal, kill_process};
@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const BLOCK: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// Every other block is one of the first image, in another order.
+/// Every other block is a block of the first image, in another order.
 fn scattered(base: &[u8]) -> Vec<u8> {
     let blocks: Vec<&[u8]> = base.chunks(BLOCK).collect();
     let own = noise(2, base.len());
@@ -73,11 +73,11 @@ fn short_runs_and_then_all_blocks_become_the_volumes_own() {
             (&after["private_blocks"], &after["shared_blocks"]),
             (&512.into(), &0.into())
         );
-        // Nothing undoes it.
+        // The finder does not share the copies again.
         assert_eq!(scene.json(&["pool", "dedup"])["scanned"], 0);
         assert_eq!(scene.json(&["pool", "stat"])["physical_blocks"], 1024);
 
-        // Long runs are left to a defrag, and not to an unshare.
+        // Defrag leaves long runs shared; unshare does not.
         let done = scene.json(&["volume", "defrag", "base", "--min-run", "256", "--yes"]);
         assert_eq!(
             (&done["done"], &done["copied_blocks"]),
@@ -149,7 +149,7 @@ fn a_full_pool_ends_it_and_what_was_copied_stays() {
         let stat = scene.json(&["volume", "stat", "v"]);
         let private = stat["private_blocks"].as_u64().unwrap();
         assert!((1000..2048).contains(&private), "{stat}");
-        // The reserve is left to guests.
+        // The reserve is left for guests.
         let stat = scene.json(&["pool", "stat"]);
         assert!(
             stat["free_blocks"].as_u64() >= stat["reserve_blocks"].as_u64(),
@@ -166,7 +166,7 @@ fn a_full_pool_ends_it_and_what_was_copied_stays() {
     }
 }
 
-/// By the end of the command that asked for it, and by the death of the daemon.
+/// Interrupted by the end of the command, and by the death of the daemon.
 #[test]
 fn an_interrupted_copying_goes_on_with_what_is_left() {
     for round in 0..6 {
@@ -194,7 +194,7 @@ fn an_interrupted_copying_goes_on_with_what_is_left() {
                 daemon.take().unwrap().terminate();
             }
         }
-        // It may have been done already.
+        // The work may be done already.
         let _ended = Outcome::of(command);
         if daemon.is_none() {
             daemon = Some(scene.daemon());

@@ -1,6 +1,6 @@
-//! The built program, as a user meets it: arguments in, documents, words and exit codes out.
+//! Tests of the built program from a user's view: arguments in; documents, messages and exit codes out.
 
-// Clippy takes only functions marked as tests for tests, not what they call.
+// Clippy exempts only functions marked as tests, not the helpers that they call.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod analyze;

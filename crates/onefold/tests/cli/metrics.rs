@@ -1,4 +1,4 @@
-//! `serve --metrics`: what monitoring sees.
+//! `serve --metrics`: figures for monitoring.
 
 use super::full::{fill, scene, wait_for_waiting, writers};
 use super::harness::{Daemon, Scene, is_in_ceph, run, wait_until};
@@ -17,7 +17,7 @@ fn monitored(scene: &Scene) -> (Daemon, String) {
     (daemon, address)
 }
 
-/// The status and the body of an answer.
+/// The status and body of a response.
 fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     let request = format!("{method} {path} HTTP/1.1\r\nHost: onefold\r\nConnection: close\r\n\r\n");
@@ -29,7 +29,7 @@ fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-/// Each sample's value. Every sample has the label of the pool, which is left out.
+/// The value of each sample. The label `pool`, which every sample has, is removed.
 fn samples(address: &str) -> BTreeMap<String, f64> {
     let (status, body) = ask(address, "GET", "/metrics");
     assert_eq!(status, 200, "{body}");
@@ -135,7 +135,7 @@ fn every_figure_is_there_and_true() {
         .collect();
     let mut agreed: BTreeSet<&str> = include_str!("metrics.txt").lines().collect();
     if is_in_ceph() {
-        // What a cluster has left is no host's.
+        // A pool in a cluster has no figure for the host's free space.
         agreed.remove("pool_host_free_bytes");
     }
     assert_eq!(
@@ -144,7 +144,7 @@ fn every_figure_is_there_and_true() {
     );
 }
 
-/// What is refused is counted by reason, and a job is no Prometheus' job.
+/// Refused hits are counted by reason. The label is not `job`, which Prometheus uses itself.
 #[test]
 fn what_is_found_in_line_is_counted() {
     let scene = Scene::new();

@@ -1,5 +1,4 @@
-//! Peers that connect and then do nothing, or half of what they should, and a daemon that has few
-//! descriptors.
+//! Peers that connect and then send nothing or only half a request, and a daemon with few descriptors.
 
 use crate::full::io_ok;
 use crate::harness::{Outcome, PATIENCE, Scene, WAITS, wait_until};
@@ -12,7 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-/// More connections than the daemon serves at a time, each with these bytes and no more.
+/// More connections than the daemon serves concurrently; each sends only these bytes.
 fn half_sent(scene: &Scene, bytes: &[u8]) -> Vec<UnixStream> {
     let connect = |_| {
         let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
@@ -22,7 +21,7 @@ fn half_sent(scene: &Scene, bytes: &[u8]) -> Vec<UnixStream> {
     (0..100).map(connect).collect()
 }
 
-/// Runs a command that must succeed, and ends it if it never does.
+/// Runs a command that must succeed, and kills it if it never ends.
 #[track_caller]
 fn answers(scene: &Scene, arguments: &[&str]) -> Outcome {
     let mut child = scene.command(arguments).spawn().unwrap();
@@ -85,7 +84,7 @@ fn a_command_says_what_it_waits_for() {
     assert_eq!(Outcome::of(command).code, Some(0));
 }
 
-/// Connects as often as it takes to have `count` sockets that send nothing.
+/// Reconnects until `count` sockets that send nothing are open.
 fn silent(scene: &Scene, count: usize) -> Vec<UnixStream> {
     let connect = |_| UnixStream::connect(scene.pool().join("nbd.sock")).unwrap();
     (0..count).map(connect).collect()
@@ -136,7 +135,7 @@ fn a_daemon_without_descriptors_answers_commands_and_says_so_seldom() {
     let scene = Scene::new();
     scene.ok(&["volume", "create", "vm", "--size", "1M"]);
     let mut daemon = scene.daemon();
-    // As many as it has now, and two more.
+    // The current number of descriptors plus two.
     let descriptors = format!("/proc/{}/fd", daemon.pid());
     let open = fs::read_dir(&descriptors).unwrap().count() as u64 + 2;
     let limit = Rlimit {

@@ -1,4 +1,4 @@
-//! Plans: without `--yes` a command refuses what it would refuse with `--yes`, in the same words, and changes nothing.
+//! Plans: without `--yes` a command fails with the same errors as with `--yes`, and changes nothing.
 
 use crate::daemon::attach;
 use crate::harness::{Daemon, Loop, Scene, is_left_out_in_ceph, noise};
@@ -25,7 +25,7 @@ fn scene() -> Scene {
 /// A command without `--yes`, its exit code, and words of its refusal.
 type Refusal<'a> = (&'a [&'a str], i32, &'a [&'a str]);
 
-/// Runs each command without `--yes` and with it: both refuse, and say the same.
+/// Runs each command without and with `--yes`: both must fail with the same message.
 #[track_caller]
 fn are_refused(scene: &Scene, refusals: &[Refusal<'_>]) {
     for (command, code, words) in refusals {
@@ -41,7 +41,8 @@ fn are_refused(scene: &Scene, refusals: &[Refusal<'_>]) {
     }
 }
 
-/// Runs each command without `--yes`, which ends with the exit code of a plan, and then with it, which succeeds.
+/// Runs each command without `--yes`, which returns the exit code of a plan, and then with it, which
+/// succeeds.
 #[track_caller]
 fn are_carried_out(scene: &Scene, commands: &[&[&str]]) {
     for command in commands {

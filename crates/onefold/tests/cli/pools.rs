@@ -1,4 +1,4 @@
-//! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
+//! `pool create`, `pool stat` and `pool check`, and all kinds of faults of a pool.
 
 use crate::harness::{
     Daemon, Outcome, Scene, contents, is_in_ceph, is_left_out_in_ceph, noise, run, wait_until,
@@ -110,7 +110,7 @@ fn a_pool_that_is_larger_than_its_file_system_is_created_with_a_note() {
     let small = create("small", 1 << 20);
     assert!(!small.stderr.contains("less than"), "{small:?}");
     let host_free = json(&small)["host_free_bytes"].as_u64().unwrap();
-    // File systems differ in the longest file that they can have.
+    // File systems differ in their longest file.
     let size = (host_free / 4096 * 4096 * 2).min(15 << 40);
     let large = create("large", size);
     let host_free = json(&large)["host_free_bytes"].as_u64().unwrap();
@@ -132,7 +132,7 @@ fn trimming_gives_back_what_a_killed_daemon_had_not() {
         let scene = Scene::with_pool_options(&["--size", "1G"]);
         let image = scene.file("image", &noise(1, 8 << 20));
         scene.ok(&["volume", "import", "a", &image, "--dedup", "off"]);
-        // A process that is killed has given nothing back.
+        // A killed process has not returned any space.
         let daemon = scene.daemon();
         scene.ok(&["volume", "delete", "a", "--yes"]);
         daemon.kill();
@@ -143,7 +143,7 @@ fn trimming_gives_back_what_a_killed_daemon_had_not() {
             reclaimed || !has_daemon && scene.json(&["pool", "dedup"])["freed"].is_u64()
         });
         let trimmed = scene.json(&["pool", "trim"]);
-        // The file system may keep a block or two for the map of the rest.
+        // The file system may keep a block or two to map the rest.
         let left = trimmed["free_bytes_on_disk"].as_u64().unwrap();
         assert!(left <= 16 << 10, "{trimmed}");
         let stat = scene.json(&["pool", "stat"]);
@@ -314,7 +314,7 @@ fn a_damaged_superblock_is_found() {
 fn a_pool_in_use_is_left_alone() {
     let scene = Scene::new();
     let (mut import, pipe) = scene.import_from_open_pipe("busy", &noise(1, 4 << 20));
-    // The lock file has the holder's process id as soon as the import holds the lock.
+    // The lock file contains the holder's process id as soon as the import holds the lock.
     let holder = import.id().to_string();
     crate::harness::wait_until("the import holds the lock", || {
         fs::read_to_string(scene.pool().join("lock")).is_ok_and(|pid| pid.trim() == holder)
@@ -351,7 +351,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, step)
 }
 
-/// Gives pages of a part another minor version.
+/// Sets the minor version of a part's pages.
 pub(crate) fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
     let file = scene.pool().join(part);
     let mut bytes = fs::read(&file).unwrap();
@@ -368,7 +368,7 @@ pub(crate) fn set_minor(scene: &Scene, part: &str, pages: usize, minor: u8) {
     fs::write(&file, bytes).unwrap();
 }
 
-/// The minor versions of both roots: a release that knows a lower one only reads the pool.
+/// The minor versions of both roots: releases that know only a lower one can only read the pool.
 fn minors(scene: &Scene) -> [u8; 2] {
     let meta = fs::read(scene.pool().join("meta")).unwrap();
     [meta[6], meta[4096 + 6]]

@@ -1,4 +1,4 @@
-//! Pools made again from an export of their metadata, and the drill of docs/operating/recovery.md.
+//! Restores pools from an export of their metadata, and runs the drill of docs/operating/recovery.md.
 
 use crate::harness::{Scene, contents, is_left_out_in_ceph, noise, run};
 use std::fs;
@@ -49,14 +49,14 @@ fn scene() -> (Scene, String) {
     (scene, export)
 }
 
-/// What the pool's files hold, but for the number of whoever locked it last.
+/// The content of the pool's files, except for the process id of the last lock holder.
 fn parts(scene: &Scene) -> Vec<(PathBuf, Vec<u8>)> {
     let mut parts = contents(&scene.pool());
     parts.retain(|(path, _)| !path.ends_with("lock"));
     parts
 }
 
-/// A pool with commits in its log that no checkpoint has: the daemon was killed after it had answered.
+/// A pool with commits in its log that are not in a checkpoint: the daemon was killed after it had answered.
 fn killed() -> Scene {
     let scene = Scene::new();
     let daemon = scene.daemon();
@@ -67,7 +67,7 @@ fn killed() -> Scene {
     scene
 }
 
-/// Loses what the daemon left in the host's memory, as a power loss does.
+/// Discards the daemon's state in the host's memory, as a power loss does.
 fn forget_process(scene: &Scene) {
     fs::remove_file(scene.pool().join("tail")).unwrap();
 }
@@ -90,7 +90,7 @@ fn a_log_that_was_cut_or_is_another_pools_is_refused() {
     fs::copy(other.pool().join("log"), &log).unwrap();
     let says = ["log is the log of the pool", "put the pool's own log back"];
     scene.run(&["volume", "list"]).is_refusal(1, &says);
-    // A pool that cannot be opened is one finding.
+    // A pool that cannot be opened counts as one finding.
     assert_eq!(scene.run(&["pool", "check"]).code, Some(3));
     fs::write(&log, own).unwrap();
     scene.ok(&["volume", "stat", "second"]);
@@ -115,7 +115,7 @@ fn a_last_commit_that_does_not_verify_is_said() {
     scene.ok(&["volume", "stat", "first"]);
     let stat = scene.ok(&["pool", "stat"]);
     assert!(!stat.stderr.contains("incomplete"), "{}", stat.stderr);
-    // The same from a daemon.
+    // The same plan from a daemon.
     let scene = killed();
     let log = scene.pool().join("log");
     let mut bytes = fs::read(&log).unwrap();

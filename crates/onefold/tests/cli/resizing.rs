@@ -1,4 +1,4 @@
-//! Pools made smaller while they are served, stopped, filled, and changed back.
+//! Shrinks pools while they are served, stopped or filled, and reverts this.
 
 use crate::harness::{Daemon, Scene, is_in_ceph, noise, wait_until};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 const MIB: usize = 1 << 20;
 
-/// Writes a pattern, and reads it back, by a client.
+/// Writes a pattern through a client and reads it back.
 fn write(scene: &Scene, volume: &str, pattern: u8, offset: usize, len: usize) {
     let stat = scene.json(&["volume", "stat", volume]);
     let uri = stat["nbd_uri"].as_str().unwrap();
@@ -25,15 +25,15 @@ fn write(scene: &Scene, volume: &str, pattern: u8, offset: usize, len: usize) {
     assert!(out.status.success() && !said.contains("failed"), "{out:?}");
 }
 
-/// That the pool's blocks take so many bytes of its place; in Ceph, where only those have objects that were written,
-/// that they take no more.
+/// Whether the pool's data has exactly this length; in Ceph, where only written ranges have objects, whether
+/// it is not longer.
 fn has_data_bytes(scene: &Scene, bytes: u64) -> bool {
     let found = scene.data_bytes();
     found == bytes || is_in_ceph() && found < bytes
 }
 
-/// A pool of 128 MiB with volumes `a` and `b`, equal in part, and a snapshot, all of them beyond the
-/// first 32 MiB.
+/// A pool of 128 MiB with volumes `a` and `b`, which are partly equal, and a snapshot, all beyond the first
+/// 32 MiB.
 fn scene() -> (Scene, Vec<u8>, Vec<u8>) {
     let scene = Scene::with_pool_options(&["--size", "128M"]);
     let filler = scene.file("filler", &noise(9, 48 * MIB));
@@ -73,7 +73,7 @@ fn a_pool_shrinks_with_and_without_a_daemon() {
         assert!(scene.content("a") == a && scene.content("b") == b);
         assert!(scene.content("a@one") == a);
         assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
-        // What was shared before is again.
+        // Blocks that were shared before are shared again.
         scene.ok(&["pool", "dedup"]);
         assert_eq!(scene.json(&["pool", "stat"])["physical_blocks"], 18 * 256);
 
@@ -108,7 +108,7 @@ fn a_pool_shrinks_under_load() {
 
 #[test]
 fn a_shrinking_that_is_killed_goes_on() {
-    // How long it takes here and now, so that most are killed in the middle of it on any machine.
+    // Measure the whole duration first, so that on any machine most commands are killed midway.
     let whole = {
         let (scene, ..) = scene();
         let started = Instant::now();

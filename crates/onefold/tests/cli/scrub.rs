@@ -1,4 +1,4 @@
-//! Blocks that decay where they are stored: found, named, kept from clients, and healed.
+//! Blocks that decay on disk: found, reported, kept from clients, and repaired.
 
 use crate::harness::{Scene, noise, wait_until};
 use serde_json::Value;
@@ -6,14 +6,14 @@ use std::process::Command;
 
 const BLOCK: usize = 4096;
 
-/// Which block has these bytes.
+/// The block that holds these bytes.
 fn block_with(scene: &Scene, content: &[u8]) -> u64 {
     let data = scene.stored();
     let found = data.chunks(BLOCK).position(|block| block == content);
     found.expect("it is stored") as u64
 }
 
-/// Writes over some bytes of a block behind the pool's back.
+/// Overwrites some bytes of a block behind the pool's back.
 fn damage(scene: &Scene, pba: u64) {
     scene.overwrite_stored(pba * BLOCK as u64 + 99, b"rot");
 }
@@ -34,7 +34,7 @@ fn read_block(scene: &Scene, volume: &str, lba: u64) -> bool {
     said.contains("read 4096/4096")
 }
 
-/// What a scrub prints, and whether it found damage.
+/// The output of a scrub, and whether it found damage.
 #[track_caller]
 fn scrub(scene: &Scene, arguments: &[&str]) -> (Value, bool) {
     let mut all = vec!["--format", "json", "pool", "scrub"];
@@ -81,7 +81,7 @@ fn a_block_that_decayed_is_found_named_and_healed() {
                 (&volume.into(), &50.into())
             );
         }
-        // Its readers get an error that the log names; everybody else is served.
+        // Its readers get an error that the log names; all others are served.
         assert!(!read_block(&scene, "a", 50));
         let line = daemon.wait_for_line("ERROR onefold_store::volume");
         for part in [
@@ -93,7 +93,7 @@ fn a_block_that_decayed_is_found_named_and_healed() {
         }
         assert!(read_block(&scene, "a", 49) && read_block(&scene, "b", 51));
         assert_eq!(scene.run(&["pool", "check"]).code, Some(3));
-        // The same content comes again, in another volume.
+        // The same content is imported again, into another volume.
         let cure = scene.file("cure", bad);
         scene.ok(&["volume", "import", "cure", &cure]);
         assert!(read_block(&scene, "a", 50));
@@ -125,8 +125,8 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
         found.cloned().unwrap_or(Value::Null)
     };
     assert_eq!(job(&scene.json(&["job", "list"])), Value::Null);
-    // Ended early, the command leaves the job running: at this rate for longer than anything here
-    // takes.
+    // Interrupting the command leaves the job running. At this rate it takes longer than the rest of the
+    // test.
     let mut command = scene.command(&["pool", "scrub", "--rate", "4K"]);
     let mut command = command.spawn().unwrap();
     wait_until("the scrub runs", || {
@@ -142,7 +142,7 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
     let refused = scene.run(&["pool", "scrub"]);
     refused.is_refusal(1, &["paused", "job resume scrub"]);
     assert!(daemon_stops(daemon));
-    // The run is the pool's: the next daemon goes on with it.
+    // The run belongs to the pool: the next daemon continues it.
     let (list, _) = scrub(&scene, &["--list"]);
     assert_eq!(list["left_blocks"], backlog, "{list}");
     let _daemon = scene.daemon();

@@ -1,4 +1,4 @@
-//! Duplicates: found while importing, by `pool dedup`, and by a daemon; counted, and kept apart.
+//! Duplicates: found by imports, by `pool dedup` and by a daemon; counted, and kept apart by domain.
 
 use crate::harness::{Daemon, Scene, is_left_out_in_ceph, noise, run, wait_until};
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn image(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbers.into_iter().flat_map(block).collect()
 }
 
-/// Asserts that the pool stores as much as the volumes' contents need, each content once.
+/// Asserts that the pool stores each distinct content of the volumes once.
 #[track_caller]
 fn assert_stored_once(scene: &Scene, contents: &[&[u8]]) -> Value {
     let blocks = || contents.iter().flat_map(|content| content.chunks(BLOCK));
@@ -73,7 +73,7 @@ fn an_import_stores_only_what_is_not_there() {
 #[test]
 fn an_import_of_many_batches_is_shared_to_its_end() {
     let scene = Scene::new();
-    // More than the writer may be ahead by, and no whole number of batches.
+    // More than the writer may be ahead, and not a whole number of batches.
     let numbers = || (1..=15_000).chain(1..=15_000).chain([3]);
     let content = image(numbers());
     let file = scene.file("image", &content);
@@ -98,7 +98,7 @@ fn pool_dedup_finds_what_was_imported_without() {
         assert_eq!(stat["dedup_ratio"], 1.0);
         assert_eq!(stat["volumes"][0]["dedup"], "off");
 
-        // Not asked for by name, volumes without dedup are left alone.
+        // Unless they are named, volumes without dedup are skipped.
         let dedup = scene.json(&["pool", "dedup"]);
         assert_eq!(dedup["scanned"], 0, "{dedup}");
         let dedup = scene.json(&["pool", "dedup", "--volume", "a"]);
@@ -353,7 +353,7 @@ fn an_index_that_was_lost_with_its_process_is_counted_again() {
         scene.json(&["pool", "stat"])["index_rebuilding"] == false
     });
     daemon.kill();
-    // Without a daemon, what needs the index counts it.
+    // Without a daemon, a command that needs the index rebuilds it.
     let file = scene.file("image", &contents[0]);
     let imported = scene.json(&["volume", "import", "c", &file]);
     assert_eq!(imported["duplicate_blocks"], 200, "{imported}");
@@ -404,13 +404,13 @@ fn a_conversion_goes_on_after_a_kill() {
     let next = scene.pool().join("index-next");
     let mut convert = scene.command(&["index", "convert", "--to", "btree"]);
     let mut convert = convert.spawn().unwrap();
-    // Its header is the first that is written; before, nothing has begun.
+    // The header is written first; before that, nothing has begun.
     wait_until("it has begun", || {
         next.metadata().is_ok_and(|it| it.len() > 0)
     });
     convert.kill().unwrap();
     convert.wait().unwrap();
-    // Until it is done, the old one is there and is used.
+    // The old index exists and is used until the conversion is done.
     let stat = scene.json(&["index", "stat"]);
     assert_eq!(stat["kind"], "hash", "{stat}");
     assert_eq!(stat["converting_to"], "btree", "{stat}");

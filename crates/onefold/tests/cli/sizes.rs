@@ -1,4 +1,4 @@
-//! Disks that end inside a block: they are, and come back as, what they were.
+//! Disks that end inside a block keep their exact size.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::harness::{Scene, noise, overwrite, qemu_img, run};
 
-/// A disk of this size with data at its start and at its end.
+/// A disk of this size with data at its start and end.
 fn disk(scene: &Scene, name: &str, bytes: u64) -> String {
     let path = scene.path(name);
     let file = File::create(&path).unwrap();

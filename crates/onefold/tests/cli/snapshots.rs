@@ -1,4 +1,4 @@
-//! Snapshots: made, listed, read, deleted, with and without a daemon.
+//! Snapshots: creating, listing, reading and deleting them, with and without a daemon.
 
 use crate::harness::{Scene, noise, overwrite, qemu_img, wait_until};
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ fn a_snapshot_keeps_what_was_there() {
         scene.ok(&["pool", "dedup"]);
         assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
         let stat = scene.json(&["pool", "stat"]);
-        // Both volumes as they are: what only snapshots had is gone.
+        // Only the current content of both volumes is left: blocks of snapshots alone are gone.
         let blocks = |content: &[u8]| {
             let blocks = content.chunks(4096);
             blocks
@@ -144,7 +144,7 @@ fn what_a_deletion_frees_is_said_before() {
     ] {
         assert!(stat("a")[field].is_null(), "{field}");
     }
-    // Equal blocks are to stay as many as were written.
+    // Equal blocks must not be shared, so that counts are as written.
     scene.ok(&["job", "pause", "finder"]);
     scene.ok(&["snapshot", "create", "a@one", "c@one"]);
     overwrite(&scene, "a", MIB, 7, MIB);
@@ -164,7 +164,7 @@ fn what_a_deletion_frees_is_said_before() {
     assert_eq!(figures("b"), [0, 4, 0]);
     assert_eq!(figures("c"), [1, 0, 1]);
     assert_eq!(figures("c@one"), [2, 0, 1]);
-    // All of c is freed with its snapshot; of a only the part that b does not have, even with it.
+    // Deleting c with its snapshot frees all of c; deleting a frees only the part that b does not use.
     let with_snapshots = |name: &str| stat(name)["freed_with_snapshots_bytes"].clone();
     assert_eq!(with_snapshots("c"), 3 * MIB);
     assert_eq!(with_snapshots("a"), MIB);
@@ -185,7 +185,7 @@ fn what_a_deletion_frees_is_said_before() {
         "{text}"
     );
 
-    // Free blocks also change while those that are free already are returned to the host.
+    // The number of free blocks also changes while free blocks are returned to the host.
     let in_use = || {
         scene.json(&["pool", "stat"])["physical_blocks"]
             .as_u64()
@@ -214,7 +214,7 @@ fn diff(scene: &Scene, since: &str, name: &str) -> Value {
     checked_extents(&diff, name)
 }
 
-/// All that has data.
+/// The data of every volume and snapshot.
 #[track_caller]
 fn data(scene: &Scene, name: &str) -> Value {
     let data = scene.json(&["snapshot", "diff", name]);
@@ -322,7 +322,7 @@ fn a_diff_lists_what_was_written_in_between() {
 
 #[test]
 fn a_long_diff_comes_in_pages() {
-    // Every other block, more of them than the store looks up at a time.
+    // Every other block, and more than the store looks up at a time.
     let (block, blocks) = (4096, 10_000);
     let mut image = noise(4, blocks * block);
     for block in image.chunks_mut(2 * block) {
@@ -395,7 +395,7 @@ fn lists_and_plans_say_what_the_user_has_and_loses() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    // Name, size, data, new, alone.
+    // Columns: name, size, data, new, exclusive.
     assert_eq!(
         listed(&["volume", "list"], "web")[..5],
         ["web", "1.5 MiB", "1.5 MiB", "0 B", "-"]

@@ -1,4 +1,4 @@
-//! Images through pipes, and transfers that do not get to their end.
+//! Images through pipes, and interrupted transfers.
 
 use crate::analyze::interrupted;
 use crate::harness::{Daemon, Loop, Outcome, Scene, noise, wait_until};
@@ -20,7 +20,7 @@ fn import_through_pipe(scene: &Scene, bytes: &[u8], options: &[&str]) -> Outcome
         .unwrap();
     let mut pipe = child.stdin.take().unwrap();
     let bytes = bytes.to_owned();
-    // A command that refuses its input closes the pipe, which is fine.
+    // A command that refuses its input closes the pipe, which is not an error here.
     let writer = thread::spawn(move || drop(pipe.write_all(&bytes)));
     let outcome = Outcome::of(child);
     writer.join().unwrap();
@@ -70,7 +70,7 @@ fn a_file_given_as_standard_input_is_a_file() {
     assert!(scene.content("vm") == noise(1, 1 << 20));
 }
 
-/// Waits until an import has stored something.
+/// Waits until an import has stored some blocks.
 fn wait_for_stored_blocks(scene: &Scene) {
     wait_until("the import stores blocks", || {
         scene.json(&["pool", "stat"])["free_blocks"] != scene.json(&["pool", "stat"])["pool_blocks"]
@@ -104,7 +104,7 @@ fn a_killed_import_through_a_daemon_leaves_nothing() {
     import.kill().unwrap();
     import.wait().unwrap();
     drop(pipe);
-    // The name is free again as soon as the daemon has noticed.
+    // The name is free again as soon as the daemon notices the interruption.
     wait_until("the name is free", || {
         scene.run(&["volume", "create", "vm", "--size", "1M"]).code == Some(0)
     });
@@ -119,7 +119,7 @@ fn an_import_whose_daemon_dies_fails_and_leaves_nothing() {
     let (import, mut pipe) = scene.import_from_open_pipe("vm", &noise(1, 8 << 20));
     wait_for_stored_blocks(&scene);
     daemon.kill();
-    // The command may only notice when it sends more; where it noticed before, the pipe is closed.
+    // The command may notice only when it sends more; if it noticed before, the pipe is closed.
     let _ = pipe.write_all(&noise(2, 8 << 20));
     drop(pipe);
     Outcome::of(import).is_refusal(1, &["daemon"]);
@@ -142,7 +142,7 @@ fn an_export_whose_daemon_dies_leaves_no_file() {
     let daemon = scene.daemon();
     let image = scene.file("image", &noise(1, 64 << 20));
     scene.ok(&["volume", "import", "vm", &image]);
-    // Into a pipe that nobody reads, so that it cannot end before the daemon does.
+    // Into a pipe without a reader, so that the export cannot end before the daemon does.
     let mut child = scene
         .command(&["volume", "export", "vm", "-"])
         .spawn()
@@ -168,7 +168,7 @@ fn an_export_that_is_interrupted_leaves_nothing() {
     ]);
     let (image, partial) = (scene.path("copy"), scene.path("copy.onefold-partial"));
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        // It may be done before the signal comes: then there is an image, and another try.
+        // The export may end before the signal arrives; then remove the image and retry.
         wait_until("an export is interrupted", || {
             let export = scene
                 .command(&["volume", "export", "vm", &image])
@@ -254,7 +254,7 @@ fn what_a_killed_export_left_is_in_nobodys_way() {
     scene.ok(&export);
     assert!(fs::read(&image).unwrap() == noise(1, 1 << 20));
     assert!(!fs::exists(&partial).unwrap());
-    // It was not written into, whoever's it was.
+    // The foreign file was not written to.
     assert_eq!(fs::read(&other).unwrap(), b"half of it");
 
     fs::remove_file(&image).unwrap();

@@ -1,4 +1,4 @@
-//! Volumes: made, described, resized, renamed, deleted; and refused.
+//! Volumes: creating, showing, resizing, renaming and deleting them, and refusals.
 
 use crate::harness::{Scene, noise};
 
