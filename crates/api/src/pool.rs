@@ -296,8 +296,8 @@ impl Request for PoolDedup {
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolDedupReply> {
         if service.store.shrinking_to()?.is_some() {
             return Err(Error::failed(
-                "the pool is being made smaller, and nothing is shared meanwhile; 'onefold pool \
-                 resize' goes on with that, or ends it",
+                "the pool is being made smaller, and nothing is shared until that is done; 'onefold pool \
+                 resize' continues or cancels it",
             ));
         }
         let totals = dedup_now(
@@ -367,10 +367,10 @@ impl PoolResize {
         let now = || store.size_bytes().map(size::display).unwrap_or_default();
         let failed = match shrunk {
             Ok(Shrunk::Done) => None,
-            Ok(Shrunk::Cancelled) => Some("somebody else has cancelled this".to_owned()),
+            Ok(Shrunk::Cancelled) => Some("another command has cancelled this".to_owned()),
             Ok(Shrunk::BrokenOff) => Some(
-                "the daemon was stopped; it goes on when it is started again, and what it does not do \
-                 this command will"
+                "the daemon was stopped; it continues when it is started again, or run this command \
+                 again for the rest"
                     .to_owned(),
             ),
             Ok(Shrunk::Stuck(left)) => Some(format!(

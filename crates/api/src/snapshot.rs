@@ -355,7 +355,7 @@ fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]
             at += extent.len;
         }
         if at == before {
-            return Err(Error::failed("the maps do not say what lies beyond"));
+            return Err(Error::failed("the maps end before the volume does"));
         }
     }
     Ok([written, trimmed])

@@ -126,8 +126,8 @@ impl Wanted<'_> {
         let store = &service.store;
         if store.shrinking_to()?.is_some() {
             return Err(Error::failed(
-                "the pool is being made smaller, and has no room for copies meanwhile; 'onefold pool \
-                 resize' goes on with that, or ends it",
+                "the pool is being made smaller, and has no room for copies until that is done; 'onefold \
+                 pool resize' continues or cancels it",
             ));
         }
         let plan = store.plan_unshare(self.name, self.min_run)?;

@@ -410,7 +410,7 @@ impl Request for VolumeStat {
             }
         })?;
         if !is_complete {
-            return Err(Error::failed("the daemon was stopped meanwhile"));
+            return Err(Error::failed("the daemon was stopped before the end"));
         }
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }

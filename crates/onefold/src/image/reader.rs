@@ -334,7 +334,7 @@ fn send_stream(
     match file.read(&mut [0]) {
         Ok(0) => Ok(()),
         Ok(_) => Err(Error::failed(format!(
-            "standard input goes on after the {image_bytes} bytes that --size promises"
+            "standard input continues after the {image_bytes} bytes that --size promises"
         ))),
         Err(error) => Err(failed(&error)),
     }

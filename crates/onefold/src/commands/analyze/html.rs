@@ -54,7 +54,7 @@ pub(super) fn page(reply: &Reply) -> Result<Page> {
 fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
     let mut warnings = Vec::new();
     if !reply.is_complete {
-        warnings.push("Stopped: this is of what was read by then.".to_owned());
+        warnings.push("Stopped: the figures cover only the data read so far.".to_owned());
     }
     for problem in &reply.problems {
         warnings.push(format!("Not read: {:?}: {}", problem.path, problem.what));

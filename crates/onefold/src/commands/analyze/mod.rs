@@ -289,7 +289,7 @@ fn warn(output: &Output, problems: &[Problem], is_complete: bool) -> ExitCode {
         output.warn(format_args!("{:?}: {}", problem.path, problem.what));
     }
     if !is_complete {
-        output.warn("stopped: what follows is of what was read by then");
+        output.warn("stopped: the figures cover only the data read so far");
     }
     ExitCode::from(u8::from(!problems.is_empty() || !is_complete))
 }

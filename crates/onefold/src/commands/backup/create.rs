@@ -301,7 +301,7 @@ impl Job<'_> {
         let mut pool = Pool::new(link, self.repository.id())?;
         if pool.is_paused()? {
             self.context.output.note(format_args!(
-                "the daemon's job 'copying' is paused, and this waits for it; 'onefold job resume copying' goes on"
+                "the daemon's job 'copying' is paused, and the backup waits for it; 'onefold job resume copying' resumes it"
             ));
         }
         let disks = self.disks(&pool)?;

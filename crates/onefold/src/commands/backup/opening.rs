@@ -338,7 +338,7 @@ impl WentBack {
                     back.sources.insert(source.id, (before, why));
                 }
                 (Err(error), Some(before)) => {
-                    let why = format!("it cannot be told whether {source} went back: {error}");
+                    let why = format!("cannot determine whether {source} went back: {error}");
                     back.sources.insert(source.id, (before, why));
                 }
                 (_, None) => {}

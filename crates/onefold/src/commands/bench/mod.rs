@@ -137,7 +137,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     drop(bar);
     let is_complete = report.is_complete;
     if !is_complete {
-        let words = "stopped: what follows is of what was done by then";
+        let words = "stopped: the figures cover only the work done so far";
         context.output.warn(words);
     }
     let reply = Reply::of(&report, &content, &scaled, region, &load, target);

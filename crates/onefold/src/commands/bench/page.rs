@@ -19,9 +19,9 @@ fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
         plots.push(throughput(phase).draw()?);
     }
     let stopped =
-        (!reply.is_complete).then(|| "Stopped: this is of what was done by then.".to_owned());
+        (!reply.is_complete).then(|| "Stopped: figures cover the work done so far.".to_owned());
     Ok(Page {
-        about: "onefold bench: a load with real duplicates, and how it was borne",
+        about: "onefold bench: performance under a load with real duplicates",
         headline: headline(reply),
         remarks: reply.load().to_vec(),
         warnings: stopped.into_iter().collect(),
