@@ -7,6 +7,7 @@
 //! Two steps run at a time, and from when the product is built one of them mostly waits. The output of those that wait
 //! appears at their end.
 
+mod changed;
 mod steps;
 
 use std::fmt::Write as _;
@@ -17,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
-use steps::{CEPH, LICENSES, STEPS, Step, Work};
+use steps::{CEPH, CHANGED_STEPS, LICENSES, STEPS, Step, Work};
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -25,6 +26,13 @@ pub(crate) struct Arguments {
     /// Run only the steps whose name contains this text
     #[arg(long)]
     only: Option<String>,
+    /// Run the tests of the tests even if the checks do not differ from main
+    #[arg(long, conflicts_with = "only")]
+    all: bool,
+    /// Check only what differs from main: formatting, clippy, tidy, and the tests and some seeds of the crates that the
+    /// difference reaches
+    #[arg(long, conflicts_with_all = ["only", "all"])]
+    changed: bool,
 }
 
 /// How a step ended.
@@ -41,8 +49,23 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         let only = arguments.only.as_ref();
         only.is_none_or(|only| step.name.contains(only))
     };
-    let mut steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    let steps = match arguments.changed {
+        true => CHANGED_STEPS,
+        false => STEPS,
+    };
+    let mut steps: Vec<&Step> = steps.iter().filter(wanted).collect();
     let mut skipped = Vec::new();
+    let is_wanted = arguments.all || arguments.only.is_some();
+    if !is_wanted && !changed::reaches_checks(workspace) {
+        let before = steps.len();
+        steps.retain(|step| !step.is_control);
+        if steps.len() < before {
+            skipped.push(format!(
+                "skipped: {} tests of the tests, because the checks are as on main; --all runs them",
+                before - steps.len()
+            ));
+        }
+    }
     if steps.iter().any(|step| step.name == LICENSES) && !steps::has_cargo_deny(workspace) {
         steps.retain(|step| step.name != LICENSES);
         skipped.push(format!(

@@ -1,5 +1,6 @@
 //! The steps, and their commands.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,12 +12,15 @@ use onefold_harness::packages;
 use onefold_harness::pools::{CEPH_CONF, Ceph};
 use onefold_harness::workspace::{BUILT_PRODUCT, PRODUCT, Workspace};
 
+use serde_json::Value;
+
+use super::changed;
 use crate::{fuzz, mutations, tidy};
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "8";
 
-/// The same in line, where each round waits for the finder; and with answered requests, enough to
+/// Rounds with in-line dedup, which wait for the finder; with answered requests, enough rounds to
 /// see hits.
 const INLINE_KILL_ROUNDS: &str = "2";
 const INLINE_ANSWERED_ROUNDS: &str = "8";
@@ -27,17 +31,19 @@ const FUZZ_SECONDS: u32 = 2;
 /// Seconds for each of the three stress tests.
 const STRESS_SECONDS: &str = "10";
 
-/// No command of a step takes so long on the slowest machine. One that hangs fails its step, and what it had printed is
-/// shown, instead of all of the run ending with nothing.
+/// Time limit of a command, above what the slowest machine needs. A command that hangs fails its step, and its output so far is
+/// shown; without the limit the whole run would end without output.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// Tests that run at a time. Many of them wait for something most of the time.
 const TESTS_AT_A_TIME: &str = "8";
 
-/// One step.
+/// A step of CI.
 pub(super) struct Step {
     pub(super) name: &'static str,
     pub(super) work: Work,
+    /// A test of a test: it shows that a check notices a server that forgets.
+    pub(super) is_control: bool,
 }
 
 /// The work of a step, and which steps may run at the same time.
@@ -45,13 +51,13 @@ pub(super) enum Work {
     /// By itself, before all others: its time, or its result, depends on an idle machine; or it
     /// takes no time.
     Alone(fn(&Workspace) -> Result<()>),
-    /// One after another. Keeps processors busy.
+    /// Runs sequentially with other steps of this kind. Keeps processors busy.
     Computing(fn(&Workspace) -> Result<()>),
-    /// One after another beside those. What they print is kept until their end. While the product is
-    /// built they compute, too; later they mostly wait, for servers, kills, disks and the finder, which
+    /// Runs sequentially with other steps of this kind, in parallel with computing ones. Output is kept until the step ends. The
+    /// steps compute while the product is being built; later they mostly wait for servers, kills, disks and the finder, which
     /// works only on an idle processor. None of them judges durations.
     Beside(fn(&Workspace, &mut String) -> Result<()>),
-    /// As `Beside`, as calls of `onefold-acceptance`.
+    /// Like `Beside`: calls of `onefold-acceptance`.
     Accepting(&'static [&'static [&'static str]]),
 }
 
@@ -86,13 +92,18 @@ pub(super) const STEPS: &[Step] = &[
     ),
     step("memory limit", Accepting(&[&["memory-limit"]])),
     step("metrics", Accepting(&[&["metrics"]])),
-    step(
-        "reconnect",
-        Accepting(&[&["reconnect", "--control"], &["reconnect"]]),
+    control(
+        "reconnect finds a server that forgets",
+        Accepting(&[&["reconnect", "--control"]]),
     ),
+    step("reconnect", Accepting(&[&["reconnect"]])),
     step("sick disk", Accepting(&[&["sick-disk"]])),
-    step("guest", Accepting(&[&["guest", "--control"], &["guest"]])),
-    step(
+    control(
+        "guest finds a server that forgets",
+        Accepting(&[&["guest", "--control"]]),
+    ),
+    step("guest", Accepting(&[&["guest"]])),
+    control(
         "kill loop finds a server that forgets",
         Accepting(&[&["kill-loop", "--control"]]),
     ),
@@ -100,7 +111,7 @@ pub(super) const STEPS: &[Step] = &[
         "kill loop",
         Accepting(&[&["kill-loop", "--rounds", KILL_ROUNDS]]),
     ),
-    step(
+    control(
         "loop of answered requests finds a server that forgets",
         Accepting(&[&["kill-loop", "--answered", "--control"]]),
     ),
@@ -108,7 +119,7 @@ pub(super) const STEPS: &[Step] = &[
         "loop of answered requests",
         Accepting(&[&["kill-loop", "--answered", "--rounds", KILL_ROUNDS]]),
     ),
-    step(
+    control(
         "kill loops in line find a server that forgets",
         Accepting(&[
             &["kill-loop", "--dedup", "inline", "--control"],
@@ -150,7 +161,103 @@ const CEPH_KILL_ROUNDS: &str = "4";
 pub(super) const LICENSES: &str = "licenses and sources";
 
 const fn step(name: &'static str, work: Work) -> Step {
-    Step { name, work }
+    Step {
+        name,
+        work,
+        is_control: false,
+    }
+}
+
+const fn control(name: &'static str, work: Work) -> Step {
+    Step {
+        is_control: true,
+        ..step(name, work)
+    }
+}
+
+/// The steps of an inner loop: minutes, where most is built already.
+pub(super) const CHANGED_STEPS: &[Step] = &[
+    step("formatting", Alone(formatting)),
+    step("clippy", Alone(clippy)),
+    step("tidy", Alone(tidy::run)),
+    step("tests of what the change reaches", Alone(tests_of_reached)),
+    step(
+        "simulation of what the change reaches",
+        Alone(simulation_of_reached),
+    ),
+];
+
+/// Seeds that a change is tried with before all of them are.
+const CHANGED_SEEDS: &str = "300";
+
+/// Crates that the simulation runs.
+const SIMULATED: [&str; 2] = ["onefold-store", "onefold-backup"];
+
+fn reached(workspace: &Workspace) -> Result<BTreeSet<String>> {
+    changed::reached(workspace, &changed::files(workspace)?)
+}
+
+/// Builds all tests, so that Cargo selects the same features as in other builds, and runs the tests of the reached
+/// crates.
+fn tests_of_reached(workspace: &Workspace) -> Result<()> {
+    let reached = reached(workspace)?;
+    println!(
+        "reached: {}",
+        reached.iter().cloned().collect::<Vec<_>>().join(" ")
+    );
+    if reached.is_empty() {
+        return Ok(());
+    }
+    let built = workspace
+        .cargo()
+        .args(["test", "--locked", "--quiet", "--no-run"])
+        .args(TESTED)
+        .args(["--message-format", "json-render-diagnostics"])
+        .read()?;
+    let mut failed = Vec::new();
+    for (package, directory, executable) in built.lines().filter_map(test_executable) {
+        if !reached.contains(&package) {
+            continue;
+        }
+        let test = Cmd::new(&executable).dir(&directory);
+        if test
+            .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
+            .show()
+            .is_err()
+        {
+            failed.push(executable.display().to_string());
+        }
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+/// The crate, its directory and the path of a test, if this line of Cargo's is about one.
+fn test_executable(line: &str) -> Option<(String, PathBuf, PathBuf)> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let is_test = message.pointer("/profile/test")?.as_bool()?;
+    let executable = PathBuf::from(message.get("executable")?.as_str()?);
+    let manifest = PathBuf::from(message.get("manifest_path")?.as_str()?);
+    let directory = manifest.parent()?.to_path_buf();
+    // The directory of each crate has its name; the product's is prefixed.
+    let name = directory.file_name()?.to_str()?;
+    let name = match directory.parent()?.file_name()?.to_str()? {
+        _ if name == "xtask" || name == PRODUCT => name.to_owned(),
+        _ => format!("{PRODUCT}-{name}"),
+    };
+    is_test.then_some((name, directory, executable))
+}
+
+fn simulation_of_reached(workspace: &Workspace) -> Result<()> {
+    let reached = reached(workspace)?;
+    if !SIMULATED.iter().any(|name| reached.contains(*name)) {
+        println!("nothing of the simulation is reached");
+        return Ok(());
+    }
+    simulation_command(workspace)
+        .env("ONEFOLD_SIM_RUNS", CHANGED_SEEDS)
+        .args(["--", "seeded"])
+        .show()
 }
 
 fn install(workspace: &Workspace) -> Result<()> {
@@ -202,8 +309,7 @@ pub(super) fn has_cargo_deny(workspace: &Workspace) -> bool {
     workspace.cargo().args(["deny", "--version"]).run().is_ok()
 }
 
-/// The arguments of every `cargo test` here: a crate whose tests fail does not keep those of the
-/// others from running.
+/// The arguments of every `cargo test` here. If the tests of one crate fail, the other crates' tests still run.
 const CARGO_TEST: [&str; 3] = ["test", "--locked", "--no-fail-fast"];
 
 /// All but the model, whose search has a step of its own.
@@ -221,8 +327,8 @@ fn cargo_once(workspace: &Workspace) -> Cmd {
     workspace.cargo().env("CARGO_INCREMENTAL", "0")
 }
 
-/// Tests and tools. All targets at once: those of the tools alone would select other features of what
-/// both depend on, and compile it again.
+/// Builds tests and tools. All targets at once: tools alone would select other features of common dependencies,
+/// which would then be compiled twice.
 fn build_tests(workspace: &Workspace) -> Result<()> {
     cargo_once(workspace)
         .args(["build", "--quiet", "--locked", "--profile", "test"])
@@ -237,8 +343,8 @@ fn tool(workspace: &Workspace, name: &str) -> Result<Cmd> {
     Ok(Cmd::new(workspace.target.join("debug").join(name)).cleans_up())
 }
 
-/// The checks of the product as its users see it. They do not ask Cargo for it: they would wait as long as the
-/// steps beside them compile.
+/// The checks of the product as its users see it. They get the path of the built product instead of asking Cargo, which would
+/// make them wait for every concurrent build.
 pub(super) fn acceptance(workspace: &Workspace) -> Result<Cmd> {
     let product = product(workspace)?;
     Ok(tool(workspace, "onefold-acceptance")?.env(BUILT_PRODUCT, product))
@@ -248,7 +354,7 @@ fn unit_tests(workspace: &Workspace, said: &mut String) -> Result<()> {
     keep(tests(workspace), said)
 }
 
-/// Runs a command, and keeps what it prints. It goes to a file: a process that outlives the command may hold a pipe open.
+/// Runs a command and keeps its output, through a file: a process that outlives the command could hold a pipe open.
 pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
     let log = tempfile::NamedTempFile::new()?;
     let mut running = command.spawn_logged(log.path())?;
@@ -259,12 +365,12 @@ pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// What is shipped. Steps that run beside this one wait for it.
+/// Builds the shipped binary. Concurrent steps wait for it.
 fn build(workspace: &Workspace) -> Result<()> {
     product(workspace).map(|_| ())
 }
 
-/// The path of what is shipped. A run builds it once; a step that wants it meanwhile waits. A build that failed is tried again.
+/// The path of the shipped binary. A run builds it once; concurrent steps wait for the build. A failed build is tried again.
 fn product(workspace: &Workspace) -> Result<PathBuf> {
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
     // A panic while it is held leaves nothing half done.
@@ -278,14 +384,18 @@ fn product(workspace: &Workspace) -> Result<PathBuf> {
 
 /// The real engine and store on a simulated disk, and backups in a folder whose host dies. Optimised, because its worth is in the
 /// number of runs; the feature switches the guards' switches in. Every commit tries other seeds. One
-/// test at a time: the steps beside it have finders, which work only when a processor is idle. Both packages in one
-/// call: each by itself would select other features of what both depend on, and compile it again.
+/// test at a time: concurrent steps have finders, which work only when a processor is idle. Both packages in one
+/// call: separate calls would select other features of common dependencies and compile them twice.
 fn simulation(workspace: &Workspace) -> Result<()> {
     let base = simulation_base(workspace)?;
     println!("seeds from {base} + 1 on (ONEFOLD_SIM_BASE={base})");
+    let simulation = simulation_command(workspace);
+    simulation.env("ONEFOLD_SIM_BASE", base.to_string()).show()
+}
+
+fn simulation_command(workspace: &Workspace) -> Cmd {
     workspace
         .cargo()
-        .env("ONEFOLD_SIM_BASE", base.to_string())
         .env("RUST_TEST_THREADS", "1")
         .args(CARGO_TEST)
         .args(["--profile", "simulation"])
@@ -293,7 +403,6 @@ fn simulation(workspace: &Workspace) -> Result<()> {
         .args(["--features", "onefold-store/simulation"])
         .args(["--features", "onefold-backup/simulation"])
         .args(["--test", "simulation"])
-        .show()
 }
 
 /// The simulation's first seed: from the environment, or else from the commit. Sources without a
@@ -347,7 +456,7 @@ fn model_check(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-/// Another one for each commit.
+/// Tests one mutation, which the commit selects.
 fn mutation(workspace: &Workspace) -> Result<()> {
     mutations::try_one(workspace, simulation_base(workspace)? >> 20)
 }
@@ -364,13 +473,13 @@ fn fuzzing(workspace: &Workspace) -> Result<()> {
     fuzz::run(workspace, &arguments, &mut |line| println!("{line}"))
 }
 
-/// The finder works when nothing else does: beside steps that keep all processors busy this would take
+/// The finder works only on an idle processor: next to steps that keep all processors busy this would take
 /// ten times as long.
 fn sharing(workspace: &Workspace) -> Result<()> {
     acceptance(workspace)?.arg("sharing").show()
 }
 
-/// A cluster for this step alone: what the library does, the engine on it, and the product.
+/// Tests the library, the engine and the product on a cluster that only this step uses.
 fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
     let ceph = Ceph::start(workspace, POOL)?;
     let tests: [(&str, &[&str]); 2] = [
