@@ -35,7 +35,7 @@ enum Action {
     StartOsd(Number),
     /// Stop an OSD from running, as a machine that hangs would
     FreezeOsd(Number),
-    /// Let a frozen OSD go on
+    /// Resume a frozen OSD
     ThawOsd(Number),
     /// Start a cluster, write to it while OSDs fail, read everything again, and stop it
     Check,
@@ -90,7 +90,7 @@ fn check_faults(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// The others wait for a frozen OSD until the grace of its heartbeats is over, so writes must wait, too.
+/// Writes while an OSD is frozen. They must block: the other OSDs wait for it until its heartbeat grace period ends.
 fn write_beside_frozen(cluster: &Cluster) -> Result<()> {
     let frozen = cluster.osd(2)?;
     std::thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn write_beside_frozen(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// The content is that of any file.
+/// Writes the content of a file to several objects.
 fn write(cluster: &Cluster, name: &str) -> Result<()> {
     (0..OBJECTS).try_for_each(|number| {
         let object = format!("{name}.{number}");

@@ -45,7 +45,7 @@ const CRATES: [&str; 9] = [
 /// Crates with few dependencies: in CI, where nothing is compiled yet, one of these is broken.
 const QUICK: [&str; 3] = ["engine", "format", "metadata"];
 
-/// A test that is not done by then hangs, which is noticed as well.
+/// Time limit of a test, in seconds. A test that exceeds it counts as failed.
 const SECONDS_MAX: &str = "900";
 
 /// The status of `timeout` when the time is over.
@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     only: Option<String>,
 }
 
-/// One mutation.
+/// A mutation: a patch that breaks the product in one place.
 #[derive(Debug)]
 struct Mutation {
     name: String,
@@ -116,7 +116,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     checked(workspace).map(|_| ())
 }
 
-/// One mutation, another one for each commit, is noticed: a step of CI.
+/// A step of CI: a test notices one of the mutations, which the commit selects.
 pub(crate) fn try_one(workspace: &Workspace, number: u64) -> Result<()> {
     let mutations = checked(workspace)?;
     let quick: Vec<&Mutation> = mutations.iter().filter(|it| it.is_quick()).collect();
@@ -231,7 +231,7 @@ impl Mutation {
         })
     }
 
-    /// Its test is compiled without the larger crates, and without optimisation.
+    /// Whether the mutation's test compiles without the larger crates and without optimisation.
     fn is_quick(&self) -> bool {
         let NoticedBy::Test(arguments) = &self.noticed_by else {
             return false;
@@ -309,7 +309,7 @@ impl Sources<'_> {
         Ok(())
     }
 
-    /// Makes a mutation, and says whether its test fails; what has none is not tried.
+    /// Applies a mutation and returns whether its test fails. A mutation without a test counts as noticed.
     fn is_noticed(&self, mutation: &Mutation) -> Result<bool> {
         let name = &mutation.name;
         let NoticedBy::Test(test) = &mutation.noticed_by else {
@@ -337,7 +337,7 @@ impl Sources<'_> {
         Ok(!status.success())
     }
 
-    /// Runs `cargo test` with these arguments, `options` before those of the tests themselves.
+    /// Runs `cargo test` with these arguments, and `options` before the arguments of the test binaries.
     fn test(&self, arguments: &str, options: &[&str]) -> Result<(ExitStatus, String)> {
         let words: Vec<&str> = arguments.split_whitespace().collect();
         let end = words.iter().position(|word| *word == "--");

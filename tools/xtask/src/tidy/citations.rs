@@ -1,7 +1,7 @@
 //! Code cites the steps of a write as `step`, number and name in square brackets; the document has
 //! them as headings `## NUMBER NAME`. Both must agree, so that a renumbered step cannot leave a
 //! comment that points to another one. Every step is cited by the product's code, and in the file
-//! of the write path the steps are cited once and in order, so that it can be read beside the
+//! of the write path the steps are cited once and in order, so that it can be read next to the
 //! document.
 
 use std::collections::BTreeSet;
@@ -113,7 +113,7 @@ mod tests {
         file(DOCUMENT, "# x\n## 3 shape\n## 4 place\n")
     }
 
-    /// Of a file beside one that cites all steps.
+    /// The faults of a file, where another file cites all steps.
     fn faults_of(path: &str, text: &str) -> Vec<String> {
         let citing = code("crates/a/src/lib.rs", "// STEP4 place] and STEP3 shape]\n");
         faults(&[document(), citing, code(path, text), code(WRITE_PATH, "")])

@@ -31,7 +31,7 @@ pub(super) fn parse<'a>(files: &'a [SourceFile], faults: &mut Vec<String>) -> Ve
 
 /// A crate's library and binaries.
 pub(super) struct Crate<'a> {
-    /// That of its directory.
+    /// The name of the crate's directory.
     pub(super) name: String,
     /// Part of the product, not a tool.
     pub(super) is_product: bool,
@@ -42,7 +42,7 @@ pub(super) struct Crate<'a> {
 
 /// A module, in a file of its own or inline.
 pub(super) struct Module<'a> {
-    /// Which of the crate's files it is in.
+    /// The number of the file that has the module.
     pub(super) file: usize,
     pub(super) items: &'a [syn::Item],
     parent: Option<usize>,
@@ -52,7 +52,7 @@ pub(super) struct Module<'a> {
     imports: Vec<Import>,
 }
 
-/// One leaf of a `use`.
+/// A leaf of a `use`.
 pub(super) struct Import {
     pub(super) path: Vec<String>,
     /// The name in this module; none for a glob, or for `_`.

@@ -67,7 +67,7 @@ fn imports(krate: &Crate, methods: &Methods) -> BTreeSet<(usize, usize)> {
             paths.import(&import.path);
         }
         for item in module.items {
-            // Those of the module itself are seen above, as names that paths may begin with.
+            // The imports of the module itself are handled above: paths may begin with their names.
             if !matches!(item, syn::Item::Use(_)) {
                 paths.visit_item(item);
             }

@@ -85,7 +85,7 @@ fn is_document(path: &Path) -> bool {
             || DOCUMENTS.iter().any(|document| path == Path::new(document)))
 }
 
-/// Names that are not code: those of alerts, and of metrics.
+/// Whether the file lists names that are not code: names of alerts and metrics.
 fn is_list_of_names(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     match extension {

@@ -15,7 +15,7 @@ pub(super) struct Measures {
     pub(super) functions: Vec<Function>,
     /// Items and methods that are `pub`.
     pub(super) public: usize,
-    /// Those without documentation.
+    /// Public items and methods without documentation.
     pub(super) undocumented: usize,
     /// Items, methods and fields that are `pub(crate)`.
     pub(super) crate_wide: usize,
@@ -25,7 +25,7 @@ pub(super) struct Measures {
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: String,
-    /// Of its signature.
+    /// The line of the signature.
     pub(super) line: usize,
     /// From the signature to the closing brace.
     pub(super) lines: usize,

@@ -1,8 +1,8 @@
 //! Inherent methods of types whose `impl` blocks stand in several files of a crate.
 //!
 //! Calling such a method is a tie between two files as an import is, though it names no module: the type is
-//! imported from where it is defined, and the method is where somebody put it. [`super::cycles`] counts these ties.
-//! A tie is a call, by `.name(` or `Type::name(`, of a method whose name tells what is called: the crate
+//! imported from the file that defines it, but the method may be in another one. [`super::cycles`] counts these ties.
+//! A tie is a call, by `.name(` or `Type::name(`, of a method whose name is unambiguous: the crate
 //! defines it once, no other crate has a method of that name, and it has an underscore or ten letters.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,7 @@ pub(super) struct Methods {
 }
 
 impl Methods {
-    /// Those of each crate, in their order.
+    /// The methods of each crate, in the crates' order.
     pub(super) fn of(crates: &[Crate]) -> Vec<Methods> {
         let mut all: Vec<Methods> = crates.iter().map(Methods::collect).collect();
         let with_receiver: Vec<BTreeSet<String>> = crates.iter().map(with_receiver).collect();
@@ -154,7 +154,7 @@ fn functions(block: &syn::ItemImpl) -> impl Iterator<Item = &syn::ImplItemFn> {
     })
 }
 
-/// Names of all functions of a crate that have a receiver, those of traits included.
+/// Names of all functions of a crate that have a receiver, including trait functions.
 fn with_receiver(krate: &Crate) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let items = krate.modules.iter().flat_map(|module| module.items);

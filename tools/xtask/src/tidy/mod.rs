@@ -2,7 +2,7 @@
 //!
 //! | file | fails on |
 //! | --- | --- |
-//! | `floors.rs` | a crate that uses one beside or above it, or has no place; a meaningless name |
+//! | `floors.rs` | a crate that uses a crate on its own floor or above, or has no floor; a meaningless name; a feature of the shipped crate |
 //! | `charters.rs` | a crate that does not state which crates it may use |
 //! | `cycles.rs` | files of a crate that import each other or call each other's methods, if they are too many |
 //! | `methods.rs` | a type whose methods stand in too many files |
@@ -11,6 +11,7 @@
 //! | `identifiers.rs` | a name in backticks that does not exist |
 //! | `format_pages.rs` | a format without its page, or the other way round |
 //! | `paths.rs` | a path of one machine |
+//! | `prose.rs` | a dialect in comments, texts and documents; doc comments that lean on others |
 //!
 //! Prints without failing: the sizes of crates, files and functions, and which are long.
 
@@ -24,6 +25,7 @@ mod identifiers;
 mod measures;
 mod methods;
 mod paths;
+mod prose;
 mod sizes;
 
 use std::path::PathBuf;
@@ -63,6 +65,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     faults.extend(format_pages::faults(&files));
     faults.extend(identifiers::faults(&files));
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
+    faults.extend(prose::faults(&files));
     let parsed = crates::parse(&files, &mut faults);
     for remark in sizes::remarks(&parsed) {
         println!("{remark}");

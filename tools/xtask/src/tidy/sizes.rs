@@ -19,7 +19,7 @@ const LARGEST_FILE: usize = 692;
 /// The product's long functions. May only go down.
 const LONG_FUNCTIONS: usize = 6;
 
-/// One line for each function and file that is too long, those of tests included.
+/// A line for each function and file that is too long, including tests.
 pub(super) fn remarks(parsed: &[Parsed]) -> Vec<String> {
     let mut remarks = Vec::new();
     for parsed in parsed {
