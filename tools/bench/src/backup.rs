@@ -1,8 +1,8 @@
-//! `cargo xtask bench backup`: a guest's disk over some days, backed up and restored by onefold and, in turn, by
-//! restic and borg; and what a backup costs guests meanwhile.
+//! `cargo xtask bench backup`: backs up a guest's disk on several days, and restores it, with onefold, restic and borg
+//! in turn; and measures how much a running backup slows a guest down.
 //!
-//! onefold gets the disk as it has it: a volume in a pool that a daemon serves, written over NBD each day. The
-//! others get it as a file. All disks are in the page cache.
+//! onefold reads the disk from a volume in a pool that a daemon serves and that is written over NBD each day. restic
+//! and borg read it from a file. All disks are in the page cache.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -27,46 +27,46 @@ use onefold_harness::packages;
 use onefold_harness::server::{Address, Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
-/// Peers, from the distribution.
+/// The tools that onefold is compared with, from the distribution.
 const PACKAGES: &[&str] = &["borgbackup", "restic"];
 
 /// Options of `cargo xtask bench backup`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// One round: an impression, not a result
+    /// Run only one round, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// Raw images of one disk, a day each. Without any, some are made from those that are made for tests
+    /// Raw images of one disk, one per day. By default, days are made from the test images
     days: Vec<PathBuf>,
 }
 
 const ROUNDS: usize = 3;
 
-/// How many days are made.
+/// Days that are made if no images are given.
 const DAYS: usize = 4;
 
-/// The part of the disk that a day changes, in pieces.
+/// The size of the pieces in which a day changes the disk.
 const PIECE_BYTES: usize = 64 << 10;
 const PIECES_A_DAY: usize = 1000;
 
-/// How long a guest is measured without others, and how long beside them. Short, because what else the host's processors
-/// do changes from one minute to the next by more than is measured here.
+/// The length of a window, in which a guest runs either alone or next to another load. It is short because other work
+/// on the host's processors changes from minute to minute by more than the differences that are measured here.
 pub(crate) const WINDOW: Duration = Duration::from_secs(2);
 
-/// The first part of each window is left out: requests of the one before are still under way.
+/// The start of each window that is left out, because requests of the window before may still be in flight.
 const WINDOW_EDGE: Duration = Duration::from_millis(100);
 
-/// Windows in a round beside backups, and beside what they are compared with.
+/// Windows per round in which a backup runs, and in which one of the loads for comparison runs.
 const BACKUP_WINDOWS: usize = 40;
 const OTHER_WINDOWS: usize = 10;
 
-/// Seconds for which a guest is busy before it is measured.
+/// Seconds for which a guest runs before it is measured.
 const GUEST_RAMP_SECONDS: u32 = 2;
 
-/// Requests a second of the guest.
+/// The guest's requests per second.
 pub(crate) const GUEST_IOPS: u32 = 2000;
 
-/// Whoever backs up.
+/// The program that makes the backups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tool {
     Onefold,
@@ -76,14 +76,14 @@ pub(crate) enum Tool {
 
 pub(crate) const TOOLS: [Tool; 3] = [Tool::Onefold, Tool::Restic, Tool::Borg];
 
-/// What a tool took for all days.
+/// The cost of one tool's backups in a round.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Taken {
-    /// Of each day.
+    /// Wall time of each day's backup.
     pub(crate) seconds: Vec<f64>,
-    /// Of all days.
+    /// Processor time of all days' backups together.
     pub(crate) cpu_seconds: f64,
-    /// Of the last one.
+    /// Wall time of restoring the last day.
     pub(crate) restore_seconds: f64,
     pub(crate) repository_bytes: u64,
 }
@@ -126,7 +126,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     report::write_files(workspace, &[(page_path, &page), (raw_path, &raw)])
 }
 
-/// The images one after the other, and then some days of changes.
+/// Writes the images one after the other as the first day, then makes the later days by changing pieces of it.
 fn make_days(images: &[Image], directory: &Path) -> Result<Vec<PathBuf>> {
     let first = directory.join("day-0.raw");
     let mut disk = File::create(&first).context("cannot make an image")?;
@@ -146,7 +146,7 @@ fn make_days(images: &[Image], directory: &Path) -> Result<Vec<PathBuf>> {
             let piece = content[from * PIECE_BYTES..][..PIECE_BYTES].to_vec();
             let changed = &mut content[to * PIECE_BYTES..][..PIECE_BYTES];
             changed.copy_from_slice(&piece);
-            // Something else than was ever there, and as compressible; zeros stay zeros.
+            // New content that compresses as well as the old; zeros stay zeros.
             for block in changed.chunks_mut(4096).filter(|block| !is_zero(block)) {
                 let at = random.usize(..block.len() - 8);
                 block[at..at + 8].copy_from_slice(&random.u64(1..).to_le_bytes());
@@ -176,7 +176,7 @@ fn write_sparse(disk: &mut File, content: &[u8]) -> Result<()> {
         .context("cannot write an image")
 }
 
-/// Wall and processor time of programs that end meanwhile.
+/// Runs `work` and returns its wall time and the processor time of its child processes.
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
     Cmd::new("sync").run()?;
     let (cpu, start) = (children_cpu_seconds()?, Instant::now());
@@ -184,12 +184,12 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
     Ok((start.elapsed().as_secs_f64(), children_cpu_seconds()? - cpu))
 }
 
-/// Processor time of all programs that this one waited for (proc_pid_stat(5)).
+/// Processor time of all child processes that this one has waited for (proc_pid_stat(5)).
 fn children_cpu_seconds() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?;
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let fields: Vec<f64> = fields.split(' ').flat_map(str::parse).collect();
-    // The state before them is no number.
+    // The state, the field before them, is not a number.
     match fields.get(12..14) {
         Some([user, system]) => Ok((user + system) / 100.0),
         _ => bail!("/proc/self/stat has other fields than expected"),
@@ -230,7 +230,7 @@ fn onefold(
         .run()?;
     let daemon = product.serve(&[], &[])?;
     product.pause_jobs()?;
-    // That of the backup itself goes on.
+    // The job that makes backups stays on.
     let resume = ["job", "resume", "copying"];
     product.command().args(resume).run()?;
     let mut taken = Taken::default();
@@ -266,7 +266,7 @@ fn onefold(
     Ok(taken)
 }
 
-/// Writes what a day changed, as a guest would.
+/// Writes the blocks that a day changed, as a guest would.
 fn write_day(product: &Product, before: &Path, after: &Path) -> Result<()> {
     let open = |path| File::open(path).context("cannot open an image");
     let (before, after) = (open(before)?, open(after)?);
@@ -293,7 +293,7 @@ fn write_day(product: &Product, before: &Path, after: &Path) -> Result<()> {
     client.flush().context("cannot flush the volume")
 }
 
-/// Mean time of a random read of 4 KiB through `backup mount`, of blocks that it has in memory, in microseconds.
+/// Mean time of a random 4 KiB read through `backup mount`, of blocks that it has in memory, in microseconds.
 fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f64> {
     let address = Address::Unix(directory.join("backup.sock"));
     let nbd = format!("unix:{}", directory.join("backup.sock").display());
@@ -323,7 +323,8 @@ fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f6
     Ok(result.read.mean_us)
 }
 
-/// A guest's 99th percentiles in a window beside others, and in those before and after it without them, in microseconds.
+/// A guest's 99th percentiles in a window next to another load, and in the windows without it just before and after, in
+/// microseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Beside {
     pub(crate) before: f64,
@@ -332,24 +333,24 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// Of that without others.
+    /// The percentile next to the load over the geometric mean of the two without it.
     pub(crate) fn ratio(&self) -> f64 {
         self.beside / (self.before * self.after).sqrt()
     }
 }
 
-/// What others cost a guest in a round.
+/// How much other loads slowed a guest down in one round.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    /// All of another volume is backed up again and again.
+    /// A full backup of another volume runs in a loop.
     pub(crate) backups: Vec<Beside>,
-    /// Nobody is at work: how far the measurement is off.
+    /// No other load runs: shows the error of the measurement.
     pub(crate) nothing: Vec<Beside>,
-    /// A file is hashed again and again by one process of the idle class: no work of ours at all.
+    /// A process of the idle class hashes a file in a loop: none of our code runs.
     pub(crate) hashing: Vec<Beside>,
-    /// An image is backed up again and again: no daemon holds it back.
+    /// A full backup of an image runs in a loop, which no daemon paces.
     pub(crate) images: Vec<Beside>,
-    /// What backups read in their windows.
+    /// Rate at which backups read during their windows.
     pub(crate) backup_mb_per_second: f64,
 }
 
@@ -367,7 +368,7 @@ fn guest(
         .job(fill.set("size", "1G"))
         .run()?;
     let windows = Windows { directory, uri };
-    // The first after the daemon's start is slower than any other.
+    // The first run after the daemon's start is slower than later ones.
     windows.measured("first", 1, None)?;
     let nothing = windows.measured("nothing", OTHER_WINDOWS, None)?;
     let hash = || {
@@ -392,14 +393,14 @@ fn guest(
     })
 }
 
-/// A guest that is busy all the time, while others are now at work and now stopped.
+/// Measures a guest that is busy all the time while another load is alternately stopped and continued.
 struct Windows<'a> {
     directory: &'a Path,
     uri: String,
 }
 
 impl Windows<'_> {
-    /// Has the command run again and again in every other window, of which there are so many.
+    /// Measures `beside` windows in which the command runs in a loop, each between two windows without it.
     fn measured(
         &self,
         name: &str,
@@ -415,7 +416,7 @@ impl Windows<'_> {
             .set("size", "1G")
             .set("time_based", 1)
             .set("ramp_time", GUEST_RAMP_SECONDS)
-            // The windows are a little longer than they should be.
+            // The windows last a little longer than `WINDOW`.
             .set("runtime", windows as u64 * WINDOW.as_secs() + 5)
             .log_latencies(name);
         let mut fio = Fio::new(self.directory, name).job(job).spawn()?;
@@ -447,7 +448,7 @@ impl Windows<'_> {
     }
 }
 
-/// Those beside whom a guest is measured.
+/// The load next to which a guest is measured.
 struct Others<'a> {
     command: Option<&'a dyn Fn() -> Cmd>,
     log: PathBuf,
@@ -455,7 +456,7 @@ struct Others<'a> {
 }
 
 impl Others<'_> {
-    /// Lets a window pass in which they are at work or not. Returns when it was, in milliseconds of the Unix epoch.
+    /// Waits for one window in which the load runs or is stopped. Returns its span, in milliseconds of the Unix epoch.
     fn window(&mut self, at_work: bool) -> Result<Range<f64>> {
         if let Some(running) = &self.running {
             running.signal(match at_work {
@@ -494,7 +495,7 @@ fn epoch_ms() -> Result<f64> {
     Ok(since.context("the clock is wrong")?.as_secs_f64() * 1000.0)
 }
 
-/// The 99th percentile of the requests, reads and writes, that were answered in this time, in microseconds.
+/// The 99th percentile of the reads and writes that were answered in this span, in microseconds.
 fn p99(requests: &[Request], span: &Range<f64>) -> Result<f64> {
     let answered = requests.iter().filter(|it| span.contains(&it.at_ms));
     let mut latencies: Vec<f64> = answered.map(|it| it.latency_us).collect();
@@ -508,7 +509,7 @@ fn p99(requests: &[Request], span: &Range<f64>) -> Result<f64> {
     Ok(latencies[latencies.len() * 99 / 100])
 }
 
-/// What the daemon has read for backups.
+/// Bytes that the daemon has read for backups so far.
 fn copied_bytes(product: &Product) -> Result<f64> {
     let list = product
         .command()
@@ -522,11 +523,11 @@ fn copied_bytes(product: &Product) -> Result<f64> {
         .context("the job 'copying' counts no bytes")
 }
 
-/// A peer, which reads the disk as a file `guest.raw` in the directory where it is run.
+/// A tool that onefold is compared with. It reads the disk as a file `guest.raw` in its working directory.
 trait Peer {
     fn init(&self) -> Vec<Cmd>;
     fn create(&self, day: usize) -> Cmd;
-    /// To this directory.
+    /// The commands that restore the last day to this directory.
     fn restore(&self, to: &Path, days: usize) -> Cmd;
     fn repository(&self) -> &Path;
 }
@@ -541,7 +542,7 @@ fn peer(peer: &dyn Peer, directory: &Path, days: &[PathBuf]) -> Result<Taken> {
     let mut taken = Taken::default();
     for (n, day) in days.iter().enumerate() {
         let _ = std::fs::remove_file(&disk);
-        // A file of its own, as a guest's is: peers look at times and numbers of files.
+        // A copy per day, as a guest would have: the tools look at times and inode numbers.
         Cmd::new("cp")
             .arg("--sparse=always")
             .arg(day)
@@ -679,7 +680,7 @@ fn find(directory: &Path, name: &str) -> Result<PathBuf> {
     bail!("{name} was not restored")
 }
 
-/// What a round said of itself, for the raw document.
+/// A round of a tool, for the raw results.
 pub(crate) fn raw_of(taken: &Taken) -> Value {
     json!({"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds,
            "restore_seconds": taken.restore_seconds, "repository_bytes": taken.repository_bytes})

@@ -11,17 +11,17 @@ use crate::goals::{self, Goal};
 use crate::report::{self, Conditions};
 use crate::statistics::Estimate;
 
-/// All that was measured.
+/// All results of the benchmark.
 pub(crate) struct Figures {
     disk_bytes: u64,
     data_bytes: u64,
     days: usize,
     taken: [Vec<Taken>; 3],
-    /// Of each backup: what changed, was read, is new, and takes in the repository.
+    /// The reply to each `backup create`: blocks changed, read and new, and bytes added to the repository.
     created: Vec<Value>,
     restored: Vec<Value>,
     shown: Vec<Value>,
-    /// Microseconds.
+    /// Mean times of random reads through `backup mount`, in microseconds.
     mounted: Vec<f64>,
     guest: Vec<Guest>,
 }
@@ -68,7 +68,7 @@ impl Figures {
         self.guest.push(round);
     }
 
-    /// The median over all windows of what a guest's 99th percentile beside others is of that without.
+    /// The median over all windows of a guest's 99th percentile next to a load, relative to the one without it.
     fn guest_ratio(&self, beside: impl Fn(&Guest) -> &[Beside]) -> Option<Estimate> {
         let windows = self.guest.iter().flat_map(beside);
         let ratios: Vec<_> = windows.map(Beside::ratio).collect();
@@ -99,7 +99,7 @@ impl Figures {
         &self.taken[tool as usize]
     }
 
-    /// The median over the rounds.
+    /// The median over the rounds of one figure of a tool.
     fn median(&self, tool: Tool, of: impl Fn(&Taken) -> f64) -> Option<f64> {
         let values: Vec<_> = self.of(tool).iter().map(of).collect();
         Some(Estimate::of(&values)?.median)
@@ -178,7 +178,7 @@ impl Figures {
 pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     let raw = Some("benchmarks-backup.json");
     let mut page = report::heading("Benchmarks of backup", raw, conditions);
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\nA disk of {} MiB, of which {} MiB hold data, over {} days. onefold: a volume that a daemon serves, zstd 1, \
@@ -216,10 +216,10 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     page
 }
 
-/// Who is beside a guest, and what they cost it in a round.
+/// A load next to the guest, by name, and its windows in a round.
 type GuestRow = (&'static str, fn(&Guest) -> &[Beside]);
 
-/// What others cost a guest.
+/// Writes the table of how much other loads slow a guest down.
 fn write_guest(page: &mut String, figures: &Figures) {
     let rates = figures.guest.iter().map(|it| it.backup_mb_per_second);
     let Some(rate) = Estimate::of(&rates.collect::<Vec<_>>()) else {

@@ -1,8 +1,8 @@
-//! `cargo xtask bench ceph`: a volume of a pool in Ceph beside an image in RBD, on one throw-away cluster.
+//! `cargo xtask bench ceph`: compares a volume of a pool in Ceph with an image in RBD, on one throw-away cluster.
 //!
 //! Both are served over NBD: RBD by qemu-nbd without a cache, so that each write is acknowledged as each of ours is.
-//! A round measures each row with both, one after the other; what counts is the ratio within a round. All daemons
-//! of the cluster and its clients share this machine, so the ratios mean something and the rates do not.
+//! A round measures each row with both, one after the other, and compares them within the round. All daemons of the
+//! cluster and its clients share this machine, so the ratios mean something and the rates do not.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use onefold_harness::packages;
 use onefold_harness::server::{Address, Daemon};
 use onefold_harness::workspace::Workspace;
 
-/// RBD for qemu-nbd, and its command line.
+/// Packages with RBD for qemu-nbd and RBD's command line.
 const PACKAGES: &[&str] = &["qemu-block-extra", "ceph-common"];
 
 const ROUNDS: usize = 5;
@@ -31,19 +31,19 @@ const DISK: &str = "512M";
 /// How long each row is measured, in seconds.
 const SECONDS: u32 = 5;
 
-/// What the finder reads: so many bytes, in blocks at random places of so large a volume. Few of them are neighbours.
+/// Data that the finder reads, in blocks at random places of a volume of the second size. Few of them are neighbours.
 pub(crate) const SCATTERED: &str = "96M";
 pub(crate) const SCATTERED_OVER: &str = "1G";
 
 /// Options of `cargo xtask bench ceph`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// One round: an impression, not a result
+    /// Run only one round, for a quick impression
     #[arg(long)]
     quick: bool,
 }
 
-/// A load.
+/// A row of the table: a load and its goals.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) title: &'static str,
@@ -52,7 +52,7 @@ pub(crate) struct Row {
     depth: u32,
     /// Each write is flushed.
     flushes: bool,
-    /// The least ratio to RBD, and what we aim at.
+    /// The least ratio to RBD, and the ratio that we aim at.
     pub(crate) must: f64,
     pub(crate) aim: f64,
 }
@@ -69,8 +69,8 @@ pub(crate) const ROWS: [Row; 7] = [
     Row::new("1 MiB sequential reads, depth 4", "read", "1m", 4).must(0.9, 1.0),
 ];
 
-/// The rows that are measured again on a volume whose blocks the finder has published, by their numbers: each first
-/// write to a block needs another block then.
+/// The numbers of the rows that are measured again on a volume whose blocks the finder has published: there, the first
+/// write to a block needs a new block.
 pub(crate) const PUBLISHED_ROWS: [usize; 2] = [1, 5];
 
 impl Row {
@@ -97,7 +97,7 @@ impl Row {
         }
     }
 
-    /// Requests a second.
+    /// Runs the load and returns its requests per second.
     fn measure(&self, directory: &Path, uri: &str) -> Result<f64> {
         let job = Section::new("row", uri)
             .set("rw", self.rw)
@@ -153,7 +153,7 @@ fn measure(
     here.command(&["pool", "create", &here.place(), "--size", "16G"])
         .run()?;
     let on_pool = |arguments: &[&str]| here.on_pool(arguments).run();
-    // The finder never sees it, not even in a daemon that is not paused yet.
+    // The finder never scans this volume, not even before the daemon's jobs are paused.
     on_pool(&["volume", "create", "disk", "--size", DISK, "--dedup", "off"])?;
     let mut ours = here.serve()?;
     let rbd = Rbd::serve(cluster, directory)?;
@@ -183,7 +183,7 @@ fn measure(
             println!("round {round}, {title}, to published blocks: {rate:.0} a second");
             figures.published(n, rate);
         }
-        // Whatever was written last is in the log, and has to be replayed.
+        // The last writes are only in the log, and have to be replayed.
         ours.kill()?;
         let (again, seconds) = here.opened(&[])?;
         again.kill()?;
@@ -198,14 +198,14 @@ fn measure(
     Ok(figures)
 }
 
-/// Writes all of a disk, in order.
+/// Writes all blocks of a disk, in order.
 fn fill(directory: &Path, uri: &str) -> Result<()> {
     let fill = Section::new("fill", uri).set("rw", "write").set("bs", "1m");
     let fill = fill.set("iodepth", 4).set("size", DISK);
     Fio::new(directory, "fill").job(fill).run().map(drop)
 }
 
-/// A host with its own directory, and so its own client of the cluster.
+/// A host with its own run directory, and therefore its own client of the cluster.
 struct Host {
     binary: PathBuf,
     conf: PathBuf,
@@ -231,7 +231,7 @@ impl Host {
         Address::Unix(self.run.join("nbd.sock"))
     }
 
-    /// Serves. No job works but when it is told to.
+    /// Starts the daemon with its jobs paused.
     fn serve(&self) -> Result<Daemon> {
         let log = self.run.with_extension("log");
         let daemon = Daemon::start(self.on_pool(&["serve"]), &[self.address()], &log)?;
@@ -239,13 +239,13 @@ impl Host {
         Ok(daemon)
     }
 
-    /// Serves, and says how long that took until the first request was answered.
+    /// Starts the daemon. Returns the seconds until it answered the first request.
     fn opened(&self, options: &[&str]) -> Result<(Daemon, f64)> {
         let start = Instant::now();
         let log = self.run.with_extension("log");
         let serve = self.on_pool(&["serve"]).args(options);
         let daemon = Daemon::start(serve, &[self.address()], &log)?;
-        // The socket greets before the pool is open.
+        // The socket greets before the pool is open, so this asks for the size.
         Cmd::new("nbdinfo")
             .arg("--size")
             .arg(self.address().uri("disk"))
@@ -253,12 +253,12 @@ impl Host {
         Ok((daemon, start.elapsed().as_secs_f64()))
     }
 
-    /// Megabytes a second at which the finder reads back what was written at random places.
+    /// Megabytes per second at which the finder reads blocks that were written at random places.
     fn finder(&self, directory: &Path, volume: &str) -> Result<f64> {
         self.on_pool(&["volume", "create", volume, "--size", SCATTERED_OVER])
             .run()?;
         let dedup = || self.on_pool(&["--format", "json", "pool", "dedup", "--volume", volume]);
-        // What an earlier round has left to the collector is done first: it would be counted in the time.
+        // The collector first finishes the work of earlier rounds, which would count in the time.
         dedup().read()?;
         let job = Section::new("scatter", &self.address().uri(volume))
             .set("rw", "randwrite")
@@ -276,7 +276,7 @@ impl Host {
         Ok(rate)
     }
 
-    /// Requests a second to blocks that the finder has published.
+    /// Requests per second to blocks that the finder has published.
     fn on_published(&self, directory: &Path) -> Result<Vec<f64>> {
         const VOLUME: &str = "published";
         self.on_pool(&["volume", "create", VOLUME, "--size", DISK])
@@ -291,7 +291,7 @@ impl Host {
     }
 }
 
-/// An image of RBD, served by qemu-nbd.
+/// An image in RBD, served by qemu-nbd.
 struct Rbd {
     daemon: Daemon,
     address: Address,
@@ -317,7 +317,7 @@ impl Rbd {
     }
 }
 
-/// The version of what is installed.
+/// The version of the installed Ceph.
 pub(crate) fn release(cluster: &Cluster) -> Result<String> {
     Ok(cluster
         .client("ceph")
@@ -342,5 +342,5 @@ impl Figures {
     }
 }
 
-/// How long another host may be silent before it is taken for dead, if nothing else is said.
+/// How long another host may be silent before it is taken for dead, by default.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

@@ -10,15 +10,15 @@ use crate::report::{self, Conditions};
 use crate::statistics::Estimate;
 use onefold_harness::ceph::Cluster;
 
-/// All that was measured.
+/// All results of the benchmark.
 pub(crate) struct Figures {
     release: String,
     disk: &'static str,
-    /// For each row, of each round: requests a second of ours and of RBD's.
+    /// For each row and round, the requests per second of onefold and of RBD.
     pub(crate) rates: [Vec<[f64; 2]>; ROWS.len()],
-    /// For each of [`PUBLISHED_ROWS`], of each round: requests a second.
+    /// For each of [`PUBLISHED_ROWS`] and round, the requests per second.
     pub(crate) published: [Vec<f64>; PUBLISHED_ROWS.len()],
-    /// Megabytes a second.
+    /// The finder's megabytes per second.
     pub(crate) finder: Vec<f64>,
     pub(crate) opened: Vec<f64>,
     pub(crate) opened_by_another: Vec<f64>,
@@ -92,7 +92,7 @@ impl Figures {
 pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     let raw = Some("benchmarks-ceph.json");
     let mut page = report::heading("Benchmarks of a pool in Ceph", raw, conditions);
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n{}: one monitor and three OSDs (BlueStore on files, three copies), and all clients, on this machine. A \

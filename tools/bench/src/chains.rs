@@ -1,9 +1,9 @@
 //! `cargo xtask bench snapshots`: reads and block status of a volume with many snapshots, in caches that are smaller
-//! than what is read.
+//! than the working set.
 //!
 //! Two volumes of one pool have a block in each segment. One of them has snapshots, with or without changes between
-//! them. A round starts the daemon with little memory, and asks both volumes for the same in turn; what counts is the
-//! ratio within a round. With another build of the product, each round is repeated with that one, on the same pool.
+//! them. A round starts the daemon with little memory and sends the same requests to both volumes in turn; times are
+//! compared within a round. If another build of the product is given, each round is repeated with it, on the same pool.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -27,10 +27,10 @@ use onefold_harness::workspace::Workspace;
 /// Options of `cargo xtask bench snapshots`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// One round with 100 snapshots: an impression, not a result
+    /// Run only one round with 100 snapshots, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// Another build of onefold, measured beside this one
+    /// Measure another build of onefold as well
     #[arg(long, value_name = "BINARY")]
     beside: Option<PathBuf>,
 }
@@ -38,28 +38,28 @@ pub(crate) struct Arguments {
 const ROUNDS: usize = 8;
 const SNAPSHOTS: [u64; 2] = [100, 1000];
 
-/// Of the daemon that is measured: its cache holds 4,204 segments.
+/// Memory of the daemon that is measured: its cache holds 4,204 segments.
 const MEMORY: &str = "64M";
 
-/// Of the daemon that makes the snapshots: fewer checkpoints.
+/// Memory of the daemon that makes the snapshots: more memory means fewer checkpoints.
 const MEMORY_TO_PREPARE: &str = "2G";
 
 /// Four times the segments that the cache holds.
 const SEGMENTS: u64 = 16_384;
 
-/// A working set whose segments the cache holds, those of both volumes.
+/// Segments of a smaller working set, which fits in the cache for both volumes.
 const SEGMENTS_THAT_FIT: u64 = 1024;
 
 const SEGMENT_BYTES: u64 = 512 * BLOCK_BYTES;
 const BLOCK_BYTES: u64 = 4096;
 
-/// Blocks that are written between two snapshots, where something is.
+/// Blocks that are written between two snapshots, in volumes with changes.
 const CHANGED_BLOCKS: u64 = 500;
 
 /// Reads of a volume in a round.
 const READS: u64 = 4000;
 
-/// The goals: times as parts of those of the volume without snapshots, at most.
+/// Goals: the longest time, relative to the volume without snapshots.
 const READ_MUST: f64 = 1.2;
 const STATUS_MUST: f64 = 2.0;
 
@@ -75,7 +75,7 @@ struct Shape {
     snapshots: u64,
 }
 
-/// What one build takes for one working set.
+/// The times of one build for one shape of volume and one working set.
 struct Measured {
     build: &'static str,
     shape: Shape,
@@ -203,7 +203,7 @@ fn job(product: &Product, volume: &str, rw: &str) -> Section {
         .set("refill_buffers", 1)
 }
 
-/// The first block of some segments.
+/// Makes the job read or write the first block of random segments.
 fn at_random(job: Section, segments: u64, requests: u64) -> Section {
     job.set("blockalign", SEGMENT_BYTES)
         .set("size", segments * SEGMENT_BYTES)
@@ -228,7 +228,7 @@ impl Measured {
                 .output()?;
             Ok(begun.elapsed().as_secs_f64())
         };
-        // What fits is in the cache before anything counts.
+        // First fill the cache with the segments that fit.
         for volume in VOLUMES {
             read(volume, 2 * READS)?;
         }
@@ -253,7 +253,7 @@ impl Measured {
         Estimate::of(&ratios)
     }
 
-    /// What a reader of the page is told of some pairs: the ratio, and the medians in microseconds.
+    /// Cells of the page's table: the median ratio of some pairs with its interval, and both medians in microseconds.
     fn cells(pairs: &[Pair]) -> String {
         let Some(ratio) = Self::ratio(pairs) else {
             return "- | - | -".to_owned();
@@ -296,7 +296,8 @@ impl Measured {
                "read_seconds": self.read, "status_seconds": self.status})
     }
 
-    /// The goals are those of this build. Beyond the cache, changed segments have to be read.
+    /// The goals, which only the build under test has. Changed segments beyond the cache must be read, so they have
+    /// none.
     fn goals(&self) -> Vec<Goal> {
         let Shape { is_changed, .. } = self.shape;
         if self.build != "this" || is_changed && !self.fits() {
@@ -329,7 +330,7 @@ fn table(measured: &[Measured]) -> String {
         (SEGMENTS * SEGMENT_BYTES) >> 30,
     );
     for one in measured {
-        // Writing to a String can not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(page, "{}", one.line());
     }
     page.push('\n');

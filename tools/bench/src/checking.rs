@@ -1,9 +1,8 @@
 //! `pool check` of a pool with ten million mapped blocks, by a daemon within its memory limit; and
 //! `pool scrub` of its data, on one processor.
 //!
-//! Mapped blocks are entries of maps. So that they need no 40 GiB of disk, they are those of one
-//! image of distinct blocks, imported again and again: each is shared by all imports, and `check`
-//! has to count all references to it.
+//! Each mapped block is an entry of a map. To map ten million without 40 GiB of disk, the benchmark imports one image
+//! of distinct blocks again and again: all imports share its blocks, and `check` has to count every reference.
 
 use std::time::Instant;
 
@@ -19,28 +18,28 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "check";
 
-/// The least mapped data for the row to count, and the most seconds.
+/// Mapped blocks that the pool must have for the row to count, and the most seconds that a check may take.
 pub(crate) const MAPPED_BLOCKS: u64 = 10_000_000;
 pub(crate) const MUST_SECONDS: f64 = 60.0;
 
-/// GB/s of shared blocks in the page cache that a scrub must get through.
+/// GB/s of shared blocks in the page cache that a scrub must reach.
 pub(crate) const SCRUB_MUST: f64 = 1.0;
 
-/// The daemon's limit, as it is by default.
+/// The daemon's memory limit, which is the default one.
 const MEMORY: &str = "512M";
 pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
 
 pub(crate) struct Check {
     pub(crate) mapped_blocks: u64,
-    /// Of each check.
+    /// The time of each check.
     seconds: Vec<f64>,
     pub(crate) peak_memory_bytes: u64,
-    /// Of each scrub of [`IMAGE_BYTES`] but the first, opening and closing the pool included.
+    /// The time of each scrub of [`IMAGE_BYTES`] except the first, opening and closing the pool included.
     scrub_seconds: Vec<f64>,
 }
 
 impl Check {
-    /// Of the slowest.
+    /// The time of the slowest check.
     pub(crate) fn slowest(&self) -> f64 {
         self.seconds.iter().copied().fold(0.0, f64::max)
     }
@@ -51,7 +50,7 @@ impl Check {
         IMAGE_BYTES as f64 / 1e9 / slowest
     }
 
-    /// Whether it was met, or why nothing is shown.
+    /// "met" or "missed", or the reason why the row is not shown.
     pub(crate) fn verdict(&self) -> &'static str {
         match self {
             _ if self.mapped_blocks < MAPPED_BLOCKS => "not shown: fewer blocks were mapped",
@@ -97,7 +96,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Check> {
         let start = Instant::now();
         let scrub = product.pinned_command().args(["--quiet", "pool", "scrub"]);
         scrub.run().context("the scrub")?;
-        // The first brings the data into the page cache.
+        // The first scrub brings the data into the page cache and is not counted.
         scrub_seconds.extend((n > 0).then(|| start.elapsed().as_secs_f64()));
     }
     let measured = Check {

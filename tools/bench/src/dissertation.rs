@@ -1,8 +1,8 @@
 //! `cargo xtask study PATH...`: the redundancy study of João Paulo's dissertation, with other data.
 //!
-//! Its chapter 3 counts how often whole files and blocks of 4, 8 and 12 KiB occur in the files of a
-//! research group, and the metadata that deduplicating them would need. Here `onefold analyze`
-//! counts the same in the files below some paths, and the tables have his figures beside ours.
+//! Its chapter 3 counts how often whole files and blocks of 4, 8 and 12 KiB occur in the files of a research group, and
+//! the metadata that deduplicating them would need. Here `onefold analyze` counts the same in the files below some
+//! paths, and the tables show the dissertation's figures next to ours.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,21 +23,21 @@ pub(crate) struct Arguments {
 
 /// The result of one chunking method.
 struct Found {
-    /// Items, files or blocks, with those of zeros.
+    /// Files or blocks that were scanned, including those that are all zeros.
     scanned: u64,
-    /// Those of zeros, if they are counted separately.
+    /// Items that are all zeros, if they are counted separately.
     zeros: Option<u64>,
     /// Items that occur once.
     single: u64,
-    /// Different items.
+    /// Distinct items.
     unique: u64,
-    /// Items that are like another one that stays.
+    /// Items that repeat another one that is kept.
     duplicates: u64,
-    /// Their size, in bytes.
+    /// The size of the duplicates, in bytes.
     saved: f64,
     /// All data, in bytes.
     bytes: f64,
-    /// onefold's metadata, if it has such blocks.
+    /// The metadata of a onefold pool with blocks of this size, if it supports that size.
     pool: Option<Pool>,
 }
 
@@ -45,7 +45,7 @@ struct Found {
 struct Pool {
     map: f64,
     index: f64,
-    /// The savings that are left, with short blocks padded.
+    /// The savings that remain after metadata, with short blocks padded.
     left: f64,
 }
 
@@ -89,7 +89,7 @@ const WAYS: [Way; 4] = [
     },
 ];
 
-/// His units are powers of two, which his tables of metadata show.
+/// The dissertation's figures for one method. Its units are powers of two, as its tables of metadata show.
 const fn then(scanned: u64, single: u64, unique: u64, duplicates: u64, saved_gib: f64) -> Found {
     Found {
         scanned,
@@ -110,7 +110,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     for way in &WAYS {
         command = command.args(["--chunking", way.argument]);
     }
-    // The reply names unreadable files, and the exit code reflects them: neither is a failure here.
+    // The reply names unreadable files, and the exit code reflects them; here they are not a failure.
     let output = command.args(&arguments.paths).output()?;
     let reply: Value = serde_json::from_slice(&output.stdout).with_context(|| {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -161,7 +161,7 @@ fn conditions(workspace: &Workspace, program: &Path, reply: &Value) -> Result<St
 }
 
 impl Found {
-    /// One chunking method in the output of `analyze`.
+    /// Reads one chunking method from the output of `analyze`.
     fn of(way: &Value) -> Option<Found> {
         let number = |pointer: &str| way.pointer(pointer).and_then(Value::as_u64);
         let advised = |field: &str| way.pointer(&format!("/advice/{field}"))?.as_f64();
@@ -184,7 +184,7 @@ impl Found {
         })
     }
 
-    /// Those that were counted: zeros are not, where they are kept apart.
+    /// Items that count as data: without zeros, where they are counted separately.
     fn counted(&self) -> u64 {
         self.scanned - self.zeros.unwrap_or(0)
     }
@@ -225,13 +225,13 @@ fn ratio(of: u64, all: u64) -> String {
     format!("{:.2}", of as f64 / all.max(1) as f64)
 }
 
-/// With the two digits that he has, or with one more where there is little.
+/// Formats GiB with two digits, as the dissertation does, or with three where there is little.
 fn gib(bytes: f64) -> String {
     let digits = if bytes.abs() < 10.0 * GIB { 3 } else { 2 };
     format!("{:.digits$}", bytes / GIB)
 }
 
-/// With a comma after every third digit from the end.
+/// Formats a number with a comma before every third digit from the end.
 fn grouped(number: u64) -> String {
     match number / 1000 {
         0 => number.to_string(),
@@ -241,7 +241,7 @@ fn grouped(number: u64) -> String {
 
 fn tables(found: &[Found]) -> String {
     let mut page = String::from("\nTable 3.1, his figure and ours:\n\n|");
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     for way in &WAYS {
         let _ = write!(page, " | {}, his | ours", way.title);
     }
@@ -313,7 +313,7 @@ mod tests {
             metadata_row(&mut page, title, &way.then);
             page
         };
-        // He has 225.3, 746.14 and 15.8; 12.79, 23.36 and 13.33.
+        // The dissertation has 225.3, 746.14 and 15.8; 12.79, 23.36 and 13.33.
         assert_eq!(
             rows("4 KiB"),
             "| 4 KiB | 225.30 | 746.14 | 971.44 | 15.80 | - | - | - | - |\n"

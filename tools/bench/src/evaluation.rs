@@ -1,5 +1,5 @@
-//! `cargo xtask bench evaluation`: measurements of Dmdedup and dedupv1 repeated in kind, with their
-//! figures beside ours.
+//! `cargo xtask bench evaluation`: repeats measurements of Dmdedup and dedupv1 in kind, and compares their figures with
+//! ours.
 //!
 //! `evaluation_figures` has the loads of Dmdedup's figures 4 to 6 and `evaluation_cell` one of them,
 //! `evaluation_revisions` its table 2, `evaluation_generations` the two generations of dedupv1, and
@@ -26,15 +26,15 @@ pub(crate) const BACK_ENDS: [&str; 3] = ["memory", "btree", "hash"];
 /// Options of `cargo xtask bench evaluation`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fewer rounds and less data in the pool: an impression, not a result
+    /// Run fewer rounds with less data in the pool, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// Only this part
+    /// Run only this part
     #[arg(long)]
     part: Option<Part>,
 }
 
-/// What is repeated.
+/// The parts of the evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Dmdedup's figures 4 to 6: contents, patterns, back ends and memory of the index
@@ -48,14 +48,14 @@ enum Part {
 /// The size of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
-    /// Slices of each server and cell.
+    /// Slices per server and cell.
     pub(crate) slices: usize,
     pub(crate) slice_seconds: u64,
-    /// Whether pools hold so many rows that the smallest memory of a daemon is a quarter of what
-    /// their index needs.
+    /// Whether pools hold enough rows for the smallest daemon memory to be a quarter of the memory that their index
+    /// needs.
     pub(crate) holds_much: bool,
     pub(crate) revisions: usize,
-    /// File systems made with each server, and images written.
+    /// File systems made, and images written, with each server.
     pub(crate) rounds: usize,
 }
 
@@ -74,7 +74,7 @@ pub(crate) const QUICK: Plan = Plan {
     rounds: 1,
 };
 
-/// All that was measured.
+/// All results of the benchmark.
 pub(crate) struct Results {
     pub(crate) figures: Option<Figures>,
     pub(crate) revisions: Option<Revisions>,

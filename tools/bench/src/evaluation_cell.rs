@@ -1,4 +1,4 @@
-//! A cell of Dmdedup's figures 4 to 6: one load with one index, and what was measured of it.
+//! A cell of Dmdedup's figures 4 to 6: a load with one index, and its results.
 
 use serde_json::{Value, json};
 
@@ -22,19 +22,19 @@ pub(crate) enum Pattern {
     Random,
 }
 
-/// One load with one index.
+/// A load with one index, and its results.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     pub(crate) content: Content,
     pub(crate) pattern: Pattern,
     pub(crate) back_end: &'static str,
-    /// The memory that was asked for, and that the index may take, in percent of what its rows need.
+    /// The memory requested for the index, and the memory it may use, in percent of the memory that its rows need.
     pub(crate) percent: u64,
     pub(crate) had_percent: f64,
     pub(crate) pairs: Vec<Pair>,
 }
 
-/// Requests a second of a slice of each server, and what ours found.
+/// Requests per second of one slice of each server, and the duplicates that onefold found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pair {
     pub(crate) ours: f64,
@@ -62,7 +62,7 @@ impl Cell {
         Estimate::of(&ratios)
     }
 
-    /// Onefold's and the pass-through's, in MB/s or requests/s.
+    /// The rates of onefold and of the pass-through, in MB/s or requests/s.
     pub(crate) fn rates(&self) -> [f64; 2] {
         let unit = match self.pattern {
             Pattern::Sequential => (LARGE_BLOCKS * BLOCK_BYTES) as f64 / 1e6,
@@ -74,7 +74,7 @@ impl Cell {
         })
     }
 
-    /// Hits, and blocks found and written all the same, in percent of those looked up.
+    /// Hits, and blocks found and written all the same, in percent of the blocks looked up.
     pub(crate) fn found_percent(&self) -> [f64; 2] {
         let counts = self.pairs.iter().map(|pair| pair.inline);
         let counts = counts.fold(Inline::default(), Inline::plus);
@@ -104,7 +104,7 @@ impl Cell {
     }
 }
 
-/// For tests of the report.
+/// An example for tests of the report.
 #[cfg(test)]
 pub(crate) fn example(content: Content, pattern: Pattern) -> Cell {
     let pair = |ours, hits| Pair {

@@ -26,14 +26,14 @@ use onefold_harness::images;
 use onefold_harness::server::{Address, Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
-/// Random writes that Dmdedup's disk does in a second.
+/// Random writes per second of the disk in Dmdedup's figures.
 pub(crate) const WRITES_PER_SECOND: u64 = 420;
 
-/// The smallest `serve --memory`, and the part of it that is the index's.
+/// The smallest `serve --memory`, and the divisor that gives the index's part of it.
 const MEMORY_MIN: u64 = 64 << 20;
 const INDEX_PART: u64 = 16;
 
-/// Of what the rows need.
+/// Memory for the index, in percent of the memory that its rows need.
 pub(crate) const PERCENTS: [u64; 2] = [100, 25];
 
 /// Distinct data that a quick run's pool holds.
@@ -42,23 +42,22 @@ const LITTLE_BYTES: u64 = 256 << 20;
 /// The volume whose blocks are published.
 const SOURCE: &str = "source";
 
-/// The time that counting and collector may take for what a slice has done.
+/// How long counting and the collector may take to finish the work of one slice.
 const REST_LIMIT: Duration = Duration::from_secs(300);
 
-/// In the order in which a server has them: what is unique goes in place only where blocks are
-/// private.
+/// In the order in which a server gets them: unique content is rewritten in place only while blocks are private.
 const CONTENTS: [Content; 3] = [Content::Unique, Content::Images, Content::Duplicates];
 const PATTERNS: [Pattern; 2] = [Pattern::Sequential, Pattern::Random];
 
-/// What was measured, and under which limit.
+/// The measured cells, and why writes were not limited.
 pub(crate) struct Figures {
     pub(crate) cells: Vec<Cell>,
     /// Why there was no limit of writes, if there was none.
     pub(crate) no_limit: Option<String>,
 }
 
-/// Memory that a row takes where all of the index is in memory, in bytes: `docs/index-back-ends.md`;
-/// of `memory` the most, because its table doubles.
+/// Bytes of memory per row with all of the index in memory, from `docs/index-back-ends.md`; for `memory` the highest
+/// figure there, because its table doubles.
 fn row_bytes(back_end: &str) -> u64 {
     match back_end {
         "memory" => 70,
@@ -67,7 +66,7 @@ fn row_bytes(back_end: &str) -> u64 {
     }
 }
 
-/// Data of which the rows need four times the memory that an index has at least.
+/// Data whose rows need four times the smallest memory that an index can have.
 fn held_bytes(back_end: &str, plan: &Plan) -> u64 {
     if !plan.holds_much {
         return LITTLE_BYTES;
@@ -76,7 +75,7 @@ fn held_bytes(back_end: &str, plan: &Plan) -> u64 {
     rows * BLOCK_BYTES as u64
 }
 
-/// `serve --memory` for this part of what the rows need.
+/// The `serve --memory` that gives the index this percentage of the memory that its rows need.
 fn memory_bytes(rows: u64, back_end: &str, percent: u64) -> u64 {
     let index = rows * row_bytes(back_end) * percent / 100;
     (index * INDEX_PART).max(MEMORY_MIN)
@@ -128,7 +127,7 @@ struct Loads<'a> {
     limit: Option<&'a RequestLimit>,
     contents: Contents,
     image: Arc<Vec<u8>>,
-    /// An image that pools hold, and that has blocks of the other.
+    /// An image that pools hold, and that has blocks in common with the one that is written.
     relative: PathBuf,
 }
 
@@ -142,7 +141,7 @@ struct Servers<'a> {
 }
 
 impl Loads<'_> {
-    /// All cells of one back end.
+    /// Measures all cells of one back end.
     fn with(&self, workspace: &Workspace, back_end: &'static str) -> Result<Vec<Cell>> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "figures")?;
         let directory = scratch.path();
@@ -188,7 +187,7 @@ impl Loads<'_> {
         Ok(cells)
     }
 
-    /// The contents of duplicates.
+    /// Writes and publishes the contents that are written as duplicates.
     fn publish(&self, product: &Product) -> Result<()> {
         let size = DATA_BYTES.to_string();
         product
@@ -216,8 +215,8 @@ fn socket(product: &Product) -> Result<PathBuf> {
     }
 }
 
-/// Writes all of a volume or a file, one large request after the other: what is then written in a
-/// sequential request is in one piece.
+/// Writes a whole volume or file with large sequential requests, so that a later sequential request falls into one
+/// piece on the disk.
 fn fill(directory: &Path, uri: &str) -> Result<()> {
     let job = Section::new("fill", uri)
         .set("rw", "write")
@@ -233,7 +232,7 @@ fn fill(directory: &Path, uri: &str) -> Result<()> {
 }
 
 impl Servers<'_> {
-    /// With a new volume, filled as the pass-through's file is.
+    /// Starts both servers, with a new volume that is filled as the pass-through's file is.
     fn start<'a>(
         workspace: &Workspace,
         directory: &Path,
@@ -267,7 +266,7 @@ impl Servers<'_> {
         })
     }
 
-    /// Clean, because the next daemon opens the pool; the pass-through knows no clean end.
+    /// Stops the daemon cleanly, because the next one opens the pool; the pass-through has no clean end.
     fn end(self) -> Result<()> {
         self.rest()?;
         let [ours, base] = self.contenders;
@@ -275,7 +274,7 @@ impl Servers<'_> {
         base.daemon.kill()
     }
 
-    /// Until all hits are counted, and what was given up is free.
+    /// Waits until all hits are counted and all released blocks are free.
     fn rest(&self) -> Result<()> {
         self.product
             .wait_for_backlog(REST_LIMIT, |it| it.queued == 0 && it.claimed == 0)?;
@@ -288,7 +287,7 @@ impl Servers<'_> {
             writer.set_image(image.clone());
         }
         for _ in 0..loads.plan.slices {
-            // What the slice before has given up, and its writeback, must not slow this one down.
+            // The releases and the writeback of the previous slice must not slow this one down.
             self.rest()?;
             let before = self.product.inline(&self.volume)?;
             let mut slices = [f64::NAN; 2];
@@ -302,7 +301,7 @@ impl Servers<'_> {
         Ok(())
     }
 
-    /// Requests a second.
+    /// Loads one server for one slice. Returns its requests per second.
     fn slice(&mut self, server: usize, loads: &Loads, load: Load) -> Result<f64> {
         let process = self.contenders[server].daemon.pid()?;
         let export = [self.volume.as_str(), EXPORT][server];

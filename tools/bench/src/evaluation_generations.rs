@@ -1,9 +1,9 @@
-//! Two generations of one image, as dedupv1 was measured with [Meister13 §6.2]: the first into an empty
-//! pool, the second as another volume beside it, with a few changes.
+//! Two generations of one image, as dedupv1 was measured with [Meister13 §6.2]: the first goes into an empty pool, the
+//! second into another volume of that pool, with a few changes.
 //!
-//! As there, the server is started anew between the two. The second generation has two percent of
-//! its data changed, because their traces had up to 98 % of it from the generation before; in runs as
-//! long as the mean of theirs. nbdcopy writes both, its flush included.
+//! As there, the server is restarted between the two. The second generation has two percent of its data changed,
+//! because up to 98 % of the data in their traces was in the generation before. The changes are in runs as long as
+//! their mean run. nbdcopy writes both generations, its flush included.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -25,10 +25,10 @@ use onefold_harness::inline::{Inline, Mode as Dedup};
 use onefold_harness::server::Product;
 use onefold_harness::workspace::Workspace;
 
-/// The mean length of what is new in their second generation, 162.4 KB.
+/// The mean length of the new runs in their second generation, 162.4 KB.
 const RUN_BYTES: usize = 160 << 10;
 
-/// One of so many runs with data is changed.
+/// The second generation changes one run with data in this many.
 const CHANGED_OF: usize = 50;
 
 /// How long the finder may take for a generation.
@@ -38,7 +38,7 @@ pub(crate) struct Generations {
     pub(crate) images: Vec<Of>,
 }
 
-/// One image.
+/// The results of one image.
 pub(crate) struct Of {
     pub(crate) image: String,
     /// Blocks with data, in bytes.
@@ -46,7 +46,7 @@ pub(crate) struct Of {
     pub(crate) rounds: Vec<Round>,
 }
 
-/// Seconds of both generations with each server, and what ours found.
+/// Seconds of both generations with each server, and the duplicates that onefold found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Round {
     ours: [f64; 2],
@@ -84,8 +84,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Generations>
     Ok(Generations { images: measured })
 }
 
-/// Copies an image with one of so many runs of its data changed. Returns the bytes of its blocks with
-/// data.
+/// Copies an image and changes one run of its data in every [`CHANGED_OF`]. Returns the bytes of its blocks with data.
 fn change(image: &Path, changed: &Path) -> Result<u64> {
     Cmd::new("cp")
         .arg("--sparse=always")
@@ -114,7 +113,8 @@ fn change(image: &Path, changed: &Path) -> Result<u64> {
         data_blocks += data;
         runs += 1;
         if runs % CHANGED_OF == 0 {
-            // No more data than before: the rates of both generations are of the same number.
+            // The changed run has as much data as before, so that the rates of both generations refer to the same
+            // number of bytes.
             for block in run.chunks_mut(BLOCK_BYTES) {
                 if block.iter().any(|byte| *byte != 0) {
                     random.fill(block);
@@ -152,7 +152,7 @@ fn in_line(
     Ok((seconds, found))
 }
 
-/// Both generations to files of their own.
+/// Writes both generations to files of their own through the pass-through.
 fn pass_through(
     workspace: &Workspace,
     image: &Image,
@@ -181,7 +181,7 @@ fn copy(path: &Path, uri: &str) -> Result<f64> {
 }
 
 impl Of {
-    /// MB of data a second in each generation: onefold's, and the pass-through's.
+    /// MB of data per second in each generation, of onefold and of the pass-through.
     pub(crate) fn rates(&self) -> [[f64; 2]; 2] {
         let median = |of: &dyn Fn(&Round) -> f64| {
             let rates = self.rounds.iter().map(of);
@@ -227,7 +227,7 @@ impl Generations {
     }
 }
 
-/// For tests of the report.
+/// An example for tests of the report.
 #[cfg(test)]
 pub(crate) fn example() -> Generations {
     let found = |hits, refused| Inline {

@@ -1,5 +1,5 @@
-//! The page of `cargo xtask bench evaluation`: the figures of Dmdedup [Dmdedup §4] and of dedupv1
-//! [Meister13 §6.2] beside ours.
+//! The page of `cargo xtask bench evaluation`: the figures of Dmdedup [Dmdedup §4] and of dedupv1 [Meister13 §6.2] next
+//! to ours.
 
 use std::fmt::Write as _;
 
@@ -50,7 +50,7 @@ fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usi
             format!("There is no limit of writes ({why}), so the disk is as fast as it is")
         }
     };
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n## Dmdedup's figures 4 to 6\n\nWrites to a volume in line with `--cache direct`, over the pass-through on \
@@ -98,7 +98,7 @@ fn row(page: &mut String, cell: &Cell) {
         Pattern::Sequential => ("sequential", "MB/s"),
         Pattern::Random => ("random", "writes/s"),
     };
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = writeln!(
         page,
         "| {pattern} | `{}` | {:.0} | {:.2} | {:.2} to {:.2} | {} | {ours:.0} | {base:.0} | {unit} | {hits:.1} | \
@@ -120,7 +120,7 @@ fn name(content: Content) -> &'static str {
     }
 }
 
-/// What is written, and why theirs is another number.
+/// What our load writes, and why their figure differs.
 fn difference(content: Content) -> &'static str {
     match content {
         Content::Unique => {
@@ -144,7 +144,7 @@ fn difference(content: Content) -> &'static str {
     }
 }
 
-/// Over the raw disk [Dmdedup §4.2.1].
+/// Dmdedup's figure relative to the raw disk [Dmdedup §4.2.1].
 fn theirs(content: Content, pattern: Pattern, back_end: &str) -> &'static str {
     match (content, pattern, back_end) {
         (Content::Unique, Pattern::Sequential, "memory") => "1.0",
@@ -160,7 +160,7 @@ fn theirs(content: Content, pattern: Pattern, back_end: &str) -> &'static str {
 }
 
 fn revisions_section(page: &mut String, revisions: &Revisions) {
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n## Dmdedup's table 2\n\n{} revisions of this repository at equal distances, {} MB of archives, are \
@@ -214,7 +214,7 @@ fn revisions_section(page: &mut String, revisions: &Revisions) {
 }
 
 fn generations_section(page: &mut String, generations: &Generations, rounds: usize) {
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n## Two generations of dedupv1\n\nAn image is written in line by nbdcopy, its flush included, into an empty \

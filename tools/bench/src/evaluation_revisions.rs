@@ -1,13 +1,12 @@
-//! Dmdedup's table 2 in kind: many revisions of one source are unpacked on a new file system.
+//! Dmdedup's table 2 in kind: unpacks many revisions of one source on a new file system.
 //!
-//! The revisions are commits of this repository at equal distances. The file system is the kernel's
-//! ext4, over a loop device on the file that nbdfuse makes of an export; that needs root. The clock
-//! runs while tar unpacks and each revision is synced, and until the file system is unmounted. The same
-//! on the pass-through is what their ext4 without deduplication is.
+//! The revisions are commits of this repository at equal distances. The file system is the kernel's ext4, over a loop
+//! device on the file that nbdfuse makes of an export; that needs root. The clock runs while tar unpacks and syncs each
+//! revision, and until the file system is unmounted. The pass-through stands in for their ext4 without deduplication.
 //!
-//! All takes some seconds, in which the finder publishes little of what was just written, and only what
-//! is published is found. So one row has everything published after each revision while the clock
-//! stands: revisions that come hours apart.
+//! The whole load takes some seconds. In that time the finder publishes little, and in-line writes find only published
+//! blocks. So in one row everything is published after each revision while the clock is stopped, as if revisions came
+//! hours apart.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,41 +25,41 @@ use onefold_harness::fuse::Fused;
 use onefold_harness::server::Product;
 use onefold_harness::workspace::Workspace;
 
-/// The file system's size: that of the pass-through's file.
+/// The size of the file system, which equals the pass-through's file.
 const DISK_BYTES: u64 = crate::slices::DATA_BYTES;
 
-/// How long the finder may take afterwards.
+/// How long the finder may take after the last revision.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the revisions were written to.
+/// The disk that the revisions are written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     PassThrough,
     InLine(&'static str),
-    /// What is there is published before the next revision.
+    /// A volume whose blocks are published after each revision.
     Published(&'static str),
 }
 
-/// All runs of each target.
+/// All runs on each target.
 pub(crate) struct Revisions {
     pub(crate) revisions: usize,
-    /// Of all files together.
+    /// Size of all archives together.
     pub(crate) tar_bytes: u64,
     pub(crate) runs: Vec<(Target, Vec<Run>)>,
 }
 
-/// One file system.
+/// The result of unpacking all revisions on one new file system.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Run {
     pub(crate) seconds: f64,
-    /// Nothing of the pass-through.
+    /// The space and writes of the pool; none for the pass-through.
     pub(crate) stored: Option<Stored>,
 }
 
-/// Of the pool, once the finder is done; but for the first all in bytes.
+/// The pool's figures when the finder is done, in bytes except for the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stored {
-    /// Of the blocks that were looked up.
+    /// Hits in percent of the blocks that were looked up.
     pub(crate) hits_percent: f64,
     pub(crate) logical: u64,
     pub(crate) physical: u64,
@@ -132,8 +131,7 @@ fn archives(workspace: &Workspace, directory: &Path, count: usize) -> Result<Vec
     (0..count).map(archive).collect()
 }
 
-/// The item of so many that is the `number`th of `count` at equal distances, the first and the last
-/// among them.
+/// The index of the `number`th of `count` items at equal distances out of `of` items, the first and the last included.
 fn place(number: usize, count: usize, of: usize) -> usize {
     number * (of - 1) / (count - 1).max(1)
 }
@@ -179,7 +177,7 @@ fn in_line(
         false => Ok(()),
     })?;
     product.wait_for_backlog(PUBLISH_LIMIT, |it| it.dirty == 0 && it.claimed == 0)?;
-    // What was given up is free after this, so that the space is what is left of it.
+    // Afterwards all released blocks are free, so the space in use is only the remaining data.
     product.dedup(Some(EXPORT))?;
     let written = daemon.device_written_bytes()? - before;
     let inline = product.inline(EXPORT)?;
@@ -199,8 +197,8 @@ fn in_line(
     })
 }
 
-/// Makes a file system and unpacks all archives on it; the seconds of the latter without those of
-/// what is done between two.
+/// Makes a file system and unpacks all archives on it. Returns the seconds of unpacking, without the work between two
+/// archives.
 fn unpack(
     directory: &Path,
     uri: &str,
@@ -252,7 +250,7 @@ impl Target {
 }
 
 impl Revisions {
-    /// The median of a number of a target's runs.
+    /// The median of one figure over a target's runs.
     pub(crate) fn median(runs: &[Run], of: impl Fn(&Run) -> Option<f64>) -> Option<f64> {
         let values: Vec<f64> = runs.iter().filter_map(of).collect();
         Estimate::of(&values).map(|estimate| estimate.median)
@@ -275,7 +273,7 @@ impl Revisions {
     }
 }
 
-/// For tests of the report.
+/// An example for tests of the report.
 #[cfg(test)]
 pub(crate) fn example() -> Revisions {
     let stored = Stored {

@@ -1,6 +1,6 @@
-//! The finder's rate on fresh data: `pool dedup` over a volume that was not scanned yet and has no
-//! duplicates, so that every block is a new row of the index. The data is in the page cache, the
-//! program on one processor; its start and end are included.
+//! The finder's rate on fresh data: `pool dedup` over a volume that was not scanned yet and has no duplicates, so that
+//! every block is a new row of the index. The data is in the page cache, and the program runs on one processor;
+//! starting and ending it are included.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -16,8 +16,7 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "finder";
 
-/// An index, and the MB/s that the finder must and should reach with it, where there are such
-/// numbers.
+/// An index, and the MB/s that the finder must and should reach with it, where there are such goals.
 pub(crate) struct Index {
     pub(crate) name: &'static str,
     pub(crate) numbers: Option<(f64, f64)>,
@@ -38,7 +37,7 @@ const INDEXES: [Index; 3] = [
     },
 ];
 
-/// MB/s, of each run, as [`INDEXES`].
+/// MB/s of each run with each of [`INDEXES`].
 pub(crate) struct Finder {
     rates: [Vec<f64>; 3],
 }
@@ -74,7 +73,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
             let product = Product::build(workspace, &directory)?.pin(Some(SERVER_PROCESSOR));
             product.create_pool_with("8G", &["--index", index.name])?;
             import::import(&product, "image", &image, "off")?;
-            // The writeback of the import must not slow this down.
+            // The writeback of the import must not slow the finder down.
             Cmd::new("sync").run()?;
             let dedup = product.dedup(Some("image"))?;
             ensure!(

@@ -1,12 +1,12 @@
-//! The number that a row must and should reach, for the pages of single commands.
+//! The numbers that a row must and should reach, for the pages of single commands.
 
 use std::fmt::Write as _;
 
-/// A measured number with those that it must and should reach.
+/// A measured number, and the numbers that it must and should reach.
 #[derive(Debug, Clone)]
 pub(crate) struct Goal {
     pub(crate) what: String,
-    /// Nothing where it could not be measured.
+    /// The measured number, unless it could not be measured.
     pub(crate) value: Option<f64>,
     pub(crate) must: f64,
     pub(crate) aim: Option<f64>,
@@ -52,7 +52,7 @@ impl Goal {
     }
 }
 
-/// A table of them.
+/// Appends a table of the goals to the page.
 pub(crate) fn table(page: &mut String, goals: &[Goal]) {
     page.push_str("| | | must | | aim | |\n| --- | --- | --- | --- | --- | --- |\n");
     for goal in goals {
@@ -61,7 +61,7 @@ pub(crate) fn table(page: &mut String, goals: &[Goal]) {
             Some(aim) => format!("{aim} | {}", goal.verdict(aim)),
             None => "- |".to_owned(),
         };
-        // Writing to a String can not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(
             page,
             "| {} | {value} | {} | {} | {aim} |",

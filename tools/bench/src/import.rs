@@ -1,5 +1,5 @@
-//! Import of a raw image into an empty pool, the final sync included: without and with the search
-//! for duplicates. Beside it, a plain copy of the same file with a sync, as the disk's limit.
+//! Import of a raw image into an empty pool, the final sync included, with and without the search for duplicates. A
+//! plain copy of the same file with a sync shows the disk's limit.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -20,8 +20,7 @@ pub(crate) const NAME: &str = "import";
 
 pub(crate) const IMAGE_BYTES: u64 = 1 << 30;
 
-/// One way to import, and MB/s of non-zero data that it must and should reach, where there are such
-/// numbers.
+/// A way to import, and the MB/s of non-zero data that it must and should reach, where there are such goals.
 pub(crate) struct Way {
     pub(crate) title: &'static str,
     dedup: &'static str,
@@ -61,9 +60,9 @@ pub(crate) const WAYS: [Way; 4] = [
     },
 ];
 
-/// MB/s, of each run.
+/// MB/s of each run.
 pub(crate) struct Import {
-    /// As [`WAYS`].
+    /// The rates of each of [`WAYS`].
     imports: [Vec<f64>; 4],
     copy: Vec<f64>,
 }
@@ -122,14 +121,14 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
     Ok(measured)
 }
 
-/// A raw image without zeros and without duplicates. Written just now and smaller than memory, so
-/// it is in the page cache. Other seeds, other blocks.
+/// Makes a raw image without zeros and without duplicates. It was just written and is smaller than memory, so it is in
+/// the page cache. Each seed gives other blocks.
 pub(crate) fn make_image(path: &Path, seed: u64) -> Result<()> {
     let mut file = BufWriter::new(create(path)?);
     write_blocks(&mut file, IMAGE_BYTES, seed).with_context(|| format!("cannot write {path:?}"))
 }
 
-/// Imports it as a volume of this name.
+/// Imports the image as a volume of this name.
 pub(crate) fn import(product: &Product, name: &str, image: &Path, dedup: &str) -> Result<()> {
     product
         .command()
@@ -139,7 +138,7 @@ pub(crate) fn import(product: &Product, name: &str, image: &Path, dedup: &str) -
         .run()
 }
 
-/// Runs it after everything older is on the disk; MB/s of the image.
+/// Syncs the disks, runs `work`, and returns the MB/s of the image.
 pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     Cmd::new("sync").run()?;
     let start = Instant::now();
@@ -151,8 +150,8 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot make {}", path.display()))
 }
 
-/// Blocks of 4 KiB that are all different and hold no zero byte run that could be skipped. Those of
-/// another seed are different from them as well.
+/// Writes blocks of 4 KiB that are all different, also from the blocks of any other seed, and hold no run of zeros that
+/// could be skipped.
 pub(crate) fn write_blocks(out: &mut impl Write, bytes: u64, seed: u64) -> std::io::Result<()> {
     let mut block = [0_u8; 4096];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(2 * seed + 1);

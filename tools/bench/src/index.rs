@@ -1,10 +1,9 @@
 //! `cargo xtask bench index`: the index back ends side by side, without a store around them.
 //!
-//! Each run makes an index with each back end and asks it batches, all on one processor
-//! (`index_worker.rs`). Then it is opened again with nothing in the page
-//! cache, as after `kill -9`. One more index of each kind is asked in a control group with memory
-//! for a quarter of the file of `hash`, page cache included, and fio reads that file at random for
-//! comparison.
+//! Each run makes an index with each back end and executes batches on it, all on one processor (`index_worker.rs`).
+//! Then the index is opened again with a cold page cache, as after `kill -9`. One more index of each kind runs in a
+//! control group whose memory is a quarter of the file of `hash`, page cache included, and fio reads that file at
+//! random for comparison.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -24,13 +23,13 @@ use onefold_harness::workspace::Workspace;
 /// Options of `cargo xtask bench index`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A fifth of the rows and one run: an impression, not a result
+    /// Use a fifth of the rows and run once, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// `hash` alone, from one million rows to a hundred, with a plot of what an operation costs
+    /// Measure only `hash`, from one to a hundred million rows, and plot the cost of an operation
     #[arg(long, conflicts_with = "quick")]
     growth: bool,
-    /// A few batches of each kind: shows that it runs, and measures nothing
+    /// Run a few batches of each kind, to show that the benchmark works; measures nothing
     #[arg(long, conflicts_with_all = ["quick", "growth"])]
     try_out: bool,
 }
@@ -39,11 +38,11 @@ pub(crate) struct Arguments {
 pub(crate) struct Plan {
     pub(crate) rows: u64,
     pub(crate) runs: usize,
-    /// Batches of each kind that back ends are asked. The percentile needs a thousand.
+    /// Batches of each kind that a back end executes. The percentile needs a thousand.
     pub(crate) batches: u64,
-    /// Batches that `btree` is asked, which takes ten times as long.
+    /// Batches that `btree` executes, which takes ten times as long.
     pub(crate) btree_batches: u64,
-    /// Batches that are asked with little memory.
+    /// Batches that run with little memory.
     pub(crate) tight_batches: u64,
 }
 
@@ -73,35 +72,34 @@ const GROWTH_ROWS: [u64; 7] = [
     100_000_000,
 ];
 
-/// Batches asked at each size.
+/// Batches that run at each size.
 const GROWTH_BATCHES: u64 = 60;
 
-/// The memory of a back end if memory is not measured.
+/// The memory of a back end where memory is not the subject.
 const MEMORY_BYTES: u64 = 2 << 30;
 
-/// The same for a hundred million rows.
+/// The memory of an index with up to a hundred million rows, where memory is not the subject.
 const GROWTH_MEMORY_BYTES: u64 = 4 << 30;
 
-/// The least that a control group gets, which a process always needs: a quarter of a small index is
-/// less.
+/// The smallest memory of a control group, which every process needs: a quarter of a small index is less.
 const TIGHT_BYTES_MIN: u64 = 64 << 20;
 
-/// Requests in flight of the comparison.
+/// Requests that fio keeps in flight.
 const DEPTH: u32 = 32;
 
 pub(crate) const KINDS: [&str; 3] = ["hash", "btree", "memory"];
 
-/// The measurements of one back end.
+/// The results of one back end.
 #[derive(Default)]
 pub(crate) struct BackEnd {
     pub(crate) runs: Vec<Value>,
     pub(crate) opens: Vec<Value>,
-    /// Asked with memory for a quarter.
+    /// The results with memory for a quarter of the file of `hash`.
     pub(crate) tight: Option<Value>,
 }
 
 impl BackEnd {
-    /// The median of a number over the runs.
+    /// The median of one number over the runs.
     pub(crate) fn median(&self, pointer: &str) -> Option<f64> {
         let numbers = self.runs.iter().filter_map(|run| number(run, pointer));
         Some(Estimate::of(&numbers.collect::<Vec<_>>())?.median)
@@ -111,7 +109,7 @@ impl BackEnd {
         number(self.tight.as_ref()?, pointer)
     }
 
-    /// Until it is open and has answered a batch, in seconds: the slowest.
+    /// Seconds until the index is open and has answered a batch: the slowest run.
     pub(crate) fn ready_seconds(&self) -> Option<f64> {
         let ready = self.opens.iter().filter_map(|open| {
             Some(number(open, "/open_seconds")? + number(open, "/batch_seconds/0")?)
@@ -124,12 +122,12 @@ fn number(value: &Value, pointer: &str) -> Option<f64> {
     value.pointer(pointer).and_then(Value::as_f64)
 }
 
-/// All that was measured, as [`KINDS`].
+/// All results, in the order of [`KINDS`].
 pub(crate) struct Measured {
     pub(crate) back_ends: [BackEnd; 3],
-    /// The memory of those that were asked with little.
+    /// The memory of the control group with little memory.
     pub(crate) tight_bytes: u64,
-    /// Random reads a second of fio, from the file of `hash`.
+    /// Random reads per second of fio from the file of `hash`.
     pub(crate) fio_reads_per_second: f64,
 }
 
@@ -160,9 +158,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     index_report::write(workspace, &conditions, &page, &measured)
 }
 
-/// Asks each back end a little, as the benchmark does: that it still runs, not how fast it is.
+/// Runs a few batches on each back end as the benchmark does. Shows that it works, not how fast it is.
 fn try_out(workspace: &Workspace) -> Result<()> {
-    // More rows than all batches have operations, because released rows must exist.
+    // More rows than the operations of all batches, because a release needs rows that exist.
     const ROWS: u64 = 400_000;
     const BATCHES: u64 = 4;
     let bench = Bench {
@@ -199,7 +197,7 @@ impl Bench {
                 back_end
                     .runs
                     .push(index.make(plan.rows, plan.batches_of(kind), MEMORY_BYTES)?);
-                // The memory index is written to the disk by a clean stop only.
+                // Only a clean stop writes the memory index to the disk.
                 if *kind != "memory" {
                     index.leave_cache()?;
                     back_end
@@ -220,7 +218,7 @@ impl Bench {
                 memory = memory.max((row_bytes * plan.rows as f64 / 4.0) as u64);
             }
             index.leave_cache()?;
-            // Half of it for the back end, whose own memory counts, and half for the page cache.
+            // The back end gets half of it for its own memory, which counts; the page cache gets the other half.
             let limit = MemoryLimit::new(memory)?;
             let limited = Index {
                 limit: Some(&limit),
@@ -249,14 +247,14 @@ impl Bench {
         runs.collect()
     }
 
-    /// An empty directory for an index.
+    /// Makes an empty directory for an index.
     fn index<'a>(&'a self, kind: &'a str) -> Result<Index<'a>> {
         let directory = self.scratch.path().join("index-directory");
         if directory.exists() {
             std::fs::remove_dir_all(&directory).context("cannot remove the last index")?;
         }
         std::fs::create_dir(&directory).context("cannot make a directory")?;
-        // Earlier writes must not slow this down.
+        // Earlier writes must not slow the index down.
         Cmd::new("sync").run()?;
         Ok(Index {
             program: &self.program,
@@ -325,7 +323,7 @@ impl Index<'_> {
             .run()
     }
 
-    /// Reads of a page at random places, many in flight, per second.
+    /// Random reads of one page per second, many in flight.
     fn random_reads(&self) -> Result<f64> {
         let printed = pinned(Path::new("fio"))
             .args(["--name=read", "--readonly", "--rw=randread", "--bs=4k"])

@@ -1,4 +1,4 @@
-//! The page `docs/benchmarks-index.md`, the raw results beside it, and the plot of growth.
+//! The page `docs/benchmarks-index.md`, its raw results, and the plot of growth.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ const RAW: &str = "docs/benchmarks-index.json";
 const GROWTH_PAGE: &str = "docs/benchmarks-index-growth.md";
 const GROWTH_PLOT: &str = "docs/benchmarks-index-growth.svg";
 
-/// A number of each back end, with its digits behind the point.
+/// Rows of the table: title, place in the results, and digits after the point.
 const NUMBERS: [(&str, &str, usize); 10] = [
     ("mixed, operations/s", "/mixed/operations_per_second", 0),
     (
@@ -38,7 +38,7 @@ const NUMBERS: [(&str, &str, usize); 10] = [
     ("on disk, bytes a row", "/disk_bytes_per_row", 1),
 ];
 
-/// The same, asked with memory for a quarter.
+/// Rows of the table with memory for a quarter of the file of `hash`: title, and place in the results.
 const TIGHT_NUMBERS: [(&str, &str); 4] = [
     ("mixed, operations/s", "/mixed/operations_per_second"),
     ("mixed, pages read/s", "/mixed/pages_read_per_second"),
@@ -112,7 +112,7 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
         Some("benchmarks-index.json"),
         conditions,
     );
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n{} rows of random fingerprints; batches of 16,384 operations, each durable but for \
@@ -181,7 +181,7 @@ pub(crate) fn write(
     write_files(workspace, &[(PAGE, page), (RAW, &raw)])
 }
 
-/// A size, and its measurements.
+/// The results at one size.
 struct Grown {
     rows: f64,
     cpu_us: f64,

@@ -1,9 +1,8 @@
-//! The rate of a back end of the index at a size, in one JSON document for a table.
+//! Measures one back end of the index at one size, and prints a JSON document.
 //!
-//! A process of its own for each measurement, because its memory is measured and limited: makes an
-//! index of random rows, then asks batches of 16,384 operations of each kind, each durable: *mixed*
-//! (half new, half present) and *release* (all present). Or it opens the index that such a run left
-//! in the directory, as after `kill -9`.
+//! Each measurement is a process of its own, because its memory is measured and limited. It makes an index of random
+//! rows, then executes durable batches of 16,384 operations of each kind: *mixed* (half new, half present) and
+//! *release* (all present). Or it opens the index that such a run left in the directory, as after `kill -9`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,23 +18,23 @@ const BATCH_ITEMS: u64 = 16_384;
 const STREAM: StreamId = StreamId(1);
 const POOL: PoolId = PoolId([1; 16]);
 
-/// The first batch asked of an index that was made earlier: behind all that made it.
+/// The number of the first batch on an existing index: above all batches that made it.
 const FIRST_LATER: u64 = 1 << 30;
 
-/// The least bytes that the host reads from the device.
+/// The smallest read from the device.
 const PAGE_BYTES: f64 = 4096.0;
 
-/// Rows added at a time before anything is measured.
+/// Rows added per call before the measurement.
 const LOAD_ROWS: u64 = 1 << 16;
 
-/// The measurements of one process.
+/// Options of one measurement.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     kind: String,
     rows: u64,
     batches: u64,
     directory: String,
-    /// What the back end may take, in bytes
+    /// Memory for the back end, in bytes
     memory: u64,
     #[arg(value_enum, default_value_t = Mode::Make)]
     mode: Mode,
@@ -43,16 +42,16 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Mode {
-    /// Make an index and ask it
+    /// Make an index and run batches on it
     Make,
     /// Measure how long it takes until an index is open, and until it answers at its usual rate
     Open,
-    /// Ask an index that was made before; in a control group that limits its memory, page cache
-    /// included, what is not in that memory is on the device
+    /// Run batches on an existing index; a control group can limit its memory, page cache included, so that the rest of
+    /// the index is read from the device
     Again,
 }
 
-/// Prints the document.
+/// Runs one measurement and prints the document.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let engine = EmbeddedEngine::new(&arguments.directory, CacheMode::Host);
     let measured = match arguments.mode {
@@ -75,7 +74,7 @@ fn measure_made(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value>
     load(&*index, arguments.rows)?;
     // The writeback of the load must not slow the measurement down.
     sync_disks();
-    // A turn of merges first, so that the steady state is measured.
+    // First one round of merges, so that the steady state is measured.
     let turn = if arguments.kind == "hash" {
         arguments.rows / 6 / BATCH_ITEMS
     } else {
@@ -87,7 +86,7 @@ fn measure_made(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value>
     measure(&*index, arguments, turn, before)
 }
 
-/// Asks from batch number `first` on.
+/// Runs batches of both kinds, from batch number `first` on.
 fn measure(
     index: &dyn FingerprintIndex,
     arguments: &Arguments,
@@ -101,7 +100,7 @@ fn measure(
         mixed(index, arguments, n, &mut mixed_asked)?;
     }
     let (between, cpu) = (Transferred::now()?, cpu_seconds()? - cpu_before);
-    // Before the release: memory of rows that are gone says nothing about a row.
+    // Measured before the release: the memory of released rows says nothing about a row.
     let resident_bytes = (resident_bytes()? - resident_before) as f64;
     let resident_bytes_per_row = resident_bytes / index.counts().rows() as f64;
     for n in 0..arguments.batches {
@@ -172,7 +171,7 @@ fn load(index: &dyn FingerprintIndex, rows: u64) -> Result<()> {
     Ok(index.finish_rebuild(STREAM, 0)?)
 }
 
-/// Latencies of batches.
+/// The results of the batches of one kind.
 #[derive(Default)]
 struct Asked {
     seconds: Vec<f64>,
@@ -214,7 +213,7 @@ impl Transferred {
     }
 }
 
-/// Half of the fingerprints are new, half of them are there.
+/// A batch with half of its fingerprints new and half of them present.
 fn mixed(
     index: &dyn FingerprintIndex,
     arguments: &Arguments,
@@ -243,7 +242,7 @@ fn mixed(
     Ok(())
 }
 
-/// Rows that the load made, each of which has at least this reference.
+/// A batch that releases rows of the load, each of which has at least this reference.
 fn release(
     index: &dyn FingerprintIndex,
     arguments: &Arguments,
@@ -251,7 +250,7 @@ fn release(
     n: u64,
     asked: &mut Asked,
 ) -> Result<()> {
-    // A step that meets every row once.
+    // This step reaches every row once.
     let row = |at: u64| (n * BATCH_ITEMS + at) * 7_368_787 % arguments.rows;
     let items: Vec<_> = (0..BATCH_ITEMS).map(|at| item(row(at))).collect();
     let start = Instant::now();
@@ -272,11 +271,11 @@ fn item(n: u64) -> (Fingerprint, Pba) {
 }
 
 fn sync_disks() {
-    // Only the measurement is better for it.
+    // If it fails, the measurement is only less exact.
     let _ = std::process::Command::new("sync").status();
 }
 
-/// A figure of this process in a file of /proc/self.
+/// Reads a figure of this process from a file of /proc/self.
 fn told(file: &str, name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/{file}"))?;
     let line = text.lines().find(|line| line.starts_with(name));

@@ -1,11 +1,9 @@
-//! `cargo xtask bench inline`: volumes whose writes find duplicates, against the pass-through in the
-//! same mode, which finds none; and images written into a pool that has their relatives, against the
-//! same off-line.
+//! `cargo xtask bench inline`: writes that find duplicates, compared with the pass-through in the same mode, which
+//! looks for none; and images written to a pool that has related images, in line compared with off-line.
 //!
-//! As in `slices`, both servers are measured in turn and compared pair by pair. A row of duplicates
-//! writes contents that another volume has published; see `inline_load`. The finder rests, unless
-//! the row says otherwise, because it would make copies of the writes that follow; counting and the
-//! collector are at work, because no hit can do without them for long.
+//! As in `slices`, both servers are measured in turn and compared pair by pair. A row of duplicates writes contents
+//! that another volume has published; see `inline_load`. The finder is paused, unless the row says otherwise, because
+//! publishing would turn later writes into copies. Counting and the collector run, because hits soon depend on them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,15 +32,14 @@ use onefold_harness::workspace::Workspace;
 /// Options of `cargo xtask bench inline`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fewer and shorter slices: an impression, not a result
+    /// Run fewer and shorter slices, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// Only rows whose name contains this text: 'host', 'direct', 'depth 32', 'all duplicates',
-    /// 'at most', 'images'
+    /// Measure only rows whose name contains this text: 'host', 'direct', 'depth 32', 'all duplicates', 'at most',
+    /// 'images'
     #[arg(long)]
     rows: Option<String>,
-    /// Raw disk images; the last one is written into a pool that has the others. Without any, those
-    /// that are made for tests
+    /// Raw disk images; the last one is written into a pool that has the others. By default, the test images
     images: Vec<PathBuf>,
 }
 
@@ -50,7 +47,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) slices: usize,
-    /// How often servers and their files are made again.
+    /// How often the servers and their files are made again.
     pub(crate) layouts: usize,
     pub(crate) slice_seconds: u64,
     pub(crate) image_rounds: usize,
@@ -69,16 +66,16 @@ pub(crate) const QUICK: Plan = Plan {
     image_rounds: 1,
 };
 
-/// The limit of rows on a slow disk.
+/// The limit of writes per second in rows on a slow disk.
 const WRITES_PER_SECOND: u64 = 1000;
 
-/// The share of hits in a row may be so far from what it should be, in percent of all blocks.
+/// How far the share of hits in a row may be off its nominal value, in percent of all blocks.
 const HITS_OFF_PERCENT: f64 = 10.0;
 
 /// The volume whose blocks are published.
 const SOURCE: &str = "source";
 
-/// The time that the collector may take for what a slice has given up.
+/// How long the collector may take to finish the work of one slice.
 pub(crate) const REST_LIMIT: Duration = Duration::from_secs(300);
 
 /// A load, and the part of the pass-through's rate that it must and should reach.
@@ -119,7 +116,7 @@ const fn limited(row: Row) -> Row {
     }
 }
 
-/// For comparison: without a goal.
+/// A row with the finder running, for comparison: it has no goal.
 const fn beside_the_finder(row: Row) -> Row {
     Row {
         finder_works: true,
@@ -132,8 +129,8 @@ const SMALL: (usize, usize) = (1, 32);
 const ALONE: (usize, usize) = (1, 1);
 const LARGE: (usize, usize) = (256, 4);
 
-/// In the order in which a layout has them: new content goes in place only where blocks are private,
-/// so it comes before duplicates and before the finder.
+/// In the order in which a layout runs them: new content is rewritten in place only while blocks are private, so it
+/// comes before duplicates and before the finder.
 const ROWS: [Row; 11] = [
     row(Mode::Host, SMALL, 0, (0.5, Some(0.75))),
     row(Mode::Host, LARGE, 0, (0.5, Some(0.7))),
@@ -179,23 +176,23 @@ impl Row {
     }
 }
 
-/// All that was measured.
+/// All results of the benchmark.
 pub(crate) struct Results {
     pub(crate) rows: Vec<Measured>,
-    /// Why rows with a limit are missing, if they are.
+    /// Why rows with a limit are missing, if they are missing.
     pub(crate) no_limit: Option<String>,
     pub(crate) images: Option<Images>,
     pub(crate) plan: Plan,
 }
 
-/// A row's slices.
+/// The slices of one row.
 pub(crate) struct Measured {
     pub(crate) row: Row,
     pub(crate) name: String,
     pub(crate) pairs: Vec<Pair>,
 }
 
-/// A slice of each server.
+/// A pair of slices, one of each server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pair {
     ours: Slice,
@@ -255,7 +252,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     inline_report::write(workspace, &page, &inline_report::raw(&conditions, &results))
 }
 
-/// The rows of one mode whose files were filled in one way.
+/// The settings of rows with the same mode and the same way of filling files.
 struct Settings<'a> {
     setting: (Mode, Fill),
     plan: Plan,
@@ -299,13 +296,13 @@ impl Settings<'_> {
     }
 }
 
-/// The product, with what is published.
+/// The product with its published contents.
 pub(crate) struct Bench {
     pub(crate) product: Product,
     pub(crate) ours: Server,
 }
 
-/// A server, and what its volume has.
+/// A server, and the client that writes to its volume.
 pub(crate) struct Server {
     pub(crate) contender: Contender,
     socket: PathBuf,
@@ -321,8 +318,8 @@ struct Pairs {
 }
 
 impl Bench {
-    /// With these contents, and so many other blocks, published by a volume of their own. The finder of
-    /// the volume that is measured rests.
+    /// Starts the product and publishes these contents, and a number of other blocks, from a volume of their own. The
+    /// finder of the measured volume is paused.
     pub(crate) fn product(
         workspace: &Workspace,
         directory: &Path,
@@ -391,7 +388,7 @@ impl Pairs {
         } = self;
         set_finder(product, row.row.finder_works)?;
         for _ in 0..plan.slices.div_ceil(plan.layouts) {
-            // What the slice before has given up, and its writeback, must not slow this one down.
+            // The releases and the writeback of the previous slice must not slow this one down.
             product.wait_for_backlog(REST_LIMIT, |backlog| backlog.queued == 0)?;
             Cmd::new("sync").run()?;
             let before = product.inline(EXPORT)?;
@@ -427,7 +424,7 @@ fn limited_slice(
     measured
 }
 
-/// Loads a server for that long.
+/// Loads a server for this long.
 pub(crate) fn slice(
     server: &mut Server,
     contents: &Contents,
@@ -444,7 +441,7 @@ pub(crate) fn slice(
     })
 }
 
-/// The finder of the volume that is measured.
+/// Resumes or pauses the finder of the measured volume.
 fn set_finder(product: &Product, works: bool) -> Result<()> {
     let verb = if works { "resume" } else { "pause" };
     product
@@ -464,7 +461,7 @@ impl Measured {
         Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
     }
 
-    /// Onefold's, and the pass-through's.
+    /// Requests per second of onefold and of the pass-through.
     pub(crate) fn per_second(&self) -> [f64; 2] {
         [
             self.median(|pair| pair.ours.per_second),
@@ -472,7 +469,7 @@ impl Measured {
         ]
     }
 
-    /// Processor time of a request, likewise.
+    /// Processor time per request of onefold and of the pass-through.
     pub(crate) fn cpu_us(&self) -> [f64; 2] {
         [
             self.median(|pair| pair.ours.cpu_us),
@@ -480,7 +477,7 @@ impl Measured {
         ]
     }
 
-    /// The counts of all slices together.
+    /// The in-line counts of all slices together.
     pub(crate) fn inline(&self) -> Inline {
         let counts = self.pairs.iter().map(|pair| pair.inline);
         counts.fold(Inline::default(), Inline::plus)
@@ -492,12 +489,12 @@ impl Measured {
         100.0 * inline.hits as f64 / inline.scanned.max(1) as f64
     }
 
-    /// Whether as many blocks were hits as the row says.
+    /// Whether the share of hits is near the row's nominal value.
     pub(crate) fn is_what_it_says(&self) -> bool {
         (self.hits_percent() - f64::from(self.row.load.duplicates)).abs() <= HITS_OFF_PERCENT
     }
 
-    /// Nothing for a row without one; without a number where the row was not what it says.
+    /// The row's goal, if it has one; without a number if the share of hits was too far off.
     pub(crate) fn goal(&self) -> Option<Goal> {
         let (must, aim) = self.row.goals?;
         let value = self.ratio().filter(|_| self.is_what_it_says());
@@ -536,7 +533,7 @@ impl Measured {
     }
 }
 
-/// Rows that are measured where nothing is missing, for tests of the report.
+/// An example for tests of the report: a row with these ratios and hits.
 #[cfg(test)]
 pub(crate) fn example(ratios: &[f64], hits: u64) -> Measured {
     let slice = |per_second| Slice {

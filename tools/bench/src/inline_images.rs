@@ -1,11 +1,9 @@
-//! A disk image written into a pool that has its relatives: the bytes written and the time, in line
-//! and off-line.
+//! A disk image written to a pool that has related images: bytes written and time, in line and off-line.
 //!
-//! All images but the last are written and published, then nbdcopy writes the last one into an empty
-//! volume, and the time until its flush is answered counts. The bytes count until the finder is done
-//! with it: those of blocks written to the data part, from the counts of `volume stat`, because a
-//! block that is looked up is either a hit or written once; and everything that the daemon wrote, as
-//! the kernel counted it, which includes maps, log and index.
+//! All images but the last are written and published. Then nbdcopy writes the last one into an empty volume, and the
+//! time counts until its flush is answered. Bytes count until the finder is done with the volume: blocks written to the
+//! data part, from the counts of `volume stat`, because a block that is looked up is either a hit or written once; and
+//! all bytes that the daemon wrote according to the kernel, which include maps, log and index.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -26,31 +24,31 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "images";
 
-/// Over the part of the blocks that are no duplicates.
+/// Goals for the data written, relative to the blocks that are not duplicates.
 const MUST_OF_DATA: f64 = 1.1;
 const AIM_OF_DATA: f64 = 1.03;
 
-/// Of the time off-line.
+/// Goals for the time, relative to the time off-line.
 const MUST_OF_TIME: f64 = 1.0;
 const AIM_OF_TIME: f64 = 0.8;
 
 /// How long the finder may take for an image.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(600);
 
-/// The cache modes, each measured by itself.
+/// The cache modes, which are measured separately.
 const MODES: [Mode; 2] = [Mode::Host, Mode::Direct];
 
 /// The last image, written in both ways.
 pub(crate) struct Images {
     /// Blocks with data.
     pub(crate) blocks: u64,
-    /// Those of them whose content is in an earlier image, or earlier in the same.
+    /// Blocks with data whose content is in an earlier image, or occurred earlier in this one.
     pub(crate) duplicates: u64,
-    /// By cache mode.
+    /// The rounds of each cache mode.
     modes: Vec<(Mode, Vec<Round>)>,
 }
 
-/// Off-line and in line, one just after the other.
+/// The image written off-line and in line, directly after each other.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     offline: Written,
@@ -60,9 +58,9 @@ struct Round {
 #[derive(Debug, Clone, Copy)]
 struct Written {
     seconds: f64,
-    /// Blocks to the data part.
+    /// Blocks written to the data part.
     blocks: u64,
-    /// All that the daemon wrote.
+    /// All bytes that the daemon wrote.
     bytes: u64,
     cpu_seconds: f64,
     found: Inline,
@@ -171,7 +169,7 @@ fn copy(product: &Product, image: &Image, dedup: Dedup) -> Result<()> {
 }
 
 impl Images {
-    /// The part of the blocks with data that are duplicates.
+    /// The share of duplicates among the blocks with data.
     pub(crate) fn duplicate_part(&self) -> f64 {
         self.duplicates as f64 / self.blocks.max(1) as f64
     }
@@ -202,7 +200,7 @@ impl Images {
         goals.collect()
     }
 
-    /// Medians of each way, as rows of a table: seconds, data, all bytes, processor time, hits.
+    /// Cells of the table, with the medians of each way: seconds, data, all bytes, processor time, hits.
     pub(crate) fn cells(&self) -> Vec<String> {
         let mut cells = Vec::new();
         for (mode, rounds) in &self.modes {
@@ -251,12 +249,12 @@ impl Images {
     }
 }
 
-/// As it is printed.
+/// Rounds to the digits that the page prints.
 fn rounded(number: f64) -> f64 {
     (number * 1000.0).round() / 1000.0
 }
 
-/// For tests of the report.
+/// An example for tests of the report.
 #[cfg(test)]
 pub(crate) fn example() -> Images {
     let written = |seconds, hits| Written {

@@ -1,10 +1,9 @@
-//! Writes of which so many are duplicates, by a client of our own.
+//! A client that writes a given share of duplicates.
 //!
-//! fio repeats a buffer, or draws from a set that it also writes as new content, and cannot keep a
-//! write from finding its own content in its place, where a store need not do anything. This client
-//! knows what each place has: a duplicate is always the next of [`CONTENTS`] published contents that is not
-//! there already. Everything else is content that was never seen before, or the next block of an image,
-//! unless a load asks for zeros or for duplicates of a few contents again and again.
+//! fio can only repeat a buffer, or draw from a set that it also writes as new content, and it often rewrites a place
+//! with the content that is there already, which costs a store nothing. This client knows the content of each place: a
+//! duplicate is always the next of [`CONTENTS`] published contents that is not there already. All other blocks are new
+//! content or the next block of an image, unless a load asks for zeros or for a few contents again and again.
 //!
 //! One connection, one thread, up to `depth` requests in flight, as fio's `ioengine=nbd` has them.
 
@@ -21,14 +20,13 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::plan::CLIENT_PROCESSOR;
 
-/// Published contents: more than what is remembered of a moment ago, so that each has to be looked
-/// up, and few enough to be made before anything is measured.
+/// Number of published contents: more than the product's cache of recent lookups holds, so that each one is looked up,
+/// and few enough to be written before the measurement.
 pub(crate) const CONTENTS: usize = 4096;
 
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
-/// The first of the contents, for duplicates of what was found just before: so few that the others do not
-/// push them out of what is remembered.
+/// Number of contents that a load of repeated duplicates uses: few enough to stay in the cache of recent lookups.
 const REPEATED: usize = 64;
 
 /// The greeting of a server: two words and its flags.
@@ -48,7 +46,7 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// Always the same.
+    /// Makes the contents, which are the same in every run.
     pub(crate) fn make() -> Contents {
         let mut bytes = vec![0; CONTENTS * BLOCK_BYTES];
         fastrand::Rng::with_seed(7).fill(&mut bytes);
@@ -64,38 +62,38 @@ impl Contents {
     }
 }
 
-/// What is written.
+/// The mix of blocks that a slice writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
-    /// Of a hundred blocks.
+    /// Duplicates, in percent of the blocks.
     pub(crate) duplicates: u32,
-    /// Of a hundred blocks, duplicates of [`REPEATED`] contents.
+    /// Duplicates of the first [`REPEATED`] contents, in percent of the blocks.
     pub(crate) repeats: u32,
-    /// Of a hundred blocks.
+    /// Zero blocks, in percent of the blocks.
     pub(crate) zeros: u32,
-    /// Blocks in a request. One: at random; more: one request behind the other.
+    /// Blocks per request. With one, places are random; with more, requests are sequential.
     pub(crate) blocks: usize,
     pub(crate) depth: usize,
 }
 
-/// Writes to one volume, and what it has from earlier ones.
+/// Writes to one volume, and remembers the content of each place.
 pub(crate) struct Writer {
     /// By place, the content that was written there last.
     last: Vec<u16>,
     random: fastrand::Rng,
-    /// New contents so far; the first words of each block, with a salt of this writer.
+    /// New contents so far. Each new block begins with this number and the salt of this writer.
     unique: u64,
     salt: u64,
     next: usize,
-    /// Whose turn it is among all contents, and among those that are repeated.
+    /// The last duplicate written: of all contents, and of the repeated ones.
     turns: [usize; 2],
     filler: [u8; BLOCK_BYTES],
-    /// Written instead of new contents, one block after the other and again from the beginning.
+    /// Data that is written instead of new contents, block after block, and repeated from the start.
     image: Option<Arc<Vec<u8>>>,
     next_of_image: usize,
 }
 
-/// What was answered.
+/// Requests that were answered, and the seconds they took.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) requests: u64,
@@ -120,12 +118,12 @@ impl Writer {
         }
     }
 
-    /// Writes the blocks of an image, or new contents again.
+    /// Sets the image whose blocks are written, or `None` for new contents.
     pub(crate) fn set_image(&mut self, image: Option<Arc<Vec<u8>>>) {
         self.image = image;
     }
 
-    /// Writes for that long from the client's processor, and waits until all is answered.
+    /// Writes for this long from the client's processor, and waits for all replies.
     pub(crate) fn run(
         &mut self,
         contents: &Contents,
@@ -211,7 +209,7 @@ impl Writer {
         first * BLOCK_BYTES
     }
 
-    /// The next of so many contents that is not in this place.
+    /// The next of the first `contents` contents that is not in this place.
     fn turn(&mut self, which: usize, contents: usize, place: usize) -> usize {
         let last = usize::from(self.last[place]);
         let turn = &mut self.turns[which];
@@ -224,8 +222,7 @@ impl Writer {
     }
 }
 
-/// Writes all contents to the start of an export, behind them so many blocks that no load has, and
-/// flushes.
+/// Writes all contents to the start of an export, then a number of blocks that no load uses, and flushes.
 pub(crate) fn publish(
     contents: &Contents,
     others: u64,
@@ -302,7 +299,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for one reply, and takes those that have come with it. Returns how many.
+    /// Waits for one reply, then receives those that have arrived with it. Returns how many it received.
     fn receive_some(&mut self) -> Result<usize> {
         self.receive()?;
         let mut count = 1;

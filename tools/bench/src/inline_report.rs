@@ -17,7 +17,7 @@ const RAW: &str = "docs/benchmarks-inline.json";
 pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     let title = "Benchmarks of writes in line";
     let mut page = heading(title, Some("benchmarks-inline.json"), conditions);
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\nA client of our own over a unix socket, one connection; client and server each on a processor of \
@@ -64,7 +64,7 @@ fn rows(page: &mut String, rows: &[Measured]) {
         let ([ours, base], [our_cpu, base_cpu]) = (row.per_second(), row.cpu_us());
         let inline = row.inline();
         let refused = 100.0 * inline.refused as f64 / inline.scanned.max(1) as f64;
-        // Writing to a String can not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(
             page,
             "| {} | {:.2} | {:.2} to {:.2} | {ours:.0} | {base:.0} | {our_cpu:.1} | {base_cpu:.1} | {:.1} % \
@@ -82,7 +82,7 @@ fn images(page: &mut String, results: &Results) {
     let Some(images) = &results.images else {
         return;
     };
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n## An image into a pool that has its relatives\n\nnbdcopy into an empty volume, its flush \

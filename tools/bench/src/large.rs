@@ -1,5 +1,5 @@
-//! Import and finder in a pool that already holds millions of blocks: the cost of an index shows
-//! when it is large. As in `import` and `finder`, with other data each time.
+//! Import and finder in a pool that already holds millions of blocks: the cost of an index shows when it is large.
+//! Works as `import` and `finder`, with other data each time.
 
 use std::path::Path;
 
@@ -20,19 +20,19 @@ pub(crate) const NAME: &str = "large pool";
 /// Distinct data in the pool before anything is measured: four million blocks.
 pub(crate) const HELD_BYTES: u64 = 16 << 30;
 
-/// By how much the first of [`INDEXES`] must surpass the second.
+/// The least ratio between the rates of the first and of the second of [`INDEXES`].
 pub(crate) const MUST_RATIO: f64 = 3.0;
 
 const INDEXES: [&str; 2] = ["hash", "btree"];
 
-/// MB/s, of each run.
+/// MB/s of each run.
 #[derive(Default)]
 struct Rates {
     import: Vec<f64>,
     finder: Vec<f64>,
 }
 
-/// As [`INDEXES`].
+/// The rates with each of [`INDEXES`].
 pub(crate) struct Large {
     rates: [Rates; 2],
 }
@@ -105,7 +105,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Large> {
     Ok(measured)
 }
 
-/// Imports so much distinct data, while it is created.
+/// Imports this many bytes of distinct data through a pipe, while they are generated.
 pub(crate) fn hold(product: &Product, directory: &Path, bytes: u64) -> Result<()> {
     let mut import = product
         .command()
@@ -119,7 +119,7 @@ pub(crate) fn hold(product: &Product, directory: &Path, bytes: u64) -> Result<()
     written.context("cannot write to the import")
 }
 
-/// MB/s of an import, its end on the disk included.
+/// MB/s of an import, including its final sync.
 fn one_import(product: &Product, image: &Path, seed: u64) -> Result<f64> {
     import::make_image(image, seed)?;
     import::timed(|| import::import(product, &format!("import{seed}"), image, "offline"))
@@ -130,7 +130,7 @@ fn one_search(product: &Product, image: &Path, seed: u64) -> Result<f64> {
     import::make_image(image, seed)?;
     let name = format!("search{seed}");
     import::import(product, &name, image, "off")?;
-    // The writeback of the import must not slow this down.
+    // The writeback of the import must not slow the finder down.
     Cmd::new("sync").run()?;
     let dedup = product.dedup(Some(&name))?;
     ensure!(

@@ -1,10 +1,9 @@
-//! `cargo xtask bench locality`: what sharing does to the order of a volume's blocks in the pool.
+//! `cargo xtask bench locality`: how sharing changes the order of a volume's blocks in the pool.
 //!
-//! The last of some related images is read from start to end, past the host's cache: alone in its
-//! pool; beside its relatives, with which it shares all duplicates; with short runs of duplicates left
-//! private; and after `volume defrag`. A round reads each of them once, one after the other, so that what
-//! the machine does meanwhile meets all of them; what counts is the ratio within a round. The reads are
-//! those that the device was asked for, by anyone, as the kernel counts them.
+//! The last of some related images is read from start to end, past the host's cache: alone in its pool; in a pool with
+//! its relatives, with which it shares all duplicates; with short runs of duplicates left private; and after `volume
+//! defrag`. A round reads each state once, one after the other, and compares states within the round, because other
+//! load on the machine then affects all of them. The reads are all that the kernel counts at the device.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -29,10 +28,10 @@ use onefold_harness::workspace::Workspace;
 /// Options of `cargo xtask bench locality`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// One round: an impression, not a result
+    /// Run only one round, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// Raw disk images; the last one is read. Without any, those that are made for tests
+    /// Raw disk images; the last one is read. By default, the test images
     images: Vec<PathBuf>,
 }
 
@@ -41,7 +40,7 @@ const ROUNDS: usize = 40;
 
 const DEPTHS: [u32; 2] = [1, 4];
 
-/// Blocks in the shortest run that is shared, where short ones are not.
+/// Blocks in the shortest run that is shared, in the state without short runs.
 const MIN_RUN: &str = "4";
 
 /// How the image came into its pool.
@@ -60,7 +59,7 @@ const STATES: [State; 4] = [
     State::Defragmented,
 ];
 
-/// What the rate at depth 1 must be, as a part of that alone.
+/// The least rate at depth 1, relative to the image alone in its pool.
 const GOALS: [(State, f64); 2] = [(State::Shared, 0.95), (State::Defragmented, 0.98)];
 
 impl State {
@@ -76,23 +75,23 @@ impl State {
 
 /// The image in one of its states, served.
 struct Case {
-    // The daemon ends before its folder goes.
+    // The daemon ends before its folder is removed.
     daemon: Daemon,
     product: Product,
     scratch: Scratch,
     measured: Measured,
 }
 
-/// What was measured in one state.
+/// The results of one state.
 struct Measured {
     state: State,
     /// Blocks that the pool stores, for all images in it.
     stored_blocks: u64,
-    /// Of the device, for the whole image at depth 1; nothing where the kernel does not count them.
+    /// Reads of the device for the whole image at depth 1; none where the kernel does not count them.
     reads: Vec<f64>,
-    /// By depth, and by round.
+    /// Rates by depth, and by round.
     mb_per_second: [Vec<f64>; 2],
-    /// Of the daemon, by mebibyte.
+    /// Processor time of the daemon per MiB.
     cpu_us: Vec<f64>,
 }
 
@@ -171,7 +170,7 @@ impl Case {
                 .args(["--quiet", "volume", "defrag", &last.name, "--yes"])
                 .run()?;
         }
-        // What the daemon found to do after the import is over.
+        // Wait for the work that the import left to the daemon.
         product.wait_for_backlog(Duration::from_secs(300), |backlog| backlog.queued == 0)?;
         product.pause_jobs()?;
         let stored_blocks = product.stat_number("physical_blocks")?;
@@ -207,7 +206,7 @@ impl Case {
         let bytes = result.read.bytes as f64;
         ensure!(bytes > 0.0, "fio read nothing");
         let measured = &mut self.measured;
-        // fio's own rate: without its start.
+        // fio's own rate excludes its start.
         let per_second = result.read.iops * bytes / result.read.requests.max(1) as f64;
         if let Some(rates) = measured.mb_per_second.get_mut(place) {
             rates.push(per_second / 1e6);
@@ -225,7 +224,7 @@ impl Case {
     }
 }
 
-/// Reads that the device of this folder has ended so far, if the kernel counts them.
+/// Reads that the device of this folder has completed so far, if the kernel counts them.
 fn device_reads(folder: &Path) -> Option<u64> {
     let device = std::fs::metadata(folder).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -234,7 +233,7 @@ fn device_reads(folder: &Path) -> Option<u64> {
 }
 
 impl Measured {
-    /// Its rates as parts of those in the same rounds of another.
+    /// The ratio of this state's rates to another's in the same rounds, at one depth.
     fn of(&self, other: &Measured, place: usize) -> Option<Estimate> {
         let (own, others) = (
             self.mb_per_second.get(place)?,

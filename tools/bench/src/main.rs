@@ -1,18 +1,15 @@
-//! `onefold-bench`: the cost of onefold, compared with simpler servers.
+//! `onefold-bench`: measures onefold against simpler servers.
 //!
-//! May use: the harness, the product's binary, and of its crates those that a server of ours needs:
-//! the NBD server for the pass-through, the index to measure it alone. May not use the store:
-//! volumes are measured as users have them. Nothing uses this crate; `cargo xtask bench` and `cargo
-//! xtask study` run it.
+//! May use: the harness, the product's binary, and two crates of the product: the NBD server for the pass-through, and
+//! the index to measure it alone. Must not: use the store, because volumes are measured as users have them. Nothing
+//! uses this crate; `cargo xtask bench` and `cargo xtask study` run it.
 //!
-//! Reading order: `volumes` (the benchmark as a whole), `plan` (sizes), `slices` (throughput rows),
-//! `sharing` (rows with the finder running), `snapshots`, `finder`, `import`, `large`, `open`,
-//! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
-//! `index_worker` and `index_report` are a command of their own, and so are `study` and
-//! `study_report`; `inline` (rows), `inline_load` (its client), `inline_images`, `request_limit` and
-//! `inline_report`; `evaluation` and what it names; `locality`; `chains`; `backup` with `backup_report`; and
-//! `ceph` with `ceph_report`. `goals` has the goals of all.
-//! `dissertation` counts in the user's own files.
+//! Reading order: `volumes` (the benchmark as a whole), `plan` (sizes), `slices` (throughput rows), `sharing` (rows
+//! with the finder running), `snapshots`, `finder`, `import`, `large`, `open`, `checking`, `statistics` (the decision),
+//! `results`, `report` (the output). The other commands are: `index` with `index_worker` and `index_report`; `study`
+//! with `study_report`; `inline` (rows) with `inline_load` (its client), `inline_images`, `request_limit` and
+//! `inline_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
+//! with `ceph_report`. They share `goals`. `dissertation` counts in the user's own files.
 
 mod backup;
 mod backup_report;
@@ -73,25 +70,25 @@ struct Cli {
 
 #[derive(clap::Subcommand)]
 enum Of {
-    /// The index back ends by themselves; writes docs/benchmarks-index.md
+    /// Measure the index back ends by themselves; write docs/benchmarks-index.md
     Index(index::Arguments),
     #[command(hide = true)]
     IndexWorker(index_worker::Arguments),
-    /// Volumes whose writes find duplicates; writes docs/benchmarks-inline.md
+    /// Measure volumes whose writes find duplicates; write docs/benchmarks-inline.md
     Inline(inline::Arguments),
-    /// Figures of Dmdedup and dedupv1 repeated in kind; writes docs/evaluation-inline.md
+    /// Repeat figures of Dmdedup and dedupv1 in kind; write docs/evaluation-inline.md
     Evaluation(evaluation::Arguments),
-    /// Backups and restores beside restic's and borg's; writes docs/benchmarks-backup.md
+    /// Compare backups and restores with restic and borg; write docs/benchmarks-backup.md
     Backup(backup::Arguments),
-    /// Volumes of a pool in Ceph beside images in RBD; writes docs/benchmarks-ceph.md
+    /// Compare volumes of a pool in Ceph with images in RBD; write docs/benchmarks-ceph.md
     Ceph(ceph::Arguments),
-    /// Reads of an image alone in its pool, shared, with short runs left private, and defragmented
+    /// Read an image alone in its pool, shared, with short runs left private, and defragmented
     Locality(locality::Arguments),
-    /// Reads of a volume with many snapshots, in small caches
+    /// Read a volume with many snapshots, with small caches
     Snapshots(chains::Arguments),
-    /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
+    /// Measure `onefold analyze` on data in the page cache; write docs/benchmarks-study.md
     Study(study::Arguments),
-    /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
+    /// Repeat the study of João Paulo's dissertation with the files below some paths, and print its tables
     Dissertation(dissertation::Arguments),
 }
 

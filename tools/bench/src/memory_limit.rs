@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use crate::plan::SERVER_PROCESSOR;
 use onefold_harness::command::Cmd;
 
-/// The paths of control groups, of the first version and of the second, and their memory limits.
+/// The directories of control groups, of version 1 and version 2, and the names of their memory limits.
 const HIERARCHIES: [(&str, &str); 2] = [
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
     ("/sys/fs/cgroup", "memory.max"),
 ];
 
-/// The group; gone when dropped.
+/// A control group with a memory limit, removed when dropped.
 pub(crate) struct MemoryLimit {
     group: PathBuf,
 }
@@ -39,7 +39,7 @@ impl MemoryLimit {
         Ok(limit)
     }
 
-    /// A program inside the group, on the server's processor.
+    /// A command that runs a program inside the group, on the server's processor.
     pub(crate) fn pinned(&self, program: &Path) -> Cmd {
         let enter = format!(
             "echo $$ > {}/cgroup.procs && exec taskset -c {SERVER_PROCESSOR} \"$@\"",
@@ -51,7 +51,7 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // An empty group that stays does no harm.
+        // An empty group that remains does no harm.
         let _ = fs::remove_dir(&self.group);
     }
 }

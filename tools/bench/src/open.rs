@@ -1,11 +1,10 @@
 //! Open after `kill -9`: from the start of the daemon until it greets a client, with four
 //! million mapped blocks and a log that has much to replay.
 //!
-//! The fill level of the log at the kill cannot be chosen from outside: a checkpoint may just have
-//! emptied it. So the load that fills it runs for a different time before each kill, and the
-//! slowest of the opens counts; the table has the most records that one replayed. Checkpoints begin
-//! when half of the ring is used, so a ring of the usual size is rarely full. The pool here has one
-//! twice that size, which at half is as full as the usual one can ever be.
+//! The fill level of the log at the kill cannot be chosen from outside: a checkpoint may just have emptied it. So the
+//! load that fills it runs for a different time before each kill, and the slowest open counts; the table shows the most
+//! records that one replayed. Checkpoints begin when half of the ring is used, so a ring of the usual size is rarely
+//! full. This pool has a ring twice that size, whose half holds as much as a usual ring ever can.
 
 use std::time::Duration;
 
@@ -21,18 +20,18 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "open";
 
-/// Seconds that it must and should take at most.
+/// The most seconds that an open must and should take.
 pub(crate) const MUST_SECONDS: f64 = 2.0;
 pub(crate) const AIM_SECONDS: f64 = 0.3;
 
 const MAPPED_BLOCKS: u64 = 4 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
-/// The log's size as `pool create` makes it: nothing can be replayed beyond it. An open that
-/// replayed less than half of it says nothing about a log at its bound.
+/// The log's size as `pool create` makes it: a usual log can never replay more. An open that replayed less than half of
+/// it says nothing about a full log.
 const LOG_BYTES: u64 = 32 << 20;
 
-/// The log of this pool.
+/// The log size of this pool.
 const LOG_SIZE: &str = "64M";
 
 /// Unmapped space of the volume, where each write must be logged.
@@ -41,7 +40,7 @@ const SPARE_BYTES: u64 = 16 << 30;
 /// How long fio may take to notice that the daemon is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Each open.
+/// All opens of the run.
 pub(crate) struct Open {
     opens: Vec<Replayed>,
 }
@@ -53,7 +52,7 @@ struct Replayed {
 }
 
 impl Open {
-    /// Seconds of the slowest.
+    /// Seconds of the slowest open.
     pub(crate) fn slowest(&self) -> f64 {
         self.opens
             .iter()
@@ -69,7 +68,7 @@ impl Open {
             .unwrap_or(0)
     }
 
-    /// The most of the log that one of them replayed, in MiB.
+    /// The most of the log that an open replayed, in MiB.
     pub(crate) fn log_mib_max(&self) -> u64 {
         self.opens
             .iter()
@@ -111,10 +110,10 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     let mut opens = Vec::new();
     let mut daemon = product.serve(&[], &[])?;
     for round in 0..plan.opens {
-        // Each round has its own part of the spare space: only a first write is logged.
+        // Each round uses its own part of the spare space: only a first write is logged.
         let part = SPARE_BYTES / plan.opens as u64;
         let job = Section::new("map", &product.default_address().uri("large"))
-            // In order, so that the log fills before the limit on changed segments is reached.
+            // Sequential, so that the log fills before the limit on changed segments is reached.
             .set("rw", "write")
             .set("bs", "4k")
             .set("iodepth", 32)
@@ -146,8 +145,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     Ok(Open { opens })
 }
 
-/// Makes a volume of this many bytes without duplicates, through a pipe, so that they are on the
-/// disk once only.
+/// Makes a volume of this many bytes without duplicates, through a pipe, so that the disk holds the data only once.
 pub(crate) fn import_stream(
     product: &Product,
     scratch: &Scratch,
@@ -157,7 +155,7 @@ pub(crate) fn import_stream(
     let log = scratch.path().join("import.log");
     let mut import = product
         .command()
-        // Nothing is shared here: sharing is not measured.
+        // Sharing is off: it is not measured here.
         .args(["--quiet", "volume", "import", name, "-"])
         .args(["--image-format", "raw", "--dedup", "off"])
         .spawn_piped(&log)?;

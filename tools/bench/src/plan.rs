@@ -1,13 +1,13 @@
-//! The sizes of the benchmark of volumes, and its place.
+//! The sizes of the benchmark of volumes, and the processors it uses.
 
 use anyhow::{Context, Result, ensure};
 
-/// fio runs here, and every server on the other: neither steals the other's time, and no server
-/// gains by luck of placement.
+/// fio runs on the first processor and every server on the second: neither takes the other's time, and no server gains
+/// by luck of placement.
 pub(crate) const CLIENT_PROCESSOR: usize = 0;
 pub(crate) const SERVER_PROCESSOR: usize = 1;
 
-/// Fails where client and servers would share a processor.
+/// Fails on machines where client and servers would share a processor.
 pub(crate) fn require_processors() -> Result<()> {
     let processors = std::thread::available_parallelism().context("cannot count processors")?;
     ensure!(
@@ -20,13 +20,13 @@ pub(crate) fn require_processors() -> Result<()> {
 /// The size of the measurement.
 pub(crate) struct Plan {
     pub(crate) slices: usize,
-    /// How often servers and their files are made again, with as many slices each time: the place
-    /// of a file on the disk affects the cost of its I/O.
+    /// How often servers and their files are made again, with as many slices each time: the place of a file on the disk
+    /// affects the cost of its I/O.
     pub(crate) layouts: usize,
     pub(crate) slice_seconds: u32,
     pub(crate) sharing_slices: usize,
     pub(crate) sharing_slice_seconds: u32,
-    /// Of the load whose latency counts.
+    /// Slices of the load whose latency counts.
     pub(crate) latency_slices: usize,
     pub(crate) imports: usize,
     pub(crate) opens: usize,

@@ -1,4 +1,4 @@
-//! The page `docs/benchmarks.md` and the raw results beside it.
+//! The page `docs/benchmarks.md` and its raw results.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -24,7 +24,7 @@ use onefold_harness::workspace::Workspace;
 const PAGE: &str = "docs/benchmarks.md";
 const RAW: &str = "docs/benchmarks.json";
 
-/// Where and when it was measured, as name and value.
+/// The conditions of a measurement, such as place and time, by name.
 pub(crate) type Conditions = Vec<(&'static str, String)>;
 
 pub(crate) fn conditions(
@@ -40,7 +40,7 @@ pub(crate) fn conditions(
         Ok(text.lines().next().unwrap_or_default().trim().to_owned())
     };
     let git = |arguments: &[&str]| Cmd::new("git").args(arguments).dir(&workspace.root).read();
-    // A tree without git, or without a commit, still gives numbers.
+    // A tree without git, or without a commit, can be measured, too.
     let mut commit = git(&["rev-parse", "--short", "HEAD"])
         .map_or_else(|_| "none".to_owned(), |text| text.trim().to_owned());
     if git(&["status", "--porcelain"]).is_ok_and(|changes| !changes.trim().is_empty()) {
@@ -86,7 +86,7 @@ fn field(text: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// One comparison in one line, for the terminal.
+/// A comparison in one line, for the terminal.
 pub(crate) fn line(comparison: &Comparison) -> String {
     let Comparison {
         row,
@@ -108,7 +108,7 @@ pub(crate) fn line(comparison: &Comparison) -> String {
 /// The beginning of every page.
 pub(crate) fn heading(title: &str, raw: Option<&str>, conditions: &Conditions) -> String {
     let mut page = format!("# {title}\n\nWritten by the command below; do not edit.");
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     if let Some(raw) = raw {
         let _ = write!(page, " The raw results are in [{raw}]({raw}).");
     }
@@ -235,7 +235,7 @@ fn sharing_section(page: &mut String, results: &Results) {
     }
 }
 
-/// A rate compared with the one it must and should reach; `-` without such a number.
+/// Cells of a rate and of the rates that it must and should reach; `-` without such a goal.
 fn rate_cells(rate: f64, numbers: [Option<f64>; 2]) -> String {
     numbers
         .map(|number| match number {
@@ -455,7 +455,7 @@ pub(crate) fn write(workspace: &Workspace, page: &str, raw: &Value) -> Result<()
     write_files(workspace, &[(PAGE, page), (RAW, &text)])
 }
 
-/// Writes files of the repository.
+/// Writes files into the repository.
 pub(crate) fn write_files(workspace: &Workspace, files: &[(&str, &str)]) -> Result<()> {
     for (name, content) in files {
         let path = workspace.root.join(Path::new(name));

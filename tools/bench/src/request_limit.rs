@@ -1,5 +1,4 @@
-//! A control group whose processes may make so many writes a second to a device: a slow disk.
-//! Needs root.
+//! A control group that limits the writes per second of its processes to a device, which makes a slow disk. Needs root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +7,10 @@ use anyhow::{Context, Result};
 use rustix::fs::{major, minor};
 use std::os::unix::fs::MetadataExt;
 
-/// Control groups of both versions: where they are, and the file that limits writes.
+/// The versions of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
-    /// Covers writes past the page cache only.
+    /// Limits only writes past the page cache.
     First,
     Second,
 }
@@ -25,17 +24,17 @@ const ROOTS: [(Version, &str, &str); 2] = [
     (Version::Second, "/sys/fs/cgroup", "cgroup.controllers"),
 ];
 
-/// The group; gone when dropped.
+/// A control group with a limit of writes, removed when dropped.
 pub(crate) struct RequestLimit {
     root: PathBuf,
     group: PathBuf,
-    /// The file of the limit, and the text that takes it away.
+    /// The file that holds the limit, and the text that removes the limit.
     file: &'static str,
     unlimited: String,
 }
 
 impl RequestLimit {
-    /// A limit of writes to the device that holds `directory`, or why there can be none.
+    /// Limits writes to the device that holds `directory`; an error says why that is not possible.
     pub(crate) fn new(directory: &Path, writes_per_second: u64) -> Result<RequestLimit> {
         let (version, root, _) = ROOTS
             .into_iter()
@@ -59,12 +58,12 @@ impl RequestLimit {
         Ok(limit)
     }
 
-    /// Takes a process in.
+    /// Moves a process into the group.
     pub(crate) fn add(&self, process: u32) -> Result<()> {
         enter(&self.group, process)
     }
 
-    /// Lets a process go on without a limit.
+    /// Moves a process out of the group.
     pub(crate) fn release(&self, process: u32) -> Result<()> {
         enter(&self.root, process)
     }
@@ -72,7 +71,7 @@ impl RequestLimit {
 
 impl Drop for RequestLimit {
     fn drop(&mut self) {
-        // An empty group that stays does no harm, and one without a limit no more.
+        // An empty group that remains does no harm, nor does one without a limit.
         let _ = fs::write(self.group.join(self.file), &self.unlimited);
         let _ = fs::remove_dir(&self.group);
     }
@@ -99,8 +98,8 @@ fn text(version: Version, device: &str, writes_per_second: Option<u64>) -> Strin
     }
 }
 
-/// The numbers of the device below a file system; of the whole one if that is a partition, because
-/// only whole ones have limits.
+/// The numbers of the device below a file system. For a partition, the numbers of the whole device, because only whole
+/// devices have limits.
 fn whole_device(directory: &Path) -> Result<String> {
     let metadata = fs::metadata(directory)
         .with_context(|| format!("cannot look at {}", directory.display()))?;

@@ -1,14 +1,13 @@
-//! Rows with finder and collector at work, against the pass-through, which has neither.
+//! Rows with finder and collector running, compared with the pass-through, which has neither.
 //!
-//! As in `slices`, both servers are measured in turn and compared pair by pair. Finder and
-//! collector run, paced by their latency budget, while onefold is measured, and are paused while
-//! the baseline is measured.
+//! As in `slices`, both servers are measured in turn and compared pair by pair. Finder and collector run, paced by
+//! their latency budget, while onefold is measured. They are paused while the pass-through is measured.
 //!
-//! Latencies are those of the moments in which the machine itself was not slow, see `steadiness`.
+//! Latencies exclude the moments in which the machine itself was slow, see `steadiness`.
 //!
-//! The load alone does not dirty 60 MB/s at half of the peak rate, and most of the blocks it
-//! rewrites are too hot to be published. So that the finder never runs out of work, a second volume
-//! holds data that was written just before, and that one pass has found to be unchanged.
+//! At half of the peak rate the load alone does not dirty 60 MB/s, and most of the blocks it rewrites are too hot to be
+//! published. To keep the finder busy, a second volume holds data that was just written and that one pass has found to
+//! be unchanged.
 
 use std::time::{Duration, Instant};
 
@@ -27,46 +26,46 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "sharing";
 
-/// The daemon's latency budget for the guests' p99.
+/// The daemon's latency budget for the 99th percentile of guests' requests.
 pub(crate) const LATENCY_BUDGET: &str = "500us";
 
-/// Of all that is written.
+/// Duplicates, in percent of the data written.
 pub(crate) const DUPLICATES_PERCENT: u32 = 25;
 
-/// Most requests go to few blocks: 90 % of them to the first tenth.
+/// The skew of the load: 90 % of the requests go to the first tenth of the blocks.
 pub(crate) const SKEW: &str = "zoned:90/10:10/90";
 
-/// The finder's backlog at the start of each slice, besides the load: more than it gets done in a
-/// slice, and in the moment before fio's first request in which it has all the time it wants.
+/// The finder's backlog at the start of each slice, in addition to the load: more than it can process during a slice
+/// and in the moment before fio's first request, when nothing slows it down.
 const SUPPLY_BYTES: u64 = 2 << 30;
 
-/// The least that the finder must complete for its row to count.
+/// The least rate of the finder for its row to count.
 const FINDER_MB_PER_SECOND_MIN: f64 = 60.0;
 
-/// Of the writes to a fully shared volume, how many must have been copies for the row to count.
+/// The least share of copies among the writes to a fully shared volume, for the row to count.
 const COPIED_MIN: f64 = 0.95;
 
-/// Finder and pacing are watched this long after fio was started, and this long before it ends:
-/// fio takes a moment to begin, and until then the guests seem idle.
+/// Finder and pacing are sampled from this long after fio's start until this long before its end: fio takes a moment to
+/// begin, and until then the guests seem idle.
 const WATCH_MARGIN: Duration = Duration::from_millis(1000);
 
-/// The log of the load whose latency counts.
+/// The name of the latency log of the load whose latency counts.
 const LATENCIES: &str = "latencies";
 
-/// The time that the jobs may take for the rest of a slice.
+/// How long the jobs may take to finish the work of one slice.
 const DRAIN_LIMIT: Duration = Duration::from_secs(300);
 
-/// How often the finder is asked whether it has gone over a volume.
+/// The interval at which the finder's progress over a volume is checked.
 const LOOK_POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy)]
 enum Load {
-    /// Skewed reads and writes, as fast as they go.
+    /// Skewed reads and writes, as fast as possible.
     Peak,
-    /// The same, so many per second.
+    /// Skewed reads and writes at a fixed rate.
     Paced { per_second: f64 },
-    /// One random write to each block, all of which are shared, without a time limit: a second
-    /// write to a block is not a copy.
+    /// Random writes, one to each block, all of which are shared, without a time limit: a second write to a block would
+    /// not be a copy.
     Copying,
 }
 
@@ -88,7 +87,7 @@ impl Load {
         };
         match self {
             Load::Peak => skewed(job),
-            // The limit is for each direction.
+            // The limit holds for each direction.
             Load::Paced { per_second } => {
                 let each = (per_second / 2.0) as u64;
                 skewed(job)
@@ -100,23 +99,23 @@ impl Load {
     }
 }
 
-/// One server for one slice.
+/// The results of one server in one slice.
 #[derive(Debug, Clone)]
 struct Slice {
     result: JobResult,
     cpu_us: f64,
-    /// Of the paced load.
+    /// Latencies, measured only for the paced load.
     latency: Option<Latency>,
-    /// Of onefold.
+    /// The work of onefold's jobs.
     jobs: Option<Jobs>,
 }
 
-/// The 99th percentiles of a slice while the machine was not slow.
+/// The 99th percentiles of a slice, without the moments in which the machine was slow.
 #[derive(Debug, Clone, Copy)]
 struct Latency {
     read_p99_us: f64,
     write_p99_us: f64,
-    /// The part of all requests that was answered while it was.
+    /// The share of all requests that was answered while the machine was slow.
     left_out: f64,
 }
 
@@ -150,18 +149,18 @@ impl Slice {
 #[derive(Debug, Clone, Copy)]
 struct Jobs {
     finder_mb_per_second: f64,
-    /// Blocks to be scanned and references to be released, per second: positive if the backlog
+    /// Growth of the blocks to be scanned and of the references to be released, per second: positive if the backlog
     /// grows.
     dirty_growth: f64,
     queued_growth: f64,
-    /// Of the writes, those to published blocks.
+    /// The share of writes that went to published blocks.
     copied: f64,
 }
 
 /// Slices of one load, onefold's first.
 type Pairs = Vec<[Slice; 2]>;
 
-/// All that was measured.
+/// All results of the benchmark.
 pub(crate) struct Sharing {
     pub(crate) mode: Mode,
     peak: Pairs,
@@ -203,13 +202,13 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan, mode: Mode) -> Result<
     Ok(measured)
 }
 
-/// The two servers, with finder and collector at rest.
+/// The two servers, with finder and collector paused.
 struct Bench {
     scratch: Scratch,
     product: Product,
     ours: Contender,
     passthrough: Contender,
-    /// Volumes with work for the finder that there have been; the last one exists.
+    /// Number of volumes made so far as work for the finder; only the last one exists.
     supplies: usize,
 }
 
@@ -270,7 +269,7 @@ impl Bench {
         self.slice(load, results, cpu, &slow)
     }
 
-    /// The jobs rest before and after it.
+    /// Measures onefold. The jobs are paused before and after it.
     fn our_slice(&mut self, load: Load, seconds: u32) -> Result<Slice> {
         match load {
             Load::Peak | Load::Paced { .. } => self.renew_supply()?,
@@ -309,7 +308,7 @@ impl Bench {
             .job(load.job(&server.uri, seconds))
     }
 
-    /// Measured before anything else runs that writes logs.
+    /// Evaluates a slice. Called before another load overwrites the log of latencies.
     fn slice(
         &self,
         load: Load,
@@ -343,13 +342,13 @@ impl Bench {
         })
     }
 
-    /// References dropped so far. The jobs must rest.
+    /// References dropped so far. The jobs must be paused.
     fn released(&self) -> Result<u64> {
         Ok(self.product.work()?.released + self.product.backlog()?.queued)
     }
 
-    /// A new volume with fresh data; the last one, whose blocks are published, is deleted. The
-    /// finder scans it once, so that it can start with it when the slice begins.
+    /// Makes a new volume with fresh data and deletes the last one, whose blocks are published. The finder scans the
+    /// new volume once, so that it can publish as soon as the slice begins.
     fn renew_supply(&mut self) -> Result<()> {
         self.remove_supply()?;
         self.supplies += 1;
@@ -385,7 +384,7 @@ impl Bench {
         format!("supply{}", self.supplies)
     }
 
-    /// Waits until the collector has nothing to do any more.
+    /// Deletes the last of these volumes, and waits until the collector is done.
     fn remove_supply(&mut self) -> Result<()> {
         if self.supplies > 0 {
             let name = self.supply();
@@ -400,7 +399,7 @@ impl Bench {
         self.product.pause_jobs()
     }
 
-    /// From here on only `pool dedup` publishes anything.
+    /// Sets the volume up so that only `pool dedup` publishes its blocks.
     fn share_everything(&mut self) -> Result<()> {
         self.remove_supply()?;
         self.product
@@ -411,7 +410,7 @@ impl Bench {
     }
 }
 
-/// The jobs at one moment.
+/// The state of the jobs at one moment.
 struct Look {
     at: Instant,
     found_bytes: u64,
@@ -432,9 +431,9 @@ impl Look {
     }
 }
 
-/// The p99 including the moments in which the machine was slow.
+/// The p99 with the moments in which the machine was slow.
 pub(crate) struct SlowMoments {
-    /// The part of requests in them: of onefold's, of the pass-through's.
+    /// The share of requests in these moments, of onefold and of the pass-through.
     pub(crate) left_out: [f64; 2],
     pub(crate) reads: Estimate,
     pub(crate) writes: Estimate,
@@ -456,7 +455,7 @@ impl SlowMoments {
     }
 }
 
-/// One number of a load against the pass-through's.
+/// A row of the table: a number of onefold, relative to the pass-through.
 pub(crate) struct Row {
     pub(crate) title: String,
     pub(crate) unit: &'static str,
@@ -472,20 +471,20 @@ pub(crate) struct Row {
     goal: Goal,
 }
 
-/// The subject of a ratio, which decides the side of its number it has to be on, and the conditions
-/// for it to count.
+/// The subject of a ratio, which decides whether it must be above or below its goal, and under which conditions it
+/// counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goal {
-    /// With the finder at work.
+    /// Throughput with the finder running.
     Throughput,
-    /// With the finder at its rate and a backlog that does not grow.
+    /// Latency with the finder at its rate and a backlog that does not grow.
     LatencyWithFinder,
-    /// With nearly all writes copied.
+    /// Throughput with nearly all writes copied.
     ThroughputOfCopies,
 }
 
 impl Row {
-    /// Whether the ratio is as good as this number.
+    /// Compares the ratio with a goal: "met" or "missed", or the reason why the row is not shown.
     pub(crate) fn verdict(&self, number: f64) -> &'static str {
         let met = match self.goal {
             Goal::LatencyWithFinder if self.finder_mb_per_second < FINDER_MB_PER_SECOND_MIN => {
@@ -567,7 +566,7 @@ impl Sharing {
         ])
     }
 
-    /// The paced load with the moments that the rows leave out.
+    /// The ratios of the paced load, including the moments that the rows leave out.
     pub(crate) fn with_slow_moments(&self) -> Result<SlowMoments> {
         let ratio = |p99_us: fn(&JobResult) -> f64| {
             let ratios = self.paced.iter();
@@ -628,7 +627,7 @@ impl Slice {
     }
 }
 
-/// A row without numbers to reach.
+/// A row without goals.
 fn row(
     pairs: &Pairs,
     title: &str,

@@ -1,9 +1,8 @@
 //! Throughput rows: short slices of load on each server in turn, compared pair by pair.
 //!
-//! A machine's speed changes from minute to minute more than the servers differ. Slices that follow
-//! each other directly see nearly the same machine, so the ratio of each such group is taken first
-//! and the median of the ratios afterwards. The order within a group rotates, so that no server
-//! always comes after the same neighbour.
+//! A machine's speed changes from minute to minute by more than the servers differ. Slices that follow each other
+//! directly see nearly the same machine, so the ratio of each such group is taken first and the median of the ratios
+//! afterwards. The order within a group rotates, so that no server always follows the same one.
 
 use std::path::Path;
 
@@ -18,11 +17,11 @@ use onefold_harness::fio::{Fio, Section};
 use onefold_harness::server::{Address, Daemon, Product, QemuMode, qemu_nbd};
 use onefold_harness::workspace::Workspace;
 
-/// Each server's data: small enough to stay in the page cache, large enough for random requests
-/// to find another place each time.
+/// The size of each server's data: small enough to stay in the page cache, large enough for random requests to hit a
+/// new place each time.
 pub(crate) const DATA_BYTES: u64 = 512 << 20;
 
-/// Pieces in which it is written at first.
+/// The number of pieces in which the data is first written.
 const FILL_PIECES: usize = 32;
 pub(crate) const EXPORT: &str = "bench";
 
@@ -42,9 +41,9 @@ impl Mode {
     }
 }
 
-/// The request size of a server's initial data. The host's page cache keeps a file that was written
-/// in large requests in large folios, in which small writes cost several times as much: a raw file
-/// copied by one program behaves like the former, one installed into by another like the latter.
+/// The request size with which a server's data is first written. The host's page cache keeps a file that was written in
+/// large requests in large folios, in which small writes cost several times as much. A raw file that one program copied
+/// is in large folios; one that an installer wrote is in small ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fill {
     Large,
@@ -60,16 +59,16 @@ impl Fill {
     }
 }
 
-/// The servers to compare, and the numbers that they must and should reach.
+/// A load, its servers, and the numbers that it must and should reach.
 pub(crate) struct Row {
     pub(crate) mode: Mode,
     pub(crate) fill: Fill,
     rw: &'static str,
     block: &'static str,
     depth: u32,
-    /// Against the pass-through: must, aim.
+    /// The goals against the pass-through: must, aim.
     passthrough: (f64, f64),
-    /// Against the best `qemu-nbd`, where there is such a number.
+    /// The goals against the best `qemu-nbd`, in rows that have such goals.
     qemu: Option<(f64, f64)>,
 }
 
@@ -97,12 +96,12 @@ const LARGE: (f64, f64) = (0.85, 0.95);
 const QEMU: Option<(f64, f64)> = Some((1.3, 2.0));
 const DIRECT: (f64, f64) = (0.95, 1.0);
 
-/// How a file is filled makes no difference where the host's page cache is not used.
+/// The way of filling a file makes no difference where the host's page cache is not used.
 const IN_LARGE_FOLIOS: (Mode, Fill) = (Mode::Host, Fill::Large);
 const IN_SMALL_FOLIOS: (Mode, Fill) = (Mode::Host, Fill::Small);
 const PAST_CACHE: (Mode, Fill) = (Mode::Direct, Fill::Large);
 
-/// The purposes of servers, in this order.
+/// The settings, in the order in which they are measured.
 pub(crate) const SETTINGS: [(Mode, Fill); 3] = [IN_LARGE_FOLIOS, IN_SMALL_FOLIOS, PAST_CACHE];
 
 pub(crate) const ROWS: [Row; 18] = [
@@ -153,10 +152,10 @@ impl Row {
     }
 }
 
-/// The product, the pass-through, `qemu-nbd` in two ways.
+/// The product, the pass-through, and `qemu-nbd` in two modes.
 const SERVERS: usize = 4;
 
-/// The best ways of `qemu-nbd` to reach a file.
+/// The fastest modes of `qemu-nbd` for a file.
 fn qemu_modes(mode: Mode) -> [(&'static str, QemuMode); 2] {
     match mode {
         Mode::Host => [
@@ -170,7 +169,7 @@ fn qemu_modes(mode: Mode) -> [(&'static str, QemuMode); 2] {
     }
 }
 
-/// The servers of one setting, all running.
+/// The running servers of one setting.
 pub(crate) struct Contenders {
     scratch: Scratch,
     servers: [Contender; SERVERS],
@@ -184,7 +183,7 @@ pub(crate) struct Contender {
 }
 
 impl Contenders {
-    /// Starts them and fills their data, so that every write is a rewrite.
+    /// Starts the servers and fills their data, so that every write is a rewrite.
     pub(crate) fn start(
         workspace: &Workspace,
         plan: &Plan,
@@ -195,7 +194,7 @@ impl Contenders {
         let [first, second] = qemu_modes(mode);
         let qemu = |file, (name, way)| start_qemu(directory, name, file, way);
         let servers = if plan.control {
-            // The same everywhere: every ratio must come out as 1 within its interval.
+            // The same server everywhere: every ratio must come out as 1 within its interval.
             [
                 qemu("a", ("onefold", first.1))?,
                 qemu("b", ("pass-through", first.1))?,
@@ -214,19 +213,19 @@ impl Contenders {
         Ok(Contenders { scratch, servers })
     }
 
-    /// Ends the servers, which must all be there still. The pass-through knows no clean end.
+    /// Ends the servers, all of which must still run. The pass-through has no clean end.
     pub(crate) fn end(self) -> Result<()> {
         self.servers
             .into_iter()
             .try_for_each(|server| server.daemon.kill())
     }
 
-    /// Measures one row: so many of its groups, each with the next order of servers.
+    /// Measures a number of groups of one row, each with the next order of servers.
     pub(crate) fn measure(&self, row: &Row, plan: &Plan, measured: &mut Measured) -> Result<()> {
         let first = measured.groups.len();
         for group in first..first + plan.slices.div_ceil(plan.layouts) {
             let mut slices = [None; SERVERS];
-            // Rows without a number against qemu-nbd need no slices of it.
+            // Rows without a goal against qemu-nbd need no slices of it.
             let count = if row.qemu.is_some() { SERVERS } else { 2 };
             for index in order(group, count) {
                 let (Some(server), Some(slot)) = (self.servers.get(index), slices.get_mut(index))
@@ -263,8 +262,8 @@ impl Contenders {
     }
 }
 
-/// The order of a group's servers. If their number is even, each follows every other once in as many groups
-/// as servers, because a disk that rested for a while is faster for the next server.
+/// The order of a group's servers. If their number is even, each follows every other once in as many groups as there
+/// are servers, because a disk that was idle for a while is faster for the next server.
 pub(crate) fn order(group: usize, count: usize) -> impl Iterator<Item = usize> {
     let zigzag = (0..count).map(move |turn| match turn % 2 {
         0 => (count - turn / 2) % count,
@@ -273,9 +272,8 @@ pub(crate) fn order(group: usize, count: usize) -> impl Iterator<Item = usize> {
     zigzag.map(move |index| (index + group) % count)
 }
 
-/// Writes the data of all servers, in turn and a piece at a time: the first writer gets the larger
-/// pieces of the host's memory for its page cache, which affects the cost of rewriting them. This
-/// many percent of it are duplicates.
+/// Writes the data of all servers, in turn and a piece at a time: the first writer gets the larger pieces of the host's
+/// memory for its page cache, which affects the cost of rewriting them. `duplicates` is in percent.
 pub(crate) fn fill(
     directory: &Path,
     servers: &[&Contender],
@@ -344,7 +342,7 @@ pub(crate) fn start_passthrough(
     start_passthrough_of(DATA_BYTES, workspace, directory, mode)
 }
 
-/// With a file of this size.
+/// Starts the pass-through on a file of this size.
 pub(crate) fn start_passthrough_of(
     bytes: u64,
     workspace: &Workspace,
@@ -419,7 +417,7 @@ fn contender(
     })
 }
 
-/// One server for one slice.
+/// The results of one server in one slice.
 #[derive(Debug, Clone, Copy)]
 struct Slice {
     iops: f64,
@@ -434,7 +432,7 @@ pub(crate) struct Measured {
     groups: Vec<[Option<Slice>; SERVERS]>,
 }
 
-/// A row against one baseline.
+/// A row compared with one baseline.
 pub(crate) struct Comparison {
     pub(crate) row: String,
     pub(crate) baseline: &'static str,
@@ -450,7 +448,7 @@ pub(crate) struct Comparison {
 }
 
 impl Measured {
-    /// The row against each of its baselines: of the ways of `qemu-nbd` against the one that is faster here.
+    /// Compares the row with each of its baselines: the pass-through, and the faster mode of `qemu-nbd`.
     pub(crate) fn compare(&self, row: &Row) -> Result<Vec<Comparison>> {
         let against_passthrough = Some(("pass-through", 1, row.passthrough));
         let against_qemu = row.qemu.map(|numbers| {
@@ -541,7 +539,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_group() {
-        // The machine doubles its speed from group to group; the ratio stays.
+        // The machine doubles its speed from group to group, and the ratio stays the same.
         let groups = (0..8)
             .map(|n| {
                 let speed = f64::from(1 << n);

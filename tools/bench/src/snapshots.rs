@@ -1,9 +1,8 @@
-//! Rows about snapshots: the cost of making and deleting one for guests, and of a volume that has
-//! some.
+//! Rows about snapshots: how much making or deleting one slows guests down, and the cost of a volume that has some.
 //!
-//! Finder and collector rest; deletions run. Latencies are those of the moments in which the
-//! machine itself was not slow, see `steadiness`; except for the longest one while a snapshot is
-//! made, which is compared with the longest in an equal time just before.
+//! Finder and collector are paused; deletions run. Latencies exclude the moments in which the machine itself was slow,
+//! see `steadiness`; except for the longest one while a snapshot is made, which is compared with the longest in an
+//! equal time just before.
 
 use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,14 +22,14 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "snapshots";
 
-/// Mapped data of the volume whose snapshot is made, and so the snapshot's entries.
+/// Mapped blocks of the volume whose snapshot is made, and therefore the snapshot's entries.
 pub(crate) const ENTRIES: u64 = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
-/// Snapshots that the chain has, each with a part of the data.
+/// Number of snapshots in the chain, each with a part of the data.
 pub(crate) const CHAIN: u64 = 32;
 
-/// The goals of the rows: milliseconds and a ratio at most, ratios at least.
+/// The goals of the rows: at most these milliseconds and this ratio, then at least these ratios.
 pub(crate) const STALL_MUST_MS: f64 = 20.0;
 pub(crate) const DELETE_MUST: f64 = 1.3;
 pub(crate) const CHAIN_MUST: f64 = 0.90;
@@ -42,44 +41,43 @@ const LOAD_SECONDS: u32 = 45;
 const WARM_UP: Duration = Duration::from_secs(4);
 const BEFORE_DELETION: Duration = Duration::from_secs(6);
 
-/// The part of that time left out after the snapshot was made: first writes are dense then.
+/// Time left out after the snapshot was made, because first writes are dense then.
 const SETTLING_MS: f64 = 2000.0;
 
-/// A request that waited for the snapshot is answered so long after the command's end at most.
+/// The longest time after the command's end at which a request that waited for the snapshot is answered.
 const ANSWER_MS: f64 = 50.0;
 
 const LATENCIES: &str = "latencies";
 
-/// The interval at which a deletion in the background is checked, which is work for the server as
-/// well.
+/// The interval at which a background deletion is checked, because checking is work for the server, too.
 const DELETION_POLL: Duration = Duration::from_millis(500);
 
 /// A snapshot of [`ENTRIES`] entries, made and deleted under load.
 #[derive(Debug)]
 struct Round {
-    /// The longest request while it was made, and in as long a time before, in ms.
+    /// The longest request while the snapshot was made, and in an equal time before, in ms.
     stall_ms: f64,
     usual_ms: f64,
-    /// The 99th percentile while it was deleted, and before, in µs.
+    /// The 99th percentile while the snapshot was deleted, and before, in µs.
     deleting_us: f64,
     before_us: f64,
-    /// How long the deletion took, in s.
+    /// The duration of the deletion, in s.
     deletion_seconds: f64,
 }
 
-/// Requests per second with and without.
+/// Requests per second with and without snapshots.
 type Pair = [f64; 2];
 
-/// All that was measured.
+/// All results of the benchmark.
 pub(crate) struct Snapshots {
     rounds: Vec<Round>,
-    /// 4 KiB random read at depths 1 and 32: with the chain, without snapshots.
+    /// 4 KiB random reads at depths 1 and 32: with the chain, without snapshots.
     chain: [Vec<Pair>; 2],
-    /// 4 KiB random write, each block once: after a snapshot, pass-through.
+    /// 4 KiB random writes, each block once: after a snapshot, pass-through.
     touch: Vec<Pair>,
 }
 
-/// One line of the table.
+/// A row of the table.
 pub(crate) struct Row {
     pub(crate) title: String,
     pub(crate) number: Estimate,
@@ -134,7 +132,7 @@ impl Snapshots {
         rows.into_iter().flatten().collect()
     }
 
-    /// Seconds that a deletion took, in the median.
+    /// The median duration of a deletion, in seconds.
     pub(crate) fn deletion_seconds(&self) -> f64 {
         median(self.rounds.iter().map(|round| round.deletion_seconds))
     }
@@ -212,7 +210,7 @@ fn command(product: &Product, arguments: &[&str]) -> Result<()> {
     product.command().arg("--quiet").args(arguments).run()
 }
 
-/// Returns when all its own blocks are released.
+/// Deletes the snapshot, and returns when all its own blocks are released.
 fn delete(product: &Product, snapshot: &str) -> Result<()> {
     command(product, &["snapshot", "delete", snapshot, "--yes"])?;
     while product.backlog()?.queued > 0 {
@@ -275,7 +273,7 @@ fn under_load(workspace: &Workspace, plan: &Plan) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// When it began and ended, in milliseconds of the Unix epoch.
+/// Runs `work`, and returns when it began and ended, in milliseconds of the Unix epoch.
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<Range<f64>> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let start = now.context("the clock is not set")?.as_secs_f64() * 1e3;
@@ -316,8 +314,8 @@ impl Round {
     }
 }
 
-/// Two equal volumes in one pool. One of them has [`CHAIN`] snapshots, and after each of them one
-/// [`CHAIN`]th of its blocks, at random, was rewritten.
+/// Two equal volumes in one pool. One of them has [`CHAIN`] snapshots, and after each one a [`CHAIN`]th of its blocks,
+/// at random, was rewritten.
 fn chain(workspace: &Workspace, plan: &Plan) -> Result<[Vec<Pair>; 2]> {
     let scratch = Scratch::new(&workspace.scratch_parent(), NAME)?;
     let product = Product::build(workspace, scratch.path())?.pin(Some(SERVER_PROCESSOR));
@@ -366,7 +364,7 @@ fn chain(workspace: &Workspace, plan: &Plan) -> Result<[Vec<Pair>; 2]> {
     };
     let mut pairs = [Vec::new(), Vec::new()];
     for (depth, pairs) in [1, 32].into_iter().zip(&mut pairs) {
-        // All of it is in the caches, the product's and the host's, before anything counts.
+        // First fill the caches of the product and of the host.
         for uri in &uris {
             read(uri, "read", "1m", 4, plan.slice_seconds)?;
         }
@@ -383,8 +381,8 @@ fn chain(workspace: &Workspace, plan: &Plan) -> Result<[Vec<Pair>; 2]> {
     Ok(pairs)
 }
 
-/// One random write to each block, just after a snapshot was made; the pass-through rewrites its
-/// blocks in the same way. The snapshot is deleted afterwards.
+/// Writes once to each block, at random, just after a snapshot was made; the pass-through rewrites its blocks in the
+/// same way. The snapshot is deleted afterwards.
 fn first_writes(workspace: &Workspace, plan: &Plan) -> Result<Vec<Pair>> {
     let scratch = Scratch::new(&workspace.scratch_parent(), NAME)?;
     let product = Product::build(workspace, scratch.path())?.pin(Some(SERVER_PROCESSOR));
@@ -437,7 +435,7 @@ mod tests {
                 is_write: n % 2 == 0,
             })
             .collect();
-        // While it is made, while things settle, while it is deleted; and a slow machine.
+        // While the snapshot is made, while its effect settles, while it is deleted, and while the machine is slow.
         for (at, latency_us) in [(5005, 9000.0), (5500, 50_000.0)] {
             requests[at].latency_us = latency_us;
         }

@@ -1,10 +1,9 @@
-//! Medians, their intervals, and the rule by which a measurement meets its number.
+//! Medians, their intervals, and the rule by which a measurement meets its goal.
 
-/// Two medians are compared where their interval is at most this part of the median to each side.
+/// Medians decide if their interval is at most this part of the median to each side.
 const NARROW: f64 = 0.05;
 
-/// The part of the pass-through's processor time per request that may be used if the interval is
-/// wide.
+/// The most processor time per request, relative to the pass-through, that meets a goal if the interval is wide.
 const CPU_RATIO_MAX: f64 = 1.15;
 
 /// A median with its 95 % interval.
@@ -16,9 +15,9 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// From independent samples: no assumption on how they are distributed, because the interval
-    /// is between two of them. With fewer than six samples it is their whole range, which covers
-    /// the median less surely than 95 %.
+    /// The median of independent samples, and its interval between two of them, which assumes nothing about their
+    /// distribution. With fewer than six samples the interval is their whole range, which covers the median less surely
+    /// than 95 %.
     pub(crate) fn of(samples: &[f64]) -> Option<Estimate> {
         let mut sorted: Vec<f64> = samples.iter().copied().filter(|x| x.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -38,9 +37,9 @@ impl Estimate {
     }
 }
 
-/// How many of the sorted samples lie below the interval, and as many above it: the most for
-/// which the median is outside with a probability of at most 5 %. The number of samples below
-/// the median is that of heads in as many tosses of a coin.
+/// How many of the sorted samples lie below the interval, and as many above it: the most for which the median is
+/// outside with a probability of at most 5 %. The number of samples below the median is distributed like the number of
+/// heads in as many tosses of a coin.
 fn outside_interval(count: usize) -> usize {
     let mut exactly = 0.5_f64.powi(count as i32);
     let mut at_most = exactly;
@@ -54,7 +53,7 @@ fn outside_interval(count: usize) -> usize {
     heads.saturating_sub(1)
 }
 
-/// Whether a row meets its number, and by which criterion.
+/// Whether a row meets its goal, and by which criterion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) met: bool,
@@ -62,9 +61,9 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// `ratio` of throughputs against `at_least`; if its interval is wider than ±5 %, the processor
-    /// time per request against that of the pass-through decides. An interval that is wholly below
-    /// the number leaves nothing to decide: that is a miss, however wide.
+    /// Compares a `ratio` of throughputs with `at_least`. If its interval is wider than ±5 %, the processor time per
+    /// request, relative to the pass-through, decides instead. An interval that is wholly below the goal is a miss,
+    /// however wide.
     pub(crate) fn of(ratio: Estimate, cpu_ratio: Option<Estimate>, at_least: f64) -> Verdict {
         match cpu_ratio {
             Some(cpu_ratio) if !ratio.is_narrow() && ratio.high >= at_least => Verdict {

@@ -1,10 +1,10 @@
-//! When the machine itself was slow.
+//! Finds the moments in which the machine itself was slow.
 //!
-//! The processors of a virtual machine are sometimes slowed down as a whole, whatever runs on them:
-//! some hosts let them have a tenth of their speed for a tenth of a second, every few seconds. That
-//! affects more than one request in a hundred, so a 99th percentile would show little else. These
-//! moments are left out, of all servers alike. They are detected independently of the servers: by
-//! the processor time of the same short computation, repeated on the client's processor.
+//! The processors of a virtual machine are sometimes slowed down as a whole, whatever runs on them: some hosts let them
+//! have a tenth of their speed for a tenth of a second, every few seconds. That affects more than one request in a
+//! hundred, so a 99th percentile would show little else. These moments are left out for all servers alike. They are
+//! detected independently of the servers: by the processor time of the same short computation, repeated on the client's
+//! processor.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// How often it is computed: takes a hundredth of the processor.
+/// The interval at which the computation runs, which takes a hundredth of the processor.
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// Steps of the computation, about 10 us.
+/// Steps of the computation, which takes about 10 us.
 const STEPS: u32 = 10_000;
 
 /// The machine is slow when the computation takes this many times its median.
 const SLOW_FACTOR: f64 = 2.0;
 
-/// So long before the first slow computation it may have begun, ...
+/// How long before the first slow computation the slowness may have begun.
 const BEFORE_MS: f64 = 5.0;
 
-/// ... and this long after the last one, while speed recovers and queued requests are answered.
+/// How long the machine counts as slow after the last slow computation, while queued requests are answered.
 const AFTER_MS: f64 = 50.0;
 
-/// Looks on while something is measured.
+/// Repeats the computation in a thread while something is measured.
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<Sample>>>,
@@ -54,12 +54,12 @@ impl Watch {
                 processors.set(processor);
                 sched_setaffinity(None, &processors).context("cannot stay on one processor")?;
                 let mut samples = Vec::new();
-                // At least one, however soon it is over.
+                // Take at least one sample, however soon it is over.
                 loop {
                     let now = SystemTime::now().duration_since(UNIX_EPOCH);
                     samples.push(Sample {
                         at_ms: now.context("the clock is not set")?.as_secs_f64() * 1e3,
-                        // An interrupt in the middle of one says nothing about the machine.
+                        // The minimum of two: an interrupt during one of them says nothing about the machine.
                         cost_ns: cost_ns().min(cost_ns()),
                     });
                     if is_over.load(Ordering::Relaxed) {
@@ -98,7 +98,7 @@ fn cost_ns() -> u64 {
     now() - start
 }
 
-/// Times at which the machine was slow, in milliseconds of the Unix epoch, in their order.
+/// The times at which the machine was slow, in milliseconds of the Unix epoch, in order.
 #[derive(Debug, PartialEq)]
 pub(crate) struct SlowSpans(Vec<(f64, f64)>);
 

@@ -1,10 +1,9 @@
-//! `cargo xtask bench study`: the speed and memory of `onefold analyze`; and the rate at which
-//! `onefold bench` makes and compares blocks where nothing else takes time.
+//! `cargo xtask bench study`: the speed and memory of `onefold analyze`; and the rate at which `onefold bench` makes
+//! and compares blocks if nothing else takes time.
 //!
-//! Files of random blocks, all different and all in the page cache, are analysed by the program as
-//! it is shipped, on two processors. A round runs everything once, so that ratios are of runs with
-//! little time between them; the first round warms up and is not counted. `duperemove` makes its
-//! checksums of the same files in each round.
+//! The shipped program analyses files of random blocks, all different and all in the page cache, on two processors. A
+//! round runs every program once, so that ratios compare runs that are close in time; the first round warms up and is
+//! not counted. `duperemove` computes the checksums of the same files in each round.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ use onefold_harness::workspace::Workspace;
 /// Options of `cargo xtask bench study`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// An eighth of the data and of the little memory, and one round: an impression, not a result
+    /// Use an eighth of the data and of the little memory, and run one round, for a quick impression
     #[arg(long)]
     quick: bool,
 }
@@ -52,48 +51,48 @@ const QUICK: Plan = Plan {
     load_mib: 512,
 };
 
-/// Several, because content-defined chunks of one file are cut by one processor.
+/// Several files, because the content-defined chunks of one file are cut by one processor.
 pub(crate) const FILES: u64 = 8;
 
-/// How often each file is named to get many records: the page cache has room for only eight
-/// gigabytes of different blocks, and records are kept of equal ones as well.
+/// How often each file is named to get many records: the page cache has room for only eight gigabytes of different
+/// blocks, and repeated blocks get records, too.
 pub(crate) const TIMES: u64 = 7;
 
-/// Bytes of a chunk's record: 32 until chunks are counted, 16 after that.
+/// Bytes of a chunk's record: 32 until chunks are counted, and 16 afterwards.
 const RECORD_BYTES: u64 = 48;
 
-/// How many times more records than fit there have to be where memory is little.
+/// How many times more records there must be than fit, in runs with little memory.
 const EXCESS_MIN: f64 = 10.0;
 
 /// The memory limit that counts as ample.
 const MUCH: &str = "2G";
 
-/// The smallest blocks: they give the most records for the data in the page cache.
+/// The size of the smallest blocks: they give the most records for the data in the page cache.
 const SMALL_BYTES: u64 = 512;
 
-/// Of content-defined chunks.
+/// The chunking of the run with content-defined chunks.
 const CONTENT: &str = "content:8K";
 
-/// The interval at which a running program is checked.
+/// The poll interval for a running program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The programs of each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Blocks of 4 KiB, with memory as it is by default, where all records fit.
+    /// Blocks of 4 KiB with the default memory, where all records fit.
     Exact,
-    /// More records than fit, because all files are named again and again.
+    /// More records than fit, because every file is named many times.
     Little,
-    /// The same with enough memory.
+    /// As [`Way::Little`], with enough memory.
     Much,
     /// More records than fit, because blocks are small; all are different.
     SmallLittle,
-    /// The same with enough memory.
+    /// As [`Way::SmallLittle`], with enough memory.
     SmallMuch,
     Content,
     Harnik,
     Duperemove,
-    /// `onefold bench` on memory, on one processor: each block is written, and read back and compared.
+    /// `onefold bench` on memory, on one processor: writes each block, reads it back and compares it.
     Load,
 }
 
@@ -109,19 +108,19 @@ pub(crate) const WAYS: [Way; 9] = [
     Way::Load,
 ];
 
-/// The cost of a program.
+/// The cost of one run of a program.
 pub(crate) struct Run {
-    /// From its start to its end; of [`Way::Load`] its own figure, without dealing out contents.
+    /// Seconds from start to end; for [`Way::Load`] the program's own figure, without the time to deal out contents.
     pub(crate) seconds: f64,
     pub(crate) peak_memory_bytes: u64,
-    /// Bytes that did not come from the page cache.
+    /// Bytes read from the device instead of the page cache.
     pub(crate) device_read_bytes: u64,
 }
 
-/// All measurements, as [`WAYS`], round by round.
+/// All measurements, in the order of [`WAYS`], by round.
 pub(crate) struct Measured {
     pub(crate) runs: [Vec<Run>; WAYS.len()],
-    /// Its version, or why it was not run.
+    /// The version of duperemove, or the reason why it was not run.
     pub(crate) duperemove: Result<String, String>,
 }
 
@@ -158,7 +157,7 @@ impl Plan {
         FILES * self.file_bytes
     }
 
-    /// Bytes read.
+    /// Bytes that a program reads.
     pub(crate) fn read_bytes(&self, way: Way) -> u64 {
         match way {
             Way::Load => self.load_mib << 20,
@@ -166,7 +165,7 @@ impl Plan {
         }
     }
 
-    /// How many times more records come than fit, where memory is little.
+    /// How many times more records there are than fit, if memory is little.
     pub(crate) fn excess(&self, way: Way) -> Option<f64> {
         let records = self.read_bytes(way) / way.block_bytes();
         let fit = (self.little_mib << 20) / RECORD_BYTES;
@@ -174,7 +173,7 @@ impl Plan {
         is_little.then(|| records as f64 / fit as f64)
     }
 
-    /// The value of `--memory`, if any.
+    /// The value of `--memory`, if the option is given.
     pub(crate) fn memory(&self, way: Way) -> Option<String> {
         match way {
             Way::Little | Way::SmallLittle => Some(format!("{}M", self.little_mib)),
@@ -220,14 +219,14 @@ impl Measured {
         place.map_or(&[], |place| self.runs[place].as_slice())
     }
 
-    /// GB/s read.
+    /// GB/s that a program reads.
     pub(crate) fn rate(&self, plan: &Plan, way: Way) -> Option<Estimate> {
         let rates = self.of(way).iter();
         let rates = rates.map(|run| plan.read_bytes(way) as f64 / 1e9 / run.seconds);
         Estimate::of(&rates.collect::<Vec<_>>())
     }
 
-    /// One's speed, times the other's, of runs of the same round.
+    /// The ratio of two programs' speeds, from runs of the same round.
     pub(crate) fn ratio(&self, plan: &Plan, one: Way, other: Way) -> Option<Estimate> {
         let both = self.of(one).iter().zip(self.of(other));
         let bytes = plan.read_bytes(one) as f64 / plan.read_bytes(other) as f64;
@@ -235,7 +234,7 @@ impl Measured {
         Estimate::of(&ratios.collect::<Vec<_>>())
     }
 
-    /// The most of all rounds, in MiB.
+    /// The highest peak memory of all rounds, in MiB.
     pub(crate) fn peak_mib(&self, way: Way) -> Option<f64> {
         let peaks = self.of(way).iter().map(|run| run.peak_memory_bytes);
         Some(peaks.max()? as f64 / f64::from(1 << 20))
@@ -291,7 +290,7 @@ impl Bench<'_> {
                         println!("{}: {:.2} s, {mib} MiB", way.title(), run.seconds);
                         runs.extend((round > 0).then_some(run));
                     }
-                    // It is missing from the page; the others took too long to be lost.
+                    // Its row is missing from the page; the others took too long to be lost.
                     Err(error) => {
                         println!("{} could not be measured: {error:#}", way.title());
                         left.retain(|other| other != way);
@@ -319,7 +318,7 @@ impl Bench<'_> {
             if let Some(status) = running.try_wait()? {
                 break status;
             }
-            // Both only grow, and are gone with the process.
+            // Both figures only grow, and vanish with the process.
             peak_memory_bytes = running.peak_memory_bytes().unwrap_or(peak_memory_bytes);
             device_read_bytes = running.device_read_bytes().unwrap_or(device_read_bytes);
             std::thread::sleep(LOOK_INTERVAL);
@@ -382,8 +381,7 @@ impl Bench<'_> {
         self.scratch.path().join("hashes")
     }
 
-    /// The run must have done the intended work. Returns the program's own figure of seconds, if
-    /// that counts.
+    /// Checks that the run did the intended work. Returns the program's own figure of seconds, if that one counts.
     fn expect(&self, way: Way, said: &str) -> Result<Option<f64>> {
         if way == Way::Duperemove {
             return self.expect_hashes(&self.hash_file()).map(|()| None);
@@ -414,7 +412,7 @@ impl Bench<'_> {
         Ok(phases.map(|phases| phases.iter().filter_map(seconds).sum()))
     }
 
-    /// A file that it passes over is no failure to it.
+    /// Checks the count of hashes, because duperemove succeeds even if it skips a file.
     fn expect_hashes(&self, file: &Path) -> Result<()> {
         let metadata = std::fs::metadata(file).context("it left no file of checksums")?;
         let least = self.plan.data_bytes() / BLOCK_BYTES as u64 * 16;
@@ -427,7 +425,7 @@ impl Bench<'_> {
     }
 }
 
-/// Installs it if that needs no question.
+/// Installs duperemove if that needs no confirmation.
 fn duperemove_version() -> Result<String, String> {
     packages::require(packages::DUPEREMOVE).map_err(|error| format!("{error:#}"))?;
     let version = Cmd::new("dpkg-query")

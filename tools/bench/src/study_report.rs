@@ -1,4 +1,4 @@
-//! The page `docs/benchmarks-study.md`, and the raw results beside it.
+//! The page `docs/benchmarks-study.md`, and its raw results.
 
 use std::fmt::Write as _;
 
@@ -14,10 +14,10 @@ use onefold_harness::workspace::Workspace;
 const PAGE: &str = "docs/benchmarks-study.md";
 const RAW: &str = "docs/benchmarks-study.json";
 
-/// The program's memory besides that for records.
+/// The program's memory in addition to the records.
 const SLACK_MIB: f64 = 32.0;
 
-/// The stated memory of Harnik's estimate, in MiB.
+/// The memory that Harnik's estimate states, in MiB.
 const HARNIK_MIB: f64 = 16.0;
 
 fn goals(plan: &Plan, measured: &Measured) -> Vec<Goal> {
@@ -89,7 +89,7 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     );
     let runs = measured.runs.iter().flatten();
     let from_device = runs.map(|run| run.device_read_bytes).max().unwrap_or(0);
-    // Writing to a String can not fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(
         page,
         "\n{FILES} files of {} MiB of random blocks, all different, in the page cache: at most {:.1} MB \

@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run. Only
-//! a whole run writes into `docs/`; a part of one is printed.
+//! `cargo xtask bench`: measures the numbers in `docs/benchmarks.md` together in one run. Only a whole run writes into
+//! `docs/`; a partial one is printed.
 
 use std::time::Instant;
 
@@ -16,14 +16,14 @@ use crate::{checking, finder, import, large, open, report, sharing, snapshots};
 /// Options of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fewer slices: an impression, not a result
+    /// Run fewer slices, for a quick impression
     #[arg(long)]
     quick: bool,
-    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'filled in 64k', 'direct',
+    /// Measure only rows whose name contains this text: 'host randread', 'depth 32', 'filled in 64k', 'direct',
     /// 'sharing', 'host sharing', 'finder', 'import', 'large pool', 'open', 'snapshots', 'check'
     #[arg(long)]
     rows: Option<String>,
-    /// qemu-nbd in every place: shows what the method itself makes of equals
+    /// Run qemu-nbd in every place, to show the error of the method itself
     #[arg(long)]
     control: bool,
 }
@@ -82,7 +82,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     report::write(workspace, &page, &report::raw(&conditions, &plan, &results))
 }
 
-/// A row that cannot be measured is missing from the page; the others took too long to be lost.
+/// Returns the result, or prints the error: the row is missing from the page, but the others took too long to be lost.
 fn attempt<T>(name: &str, measured: Result<T>) -> Option<T> {
     measured
         .inspect_err(|error| println!("{name} could not be measured: {error:#}"))
@@ -107,7 +107,7 @@ fn measure_rows(
     for _ in 0..plan.layouts {
         let contenders = Contenders::start(workspace, plan, setting)?;
         for (row, measured) in rows.iter().zip(&mut measured) {
-            // The writeback of the row before must not slow this one down.
+            // The writeback of the previous row must not slow this one down.
             Cmd::new("sync").run()?;
             contenders.measure(row, plan, measured)?;
         }

@@ -4,9 +4,9 @@
 //! onefold-passthrough --file PATH [--socket PATH] [--direct] [--export NAME]
 //! ```
 //!
-//! Serves one file or block device under one name (default: the empty name) on a unix socket, or on
-//! the sockets it was started with (LISTEN_FDS), until it is killed. It does as little as possible
-//! with each request, so the difference to a volume is the cost of the store.
+//! Serves one file or block device under one name (default: the empty name) on a unix socket, or on the sockets it was
+//! started with (LISTEN_FDS), until it is killed. It does as little as possible with each request, so the difference to
+//! a volume is the cost of the store.
 
 use onefold_nbd::{
     AttachError, Attached, Blocking, Export, ExportError, ExportSummary, Exports, Extent, Failure,
@@ -87,7 +87,7 @@ impl Arguments {
     }
 }
 
-/// One export, open to all clients.
+/// The one export of the server, open to all clients.
 struct OneFile {
     name: String,
     file: Arc<RawFile>,
@@ -118,10 +118,10 @@ const DIRECT_BYTES: usize = 4096;
 
 /// A file or block device.
 struct RawFile {
-    /// Through the page cache.
+    /// The file opened through the page cache.
     cached: File,
-    /// Past the page cache. Unaligned requests still go through it, which the kernel keeps coherent
-    /// for requests that do not overlap.
+    /// The file opened past the page cache. Unaligned requests still use `cached`, which the kernel keeps coherent for
+    /// requests that do not overlap.
     direct: Option<File>,
     size_bytes: u64,
 }
@@ -147,7 +147,7 @@ impl RawFile {
         })
     }
 
-    /// The file through which to go for this request.
+    /// Chooses the open file for a request: direct if offset and memory are aligned.
     fn file_for(&self, offset: u64, memory: &[u8]) -> &File {
         let aligned = offset.is_multiple_of(DIRECT_BYTES as u64)
             && memory.len().is_multiple_of(DIRECT_BYTES)
@@ -182,7 +182,7 @@ impl RawFile {
             .map_err(|error| failed(error.into()))
     }
 
-    /// The state at `at` and where it ends; the end of the file is a hole.
+    /// The state at `at`, and the offset where it ends; the end of the file counts as a hole.
     fn extent_at(&self, at: u64, end: u64) -> io::Result<Extent> {
         let or_end = |position| match position {
             Ok(position) => Ok(position),
@@ -224,8 +224,7 @@ impl Export for RawFile {
         }
     }
 
-    /// A write to the page cache is not refused as blocking: few file systems can tell whether it
-    /// would block.
+    /// Writes to the page cache ignore `blocking`: few file systems can tell whether a write would block.
     fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError> {
         if blocking == Blocking::No && self.direct.is_some() {
             return Err(ExportError::WouldBlock);
