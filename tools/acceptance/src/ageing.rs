@@ -1,11 +1,10 @@
 //! `cargo xtask ageing`: rewriting a fully deduplicated volume again and again.
 //!
-//! A published block is never changed in place: its next write goes to a new block, and its
-//! reference is dropped (docs/life-of-a-write.md). The first rewrite of a deduplicated volume pays
-//! that for every block, and each later one for the blocks published meanwhile. Here each round
-//! writes every block once, in random order, while finder and collector work under their usual
-//! budget. When the load stops, both queues must become empty, and then the pool must hold every
-//! different block once.
+//! A published block is never changed in place: its next write goes to a new block, and its reference is dropped
+//! (docs/life-of-a-write.md). The first rewrite of a deduplicated volume pays that for every block, and each later one
+//! for the blocks that were published since the rewrite before. Here each round writes every block once, in random
+//! order, while finder and collector run with their usual latency budget. When the load stops, both queues must become
+//! empty, and then the pool must hold every distinct block once.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ use onefold_harness::workspace::Workspace;
 const VOLUME: &str = "aged";
 const BLOCK_BYTES: u64 = 4096;
 
-/// The time that finder and collector may take to finish after the last write.
+/// How long finder and collector may take to finish after the last write.
 const DRAIN_LIMIT: Duration = Duration::from_secs(600);
 
 /// Options of `cargo xtask ageing`.
@@ -45,7 +44,7 @@ struct Round {
     p99_us: f64,
     /// Dropped references: one for each write to a published block.
     released: u64,
-    /// When the last write was answered.
+    /// The backlog when the last write was answered.
     backlog: Backlog,
 }
 
@@ -116,14 +115,14 @@ fn round(product: &Product, scratch: &Scratch, size: &str) -> Result<Round> {
 
 /// References dropped since the daemon was started.
 fn released(product: &Product) -> Result<u64> {
-    // A release between the two queries would be counted twice; so the collector is paused.
+    // The collector is paused, because a release between the two queries would be counted twice.
     product.pause_jobs()?;
     let released = product.work()?.released + product.backlog()?.queued;
     product.resume_jobs()?;
     Ok(released)
 }
 
-/// Writes every block once. Returns how many requests that took, and their p99.
+/// Writes every block once. Returns the number of requests, and their p99.
 fn write_all(product: &Product, scratch: &Scratch, size: &str, rw: &str) -> Result<(u64, f64)> {
     let job = Section::new("age", &product.default_address().uri(VOLUME))
         .set("rw", rw)
@@ -132,7 +131,7 @@ fn write_all(product: &Product, scratch: &Scratch, size: &str, rw: &str) -> Resu
         .set("size", size)
         .set("refill_buffers", 1)
         .set("dedupe_percentage", 50)
-        // New content in each round.
+        // Each round writes new content.
         .set("randrepeat", 0)
         .set("end_fsync", 1);
     let results = Fio::new(scratch.path(), "age").job(job).run()?;

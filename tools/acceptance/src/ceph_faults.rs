@@ -1,11 +1,12 @@
-//! Faults of the cluster below a pool under load: requests wait as long as the cluster does not take them, and go on
+//! Faults of the cluster below a pool under load: requests wait while the cluster does not serve them and complete
 //! afterwards; no guest gets an error, and nothing is lost.
 //!
-//! fio writes, flushes and compares meanwhile. A fault that lasts longer than the daemon's patience must be in
-//! its log with what waits and since when, and with its end. The pool's own check finds nothing in the end.
+//! During each fault fio writes, flushes and compares. If a fault lasts longer than the daemon's patience, the daemon's
+//! log must report the waiting requests and for how long they have waited, and later the end of the wait. In the end
+//! the pool's own check finds nothing.
 //!
-//! A full cluster is one whose limit is below what it has: pools that are full by a quota need a manager, which a
-//! throw-away cluster has not.
+//! A cluster is made full by setting its limit below its usage: pools that are full by a quota need a manager, which a
+//! throw-away cluster does not have.
 
 use std::time::{Duration, Instant};
 
@@ -25,41 +26,41 @@ use onefold_harness::workspace::Workspace;
 const VOLUMES: [&str; 2] = ["red", "fresh"];
 const VOLUME_BYTES: u64 = 512 << 20;
 
-/// How long a fault lasts: longer than the daemon waits before it says so.
+/// How long a fault lasts: longer than the daemon waits before it logs a warning.
 const FAULT: Duration = Duration::from_secs(12);
 
-/// How long an OSD is silent that nobody does without: longer than the cluster keeps a watch, and than an owner goes
-/// on without being confirmed.
+/// How long an OSD that cannot be replaced is silent: longer than the cluster keeps a watch, and than an owner
+/// continues without confirming its lock.
 const SILENCE: Duration = Duration::from_secs(65);
 
-/// How long fio works: some time before the fault and after it, too.
+/// How long fio runs: it covers some time before and after the fault.
 const LOAD_SECONDS: u64 = 20;
 
 /// How long a fault and fio may take together.
 const LOAD_LIMIT: Duration = Duration::from_secs(180);
 
-/// The fault begins when the daemon has worked for this long, in seconds of processor time. fio itself takes longer than
-/// that to start.
+/// The fault begins when the daemon has used this many seconds of processor time. fio itself takes longer than that to
+/// start.
 const WORK_SECONDS: f64 = 0.1;
 
-/// How long the log may take to say that requests go on.
+/// How long the log may take to report that requests are served again.
 const NEWS_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a full cluster may take to refuse something.
+/// How long a full cluster may take to refuse a request.
 const FULL_LIMIT: Duration = Duration::from_secs(60);
 
-/// What the log says when requests wait, and when they do no more.
+/// Texts that the log has when requests begin to wait, and when they are served again.
 const WAITS: &str = "the cluster has not answered for ";
 const GOES_ON: &str = "the cluster answers again";
 
-/// The limits of a throw-away cluster, by the words of the commands that set them; the lowest comes first.
+/// The limits of a throw-away cluster, by the commands that set them; the lowest comes first.
 const RATIOS: [(&str, &str); 3] = [
     ("set-nearfull-ratio", "0.93"),
     ("set-backfillfull-ratio", "0.95"),
     ("set-full-ratio", "0.97"),
 ];
 
-/// Less than a new cluster has.
+/// A limit below the usage of a new cluster.
 const RATIO_FULL: &str = "0.00001";
 
 /// `cargo xtask ceph-faults`
@@ -94,7 +95,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         ("the cluster is full", full),
     ];
     for (title, fault) in faults {
-        // Placement groups that still recover from the fault before would wait for others than this one's.
+        // Placement groups that still recover from the last fault would wait for other OSDs than the ones this fault
+        // stops.
         cluster.wait_until_clean()?;
         let start = Instant::now();
         let said = fault(&bench).with_context(|| format!("ceph-faults: {title}"))?;
@@ -105,9 +107,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     bench.product.check().map(drop)
 }
 
-/// What a fault has.
+/// The environment of a fault.
 struct Bench<'a> {
-    // Dropped before the pool.
+    // Dropped before the pool is.
     daemon: Daemon,
     product: Product,
     cluster: &'a Cluster,
@@ -117,7 +119,7 @@ struct Bench<'a> {
 type Fault = fn(&Bench<'_>) -> Result<String>;
 
 impl Bench<'_> {
-    /// Random writes with flushes, which are read again and compared meanwhile.
+    /// Random writes with flushes, which fio reads back and compares.
     fn rewrite(&self) -> Section {
         self.load("red")
             .set("rw", "randwrite")
@@ -125,7 +127,7 @@ impl Bench<'_> {
             .set("fsync", 32)
     }
 
-    /// Writes that take new room. Without a flush, because that would wait first.
+    /// Writes to unmapped space, which need new blocks. They do not flush, because a flush would wait first.
     fn extend(&self) -> Section {
         self.load("fresh")
             .set("rw", "write")
@@ -153,7 +155,7 @@ impl Bench<'_> {
         Ok(fio)
     }
 
-    /// A fault for some time, which fio must survive. Returns what the daemon said.
+    /// Applies a fault for some time, during which fio must not fail. Returns what the daemon logged.
     fn under_load(
         &self,
         lasting: Duration,
@@ -169,7 +171,7 @@ impl Bench<'_> {
         Ok(self.said_since(before))
     }
 
-    /// The daemon's log, in which the end of a wait may come a little after the answers to guests.
+    /// The new part of the daemon's log. The end of a wait may be logged a little after the guests get their answers.
     fn said_since(&self, before: usize) -> String {
         let start = Instant::now();
         loop {
@@ -185,11 +187,12 @@ impl Bench<'_> {
 fn frozen_osd(bench: &Bench<'_>) -> Result<String> {
     let osd = bench.cluster.osd(0)?;
     let said = bench.under_load(FAULT, || osd.freeze(), || osd.thaw())?;
-    // The others do without it after 8 s, so it depends on the moment whether somebody waits for longer.
+    // The cluster replaces the OSD after 8 s, so whether a request waits for longer depends on the moment.
     summary(&said)
 }
 
-/// The cluster is told to wait for it, so everything that it serves waits: the lock, too, if that is there.
+/// With `nodown` the cluster waits for the OSD instead of replacing it, so all its objects wait, and the lock with
+/// them.
 fn late_osd(bench: &Bench<'_>) -> Result<String> {
     let osd = bench.cluster.osd(head_osd(bench)?)?;
     let no_down = |verb| bench.cluster.ceph(&["osd", verb, "nodown"]).map(drop);
@@ -198,7 +201,7 @@ fn late_osd(bench: &Bench<'_>) -> Result<String> {
         || no_down("set").and_then(|()| osd.freeze()),
         || osd.thaw(),
     );
-    // Whatever happened: the cluster may be somebody's.
+    // Undone in any case, because the cluster may not be a throw-away one.
     no_down("unset")?;
     let said = said?;
     ensure!(
@@ -209,7 +212,7 @@ fn late_osd(bench: &Bench<'_>) -> Result<String> {
     summary(&said)
 }
 
-/// The OSD that serves the pool's head, where the lock is.
+/// The OSD that serves the pool's head, which has the lock.
 fn head_osd(bench: &Bench<'_>) -> Result<u32> {
     let name = bench.product.place().name();
     let (_, namespace) = name.rsplit_once('/').context("the pool has no name")?;
@@ -255,7 +258,7 @@ fn full(bench: &Bench<'_>) -> Result<String> {
     let parked = wait_for_parked(bench);
     std::thread::sleep(FAULT);
     let ended = !fio.is_running()?;
-    // Whatever happened: the cluster may be somebody's.
+    // Undone in any case, because the cluster may not be a throw-away one.
     set_full(bench.cluster, false)?;
     let parked = parked?;
     ensure!(!ended, "fio did not wait for a full cluster");
@@ -288,7 +291,7 @@ pub(crate) fn set_full(cluster: &Cluster, is_full: bool) -> Result<()> {
     })
 }
 
-/// What the log says of requests that waited. It must say of all that they go on.
+/// Summarizes the log's warnings about waiting requests. Every wait must have an end.
 fn summary(said: &str) -> Result<String> {
     waits_and_ends(said)?;
     let message = said.lines().find_map(|line| line.split_once(WAITS));

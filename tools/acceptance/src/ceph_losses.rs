@@ -1,11 +1,12 @@
-//! A cluster that loses what it was given, that has no room, and that refuses rights: nothing of it is silent, and nobody
-//! needs the cluster's administrator to make room.
+//! A cluster that loses objects, is full, or refuses rights: the product reports each of these, and users can make room
+//! without the cluster's administrator.
 //!
-//! 1. Objects of the data are removed below a volume. Each block is what was written, or an error that names the object,
-//!    also after guests have written to its neighbours; none is zeros. A backup of it fails.
+//! 1. Objects of the data are removed below a volume. Each block either has the content last written or gives an error
+//!    that names the object, also after guests have written to its neighbours; none reads as zeros. A backup of the
+//!    volume fails.
 //! 2. The cluster is full. Guests trim, snapshots are made and deleted, volumes are deleted, the daemon is killed and
 //!    started, and another host takes the pool.
-//! 3. A user who could not keep a dead host out makes no pool and opens none.
+//! 3. A user without the right to fence a dead host can neither make nor open a pool.
 //! 4. The Ceph pool is deleted below a daemon: its guests get errors, and it ends.
 
 use std::path::Path;
@@ -27,19 +28,19 @@ use onefold_harness::workspace::Workspace;
 
 const BLOCK_BYTES: usize = 4096;
 
-/// Three objects, and parts of others.
+/// The size of a volume: three objects, and parts of others.
 const VOLUME_BYTES: u64 = 16 << 20;
 
-/// A Ceph pool that is deleted.
+/// The Ceph pool that is deleted.
 const GONE: &str = "onefold-gone";
 
-/// A user who may not change the blocklist.
+/// A user without the right to change the blocklist.
 const NO_FENCE: &str = "onefold-no-fence";
 
 /// How long a cluster may take to notice that it is full, or a daemon that its pool is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long something may take in a full cluster, where it must not wait.
+/// How many seconds a command may take in a full cluster, where it must not wait.
 const FULL_LIMIT: &str = "60";
 
 /// `cargo xtask ceph-losses`
@@ -71,7 +72,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 }
 
 struct Bench<'a> {
-    // Dropped before what the pool is in.
+    // Dropped before the cluster and the directory that the pool is in.
     product: Product,
     cluster: &'a Cluster,
     scratch: Scratch,
@@ -80,7 +81,7 @@ struct Bench<'a> {
 type Step = fn(&Bench<'_>) -> Result<String>;
 
 impl Bench<'_> {
-    /// A command on the pool, which does not wait for the cluster.
+    /// Runs a command on the pool, which must end although the cluster is full.
     fn command(&self, product: &Product, arguments: &[&str]) -> Result<()> {
         let command = Cmd::new("timeout").arg(FULL_LIMIT).arg(product.binary());
         let command = command.arg("--pool").arg(product.place().name());
@@ -106,7 +107,7 @@ fn connect(address: &Address, volume: &str) -> Result<Client> {
     Ok(Client::connect(&address)?)
 }
 
-/// A volume of blocks that are all different, flushed.
+/// Makes a volume of distinct blocks, and flushes it.
 fn filled(product: &Product, volume: &str) -> Result<Client> {
     let size = VOLUME_BYTES.to_string();
     let create = ["--quiet", "volume", "create", volume, "--size", &size];
@@ -123,7 +124,7 @@ fn filled(product: &Product, volume: &str) -> Result<Client> {
     Ok(client)
 }
 
-/// What is written to a place of a volume.
+/// The content of the block at this place of a volume.
 fn block(volume: &str, at: u64) -> Vec<u8> {
     let words = format!("{volume} {at} ").into_bytes();
     words.into_iter().cycle().take(BLOCK_BYTES).collect()
@@ -148,14 +149,14 @@ fn lost_objects(bench: &Bench<'_>) -> Result<String> {
     let missing = errors_of(&mut client, "lost")?;
     ensure!(missing > 0, "no read missed the objects {removed:?}");
     let said = daemon.said();
-    // One of them at least: many failures of one volume in a short time are counted, not told.
+    // At least one of them: many failures of a volume in a short time are counted instead of logged.
     ensure!(
         removed.iter().any(|object| said.contains(object)),
         "the log names none of the objects {removed:?}\n{}",
         last_lines(&said)
     );
     backup_fails(bench)?;
-    // Every sixteenth block is written again, and its object with it.
+    // Write every sixteenth block again, which creates its object again.
     for at in (0..VOLUME_BYTES).step_by(16 * BLOCK_BYTES) {
         client.write(0, &block("lost", at), at)?;
     }
@@ -180,7 +181,7 @@ fn lost_objects(bench: &Bench<'_>) -> Result<String> {
     ))
 }
 
-/// How many blocks cannot be read. Every other one must be what was written.
+/// Counts the blocks that cannot be read. Every other block must have the content written.
 fn errors_of(client: &mut Client, volume: &str) -> Result<u64> {
     let mut errors = 0;
     let mut found = vec![0; BLOCK_BYTES];
@@ -223,7 +224,7 @@ fn full(bench: &Bench<'_>) -> Result<String> {
     let ended = notice_full(bench.cluster)
         .and_then(|()| make_room(bench, daemon, &mut client))
         .and_then(|daemon| take_full(bench, daemon));
-    // Whatever happened: the cluster may be somebody's.
+    // Undone in any case, because the cluster may not be a throw-away one.
     set_full(bench.cluster, false)?;
     let (daemon, second) = ended?;
     let mut client = connect(&second.default_address(), "kept")?;
@@ -259,7 +260,7 @@ fn notice_full(cluster: &Cluster) -> Result<()> {
     }
 }
 
-/// What makes room, and what is needed for that. The daemon is another one afterwards.
+/// Runs the operations that make room, and a restart of the daemon, in a full cluster. Returns the new daemon.
 fn make_room(bench: &Bench<'_>, daemon: Daemon, client: &mut Client) -> Result<Daemon> {
     let product = &bench.product;
     client.trim(0, (VOLUME_BYTES / 4) as usize)?;
@@ -275,7 +276,7 @@ fn make_room(bench: &Bench<'_>, daemon: Daemon, client: &mut Client) -> Result<D
     product.serve(&[], &[])
 }
 
-/// Another host takes the pool from one that is dead.
+/// Has a second host take the pool from a frozen one, in a full cluster.
 fn take_full(bench: &Bench<'_>, daemon: Daemon) -> Result<(Daemon, Product)> {
     daemon.signal(Signal::STOP)?;
     let second = bench.product.on_host("second")?;

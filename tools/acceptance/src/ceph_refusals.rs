@@ -1,4 +1,4 @@
-//! What the product says about a cluster that it cannot use: one sentence, and exit code 1.
+//! How the product refuses a cluster that it cannot use: with one sentence, and exit code 1.
 
 use std::path::PathBuf;
 use std::thread;
@@ -11,23 +11,23 @@ use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::server::Product;
 
-/// An erasure-coded pool that takes no overwrites, and the profile of its code.
+/// An erasure-coded pool that takes no overwrites, and its profile.
 const ERASURE_CODED: &str = "onefold-erasure-coded";
 
-/// A user who may do nothing with the pool.
+/// A user without rights on the pool.
 const STRANGER: &str = "onefold-stranger";
 
-/// How a cluster is wrong.
+/// A cluster that the product must refuse.
 struct Refusal {
     title: &'static str,
     conf: PathBuf,
     ceph_pool: &'static str,
     options: &'static [&'static str],
-    /// What the sentence must have.
+    /// A part of the sentence that is expected.
     says: &'static str,
 }
 
-/// Tries them all at the same time, because a monitor that does not answer takes half a minute.
+/// Checks all refusals concurrently, because a monitor that does not answer takes half a minute.
 pub(crate) fn check(product: &Product, cluster: &Cluster, scratch: &Scratch) -> Result<()> {
     make(cluster, scratch)?;
     let refusals = refusals(cluster, scratch)?;
@@ -139,7 +139,7 @@ fn refusals(cluster: &Cluster, scratch: &Scratch) -> Result<Vec<Refusal>> {
 }
 
 impl Refusal {
-    /// Returns the sentence.
+    /// Runs the product. Returns its sentence.
     fn check(&self, product: &Product, run: PathBuf) -> Result<String> {
         let start = Instant::now();
         let create = Cmd::new(product.binary()).args(["pool", "create"]);

@@ -244,8 +244,8 @@ fn nbdcopy(table: &mut Table) -> Result<()> {
         .arg(&copy)
         .run()?;
     compare(&table.image.path, &copy)?;
-    // The image is mostly holes: the allocated size must be near to that of its data, and both the
-    // holes and the data must be reported.
+    // The image is mostly holes: the allocated size must be close to the size of its data, and both holes and data must
+    // be reported.
     let map = Cmd::new("nbdinfo")
         .args(["--map", "--json", &copy])
         .read()?;
@@ -260,7 +260,7 @@ fn nbdcopy(table: &mut Table) -> Result<()> {
     Cmd::new("nbdcopy").arg(&copy).arg(&out).run()?;
     same_files(&table.image.path, &out)?;
     std::fs::remove_file(&out).context("cannot remove the copied image")?;
-    // From export to export, onto other content that must disappear where the source has holes.
+    // Copy to an export with other content, which must disappear where the source has holes.
     let odd = table.disks.uri("odd");
     fill(&odd, 0xAA)?;
     fill(&table.disks.uri("ext4"), 0xBB)?;
@@ -280,7 +280,7 @@ fn fill(uri: &str, pattern: u8) -> Result<()> {
     )
 }
 
-/// (bytes with data, bytes in all)
+/// Bytes with data, and all bytes, of a map by `nbdinfo`.
 fn map_totals(map: &Value) -> Option<(u64, u64)> {
     let (mut data, mut all) = (0, 0);
     for extent in map.as_array()? {
@@ -294,7 +294,7 @@ fn map_totals(map: &Value) -> Option<(u64, u64)> {
     Some((data, all))
 }
 
-/// Requests whose edges are on no boundary; each is compared with the expected surroundings.
+/// Requests that begin and end within blocks; each is compared with the expected surroundings.
 const ODD_REQUESTS: &[&str] = &[
     "write -P 0x11 0 1M",
     "write -P 0x22 1000 3000",
@@ -318,7 +318,7 @@ const ODD_REQUESTS: &[&str] = &[
     "discard 512k 128k",
     "read -P 0 512k 128k",
     "read -P 0x11 640k 4k",
-    // Forced to stable storage, and requests that overtake each other.
+    // Writes that are forced to stable storage, and requests that overtake each other.
     "write -f -P 0x44 300001 12345",
     "read -P 0x44 300001 12345",
     "aio_write -P 0x55 4M 1M",
@@ -329,7 +329,7 @@ const ODD_REQUESTS: &[&str] = &[
     "flush",
 ];
 
-/// The result of [`ODD_REQUESTS`], to be found again after a restart.
+/// The result of [`ODD_REQUESTS`], which must be the same after a restart.
 const ODD_CONTENT: &[&str] = &[
     "read -P 0x11 0 1000",
     "read -P 0x22 1000 3000",
@@ -345,7 +345,7 @@ const ODD_CONTENT: &[&str] = &[
 
 fn qemu_io(table: &mut Table) -> Result<()> {
     let uri = table.disks.uri("odd");
-    // From zeros, which the first requests rely on.
+    // The first requests rely on zeros.
     qemu_io_run(
         &uri,
         &[
@@ -358,7 +358,7 @@ fn qemu_io(table: &mut Table) -> Result<()> {
     // A check that cannot fail would be worth nothing.
     let wrong = qemu_io_run(&uri, &to_strings(&["read -P 0x12 0 1000"]));
     ensure!(wrong.is_err(), "qemu-io did not notice a wrong pattern");
-    // Last byte and beyond the end.
+    // The last byte, and beyond the end.
     let (last, end) = (SMALL_BYTES - 1, SMALL_BYTES);
     qemu_io_run(
         &uri,
@@ -431,12 +431,12 @@ fn rude_clients(table: &mut Table) -> Result<()> {
     ];
     for attempt in attempts {
         let mut stream = UnixStream::connect(socket).context("the server accepts nobody")?;
-        // The server may close before it has read all; both outcomes are right.
+        // The server may close before it has read everything; both outcomes are right.
         let _ = stream.write_all(attempt);
         let mut greeting = [0; 18];
         let _ = stream.read_exact(&mut greeting);
     }
-    // A client that dies with many large replies on their way.
+    // A client that dies while many large replies are in flight.
     let dying = Fio::new(table.scratch.path(), "dying").job(
         Section::new("dying", &table.disks.uri("image"))
             .set("rw", "read")
@@ -452,7 +452,7 @@ fn rude_clients(table: &mut Table) -> Result<()> {
     qemu_io_run(&uri, &to_strings(ODD_CONTENT))
 }
 
-/// A volume as a file.
+/// Mounts a volume as a file.
 fn fused(table: &Table, volume: &str) -> Result<Fused> {
     Fused::new(table.scratch.path(), &table.disks.uri(volume))
 }
@@ -519,7 +519,7 @@ fn check_ext4(table: &Table, fused: &Fused) -> Result<()> {
     std::fs::remove_dir_all(&out).context("cannot remove the dumped files")
 }
 
-/// A full copy of a snapshot, updated to the next one with the dirty blocks of the bitmap.
+/// Makes a full copy of a snapshot, and updates it to the next snapshot with the dirty blocks of the bitmap.
 fn increment(table: &mut Table) -> Result<()> {
     let Some(product) = table.disks.product() else {
         return Ok(());
@@ -586,7 +586,7 @@ fn dirty_ranges(uri: &str, size_bytes: u64) -> Result<Ranges> {
     Ok(ranges)
 }
 
-/// QEMU shows dirty ranges as if they had no data.
+/// Reads the dirty ranges with QEMU, which shows them as if they had no data.
 fn dirty_ranges_by_qemu(table: &Table) -> Result<Ranges> {
     let uri = table.disks.uri("history@two");
     let (_, socket) = uri.split_once("?socket=").context("not a unix socket")?;

@@ -1,8 +1,8 @@
 //! `cargo xtask demo`: the main job on real input, step by step, each with its duration.
 //!
-//! The crash part works like this: before the kill, fio has written region A and its flush has
-//! returned; the kill comes while fio writes region B. After the restart region A and both imported
-//! volumes must be unchanged. Region B was never flushed and may hold old or new blocks.
+//! The crash part: before the kill, fio has written region A and its flush has returned; the kill comes while fio
+//! writes region B. After the restart region A and both imported volumes must be unchanged. Region B was never flushed
+//! and may hold old or new blocks.
 //!
 //! The sharing part is counted twice: the pool's own count must equal the count of [`distinct`] in
 //! the volumes' content, as any client reads it.
@@ -28,7 +28,7 @@ const REGION_BYTES: u64 = 256 << 20;
 const SCRATCH_VOLUME: &str = "scratch";
 const SCRATCH_SIZE: &str = "1G";
 
-/// The volume that is deleted, and later written by a guest's means.
+/// The volume that is deleted, and later written through a guest's tools.
 const SECOND_VOLUME: &str = "dev";
 
 /// The daemon is killed this long after fio began to write region B.
@@ -37,14 +37,13 @@ const KILL_AFTER: Duration = Duration::from_millis(1500);
 /// How long fio may take to notice that the daemon is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long freed space may take to be given back to the file system. The daemon does it in the
-/// background.
+/// How long the daemon may take to return freed space to the file system, which it does in the background.
 const GIVE_BACK_LIMIT: Duration = Duration::from_secs(60);
 
-/// Of the bytes freed, how much `du` must drop by.
+/// The share of the freed bytes by which `du` must drop.
 const GIVEN_BACK_MIN: f64 = 0.9;
 
-/// The output at the end.
+/// The figures that are printed at the end.
 #[derive(Default)]
 pub(crate) struct Summary {
     rows: Vec<(&'static str, String)>,
@@ -123,7 +122,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Images that share nothing would show nothing.
+/// Fails if the images have nothing in common: the demo would then show nothing.
 fn have_in_common(images: &[Image]) -> Result<((), String)> {
     let mut one_by_one = 0;
     for image in images {
@@ -360,8 +359,7 @@ fn give_back(product: &Product, summary: &mut Summary) -> Result<()> {
                 .command()
                 .args(["--quiet", "volume", "delete", SECOND_VOLUME, "--yes"])
                 .run()?;
-            // Blocks that other volumes share stay; the rest is free once the collector has
-            // released it.
+            // Blocks that other volumes share remain; the others are free once the collector has released them.
             product.wait_for_backlog(GIVE_BACK_LIMIT, |backlog| backlog.queued == 0)?;
             let blocks_freed =
                 blocks_before.saturating_sub(product.stat_number("physical_blocks")?);

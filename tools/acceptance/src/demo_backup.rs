@@ -1,4 +1,4 @@
-//! The part of `cargo xtask demo` in which two guests are backed up for two nights.
+//! The part of `cargo xtask demo` that backs two guests up for two nights.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use onefold_harness::distinct;
 use onefold_harness::images::Image;
 use onefold_harness::server::Product;
 
-/// What a guest writes between the nights: where, how much and with which pattern (qemu-io).
+/// Writes of a guest between the nights: place, length and pattern, as qemu-io takes them.
 const CHANGES: [(&str, u8); 2] = [("64M 8M", 0x5a), ("200M 3M", 0xa5)];
 
-/// The repository, and what opens it.
+/// The repository, and the file with its passphrase.
 struct Night<'a> {
     product: &'a Product,
     repository: &'a Path,
@@ -148,7 +148,7 @@ impl Night<'_> {
         Ok(("identical", found))
     }
 
-    /// The bases of the next backups are snapshots, and the rest of the demo is about the volumes alone.
+    /// Deletes the snapshots that would be the bases of the next backups: the rest of the demo is about volumes only.
     fn delete_bases(&self) -> Result<()> {
         let list = self.product.command();
         let list = list.args(["--format", "json", "snapshot", "list"]).read()?;

@@ -1,9 +1,8 @@
 //! `cargo xtask docs`: runs the commands of the README and of `docs/operating`.
 //!
-//! Every block of shell commands of every document is run, those of a document in one shell and in
-//! their order. The prerequisites of a document are made before, its paths are below a scratch
-//! directory, and slow steps are made smaller: [`DOCUMENTS`] has the changes. All other blocks run
-//! as printed.
+//! Runs every block of shell commands of every document. The blocks of one document run in one shell and in order. The
+//! prerequisites of a document are made first, its paths are below a scratch directory, and slow steps are made
+//! smaller: [`DOCUMENTS`] has the changes. All other blocks run as printed.
 
 use std::path::Path;
 
@@ -28,16 +27,16 @@ const HOST: [&str; 6] = [
 
 /// The changes and prerequisites of a document.
 struct Document {
-    /// Its path in the repository.
+    /// The path of the document in the repository.
     name: &'static str,
-    /// Run before its first block, besides [`PRELUDE`].
+    /// Commands that run before the first block, after [`PRELUDE`].
     before: &'static str,
-    /// Blocks, by their first words, and the commands run before them: they are of another day than
-    /// those above them.
+    /// Blocks, by their first words, and the commands that run before them, because they assume a later day than the
+    /// blocks above them.
     days: &'static [(&'static str, &'static str)],
-    /// Less of everything.
+    /// Replacements in the commands, mostly with smaller sizes and shorter times.
     smaller: &'static [(&'static str, &'static str)],
-    /// Blocks that are not run, by their first words, and their substitutes.
+    /// Blocks that do not run, by their first words, and their substitutes.
     left_out: &'static [(&'static str, &'static str)],
 }
 
@@ -61,7 +60,7 @@ const DOCUMENTS: &[Document] = &[
                 "onefold --pool /srv/pool serve &",
                 "ONEFOLD_POOL=/srv/pool onefold serve",
             ),
-            // QEMU opens the disk with the same words, and no guest starts.
+            // QEMU opens the disk with the same options, and no guest starts.
             ("qemu-system-x86_64 ... -blockdev", "qemu-img info --image-opts"),
         ],
         left_out: &[("cargo xtask demo", "steps of their own")],
@@ -100,7 +99,7 @@ const DOCUMENTS: &[Document] = &[
     Document {
         name: "docs/operating/control-and-permissions.md",
         before: "pool",
-        // A group that every user who may run this is in.
+        // A group that contains every user who may run this check.
         smaller: &[("--socket-group kvm", "--socket-group $(id -gn)")],
         ..PLAIN
     },
@@ -167,8 +166,7 @@ const DOCUMENTS: &[Document] = &[
     },
 ];
 
-/// `serve` runs beside the other commands, as under a service manager; a second one replaces the
-/// first.
+/// Runs `serve` in the background, as a service manager would; a second daemon replaces the first one.
 const PRELUDE: &str = r#"set -euo pipefail
 shopt -s inherit_errexit
 daemon=
@@ -200,10 +198,10 @@ image() {
 }
 "#;
 
-/// Commands that are printed together.
+/// Consecutive commands that a document prints as one block.
 #[derive(Debug, PartialEq, Eq)]
 struct Block {
-    /// Of the document, from 1 on.
+    /// The line of the document where the block begins, from 1 on.
     line: usize,
     commands: String,
 }
@@ -255,7 +253,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Types the blocks of a document into a shell. Returns how many ran.
+/// Feeds the blocks of a document to a shell. Returns how many ran.
 fn type_in(
     workspace: &Workspace,
     binary: &Path,

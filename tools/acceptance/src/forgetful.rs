@@ -1,8 +1,8 @@
-//! The control of a check: it must find a server out that forgets everything.
+//! The control of a check: it must find out a server that forgets everything.
 
 use anyhow::{Result, bail};
 
-/// `checked` is the end of a check of the forgetful server, `finding` what its message must have.
+/// Takes the result of a check of the forgetful server. It must be an error whose message contains `finding`.
 pub(crate) fn must_be_found_out(checked: Result<()>, finding: &str) -> Result<()> {
     match checked {
         Ok(()) => bail!("a server that forgets everything was not found out"),

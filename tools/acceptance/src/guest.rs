@@ -1,13 +1,13 @@
 //! A real guest that outlives its server: Linux in QEMU, whose disks are volumes.
 //!
-//! The guest is emulated, so no KVM is needed. It has a disk without a file system, on which fio
-//! works, and one with ext4. QEMU waits while the server is gone, so the guest sees only a slow
-//! disk when the server gets a SIGKILL and is started again:
+//! The guest is emulated, so no KVM is needed. It has a disk without a file system, which fio uses, and one with ext4.
+//! QEMU waits while the server is gone, so the guest sees only a slow disk when the server gets a SIGKILL and is
+//! started again:
 //! 1. while fio writes blocks of 4 KiB at random, unflushed;
 //! 2. when fio has written everything, unflushed, before it reads and compares in the guest;
 //! 3. while files are copied to the ext4 file system and older ones discarded.
 //!
-//! In the end another guest runs on a backup of the files, which is still in its repository.
+//! In the end another guest runs on a backup of the files, which is served from its repository.
 //!
 //! Every byte is compared in the guest: each block holds the round's number and its own offset, and
 //! copied files are compared with their originals after `e2fsck` has found nothing. The server's
@@ -33,17 +33,17 @@ use onefold_harness::workspace::Workspace;
 /// The guest's disks, in the order of their names there: `vda` and `vdb`.
 const DISKS: [VolumeSpec; 2] = [("blocks", 64 << 20), ("files", 256 << 20)];
 
-/// The amount that the guest has written when the kill comes in the middle.
+/// How much the guest has written when a kill comes in the middle.
 const BLOCKS_KILL_BYTES: u64 = 8 << 20;
 const FILES_KILL_BYTES: u64 = 24 << 20;
 
-/// Files of a few hundred sizes, which the guest boots with.
+/// The files that the guest boots with, of a few hundred different sizes.
 pub(crate) const FILES: &str = "/bin /lib";
 
 /// The second round reads the data of the first, in the other cache mode.
 const ROUNDS: u64 = 2;
 
-/// A guest that has not come to its end by then hangs.
+/// The time limit of a guest, after which it counts as hung.
 const TIME_LIMIT: Duration = Duration::from_secs(900);
 
 /// Printed on the console at the end of each command, before its status.
@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
     /// Which server to kill
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
-    /// See that this check finds a server that forgets
+    /// Check that this check finds a server that forgets
     #[arg(long, conflicts_with = "against")]
     control: bool,
     #[command(flatten)]
@@ -148,8 +148,8 @@ fn kill_and_start(disks: &mut Disks) -> Result<()> {
     disks.start().context("cannot start again after the kill")
 }
 
-/// fio on the first disk. Each block holds its offset and the round's number, so that an older
-/// round's block is not mistaken for this one's.
+/// Runs fio on the first disk. Each block holds its offset and the round's number, so that an older round's block
+/// cannot be mistaken for this one's.
 fn fio(round: u64, mode: &str) -> String {
     format!(
         "fio --name=blocks --filename=/dev/vda --thread --ioengine=libaio --direct=1 --iodepth=16 \
@@ -160,19 +160,19 @@ fn fio(round: u64, mode: &str) -> String {
     )
 }
 
-/// A machine that follows its console.
+/// A running guest, controlled over its console.
 pub(crate) struct Guest {
     running: Running,
     console: ChildStdin,
     log: PathBuf,
     started: Instant,
-    /// Commands given so far, and queries whether it writes.
+    /// Commands given so far, and waits for [`WRITING`] so far.
     commands: usize,
     signs: usize,
 }
 
 impl Guest {
-    /// With these disks, each of a name and QEMU's options of a block device, which are `vda` and so on there.
+    /// Boots a guest with these disks, which become `vda` and so on. Each has a name and QEMU's block device options.
     pub(crate) fn boot(image: &GuestImage, disks: &[(&str, String)], log: &Path) -> Result<Guest> {
         let mut command = Cmd::new("qemu-system-x86_64")
             .args(["-accel", "tcg", "-m", "512", "-nodefaults", "-no-reboot"])
@@ -205,14 +205,14 @@ impl Guest {
         Ok(guest)
     }
 
-    /// A command of the guest's shell. One that fails is an error.
+    /// Runs a command in the guest's shell. A failed command is an error.
     pub(crate) fn run(&mut self, command: &str) -> Result<()> {
         self.begin(command)?;
         self.finish().with_context(|| format!("guest: {command}"))
     }
 
-    /// Starts a command, and returns when it has written this much to a disk, or has ended. The
-    /// rest is for [`Guest::finish`].
+    /// Starts a command, and returns when it has written this many bytes to a disk, or has ended. [`Guest::finish`]
+    /// waits for its end.
     fn begin_writing(&mut self, disk: &str, bytes: u64, command: &str) -> Result<()> {
         let sectors = format!("read -r _ _ _ _ _ _ sectors _ </sys/block/{disk}/stat");
         let target = bytes / 512;
@@ -253,7 +253,7 @@ impl Guest {
         loop {
             let said = std::fs::read(&self.log).context("cannot read the guest's console")?;
             let said = String::from_utf8_lossy(&said).into_owned();
-            // A line may be there in part.
+            // The last line may still be incomplete.
             let whole = said.rfind('\n').map_or("", |end| said.split_at(end).0);
             if is_said(self, whole) {
                 return Ok(whole.to_owned());

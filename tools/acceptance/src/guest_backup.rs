@@ -1,4 +1,4 @@
-//! The part of `cargo xtask guest` in which a guest runs on last night's disk, which is still in the repository.
+//! The part of `cargo xtask guest` in which a guest runs on last night's disk, served from the repository.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::server::{Address, Daemon, Product};
 
-/// What the guest writes to its overlay.
+/// The file that the guest writes to its overlay.
 const WRITTEN: &str = "/mnt/written-in-the-night";
 
 /// Backs up the volume with the files, serves the backup, and boots a guest from an overlay on it.
@@ -55,7 +55,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Finds all files, and writes another.
+/// Checks that the guest finds all files, and can write another.
 fn run_on(overlay: &Path, image: &GuestImage, scratch: &Scratch) -> Result<()> {
     let overlay = overlay.display().to_string().replace(',', ",,");
     let disk = format!("driver=qcow2,file.driver=file,file.filename={overlay}");

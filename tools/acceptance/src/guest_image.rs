@@ -1,8 +1,8 @@
 //! A kernel and a root file system in memory for a guest, made of Debian packages without root.
 //!
-//! Kernel, its modules and busybox come from packages that are unpacked and not installed; the
-//! other programs are this machine's own, with the libraries that they load. They are kept below
-//! the target directory, so that only the first run takes its time.
+//! Kernel, its modules and busybox come from packages that are unpacked and not installed; the other programs are this
+//! machine's own, with the libraries that they load. Both are kept below the target directory, so that only the first
+//! run takes the time to make them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const KERNEL: &str = "linux-image-cloud-amd64";
 
 const BUSYBOX: &str = "busybox-static";
 
-/// In the order of their dependencies. A missing one is part of the kernel.
+/// Modules in the order of their dependencies. A module without a file is built into the kernel.
 const MODULES: [&str; 6] = [
     "virtio_ring",
     "virtio",
@@ -32,7 +32,7 @@ const MODULES: [&str; 6] = [
 /// This machine's programs that the guest runs.
 const PROGRAMS: [&str; 3] = ["e2fsck", "fio", "mkfs.ext4"];
 
-/// Executes the console's lines, and answers with the status of each.
+/// Executes the lines of the console, and prints the status of each.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /dev /mnt /proc /sys /tmp
 /bin/busybox --install -s /bin
@@ -60,7 +60,7 @@ pub(crate) struct GuestImage {
 }
 
 impl GuestImage {
-    /// Makes it, or finds that of an earlier run.
+    /// Returns the image of an earlier run, or makes a new one.
     pub(crate) fn make(workspace: &Workspace) -> Result<GuestImage> {
         let cache = workspace.cache("guest")?;
         let image = GuestImage {
@@ -69,7 +69,7 @@ impl GuestImage {
         };
         let recipe = cache.join("recipe");
         let text = format!("{KERNEL} {BUSYBOX} {}\n{}", PROGRAMS.join(" "), init());
-        // The recipe is written last: if it is there and the same, both files are whole.
+        // The recipe is written last: if it exists and is the same, both files are complete.
         let same = std::fs::read_to_string(&recipe).is_ok_and(|made| made == text);
         if !(same && image.kernel.exists() && image.initramfs.exists()) {
             let scratch = Scratch::new(&workspace.scratch_parent(), "guest-image")?;
@@ -137,7 +137,7 @@ fn copy_modules(unpacked: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// With the files that the dynamic linker loads for it, in the same places.
+/// Copies a program and the files that the dynamic linker loads for it, to the same paths.
 fn copy_program(name: &str, root: &Path) -> Result<()> {
     let path = Cmd::new("sh")
         .args(["-c", "command -v \"$1\"", "sh", name])

@@ -1,13 +1,12 @@
-//! Duplicates in real disk images are found by the writes themselves.
+//! Checks that writes themselves find the duplicates in real disk images.
 //!
-//! Images are written one after the other, by nbdcopy into empty volumes that are in line. Between
-//! two of them the finder publishes what was written, because a write finds only what is published.
-//! In one run the daemon is killed in the middle of the second image, which is then written again.
+//! nbdcopy writes the images one after the other into empty volumes that are in line. After each image the finder
+//! publishes its blocks, because a write finds only published blocks. In one run the daemon is killed in the middle of
+//! the second image, which is then written again.
 //!
-//! What a write does not find, the finder does. So in the end, after `pool dedup`, the pool must
-//! hold exactly as many blocks as [`distinct`](onefold_harness::distinct) counts, however many of
-//! them were hits; and enough must have been: of the contents that an earlier image has too, at
-//! least [`HITS_PERCENT_MIN`].
+//! The finder finds the duplicates that the writes miss. So in the end, after `pool dedup`, the pool must hold exactly
+//! as many blocks as [`distinct`](onefold_harness::distinct) counts, whatever the number of hits. And enough writes
+//! must have been hits: at least [`HITS_PERCENT_MIN`] of the contents that an earlier image has, too.
 
 use std::time::{Duration, Instant};
 
@@ -24,15 +23,15 @@ use onefold_harness::pools::Pools;
 use onefold_harness::server::{Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
-/// What happens meanwhile.
+/// Whether the daemon is killed during the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Undisturbed,
     Killed,
 }
 
-/// With every index, but only one of them undisturbed: a run with a kill is that as well. The first
-/// [`FEW_RUNS`] are those of `cargo xtask test`.
+/// Runs every index, but only one of them undisturbed: a run with a kill also covers undisturbed writes. `cargo xtask
+/// test` runs the first [`FEW_RUNS`].
 const RUNS: [(Way, &str, &str); 4] = [
     (Way::Undisturbed, "hash", "host"),
     (Way::Killed, "hash", "direct"),
@@ -42,11 +41,11 @@ const RUNS: [(Way, &str, &str); 4] = [
 
 const FEW_RUNS: usize = 2;
 
-/// Of the different contents that an image has in common with an earlier one, so many must be
-/// hits. Not all: a hit is refused while finder or collector are busy with the block.
+/// The least share of hits among the distinct contents that an image has in common with an earlier one. It is not 100,
+/// because a hit is refused while finder or collector are using the block.
 const HITS_PERCENT_MIN: u64 = 80;
 
-/// The kill comes when this part of the image's blocks with data was looked up.
+/// The kill comes when this percentage of the image's blocks with data was looked up.
 const KILL_AT_PERCENT: u64 = 50;
 
 /// How often a run is repeated because its kill came too late.
@@ -55,12 +54,11 @@ const ATTEMPTS_MAX: u32 = 6;
 /// How long the finder may take to publish an image.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long nbdcopy may take to notice that its server is gone, and to come that far.
+/// How long nbdcopy may take to notice that its server is gone, and to reach the point of the kill.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 const WORK_LIMIT: Duration = Duration::from_secs(600);
 
-/// Writes the images in a few ways, or in every one. The first that leaves a duplicate, or loses a
-/// block, is an error.
+/// Writes the images in a few ways, or in all of them. Fails at the first way that leaves a duplicate or loses a block.
 pub(crate) fn check(
     workspace: &Workspace,
     pools: &Pools,
@@ -128,7 +126,7 @@ impl Run {
         })
     }
 
-    /// Returns what was found in each image, for people; nothing if the kill came too late.
+    /// Writes and compares the images. Returns a sentence about the hits in each; `None` if the kill came too late.
     fn write_and_compare(
         mut self,
         way: Way,
@@ -179,8 +177,8 @@ impl Run {
             .arg(self.product.default_address().uri(&image.name))
     }
 
-    /// Kills the daemon when so many blocks were looked up, and starts it again. Nothing is
-    /// returned if the image was written by then.
+    /// Kills the daemon when this many blocks were looked up, and starts it again. Returns `None` if the image was
+    /// written before that.
     fn write_until_killed(mut self, image: &Image, blocks: u64) -> Result<Option<Run>> {
         let log = self.scratch.path().join("nbdcopy.log");
         let mut copy = self.copy(image).spawn_logged(&log)?;

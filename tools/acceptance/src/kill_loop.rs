@@ -1,38 +1,35 @@
 //! Kills the server again and again under load, and checks flushed data.
 //!
-//! # What a round does
+//! # A round
 //! 1. *Settle*: fio writes an area of each of two volumes, in random order at depth 16, and ends
 //!    with a flush. fio has succeeded: all of this was flushed.
-//! 2. *Scribble*: fio writes, flushes and discards other areas of both volumes at depth 16, until a
-//!    SIGKILL hits the server after an amount of work that differs from round to round. In every
-//!    second round `pool dedup` scans both volumes meanwhile.
+//! 2. *Scribble*: fio writes, flushes and discards other areas of both volumes at depth 16, until a SIGKILL hits the
+//!    server after an amount of work that differs from round to round. In every second round `pool dedup` scans both
+//!    volumes at the same time.
 //! 3. The server starts again; fio reads the settled areas and compares.
 //! 4. The server's own check finds nothing wrong.
 //!
-//! The areas change places in each round, so that settled writes go to blocks in every state:
-//! never written, rewritten in place, discarded, and half-way through something when the kill
-//! came.
+//! The areas change places in each round, so that settled writes go to blocks in every state: never written, rewritten
+//! in place, discarded, and in the middle of an operation when the kill came.
 //!
 //! # In Ceph
-//! With `--pool ceph:...` the same host starts the server again in two rounds of three. In the third it is
-//! another host, another client for the cluster, which finds what was flushed; and an OSD is killed in the
-//! middle of the scribble and started when the server is dead. The two hosts take turns, so each has to forget what it
-//! remembers of the pool.
+//! With `--pool ceph:...` the same host starts the server again in two rounds of three. In the third round another host
+//! does, as another client of the cluster, and must find the flushed data; and an OSD is killed in the middle of the
+//! scribble and started when the server is dead. The two hosts take turns, so each has to drop its cached state of the
+//! pool.
 //!
 //! # Duplicates
-//! Finder and collector run all the time, with the shortest interval and one cold pass. Settled
-//! data is the same in both volumes, but for fio's headers: nearly half of it can be shared, and
-//! everything shared is rewritten in the next round but one. Some of the scribbled data repeats
-//! itself, too.
+//! Finder and collector run all the time, with the shortest interval and one cold pass. Settled data is the same in
+//! both volumes, except for fio's headers: nearly half of it can be shared, and everything shared is rewritten two
+//! rounds later. Some of the scribbled data repeats itself, too.
 //!
 //! # In line
-//! With `--dedup inline` each round begins with *stock*: a third volume, which nothing else writes,
-//! gets the pattern half of this round's area, and the finder publishes it. So the pattern half
-//! of both volumes, written after that, is made of hits, and these are compared after the kill. One
-//! of the scribbles writes what the stock still has of the round before. The modes of both
-//! volumes change from round to round and in the middle of each scribble.
+//! With `--dedup inline` each round begins with *stock*: a third volume, which nothing else writes, gets the pattern
+//! half of this round's area, and the finder publishes it. Writing the pattern half of both volumes then gives hits,
+//! and these blocks are compared after the kill. One of the scribbles writes contents that the stock still has from the
+//! round before. The modes of both volumes change from round to round and in the middle of each scribble.
 //!
-//! # Why a lost write can not hide
+//! # Why a lost write cannot hide
 //! A checksum alone would accept the content of an earlier round: that too was written whole. So
 //! the data differs from round to round in a way that the comparison knows. In the *checksummed*
 //! half of an area, fio's crc32c headers cover a length that changes with the round, and a header
@@ -41,7 +38,7 @@
 //! [`HEADER_LENGTHS`] rounds; the second misses none. Running it against a server that forgets
 //! (`--against forgetful`) shows that the test can fail.
 //!
-//! # What this does not show
+//! # Limits
 //! The page cache survives a killed process, so a server that never syncs would pass. Only the
 //! simulation shows power loss.
 
@@ -63,7 +60,7 @@ use onefold_harness::workspace::Workspace;
 
 const VOLUMES: [VolumeSpec; 2] = [("red", 256 << 20), ("blue", 256 << 20)];
 
-/// In line, the volume that has first what both others are to find.
+/// In line, the volume whose published contents the writes to both others must find.
 const STOCK: VolumeSpec = ("stock", 256 << 20);
 
 /// In line, the modes that a volume takes in turn.
@@ -81,31 +78,29 @@ const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
 /// Each volume has two areas of this size, which change places in each round.
 const AREA_BYTES: u64 = 64 << 20;
 
-/// Lengths that a crc32c header covers, taken in turn. Beyond a block's, because a block with a
-/// header, which holds the time, has no duplicate.
+/// Lengths that a crc32c header covers, taken in turn. They are larger than a block, because a block with a header,
+/// which holds the time, has no duplicate.
 const HEADER_LENGTHS: [u64; 4] = [64 << 10, 32 << 10, 16 << 10, 8 << 10];
 
-/// The kill comes when fio has worked on the scribble for this many milliseconds of processor
-/// time, times a number from 1 to [`KILL_STEPS`] that depends on the round. Processor time, because
-/// on a busy machine fio may need long before it sends anything; and not the server's, which the
-/// finder takes as well.
+/// The kill comes when fio has used this many milliseconds of processor time on the scribble, times a number from 1 to
+/// [`KILL_STEPS`] that depends on the round. It is processor time because on a busy machine fio may need long before it
+/// sends anything; and fio's rather than the server's, because the finder uses the server's, too.
 const KILL_STEP_MS: u64 = 30;
 const KILL_STEPS: u64 = 17;
 
-/// How long fio may take to get that far.
+/// How long fio may take to use that much processor time.
 const WORK_LIMIT: Duration = Duration::from_secs(120);
 
-/// A run of at least this many rounds must have seen shared blocks. Fewer may end before the
-/// finder's first.
+/// A run of this many rounds must have seen shared blocks. A shorter one may end before the finder publishes any.
 const ROUNDS_WITH_SHARING: u64 = 4;
 
 /// How long fio may take to notice that its server is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// In Ceph, another host has the pool after each round of this number.
+/// In Ceph, the pool moves to another host after every round of this number.
 const MOVE_EACH: u64 = 3;
 
-/// Of that host: the one before is dead, so it need not be asked for long.
+/// Options of the host that takes over: the old one is dead, so a short patience is enough.
 const MOVE_OPTIONS: &[&str] = &["--patience", "2s"];
 
 /// Options of `cargo xtask kill-loop`.
@@ -114,16 +109,17 @@ pub(crate) struct Arguments {
     /// How many times to kill the server
     #[arg(long, default_value_t = 20)]
     rounds: u64,
-    /// What to kill
+    /// Which server to kill
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
-    /// Look for every answered request, flushed or not, among snapshots, deletions and new sizes
+    /// Look for every answered request, flushed or not, and run commands for snapshots, clones and sizes at the same
+    /// time
     #[arg(long)]
     answered: bool,
-    /// When duplicates are found; in line the load has many, and modes change among the rounds
+    /// How duplicates are found; in line, the load has many of them, and modes change between rounds
     #[arg(long, value_enum, default_value_t = Mode::Offline)]
     dedup: Mode,
-    /// See that this check passes a good server and finds a forgetful one
+    /// Check that this check passes a good server and finds a forgetful one
     #[arg(long, conflicts_with_all = ["against", "rounds", "pool"])]
     control: bool,
     #[command(flatten)]
@@ -169,7 +165,7 @@ fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
     must_be_found_out(checked, "verif")
 }
 
-/// Runs the loop. Its first finding is an error.
+/// Runs the loop. The first finding is returned as an error.
 fn kill_and_verify(
     workspace: &Workspace,
     against: Against,
@@ -230,11 +226,11 @@ fn kill_and_verify(
 /// Counts of one round.
 #[derive(Default)]
 struct Outcome {
-    /// Requests of the scribblers before the kill.
+    /// Requests of the scribblers that were answered before the kill.
     answered: u64,
     /// Blocks that were not written because a published one has their content.
     hits: u64,
-    /// Those of them that were flushed.
+    /// Hits among the blocks that were flushed before the kill.
     settled_hits: u64,
 }
 
@@ -260,12 +256,12 @@ fn one_round(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<Outcome
     })
 }
 
-/// Whether another host has the pool after this round.
+/// Whether the pool moves to another host after this round.
 fn moves(disks: &Disks, round: u64) -> bool {
     disks.pools().ceph().is_some() && round % MOVE_EACH == MOVE_EACH - 1
 }
 
-/// In rounds that end on another host.
+/// Kills an OSD in rounds that end on another host.
 fn kill_osd(disks: &Disks, round: u64) -> Result<Option<Osd>> {
     let cluster = disks.pools().ceph().and_then(Ceph::throw_away);
     let Some(cluster) = cluster.filter(|_| moves(disks, round)) else {
@@ -276,7 +272,7 @@ fn kill_osd(disks: &Disks, round: u64) -> Result<Option<Osd>> {
     Ok(Some(osd))
 }
 
-/// After the kill of the server.
+/// Starts the killed OSD and moves the pool to the other host, after the kill of the server.
 fn move_on(disks: &mut Disks, round: u64, killed: Option<Osd>) -> Result<()> {
     if let Some(osd) = killed {
         osd.start()?;
@@ -293,7 +289,7 @@ fn start_and_verify(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<
     disks.check().context("check after the kill")
 }
 
-/// As [`one_round`], with duplicates of published blocks, and with other modes each time.
+/// Runs a round as [`one_round`], with duplicates of published blocks and with other modes each time.
 fn one_round_in_line(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<Outcome> {
     stock(disks, scratch, round).context("cannot write the stock")?;
     switch(disks, round)?;
@@ -309,7 +305,7 @@ fn one_round_in_line(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result
     let work = KILL_STEP_MS * (1 + round * 7 % KILL_STEPS);
     wait_for_work(&mut scribbler, work / 2)?;
     let osd = kill_osd(disks, round)?;
-    // One volume at least is in line, before and after.
+    // At least one volume is in line, before and after the switch.
     let switches = begin_switch(disks, scratch, round, 1)?;
     wait_for_work(&mut scribbler, work)?;
     let hits = disks.inline()?.hits;
@@ -336,8 +332,8 @@ fn switch(disks: &Disks, round: u64) -> Result<()> {
     Ok(())
 }
 
-/// The same under load, without waiting for it: a switch waits for batches of finder and collector,
-/// which have only what the load leaves of the processors.
+/// Begins to switch the modes under load, without waiting for the end: a switch waits for batches of finder and
+/// collector, which get only the processor time that the load leaves.
 fn begin_switch(disks: &Disks, scratch: &Scratch, round: u64, part: u64) -> Result<Vec<Running>> {
     let Some(product) = disks.product() else {
         return Ok(Vec::new());
@@ -351,12 +347,12 @@ fn begin_switch(disks: &Disks, scratch: &Scratch, round: u64, part: u64) -> Resu
     switches.collect()
 }
 
-/// Red and blue are two places apart in [`MODES`].
+/// The mode of a volume in a part of a round. Red and blue are two places apart in [`MODES`].
 fn mode(round: u64, part: u64, place: u64) -> Mode {
     MODES[((round + part + 2 * place) % MODES.len() as u64) as usize]
 }
 
-/// Writes what both volumes are to find, and waits until they can.
+/// Writes the contents that both volumes must find, and waits until they are published.
 fn stock(disks: &Disks, scratch: &Scratch, round: u64) -> Result<()> {
     let area = (round % 2) * AREA_BYTES;
     let section = Section::new("stock", &disks.uri(STOCK.0))
@@ -378,7 +374,7 @@ fn stock(disks: &Disks, scratch: &Scratch, round: u64) -> Result<()> {
     waited.map(drop)
 }
 
-/// Scribbles of what the stock has of the round before.
+/// Scribbles with contents that the stock has from the round before.
 fn finds(disks: &Disks, round: u64) -> Vec<Section> {
     let area = (1 - round % 2) * AREA_BYTES + AREA_BYTES / 2;
     let finds = VOLUMES.iter().map(|(volume, _)| {
@@ -397,7 +393,7 @@ fn finds(disks: &Disks, round: u64) -> Vec<Section> {
     finds.collect()
 }
 
-/// Each block holds its own place and the round, whichever volume it is in.
+/// Fills each block with its own offset and the round's number, in any volume.
 fn with_pattern(section: Section, round: u64) -> Section {
     section
         .set("verify", "pattern")
@@ -406,7 +402,7 @@ fn with_pattern(section: Section, round: u64) -> Section {
         .set("bs", "4k")
 }
 
-/// Waits until the scribbler has used that much processor time.
+/// Waits until the scribbler has used this much processor time.
 fn wait_for_work(scribbler: &mut Background, milliseconds: u64) -> Result<()> {
     let start = Instant::now();
     while scribbler.cpu_seconds()? < milliseconds as f64 / 1000.0 {
@@ -428,8 +424,8 @@ fn settle(disks: &Disks, scratch: &Scratch, round: u64, verify_only: bool) -> Re
         .try_for_each(|fio| fio.wait_for_success().map(drop))
 }
 
-/// Each volume has a fio of its own: its data depends on its seed and on the numbers of its jobs,
-/// and both volumes should hold the same.
+/// Runs one fio per volume: its data depends on its seed and on the numbers of its jobs, and both volumes should hold
+/// the same.
 fn settle_one(disks: &Disks, volume: &str, round: u64, verify_only: bool) -> Jobs {
     let area = (round % 2) * AREA_BYTES;
     let section = |kind: &str, offset: u64| {
@@ -496,14 +492,14 @@ fn scribble(disks: &Disks, round: u64) -> Jobs {
     }
 }
 
-/// The work of one fio.
+/// The jobs of one fio.
 struct Jobs {
     name: &'static str,
     sections: Vec<Section>,
 }
 
 impl Jobs {
-    /// `volume` distinguishes the files of those that run at the same time.
+    /// Starts fio in the background. `volume` distinguishes the files of concurrent ones.
     fn spawn_in(self, scratch: &Scratch, volume: &str) -> Result<Background> {
         let fio = Fio::new(scratch.path(), &format!("{}-{volume}", self.name));
         self.sections.into_iter().fold(fio, Fio::job).spawn()

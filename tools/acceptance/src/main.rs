@@ -1,11 +1,10 @@
 //! `onefold-acceptance`: the product as its users see it, each check by itself.
 //!
-//! May use: the harness, and of the product its binary and its NBD client. May not use the crates
-//! of the product below that: the checks see only what a user would. Nothing uses this crate;
-//! `cargo xtask` runs it, and hands it every command that it has not itself.
+//! May use: the harness, and of the product its binary and its NBD client. Must not: use other crates of the product,
+//! because the checks see only what users see. Nothing uses this crate; `cargo xtask` runs it, and passes it every
+//! command that xtask itself does not have.
 //!
-//! Every subcommand does its own set-up, so that a fresh Debian machine with Rust needs no step
-//! before it.
+//! Every subcommand does its own set-up, so that a fresh Debian machine with Rust needs no preparation.
 
 mod ageing;
 mod answered;
@@ -48,34 +47,34 @@ struct Arguments {
 enum Task {
     /// Run the main job on real input: import two disk images, serve, kill, recover, verify
     Demo,
-    /// Type what docs/operating tells people to type
+    /// Run the commands that docs/operating prints
     Docs,
     /// Make the two disk images that demo uses, and say where they are
     Images,
     /// Run the checks with foreign clients
     Clients(clients::Arguments),
-    /// Share the duplicates of three disk images in every way, and count them alone; or say what
-    /// can be saved on images of your own
+    /// Share the duplicates of three disk images in every way, and count them independently; or measure what can be
+    /// saved on images of your own
     Sharing(sharing::Arguments),
     /// Compare the daemon's peak memory under load with its limit
     MemoryLimit,
     /// Check metrics and alerts with Prometheus, and fire every alert
     Metrics,
-    /// Kill the server again and again, and look for what was flushed
+    /// Kill the server again and again, and verify the flushed data
     KillLoop(kill_loop::Arguments),
-    /// Take a pool in Ceph from hosts that live, are dead, or wake up later
+    /// Take over a pool in Ceph from a host that is alive, dead, or wakes up later
     Ownership(ownership::Arguments),
-    /// Freeze, kill and fill the Ceph cluster below a pool, and look for words about what is wrong
+    /// Freeze, kill and fill the Ceph cluster below a pool, and check that the daemon reports each fault
     CephFaults,
-    /// Remove objects and the Ceph pool below a pool, fill its cluster, and take a right away
+    /// Remove objects and the Ceph pool below a pool, fill its cluster, and revoke a right
     CephLosses,
-    /// Kill the server behind a client that reconnects, and look for every answered request
+    /// Kill the server behind a client that reconnects, and verify every answered request
     Reconnect(reconnect::Arguments),
-    /// Let the disk below a pool hang and fail, and kill the daemon meanwhile
+    /// Let the disk below a pool hang and fail, and kill the daemon while it does
     SickDisk(sick_disk::Arguments),
     /// Kill the server behind an emulated guest, which must find every block and file again
     Guest(guest::Arguments),
-    /// Rewrite a deduplicated volume again and again, and print what becomes of it
+    /// Rewrite a deduplicated volume again and again, and print its rates, space and backlog
     Ageing(ageing::Arguments),
 }
 

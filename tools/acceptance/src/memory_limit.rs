@@ -1,4 +1,4 @@
-//! The daemon's memory limit, under the most that clients can ask of it.
+//! The daemon's memory limit, under the largest load that clients can make.
 //!
 //! 64 connections with 128 requests of 1 MiB each need 8 GiB of buffers at once, while finder and
 //! collector process their data. The daemon's peak resident memory, as the kernel counted it, must

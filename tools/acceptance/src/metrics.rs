@@ -1,8 +1,8 @@
 //! Metrics and alerts with the real Prometheus.
 //!
-//! promtool checks the rules, their unit tests, and what a daemon under load exposes. Then Prometheus
-//! scrapes three daemons, each with a fault of its own, until every alert has fired; before its fault
-//! none may fire. The rules are those that are shipped, but for the times that they wait.
+//! promtool checks the rules, their unit tests, and the metrics of a daemon under load. Then Prometheus scrapes three
+//! daemons, each with a fault of its own, until every alert has fired; no alert may fire before its fault. The rules
+//! are the shipped ones, with shorter waiting times.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -19,13 +19,13 @@ use onefold_harness::packages;
 use onefold_harness::server::{Address, Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
-/// The time that Prometheus may take to see an event: it scrapes each second.
+/// How long Prometheus, which scrapes each second, may take to see an event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often promtool reads what a daemon under load exposes.
+/// How often promtool checks the metrics of a daemon under load.
 const CHECKS_UNDER_LOAD: u32 = 10;
 
-/// Runs all of it.
+/// Runs all checks.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     packages::require(packages::MONITORING)?;
@@ -45,7 +45,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 struct Monitored {
     product: Product,
     daemon: Option<Daemon>,
-    /// Where its metrics are.
+    /// The address of its metrics.
     address: String,
 }
 
@@ -81,7 +81,7 @@ impl Monitored {
         create.args(options).run()
     }
 
-    /// qemu-io's output when it does this to the volume.
+    /// Runs qemu-io with these commands on the volume.
     fn io(&self, commands: &[&str]) -> Result<Cmd> {
         let uri = self.product.default_address().uri("vm");
         let commands = commands.iter().flat_map(|command| ["-c", command]);
@@ -145,7 +145,7 @@ fn sum_of(metrics: &str, name: &str, ops: &[&str]) -> u64 {
 fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Result<()> {
     let mut full = Monitored::new(workspace, scratch, "full", "32M")?;
     full.create_volume(&["--size", "64M", "--dedup", "off"])?;
-    // The largest file of ext4; ten times the free space of a machine for tests.
+    // The largest size of a file in ext4, which is ten times the free space of a test machine.
     let mut decayed = Monitored::new(workspace, scratch, "decayed", "15T")?;
     decayed.create_volume(&["--size", "64M"])?;
     let mut broken = Monitored::new(workspace, scratch, "broken", "1G")?;
@@ -165,7 +165,7 @@ fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Resu
         }
     }
 
-    // Data that cannot fit: the last writes wait until their client is gone.
+    // More data than fits: the last writes wait until their client is gone.
     let writes: Vec<String> = (0..64).map(|m| format!("aio_write -P 3 {m}M 1M")).collect();
     let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
     let mut writer = full
@@ -176,7 +176,7 @@ fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Resu
     writer.kill();
     prometheus.wait_for(&full.address, "OnefoldWritesWait", false)?;
 
-    // A shared block whose bytes change behind the daemon.
+    // The bytes of a shared block change behind the daemon.
     decayed.io(&["write -P 7 0 8k", "flush"])?.run()?;
     decayed.product.command().args(["pool", "dedup"]).run()?;
     decayed.stop()?;
@@ -188,7 +188,7 @@ fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Resu
     }
     prometheus.wait_for(&decayed.address, "OnefoldBadBlocks", true)?;
 
-    // The finder has blocks to publish and no index.
+    // The finder has blocks to publish, and the index is gone.
     broken.stop()?;
     std::fs::remove_file(broken.product.place().directory().join("index"))
         .context("cannot remove the index")?;
@@ -303,7 +303,7 @@ impl Prometheus {
     fn wait_for(&self, instance: &str, alert: &str, fires: bool) -> Result<()> {
         let start = Instant::now();
         loop {
-            // It does not answer while it starts.
+            // Prometheus does not answer while it starts.
             let firing = self.firing(instance);
             let is_so = firing
                 .as_ref()

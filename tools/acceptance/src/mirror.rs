@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// The disk: one sector more than 64 MiB.
 pub(crate) const DISK_BYTES: u64 = (64 << 20) + 512;
 
-/// For both directions on the slowest machine.
+/// The time limit of both directions on the slowest machine.
 const MIRROR_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Makes the disk, mirrors it to the export and back, and checks the copy.
@@ -40,14 +40,14 @@ pub(crate) fn there_and_back(directory: &Path, uri: &str) -> Result<()> {
     check_partitions(&copy)
 }
 
-/// Both headers of the table are where they say that they are.
+/// Checks that both headers of the partition table are at the places that they state.
 fn check_partitions(disk: &Path) -> Result<()> {
     let said = Cmd::new("sgdisk").arg("--verify").arg(disk).read()?;
     ensure!(said.contains("No problems found"), "{said}");
     Ok(())
 }
 
-/// QEMU's block job, as "move disk" and `blockcopy` run it.
+/// Runs QEMU's block job as "move disk" and `blockcopy` do.
 fn mirror(directory: &Path, mut from: Value, mut to: Value) -> Result<()> {
     from["node-name"] = "from".into();
     to["node-name"] = "to".into();
@@ -75,7 +75,7 @@ fn mirror(directory: &Path, mut from: Value, mut to: Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits for an event; an error that QEMU reports before is one of the check.
+/// Waits for an event. An error that QEMU reports first is returned.
 fn wait_for(log: &Path, event: &str) -> Result<()> {
     let started = Instant::now();
     loop {

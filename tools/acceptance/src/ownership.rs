@@ -1,17 +1,17 @@
-//! One owner of a pool in Ceph (promise P7), with real processes: two run directories are two hosts, two clients of
-//! the cluster, of which the second wants what the first has.
+//! One owner of a pool in Ceph (promise P7), with real processes: two run directories stand for two hosts, which are
+//! two clients of the cluster and compete for one pool.
 //!
-//! 1. The first lives: the second is refused, and told who has the pool.
-//! 2. The first is asked (`--take`): it ends well, and the second finds everything that was answered.
-//! 3. The second is killed: the first has the pool after its patience, and after another kill at once.
+//! 1. The first is alive: the second is refused, and the message names the owner.
+//! 2. The first is asked (`--take`): it ends cleanly, and the second finds everything that was answered.
+//! 3. The second is killed: the first gets the pool after its patience, and after another kill at once.
 //! 4. The first is frozen with writes in flight. The second takes the pool and writes over the same blocks. Then the
-//!    first is woken: it must end with an error, its guests must get errors, and nothing that it still sends may take
-//!    effect: every byte stays as the second has it. Afterwards the first opens the pool again: what it
-//!    answered and never flushed is void, although the memory that outlives a process is still there.
-//! 5. The same with a first host that is killed while it is frozen.
+//!    first is woken: it must end with an error, its guests must get errors, and none of its late writes may take
+//!    effect: every byte stays as the second host has it. Afterwards the first opens the pool again: requests that it
+//!    answered and never flushed are void, although the memory that outlives a process still holds them.
+//! 5. As part 4, with a first host that is killed while it is frozen.
 //!
-//! With `--control` the fourth part runs with a build that fences nobody, and must fail. The assertions of
-//! the log and of the roots hold in that build, too: what goes wrong is the data.
+//! With `--control` the fourth part runs with a build without fencing, and must fail. The assertions of the log and of
+//! the roots hold in that build, too; only the data goes wrong.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -34,42 +34,42 @@ use onefold_harness::workspace::Workspace;
 const VOLUME: &str = "v";
 const VOLUME_BYTES: u64 = 96 << 20;
 
-/// Of the volume, when the second host has taken the pool.
+/// A snapshot of the volume, made when the second host has taken the pool.
 const SNAPSHOT: &str = "v@taken";
 
-/// Blocks that have data, which is flushed, when anything begins; and blocks that have none.
+/// Blocks that have flushed data from the start, and blocks that have none.
 const OLD: Range<u64> = 0..48 << 20;
 const FRESH: Range<u64> = 48 << 20..96 << 20;
 
-/// What a frozen host has in flight goes to both.
+/// The blocks that a frozen host has writes in flight to, some of each kind.
 const IN_FLIGHT: Range<u64> = 32 << 20..64 << 20;
 
-/// Unflushed when the first host is frozen, and never written again.
+/// Blocks that are unflushed when the first host is frozen, and never written again.
 const UNFLUSHED: Range<u64> = 80 << 20..88 << 20;
 
-/// How long the pool of a host that has died may be without an owner, with the default patience of 10 s; and if
-/// the same host opens it again. Both are in the documentation.
+/// How long a pool may be without an owner after its host died, with the default patience of 10 s; and if the same host
+/// opens it again. Both limits are in the documentation.
 const OTHER_HOST_LIMIT: Duration = Duration::from_secs(15);
 const SAME_HOST_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long a host that was asked for the pool may take to give it up, or to end after it was woken.
+/// How long a host may take to give up the pool when it is asked, or to end after it was woken.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long guests may take to hear that their host is gone.
+/// How long guests may take to notice that their host is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a frozen host has in flight.
+/// The text of the writes that a frozen host has in flight.
 const LOST: &str = "lost";
 
 const BLOCK_BYTES: usize = 4096;
 
-/// In the message about a write that should have had no effect.
+/// Part of the message about a write that should have had no effect.
 const FINDING: &str = "is not what its owner wrote";
 
 /// Options of `cargo xtask ownership`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// See that this check finds a build that fences nobody
+    /// Check that this check finds a build without fencing
     #[arg(long)]
     control: bool,
 }
@@ -118,7 +118,7 @@ fn control(workspace: &Workspace, pools: &Pools) -> Result<()> {
     }
 }
 
-/// A pool with a volume, and two hosts that can have it.
+/// A pool with a volume, and two hosts that can open it.
 struct Hosts {
     first: Product,
     second: Product,
@@ -141,7 +141,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Gives the volume the content that everything begins with, flushed.
+    /// Gives the volume its initial content, and flushes it.
     fn fill(&self, host: &Product) -> Result<()> {
         Client::connect(&address(host, VOLUME)?)
             .and_then(|mut client| {
@@ -178,7 +178,7 @@ impl Hosts {
             .with_context(|| format!("{text} is not there"))
     }
 
-    /// Endless writes, none of which is ever flushed.
+    /// Starts writes that never end and are never flushed.
     fn keep_in_flight(&self, host: &Product) -> Result<Background> {
         let section = pattern(host, LOST, IN_FLIGHT)
             .set("bs", "4k")
@@ -188,7 +188,7 @@ impl Hosts {
         let mut fio = Fio::new(self.scratch.path(), "in-flight")
             .job(section)
             .spawn()?;
-        // Something has arrived, so the rest is on its way.
+        // Wait until some of the writes have arrived: the others are then in flight.
         let mut client = Client::connect(&address(host, VOLUME)?)?;
         let mut found = vec![0; (IN_FLIGHT.end - IN_FLIGHT.start) as usize];
         while !found
@@ -203,14 +203,14 @@ impl Hosts {
     }
 }
 
-/// What a write is to survive.
+/// The event that a write must survive.
 #[derive(Debug, Clone, Copy)]
 enum Durability {
     Flushed,
     Answered,
 }
 
-/// Each block holds its own place and a text.
+/// Fills each block with its own offset and a text.
 fn pattern(host: &Product, text: &str, range: Range<u64>) -> Section {
     Section::new(text, &host.default_address().uri(VOLUME))
         .set("rw", "randwrite")
@@ -230,7 +230,7 @@ fn address(host: &Product, export: &str) -> Result<Address> {
     uri.parse().map_err(|error: String| anyhow!(error))
 }
 
-/// All of the volume, and then of its snapshot.
+/// The content of the volume, followed by its snapshot's.
 fn content(host: &Product) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     for export in [VOLUME, SNAPSHOT] {
@@ -254,7 +254,7 @@ fn refused(hosts: &Hosts) -> Result<String> {
             last_lines(&said)
         );
     }
-    // It has not noticed anything.
+    // The refused host must have left no trace.
     hosts.fill(&hosts.first)?;
     hosts.verify(&hosts.first, "old", OLD)?;
     daemon.stop()?;
@@ -311,7 +311,7 @@ fn within(daemon: &Daemon, limit: Duration) -> Result<f64> {
     Ok(took)
 }
 
-/// What becomes of the frozen host.
+/// How the frozen host ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Woken,
@@ -339,7 +339,7 @@ fn taken_from_frozen(hosts: &Hosts, end: End) -> Result<String> {
         .serve(&[], &[])
         .context("the pool of a frozen host")?;
     let seconds = daemon.started_in.as_secs_f64();
-    // Its blocks are those that the frozen host still writes in place.
+    // The snapshot's blocks are the ones that the frozen host still writes in place.
     let create = ["--quiet", "snapshot", "create", SNAPSHOT];
     second.command().args(create).run()?;
     hosts.write(second, "new", IN_FLIGHT, Durability::Flushed)?;
@@ -374,7 +374,7 @@ fn taken_from_frozen(hosts: &Hosts, end: End) -> Result<String> {
     Ok(format!("; it was taken from after {seconds:.1} s"))
 }
 
-/// The end of the frozen host, which it must survive without an effect.
+/// Ends the frozen host, which must have no further effect on the pool.
 fn finish(mut frozen: Daemon, mut in_flight: Background, end: End) -> Result<()> {
     if end == End::Killed {
         drop(frozen);
@@ -394,7 +394,7 @@ fn finish(mut frozen: Daemon, mut in_flight: Background, end: End) -> Result<()>
     Ok(())
 }
 
-/// Every byte is what it was.
+/// Checks that every byte is as expected.
 fn must_be(expected: &[u8], found: &[u8], when: &str) -> Result<()> {
     let blocks = expected.chunks(BLOCK_BYTES).zip(found.chunks(BLOCK_BYTES));
     let different = blocks.filter(|(expected, found)| expected != found).count();

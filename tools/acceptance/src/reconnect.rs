@@ -1,9 +1,9 @@
-//! A client that outlives the server must find every answered request again.
+//! A client that outlives the server must find the results of every answered request.
 //!
-//! QEMU with `reconnect-delay` waits for a server that died and continues with the next one as if
-//! nothing had happened. Answered requests are not sent again, flushed or not: the server must
-//! still have them, or the next FLUSH is a lie. Here `qemu-io` is that client, and the server gets
-//! a SIGKILL after answering each kind of request without a flush.
+//! QEMU with `reconnect-delay` waits for a server that died and continues with the next one as if nothing had happened.
+//! It does not send answered requests again, flushed or not: the server must still have them, or the next FLUSH is a
+//! lie. Here `qemu-io` is that client, and the server gets a SIGKILL after it has answered each kind of request without
+//! a flush.
 //!
 //! The same script runs against `qemu-nbd`, which must pass, and against the forgetful server, which
 //! must be found out.
@@ -25,10 +25,10 @@ use onefold_harness::workspace::Workspace;
 const VOLUME: &str = "v";
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// Commands whose result is flushed before the unflushed ones.
+/// Commands whose results are flushed before [`UNFLUSHED`] begins.
 const BEFORE: &[&str] = &["write -P 0x11 0 1M", "write -P 0x12 8M 4M", "flush"];
 
-/// Answered and not flushed.
+/// Commands that are answered and not flushed.
 const UNFLUSHED: &[&str] = &[
     // New blocks, in a segment that has some and in one that has none.
     "write -P 0xaa 1M 1M",
@@ -48,7 +48,7 @@ const UNFLUSHED: &[&str] = &[
     "write -P 0xcd 4M 4k",
 ];
 
-/// The content after both.
+/// Reads of the expected content after [`BEFORE`] and [`UNFLUSHED`].
 const AFTER: &[&str] = &[
     "read -P 0xbb 0 4k",
     "read -P 0x11 4k 5904",
@@ -83,7 +83,7 @@ pub(crate) struct Arguments {
     /// Which server to kill
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
-    /// See that this check passes a good server and finds a forgetful one
+    /// Check that this check passes a good server and finds a forgetful one
     #[arg(long, conflicts_with = "against")]
     control: bool,
 }
@@ -107,7 +107,7 @@ fn control(workspace: &Workspace) -> Result<()> {
     must_be_found_out(checked, "Pattern verification failed")
 }
 
-/// In both cache modes, with a daemon or a command as the first to open the pool.
+/// Runs in both cache modes, with a daemon or a command as the first process to open the pool.
 fn every_way(workspace: &Workspace) -> Result<()> {
     for caches in [&CACHES[..1], &CACHES[1..]] {
         for opener in [&[][..], &["volume", "list"], &["pool", "check"]] {
@@ -163,7 +163,7 @@ fn kill_and_go_on(
     disks.stop()
 }
 
-/// `qemu-io`, which does one command after another.
+/// A running `qemu-io`, which executes one command after the other.
 struct Client {
     running: Running,
     input: ChildStdin,
@@ -188,7 +188,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Each command is answered before the next one is sent. One that fails is an error.
+    /// Runs commands, each of which is answered before the next one is sent. A failed command is an error.
     fn run(&mut self, commands: &[&str]) -> Result<()> {
         for command in commands {
             writeln!(self.input, "{command}").context("qemu-io does not listen")?;
@@ -198,7 +198,7 @@ impl Client {
         Ok(())
     }
 
-    /// `qemu-io` asks for the next command when it has done the one before.
+    /// Waits for the prompt, which `qemu-io` prints when it has executed the last command.
     fn wait_for_prompt(&mut self) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -217,7 +217,7 @@ impl Client {
     }
 }
 
-/// A wrong pattern does not end `qemu-io`.
+/// Whether a line of output is an error: a wrong pattern does not end `qemu-io`.
 fn is_complaint(line: &&str) -> bool {
     let words = ["failed", "error", "Invalid", "not found"];
     words.iter().any(|word| line.contains(word))

@@ -1,4 +1,4 @@
-//! Every duplicate in real disk images is found, by each way of loading the images.
+//! Checks that every duplicate in real disk images is found, in each way of loading the images.
 //!
 //! Three images are loaded by `volume import`, which finds duplicates while it loads; or by nbdcopy
 //! into empty volumes, followed by `pool dedup`; or the same with the daemon killed in the middle
@@ -25,7 +25,7 @@ use onefold_harness::pools::{PoolArguments, Pools};
 use onefold_harness::server::{Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
-/// How the images come in.
+/// How the images get into the pool.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Import,
@@ -33,7 +33,7 @@ enum Way {
     KillWhileDedup,
 }
 
-/// With every index, but those ways only once in which it does nothing that another does not.
+/// All ways with one index; with the others only the ways in which the index does something different.
 const RUNS: [(Way, &str); 7] = [
     (Way::Import, "hash"),
     (Way::CopyThenDedup, "hash"),
@@ -44,18 +44,18 @@ const RUNS: [(Way, &str); 7] = [
     (Way::KillWhileDedup, "memory"),
 ];
 
-/// The daemon is killed each time when this many percent of the blocks are still to be scanned.
+/// The daemon is killed each time this percentage of the blocks remains to be scanned.
 const KILLS_AT_PERCENT: [u64; 3] = [80, 60, 40];
 
-/// How often everything is repeated because a kill came too late. With its index in memory the
-/// finder needs a third of a second for everything, and this process may not run for that long.
+/// How often everything is repeated because a kill came too late. With its index in memory the finder needs a third of
+/// a second for everything, and this process may not be scheduled for that long.
 const ATTEMPTS_MAX: u32 = 6;
 
 /// How long `pool dedup` may take to notice that its daemon is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The daemon's memory for the user's images: an eighth of it is the `memory` index's, enough for
-/// 50 GB without duplicates.
+/// The daemon's memory for the user's images: the `memory` index gets an eighth of it, enough for 50 GB without
+/// duplicates.
 const MEASURE_MEMORY: &str = "4G";
 
 impl Way {
@@ -70,11 +70,11 @@ impl Way {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Raw disk images: copy them into empty volumes, share what is equal, and say how long that
-    /// took and what it saved
+    /// Raw disk images: copy them into empty volumes, share the duplicates, and print how long that took and how much
+    /// space it saved
     images: Vec<PathBuf>,
-    /// Have the writes find duplicates: images are written one after the other, also with a kill in
-    /// the middle of one
+    /// Have the writes find duplicates: images are written one after the other, once with a kill in the middle of an
+    /// image
     #[arg(long, value_enum, default_value_t = Mode::Offline)]
     dedup: Mode,
     #[command(flatten)]
@@ -92,7 +92,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// These images, or those that are made here.
+/// Checks in-line writes with these images, or with the test images.
 fn check_inline(workspace: &Workspace, pools: &Pools, paths: &[PathBuf]) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = match paths {
@@ -106,7 +106,7 @@ fn check_inline(workspace: &Workspace, pools: &Pools, paths: &[PathBuf]) -> Resu
     inline::check(workspace, pools, &images, &counted, !paths.is_empty())
 }
 
-/// The blocks of the images; without duplicates every check would pass with no finder at all.
+/// Counts the blocks of the images. They must have duplicates, or every check would pass without a finder.
 fn count(images: &[Image]) -> Result<Counted> {
     let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
     let counted = distinct::count(&paths)?;
@@ -154,7 +154,7 @@ fn measure(workspace: &Workspace, pools: &Pools, paths: &[PathBuf]) -> Result<()
     Ok(())
 }
 
-/// Loads the images in every way. The first that leaves a duplicate, or loses a block, is an error.
+/// Loads the images in every way. Fails at the first way that leaves a duplicate or loses a block.
 fn check(workspace: &Workspace, pools: &Pools) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = images::make_three(workspace)?;
@@ -232,7 +232,7 @@ fn expect_of_analysis(
     Ok(())
 }
 
-/// Returns false if a kill came too late to show anything.
+/// Loads the images in one way and compares them. Returns false if a kill came too late to show anything.
 fn load_and_compare(
     workspace: &Workspace,
     pools: &Pools,
@@ -247,7 +247,7 @@ fn load_and_compare(
     let daemon = match way {
         Way::Import => {
             import(&product, images)?;
-            // Before any daemon could have finished the rest of the import.
+            // Checked now, before a daemon could finish the rest of the import.
             expect(&product, counted)?;
             product.serve(&[], &[])?
         }
@@ -287,7 +287,7 @@ fn import(product: &Product, images: &[Image]) -> Result<()> {
 fn copy(product: &Product, images: &[Image], serve: &[&str]) -> Result<Daemon> {
     for image in images {
         let size = image.size_bytes.to_string();
-        // A day between passes: until the daemon is started again, only `pool dedup` shares.
+        // With a day between passes, only `pool dedup` shares until the daemon is started again.
         product
             .command()
             .args(["volume", "create", &image.name, "--size", &size])
@@ -305,8 +305,8 @@ fn copy(product: &Product, images: &[Image], serve: &[&str]) -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// Begins to share all duplicates and kills the daemon meanwhile, several times. `None` if there
-/// was nothing left to do when it was killed.
+/// Starts `pool dedup` and kills the daemon during it, several times. Returns `None` if the last kill came after all
+/// blocks were scanned.
 fn kill_while_dedup(
     product: &Product,
     mut daemon: Daemon,
@@ -339,7 +339,7 @@ fn kill_while_dedup(
     Ok(in_the_middle.then_some(daemon))
 }
 
-/// The pool must hold each different block once.
+/// Checks that the pool holds each distinct block once.
 pub(crate) fn expect(product: &Product, counted: &Counted) -> Result<()> {
     let physical = product.stat_number("physical_blocks")?;
     ensure!(

@@ -1,13 +1,13 @@
-//! A disk that hangs, and then fails or goes on, below a pool whose daemon is killed meanwhile or lives.
+//! A disk that hangs, and then fails or recovers, below a pool whose daemon is killed or survives.
 //!
-//! The disk is nbdkit's memory behind its filters `pause` and `error`, as a file by nbdfuse and a loop device;
-//! the pool's data is a file on ext4 there, or the device itself. A sync is under way when the daemon is killed: its
-//! ledger says so. Until then a client rewrites blocks, old ones and new ones. Afterwards a supervisor starts the
-//! daemon up to three times.
+//! The disk is nbdkit's memory behind its filters `pause` and `error`, as a file by nbdfuse and a loop device; the
+//! pool's data is a file on ext4 there, or the device itself. The daemon is killed during a sync, as its ledger shows.
+//! Until then a client rewrites blocks, old ones and new ones. Afterwards a supervisor starts the daemon up to three
+//! times.
 //!
-//! Whatever happens, a block has what was flushed or what was answered later, or cannot be read; never other
-//! content, though the blocks were another volume's before. A volume from which answered content is gone fails its
-//! next flush. Where no sync failed, nothing is gone, refused or doubted.
+//! In every case a block either has flushed or later answered content, or cannot be read. It never has other content,
+//! although the blocks belonged to another volume before. A volume that lost answered content fails its next flush.
+//! Where no sync failed, nothing is lost, refused or doubted.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -39,25 +39,25 @@ const POOL: &str = "32M";
 /// How often a supervisor starts the daemon.
 const STARTS: usize = 3;
 
-/// How long something may take that is certain to happen.
+/// The time limit of everything that must happen.
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
-/// How much later than the one before each kill comes.
+/// The delay by which each kill is later than the one before.
 const BETWEEN_KILLS: Duration = Duration::from_millis(37);
 
-/// Where the words *begun* and *ended* of the ledger are: see docs/format/tail.md.
+/// The offsets of the words *begun* and *ended* in the ledger: see docs/format/tail.md.
 const BEGUN_AT: u64 = 64;
 const ENDED_AT: u64 = 72;
 
-/// Where the pool's data is.
+/// The place of the pool's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Data {
     File,
     Device,
 }
 
-/// What happens to the disk and the daemon.
+/// The fate of the disk and the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     /// The daemon is killed in a sync that fails afterwards.
@@ -95,7 +95,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             (Event::KilledThenSucceeds, "host"),
             (Event::KilledThenSucceeds, "direct"),
         ] {
-            // Past the cache a device has nothing to write out, so no sync of it hangs.
+            // Past the cache a device has nothing to write back, so none of its syncs hangs.
             if (data, cache) == (Data::Device, "direct") {
                 continue;
             }
@@ -125,7 +125,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// An address on loopback that is free.
+/// A free address on loopback.
 fn free_tcp_port() -> Result<String> {
     match server::Address::free_tcp_port()? {
         server::Address::Tcp(port) => Ok(format!("127.0.0.1:{port}")),
@@ -133,7 +133,7 @@ fn free_tcp_port() -> Result<String> {
     }
 }
 
-/// Checks that `pool stat`, `/readyz` and `/metrics` say the same of the pool.
+/// Checks that `pool stat`, `/readyz` and `/metrics` agree about the pool.
 fn check_verdict(
     product: &Product,
     monitored: &str,
@@ -171,18 +171,18 @@ fn check_verdict(
     Ok(())
 }
 
-/// What happens in one pool.
+/// A test with one pool.
 #[derive(Debug)]
 struct Case {
     data: Data,
     event: Event,
     cache: &'static str,
-    /// From when a sync has begun on.
+    /// The delay from the start of a sync to the kill.
     kill_after: Duration,
 }
 
 impl Case {
-    /// Returns what was gone, in words.
+    /// Runs the case. Returns a sentence about the lost content.
     fn happen(&self, product: &Product, directory: &Path) -> Result<String> {
         let Self {
             data, event, cache, ..
@@ -228,7 +228,7 @@ impl Case {
             false => gone.join("; "),
         })
     }
-    /// The disk hangs in a sync, and fails or goes on; the daemon ends.
+    /// The disk hangs in a sync, and fails or recovers; the daemon ends.
     fn fail(
         &self,
         disk: &Disk,
@@ -280,7 +280,7 @@ impl Case {
     }
 }
 
-/// Fills blocks that another volume gets next; then answered writes of every kind that are not flushed.
+/// Fills blocks that another volume gets next; then writes in every way, answered and not flushed.
 fn load(volumes: &mut [Model; 3]) -> Result<()> {
     let [before, busy, idle] = volumes;
     before.write(0..3000, 0xaa)?;
@@ -291,15 +291,15 @@ fn load(volumes: &mut [Model; 3]) -> Result<()> {
         volume.write(0..256, 0x11)?;
         volume.flush()?;
     }
-    // In place; new blocks; and new ones that are rewritten.
+    // Write in place, to new blocks, and to new blocks again.
     busy.write(0..16, 0x33)?;
     busy.write(512..900, 0x22)?;
     busy.write(600..610, 0x55)?;
     idle.write(700..800, 0x44)
 }
 
-/// Writes of one block each, in place and to new blocks, until the connection ends: block, byte, and whether it was
-/// answered.
+/// Writes single blocks, in place and to new blocks, until the connection ends. Returns block, byte, and whether the
+/// write was answered.
 fn rewrite_until_it_ends(mut client: Client) -> Vec<(usize, u8, bool)> {
     let mut writes = Vec::new();
     for byte in 0x80..=0xff {
@@ -314,7 +314,7 @@ fn rewrite_until_it_ends(mut client: Client) -> Vec<(usize, u8, bool)> {
     writes
 }
 
-/// The first start may be refused: its sync gets the error.
+/// Starts the daemon as a supervisor would. The first start may be refused, because its sync gets the error.
 fn start_as_a_supervisor(product: &Product, cache: &str) -> Result<Daemon> {
     let mut refused = None;
     for _ in 0..STARTS {
@@ -328,7 +328,7 @@ fn start_as_a_supervisor(product: &Product, cache: &str) -> Result<Daemon> {
 
 /// A disk that can hang and fail.
 struct Disk {
-    /// The pool's data on it.
+    /// The place of the pool's data on the disk.
     data: PathBuf,
     pause: PathBuf,
     inject: PathBuf,
@@ -383,7 +383,7 @@ impl Disk {
         })
     }
 
-    /// Requests wait, or go on.
+    /// Makes requests wait, or lets them continue.
     fn pause(&self, waits: bool) -> Result<()> {
         let mut control = UnixStream::connect(&self.pause)?;
         control.write_all(if waits { b"p" } else { b"r" })?;
@@ -391,7 +391,7 @@ impl Disk {
         Ok(())
     }
 
-    /// From now on nothing fails.
+    /// Makes all later requests succeed.
     fn heal(&self) -> Result<()> {
         match std::fs::remove_file(&self.inject) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -418,7 +418,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // Where it fails the device goes with its file, or is in use by what failed before.
+        // If this fails, the device vanishes with its file, or is in use by the process that failed before.
         let _ = Cmd::new("losetup").args(["-d", &self.0]).run();
     }
 }
@@ -431,11 +431,11 @@ struct Model {
     blocks: Vec<Block>,
 }
 
-/// The bytes that a block may be filled with.
+/// The bytes that a block may be filled with after a crash.
 #[derive(Debug, Clone, Default)]
 struct Block {
     flushed: u8,
-    /// Answered since, in order.
+    /// Answered writes since the last flush, in order.
     answered: Vec<u8>,
     in_flight: Option<u8>,
 }
@@ -454,12 +454,12 @@ impl Block {
     }
 }
 
-/// A volume beside its model.
+/// The differences between a volume and its model.
 #[derive(Debug, Default)]
 struct Found {
     /// Blocks that cannot be read.
     lost: Vec<usize>,
-    /// Blocks that have what was flushed or answered, although more was answered.
+    /// Blocks that have flushed or answered content which is not the newest.
     older: usize,
 }
 
@@ -516,7 +516,7 @@ impl Model {
         Ok(())
     }
 
-    /// Reads all of it with a client that has just come back.
+    /// Reads the whole volume with a new client.
     fn compare(&self) -> Result<Found> {
         let mut client = self.connect()?;
         let mut found = Found::default();
@@ -540,7 +540,7 @@ impl Model {
         Ok(found)
     }
 
-    /// The flush tells of a loss, until it is accepted; lost blocks can be written again.
+    /// Checks that the flush fails until a loss is accepted, and that lost blocks can be written again.
     fn accept(&self, product: &Product, found: &Found) -> Result<()> {
         let mut client = self.connect()?;
         let told = client.flush();

@@ -1,4 +1,4 @@
-//! Commands among the requests: snapshots, clones, sizes, and the search for duplicates.
+//! Commands that run while requests do: snapshots, clones, sizes, and the search for duplicates.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use onefold_harness::server::Product;
 use super::Round;
 use super::volume::{Volume, read_all, same};
 
-/// Snapshots and clones at a time.
+/// The most snapshots and clones that exist at a time.
 const FROZEN_MAX: usize = 6;
 
 /// Sizes that a volume may be given, in MiB.
 const SIZES_MIB: std::ops::RangeInclusive<u64> = 8..=16;
 
-/// Runs commands beside the load, and keeps track of the snapshots and clones that they made.
+/// Runs commands during the load, and keeps track of the snapshots and clones that they made.
 pub(super) struct Commands {
     product: Product,
     frozen: Vec<Frozen>,
     made: u64,
-    /// Whether volumes are switched between in line and off-line.
+    /// Whether volumes are switched between in line, auto and off-line.
     switches: bool,
-    /// How many were carried out.
+    /// The number of commands that were carried out.
     pub(super) done: u64,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Commands {
 struct Frozen {
     export: String,
     bytes: Arc<Vec<u8>>,
-    /// No command to make or delete it failed to come back.
+    /// False if a command that makes or deletes it was killed before it returned.
     is_certain: bool,
 }
 
@@ -80,7 +80,7 @@ impl Commands {
         Ok(())
     }
 
-    /// Most of the time a volume is in line.
+    /// Switches the volume's mode, to in line in half of the cases.
     fn switch(&mut self, volume: &Volume, random: &mut fastrand::Rng) -> Result<()> {
         let modes = [Mode::Inline, Mode::Inline, Mode::Auto, Mode::Offline];
         let mode = random.choice(&modes).unwrap_or(&Mode::Inline);
@@ -162,7 +162,7 @@ impl Commands {
         self.change(volume, &["snapshot", "rollback", &export], |_| bytes)
     }
 
-    /// A command that gives a volume other content and disconnects its clients.
+    /// Runs a command that gives a volume other content and disconnects its clients.
     fn change(
         &mut self,
         volume: &Volume,
@@ -181,7 +181,7 @@ impl Commands {
         Ok(())
     }
 
-    /// Compares every snapshot and clone. Those that a killed command was about may be gone.
+    /// Compares every snapshot and clone. The ones that a killed command was making or deleting may be gone.
     pub(super) fn compare(&mut self, server: &Volume) -> Result<()> {
         let mut kept = Vec::new();
         for mut frozen in self.frozen.drain(..) {

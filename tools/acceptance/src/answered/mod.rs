@@ -1,22 +1,22 @@
 //! Kills the server again and again under load, and checks everything that it has answered.
 //!
-//! A complement of `kill_loop`, where fio compares flushed data, because fio cannot know which of
-//! its requests were answered when the kill came. The load here does: it keeps each volume's
-//! content in memory and changes it with every answer.
+//! A complement of `kill_loop`, where fio compares flushed data only, because fio cannot know which requests were
+//! answered when the kill came. The load here can: it keeps each volume's content in memory and changes it with every
+//! answer.
 //!
-//! # What a round does
-//! 1. Several connections on each volume write, zero, trim and read ranges of any size, with few
-//!    flushes or none. Ranges in flight at the same time do not overlap. Meanwhile commands make
-//!    and delete snapshots and clones, resize volumes, roll them back to snapshots, and share
-//!    duplicates. With `--dedup inline` they also switch volumes between in line, auto and off-line.
+//! # A round
+//! 1. Several connections on each volume write, zero, trim and read ranges of any size, with few flushes or none.
+//!    Ranges in flight at the same time do not overlap. Concurrent commands make and delete snapshots and clones,
+//!    resize volumes, roll them back to snapshots, and share duplicates. With `--dedup inline` they also switch volumes
+//!    between in line, auto and off-line.
 //! 2. A SIGKILL hits the server after a number of answers that differs from round to round.
-//! 3. The next to open the pool is a daemon, a command, or a daemon that is killed at once.
+//! 3. The next process to open the pool is a daemon, a command, or a daemon that is killed at once.
 //! 4. A FLUSH succeeds, and every byte of every volume, snapshot and clone is compared.
 //!
-//! # What is compared with what
-//! A byte without an unanswered request must be as answered; one of a request in flight may also be
-//! as that request makes it. A command that was killed was carried out as a whole or not at all.
-//! The content found counts as answered in the next round.
+//! # The comparison
+//! A byte without an unanswered request must be as answered; a byte of a request in flight may also be as that request
+//! makes it. A killed command was carried out as a whole or not at all. The content found counts as answered in the
+//! next round.
 
 mod commands;
 mod volume;
@@ -42,23 +42,23 @@ const VOLUMES: [VolumeSpec; 3] = [("red", 16 << 20), ("green", 16 << 20), ("blue
 /// Connections to each volume.
 const CONNECTIONS: usize = 3;
 
-/// A round is over after this many answers at most, and this many at least.
+/// A round ends after a number of answers in this range.
 const ANSWERS: std::ops::Range<u64> = 20..1500;
 
 /// How long that many answers may take.
 const WORK_LIMIT: Duration = Duration::from_secs(300);
 
-/// A run of at least this many rounds must have seen shared blocks, and unflushed requests.
+/// A run of this many rounds must have seen shared blocks, and unflushed requests.
 const ROUNDS_WITH_EVERYTHING: u64 = 8;
 
-/// Shared by the threads of a round.
+/// The state that the threads of a round share.
 #[derive(Default)]
 struct Round {
     answered: AtomicU64,
-    /// The server is about to be killed: from here on requests may fail.
+    /// Set just before the server is killed: from then on requests may fail.
     is_over: AtomicBool,
     has_failed: AtomicBool,
-    /// Of a thousand requests, how many are flushes.
+    /// The share of flushes, per thousand requests.
     flushes_per_mille: u32,
 }
 
@@ -67,7 +67,7 @@ impl Round {
         self.is_over.load(Ordering::SeqCst)
     }
 
-    /// An error is the test's finding, unless the server is being killed.
+    /// Returns an error as the test's finding, unless the server is being killed.
     fn judge(&self, result: Result<()>) -> Result<()> {
         if result.is_ok() || self.is_over() {
             return Ok(());
@@ -91,7 +91,7 @@ impl Round {
     }
 }
 
-/// The good server must pass, and the forgetful one be found out.
+/// Checks that the good server passes and that the forgetful one is found out.
 pub(crate) fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
     let setting = || Setting {
         dedup,
@@ -103,7 +103,7 @@ pub(crate) fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
     must_be_found_out(checked, volume::FINDING)
 }
 
-/// Runs the loop. Its first finding is an error.
+/// Runs the loop. The first finding is returned as an error.
 pub(crate) fn kill_and_compare(
     workspace: &Workspace,
     against: Against,
@@ -168,7 +168,7 @@ pub(crate) fn kill_and_compare(
 
 /// Counts of one round.
 struct Outcome {
-    /// Requests.
+    /// Requests that were answered.
     answered: u64,
     /// Records of the killed daemon that were not in its log.
     taken_over: u64,
@@ -176,7 +176,7 @@ struct Outcome {
     hits: u64,
 }
 
-/// One round.
+/// The parts of one round.
 struct One<'a> {
     volumes: &'a [Volume],
     disks: &'a mut Disks,
@@ -202,7 +202,7 @@ impl One<'_> {
         })
     }
 
-    /// Returns how many blocks were hits just before the kill.
+    /// Loads the volumes and kills the server. Returns how many blocks were hits just before the kill.
     fn load_and_kill(&mut self, round: &Round) -> Result<u64> {
         let answers = self.random.u64(ANSWERS);
         std::thread::scope(|scope| {
@@ -238,8 +238,8 @@ impl One<'_> {
         })
     }
 
-    /// The first to open the pool takes over the requests that the killed daemon had answered.
-    /// Returns how many records those were.
+    /// Opens the pool: the first process to do so takes over the requests that the killed daemon had answered. Returns
+    /// the number of records taken over.
     fn open_again(&mut self) -> Result<u64> {
         let first = self.random.u8(..4);
         let mut taken_over = 0;
@@ -257,7 +257,7 @@ impl One<'_> {
     }
 }
 
-/// Compares everything there is.
+/// Compares all volumes, snapshots and clones.
 fn compare(volumes: &[Volume], commands: &mut Option<Commands>) -> Result<()> {
     volumes.iter().try_for_each(Volume::compare)?;
     match (commands, volumes.first()) {

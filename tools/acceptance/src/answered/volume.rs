@@ -1,4 +1,4 @@
-//! A volume, its content as answered, and the requests that change both.
+//! A volume, its content as answered, and the requests that change it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,12 +12,12 @@ use onefold_harness::server::Disks;
 
 use super::Round;
 
-/// In every message about lost answered data.
+/// Part of every message about lost answered data.
 pub(super) const FINDING: &str = "is not as answered";
 
 const BLOCK_BYTES: usize = 4096;
 
-/// Contents that occur again and again, in all volumes.
+/// Number of contents that occur again and again, in all volumes.
 const REPEATED: u64 = 32;
 
 /// The size of a read of an export.
@@ -29,16 +29,16 @@ pub(super) struct Volume {
     addresses: [Address; 2],
     /// Whether the server zeroes trimmed ranges, which the protocol does not require.
     trims_to_zeros: bool,
-    /// Requests hold it shared; a command that needs the volume at rest holds it alone.
+    /// Requests hold it shared; a command that must run without requests in flight holds it alone.
     gate: RwLock<()>,
     state: Mutex<State>,
 }
 
 /// The content that a volume must have.
 pub(super) struct State {
-    /// By all that was answered.
+    /// The content after all answered requests.
     pub(super) bytes: Arc<Vec<u8>>,
-    /// If a command that has not come back was carried out.
+    /// The content if a command that has not returned was carried out.
     pub(super) other: Option<Arc<Vec<u8>>>,
     /// Changes with each command that disconnects the volume's clients.
     pub(super) generation: u64,
@@ -46,7 +46,7 @@ pub(super) struct State {
     in_flight: Vec<Change>,
 }
 
-/// A range and its content once the request is answered. A read leaves it as it is.
+/// A range and its content once the request is answered. A read does not change the content.
 #[derive(Clone)]
 struct Change {
     start: usize,
@@ -85,14 +85,13 @@ impl Volume {
         })
     }
 
-    /// Another export of the same server.
+    /// Connects to another export of the same server.
     pub(super) fn connect_to(&self, export: &str) -> Result<Client> {
         let address = self.addresses[0].with_export(export);
         Client::connect(&address).with_context(|| format!("cannot attach to {address}"))
     }
 
-    /// Holds everything up while nothing is in flight; not if there are requests that the server
-    /// left without an answer.
+    /// Locks the volume while no request is in flight. Returns `None` if the server left requests without an answer.
     pub(super) fn rest(&self) -> Option<(RwLockWriteGuard<'_, ()>, MutexGuard<'_, State>)> {
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let state = self.state();
@@ -114,7 +113,7 @@ impl Volume {
         let mut attached: Option<(u64, Client)> = None;
         loop {
             let _shared = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-            // Asked behind the gate: the command before may have been killed half-way.
+            // Checked behind the gate: the command that held it may have been killed half-way.
             if round.is_over() {
                 return Ok(());
             }
@@ -136,7 +135,7 @@ impl Volume {
         }
     }
 
-    /// Makes one request and, when it is answered, its change.
+    /// Sends one request, and applies its change when it is answered.
     fn request(&self, client: &mut Client, random: &mut fastrand::Rng) -> Result<()> {
         let (kind, change) = self.begin(random);
         let (at, len) = (change.start as u64, change.bytes.len());
@@ -166,7 +165,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Chooses a request on a range that no other one is about.
+    /// Chooses a request on a range that no request in flight touches.
     fn begin(&self, random: &mut fastrand::Rng) -> (Kind, Change) {
         let kind = match random.u8(..10) {
             0..6 => Kind::Write,
@@ -197,7 +196,7 @@ impl Volume {
         (kind, change)
     }
 
-    /// Compares the volume with the answered requests, after a flush, which must succeed.
+    /// Flushes the volume, which must succeed, and compares it with the answered requests.
     pub(super) fn compare(&self) -> Result<()> {
         let mut client = self.connect_to(self.name)?;
         client.flush().context("the first flush fails")?;
@@ -232,7 +231,7 @@ impl Volume {
     }
 }
 
-/// Trims are of whole blocks, because the server may choose how to treat parts of blocks.
+/// A random range. Trims cover whole blocks, because the server may choose how to treat parts of blocks.
 fn some_range(kind: Kind, size: usize, random: &mut fastrand::Rng) -> Range<usize> {
     let blocks = size / BLOCK_BYTES;
     let in_blocks = |most: usize, random: &mut fastrand::Rng| {
@@ -251,7 +250,7 @@ fn some_range(kind: Kind, size: usize, random: &mut fastrand::Rng) -> Range<usiz
     }
 }
 
-/// New content, about half of whose blocks are seen elsewhere too.
+/// Random content, about half of whose blocks also occur elsewhere.
 fn content(range: &Range<usize>, random: &mut fastrand::Rng) -> Vec<u8> {
     let mut bytes = vec![0; range.len()];
     let first = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(bytes.len());
@@ -266,7 +265,7 @@ fn content(range: &Range<usize>, random: &mut fastrand::Rng) -> Vec<u8> {
     bytes
 }
 
-/// A whole export.
+/// Reads a whole export.
 pub(crate) fn read_all(client: &mut Client) -> Result<Vec<u8>> {
     let size = usize::try_from(client.bytes()).context("the export is too large for memory")?;
     let mut bytes = vec![0; size];
@@ -278,7 +277,7 @@ pub(crate) fn read_all(client: &mut Client) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first difference of two contents, and the number of blocks that differ.
+/// Fails with the first difference of two contents, and the number of blocks that differ.
 pub(super) fn same(name: &str, found: &[u8], answered: &[u8]) -> Result<()> {
     if found == answered {
         return Ok(());
