@@ -1,5 +1,5 @@
-//! What finder, collector and counting have in common: one batch at a time in the pool, announced
-//! by a durable record, made good by one call of the index, settled item by item.
+//! The common parts of finder, collector and counting: one batch at a time in the pool, announced by a durable record,
+//! executed by one call of the index, and settled item by item.
 
 use crate::guards::Guard;
 use crate::image::{BatchNumber, Block, Fingerprint, Item, OpenBatch};
@@ -7,7 +7,7 @@ use crate::index::{Answer, Index};
 use crate::properties::Violation;
 use crate::state::{Config, Phase, Stage, State};
 
-/// Whether a batch may begin, or a resumed one go on, as far as the index is concerned.
+/// Whether the state of the index permits a batch to begin, or a resumed batch to continue.
 pub(crate) fn index_is_ready(state: &State, config: &Config) -> bool {
     !state.disk.index.needs_rebuild || !config.on(Guard::RebuildBeforeBatch)
 }
@@ -18,8 +18,8 @@ pub(crate) fn may_begin(state: &State, config: &Config) -> bool {
     alone && index_is_ready(state, config)
 }
 
-/// Whether batch `number`, announced by a record that `intent_durable` wants durable, may be
-/// handed to the index.
+/// Whether batch `number` may be passed to the index. The guard `intent_durable` demands that the record which
+/// announces the batch is durable.
 pub(crate) fn may_call(
     state: &State,
     config: &Config,
@@ -36,8 +36,8 @@ pub(crate) fn may_call(
     state.memory.image.batch(number).cloned()
 }
 
-/// The blocks that a call hands to the index, read again and fingerprinted: those that are not
-/// settled. The others may be anybody's by now.
+/// The blocks that a call passes to the index, read again and fingerprinted: only the unsettled ones, because the
+/// others may have been reused.
 pub(crate) fn call_items(
     state: &State,
     config: &Config,
@@ -55,8 +55,8 @@ pub(crate) fn call_items(
         .collect()
 }
 
-/// Notes the index's answers. A repeated call may have answers for items that are settled: those
-/// of the others are the last ones.
+/// Notes the index's answers. A repeated call may also have answers for settled items; the last answers belong to the
+/// unsettled items.
 pub(crate) fn answered(
     state: &mut State,
     batch: &OpenBatch,
@@ -72,8 +72,7 @@ pub(crate) fn answered(
     Some(())
 }
 
-/// The index syncs a batch before it answers. An unsynced call would be seen by no one else, so
-/// call and sync are one step.
+/// The index syncs a batch before it answers. No one else can see an unsynced call, so call and sync are one step.
 pub(crate) fn sync_after_call(state: &mut State, config: &Config) {
     if !config.on(Guard::IndexSyncBeforeOutcome) {
         return;
@@ -96,7 +95,7 @@ pub(crate) fn next_answer(state: &State, number: BatchNumber) -> Option<(OpenBat
     Some((batch.clone(), item, *answers.first()?))
 }
 
-/// The answer was used up; with the last one the batch ends.
+/// Removes the answer that was used; with the last one the batch ends.
 pub(crate) fn used_answer(state: &mut State, number: BatchNumber) {
     let Some(Phase::Answered(answers)) = state.memory.job(number).map(|job| &job.phase) else {
         return;

@@ -28,7 +28,7 @@ impl Bits {
         self.0 |= 1 << i;
     }
 
-    /// Takes `i` out.
+    /// Removes `i`.
     pub fn remove(&mut self, i: u8) {
         self.0 &= !(1 << i);
     }
@@ -38,22 +38,22 @@ impl Bits {
         self.0 == 0
     }
 
-    /// What is in either set.
+    /// The members of either set.
     pub fn or(self, other: Bits) -> Bits {
         Bits(self.0 | other.0)
     }
 
-    /// What is in both sets.
+    /// The members of both sets.
     pub fn and(self, other: Bits) -> Bits {
         Bits(self.0 & other.0)
     }
 
-    /// What is in this set and not in the other.
+    /// The members of this set that the other one lacks.
     pub fn minus(self, other: Bits) -> Bits {
         Bits(self.0 & !other.0)
     }
 
-    /// Whether all of this set is in the other.
+    /// Whether the other set has all members of this one.
     pub fn within(self, other: Bits) -> bool {
         self.minus(other).is_empty()
     }

@@ -1,4 +1,4 @@
-//! The collector: announce → commit → fingerprint and decrement → one release an item.
+//! The collector: announce → commit → fingerprint and decrement → one release per item.
 
 use crate::batch::{
     answered, call_items, may_begin, may_call, next_answer, sync_after_call, used_answer,
@@ -8,9 +8,8 @@ use crate::image::{BatchKind, BatchNumber, Record, Release};
 use crate::index::Answer;
 use crate::state::{Config, Phase, Stage, State};
 
-/// Takes elements off the queue's head. Their records need not be durable yet, nor their readers
-/// be gone: the commit that follows sees to the first, the release of what is freed to the second.
-/// What is claimed is counted first.
+/// Takes elements off the queue's head. Their records may be undurable and their readers active: the next commit makes
+/// the records durable, and the release of a freed block waits for the readers. Claims are counted first.
 pub(crate) fn begin(state: &mut State, config: &Config, elements: u8) -> Option<()> {
     let queued = state.memory.image.queue.len();
     let claimed = !state.memory.image.claims.is_empty();
@@ -38,7 +37,7 @@ pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> O
     answered(state, &batch, answers)
 }
 
-/// Logs what became of the batch's first item that is not settled.
+/// Logs the outcome of the batch's first unsettled item.
 pub(crate) fn release(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
     let (batch, _, answer) = next_answer(state, number)?;
     if batch.kind != BatchKind::Collector {

@@ -1,8 +1,7 @@
 //! The commit loop, the only caller of sync, and the checkpoint.
 //!
-//! Seal, sync the pool and write the frame, sync the log, answer, release. The pool's sync and the
-//! frame's write are one step here: a crash between them leaves nothing that a crash before both
-//! may not leave.
+//! Seal, sync the pool and write the frame, sync the log, answer, release. The pool's sync and the frame's write are
+//! one step here: a crash between them leaves nothing that a crash before both could not leave.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use crate::image::Record;
 use crate::properties::Violation;
 use crate::state::{Checkpoint, Commit, Config, NextRoot, Phase, Root, Stage, State};
 
-/// Whether anybody waits for a commit.
+/// Whether a request waits for a commit.
 fn is_awaited(state: &State, config: &Config) -> bool {
     let memory = &state.memory;
     let mut jobs = memory.jobs.iter();
@@ -25,7 +24,7 @@ fn is_awaited(state: &State, config: &Config) -> bool {
     allocator_waits || flush_waits || jobs_wait
 }
 
-/// Seals the tail; with `checkpoint`, takes content and position of a checkpoint as well.
+/// Seals the tail; with `checkpoint`, also captures content and position of a checkpoint.
 pub(crate) fn seal(state: &mut State, config: &Config, checkpoint: bool) -> Option<()> {
     if state.memory.commit.is_some() {
         return None;
@@ -60,7 +59,7 @@ pub(crate) fn seal(state: &mut State, config: &Config, checkpoint: bool) -> Opti
     Some(())
 }
 
-/// Moves the tail, and all that hangs on it, into the commit.
+/// Moves the tail, and all state that depends on it, into the commit.
 fn take_tail(state: &mut State) -> Vec<Record> {
     let memory = &mut state.memory;
     advance(memory, Stage::Tail, Stage::Sealed);
@@ -118,7 +117,7 @@ fn skips_sync(state: &State, config: &Config) -> bool {
         && !commit.flat_map(|commit| &commit.records).any(places_data)
 }
 
-/// Syncs the log, answers who waited, and releases the blocks that the records gave up.
+/// Syncs the log, answers the waiting requests, and releases the blocks that the records freed.
 pub(crate) fn finish_commit(state: &mut State, config: &Config) -> Option<()> {
     if !state.memory.commit.as_ref()?.written {
         return None;
@@ -155,7 +154,7 @@ fn answer_flush(state: &mut State) {
     }
 }
 
-/// Replaces root and log by the root that a checkpoint here would make, in one indivisible step.
+/// Replaces root and log by the root that a checkpoint would make now, in one indivisible step.
 fn fold(state: &mut State, config: &Config) {
     let mut image = (*state.disk.root.image).clone();
     let log = std::mem::take(&mut state.disk.log);
@@ -170,7 +169,7 @@ fn fold(state: &mut State, config: &Config) {
     };
 }
 
-/// Content and position of a checkpoint, with `sealed` records about to be committed.
+/// Captures content and position of a checkpoint, with `sealed` records about to be committed.
 fn capture(state: &mut State, config: &Config, sealed: usize) {
     let position = state.disk.log.len() + sealed;
     let root = Root {
@@ -185,7 +184,7 @@ fn capture(state: &mut State, config: &Config, sealed: usize) {
     });
 }
 
-/// Writes the checkpoint's pages to fresh places and syncs them.
+/// Writes the checkpoint's pages to free places and syncs them.
 pub(crate) fn write_pages(state: &mut State, config: &Config) -> Option<()> {
     let Some(Checkpoint::Ready(mut root)) = state.memory.checkpoint.clone() else {
         return None;
@@ -224,7 +223,7 @@ pub(crate) fn sync_root(state: &mut State) -> Option<()> {
     Some(())
 }
 
-/// Removes from the log what the root contains.
+/// Removes the records that the root contains from the log.
 pub(crate) fn prune(state: &mut State, config: &Config) -> Option<()> {
     let disk = &mut state.disk;
     let next = disk.next_root.as_mut().filter(|next| next.switched);

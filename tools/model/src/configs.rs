@@ -304,7 +304,7 @@ fn recovering() -> Vec<Config> {
     ]
 }
 
-/// An index that every crash takes, and that is counted again.
+/// An index that every crash destroys, and that is rebuilt.
 fn counting_again() -> Vec<Config> {
     vec![
         Config {
@@ -352,7 +352,7 @@ fn counting_again() -> Vec<Config> {
     ]
 }
 
-/// An index that damage made wrong, left so and counted again.
+/// An index that was damaged, left so or rebuilt.
 fn damaged() -> Vec<Config> {
     vec![
         Config {
@@ -460,7 +460,7 @@ fn layered() -> Vec<Config> {
     ]
 }
 
-/// Clones, and the merges that delete what they stand on.
+/// Clones, and the merges that delete the layers below them.
 fn cloned() -> Vec<Config> {
     vec![
         Config {

@@ -1,4 +1,4 @@
-//! Counting: announce → commit → increment with the claimed blocks → one result an item.
+//! Counting: announce → commit → increment with the claimed blocks → one result per item.
 
 use crate::batch::{
     answered, call_items, may_begin, may_call, next_answer, sync_after_call, used_answer,
@@ -8,8 +8,8 @@ use crate::image::{BatchKind, BatchNumber, Record};
 use crate::index::Answer;
 use crate::state::{Config, Phase, Stage, State};
 
-/// Takes elements off the head of the claims. The commit that follows makes their entries durable,
-/// which are earlier in the log.
+/// Takes elements off the head of the claims. The next commit makes the entries of these claims durable, because they
+/// are earlier in the log.
 pub(crate) fn begin(state: &mut State, config: &Config, elements: u8) -> Option<()> {
     let claimed = state.memory.image.claims.len();
     if usize::from(elements) > claimed || !may_begin(state, config) {
@@ -23,8 +23,8 @@ pub(crate) fn begin(state: &mut State, config: &Config, elements: u8) -> Option<
     Some(())
 }
 
-/// Has the index count the claims. Their blocks are published, so the fingerprints made when they
-/// were hit are those of reading them, which is what the model does.
+/// Has the index count the claims. Their blocks are published, so the fingerprints made at the time of the hit equal
+/// the fingerprints of the blocks now, which the model uses.
 pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
     let batch = may_call(state, config, number, Guard::CountIntentDurable)?;
     if batch.kind != BatchKind::Counting {
@@ -36,7 +36,7 @@ pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> O
     answered(state, &batch, answers)
 }
 
-/// Logs what became of the batch's first item that is not settled.
+/// Logs the outcome of the batch's first unsettled item.
 pub(crate) fn settle(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
     let (batch, _, answer) = next_answer(state, number)?;
     if batch.kind != BatchKind::Counting {

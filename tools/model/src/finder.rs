@@ -1,4 +1,4 @@
-//! The finder: mark and announce → commit → fingerprint and increment → one outcome an item.
+//! The finder: mark and announce → commit → fingerprint and increment → one outcome per item.
 
 use crate::batch::{
     answered, call_items, may_begin, may_call, next_answer, sync_after_call, used_answer,
@@ -48,7 +48,7 @@ pub(crate) fn mark(state: &mut State, config: &Config, layer: LayerId, lbas: Bit
     Some(())
 }
 
-/// The batch that `lbas` of `layer` would still become part of.
+/// The batch that `lbas` of `layer` would join.
 fn growing(state: &State, config: &Config, layer: LayerId, lbas: Bits) -> Option<BatchNumber> {
     let open = state.memory.image.open.last()?;
     let phase = &state.memory.job(open.number)?.phase;
@@ -82,8 +82,8 @@ pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> O
     answered(state, &batch, answers)
 }
 
-/// Whether a block of the batch cannot be read and the index has not been called for it, or had
-/// been called for nothing: all items are declined.
+/// Whether all items are declined: a block of the batch cannot be read, and the index was not called for the batch, or
+/// returned no answers.
 fn is_called_off(state: &State, batch: &OpenBatch) -> bool {
     let index = &state.disk.index;
     let mut unsettled = batch.unsettled().iter();
@@ -93,8 +93,7 @@ fn is_called_off(state: &State, batch: &OpenBatch) -> bool {
     index.last < batch.number && unsettled.any(|item| state.disk.bad.has(item.block))
 }
 
-/// What the index is called with: fingerprints of the blocks as they are read, or as the hash cache
-/// has them.
+/// The items of a call of the index: fingerprints of the blocks as they are read, or as the hash cache has them.
 fn fingerprints(state: &State, config: &Config, batch: &OpenBatch) -> Vec<(Fingerprint, Block)> {
     let mut items = call_items(state, config, batch);
     for (fingerprint, block) in &mut items {
@@ -104,7 +103,7 @@ fn fingerprints(state: &State, config: &Config, batch: &OpenBatch) -> Vec<(Finge
     items
 }
 
-/// What a finder does that trusts a lookup: it names first and counts later.
+/// The answers for a finder that trusts a lookup: it names first and counts later.
 fn look_up(state: &State, items: &[(Fingerprint, Block)]) -> Vec<Answer> {
     let answer = |(fingerprint, _): &(Fingerprint, Block)| {
         let row = state.disk.index.rows[usize::from(*fingerprint)];
@@ -113,7 +112,7 @@ fn look_up(state: &State, items: &[(Fingerprint, Block)]) -> Vec<Answer> {
     items.iter().map(answer).collect()
 }
 
-/// Logs the outcome of the batch's first item that has none, under its lock.
+/// Logs the outcome of the batch's first unsettled item, under its lock.
 pub(crate) fn outcome(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
     let (batch, item, answer) = next_answer(state, number)?;
     let BatchKind::Finder(layer) = batch.kind else {
@@ -166,7 +165,7 @@ fn decide(state: &State, config: &Config, item: Item, answer: Answer) -> Option<
     })
 }
 
-/// The count that comes too late. Only with a guard off.
+/// Makes the count that comes too late, which happens only with a guard off.
 pub(crate) fn count_late(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
     let Phase::Uncounted(prints) = state.memory.job(number)?.phase.clone() else {
         return None;

@@ -28,7 +28,7 @@ macro_rules! guards {
                 match self { $(Guard::$guard => $promise,)* }
             }
 
-            /// What the guard demands, and of which step.
+            /// The step that the guard constrains, and the condition.
             pub fn rule(self) -> &'static str {
                 match self { $(Guard::$guard => $rule,)* }
             }
@@ -181,7 +181,7 @@ impl Guards {
     /// Every guard is on.
     pub const ON: Guards = Guards { off: None };
 
-    /// Every guard is on but one.
+    /// Every guard except one is on.
     pub fn without(guard: Guard) -> Guards {
         Guards { off: Some(guard) }
     }

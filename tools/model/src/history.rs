@@ -1,6 +1,6 @@
-//! What a source's backups are and what their numbers refer to: two hosts that back up and prune, forgetting, killed
-//! processes, leases that are taken away, and a storage that loses packs and manifests and puts old ones back. A disk is
-//! one block here; `docs/model.md` says what else that leaves out. The product's part is `history.rs`, `pack.rs` and
+//! The backups of a source, and the meaning of their numbers: two hosts that back up and prune, forgetting, killed
+//! processes, leases that are taken away, and a storage that loses packs and manifests and puts old ones back. A disk
+//! is one block here; `docs/model.md` lists the other omissions. The product's part is `history.rs`, `pack.rs` and
 //! `writer.rs` of `repository/src`, and `create.rs`, `moves.rs` and `prune.rs` of `backup/src`.
 
 use std::collections::BTreeSet;
@@ -16,30 +16,30 @@ pub enum Guard {
     MovedWitness,
     /// A child copies the witness that its parent names, whichever pack is listed.
     WitnessOfParent,
-    /// The tombstone is there before the manifest goes.
+    /// The tombstone is written before the manifest is removed.
     TombstoneFirst,
-    /// A closed number outweighs a manifest that is there, still or again.
+    /// A closed number outweighs a manifest that still exists, or exists again.
     TombstoneOutweighs,
-    /// The next holder of the lease closes the number that a killed one was working on.
+    /// The next holder of the lease closes the number that a killed holder was working on.
     KilledIsClosed,
-    /// Unless its manifest is there.
+    /// A number whose manifest exists is not closed.
     PublishedNotClosed,
     /// No step of a holder whose lease was taken away takes effect.
     LateHasNoEffect,
     /// While a backup is missing, nothing is pruned.
     CompleteBeforePrune,
-    /// The number of a backup is above those of all recipes.
+    /// The number of a backup is above the numbers of all recipes.
     NumbersOfRecipes,
-    /// The number of a backup is above those that are closed.
+    /// The number of a backup is above all closed numbers.
     NumbersOfClosed,
-    /// The number of a pack is above those that manifests name.
+    /// The number of a pack is above all pack numbers that manifests name.
     PacksOfManifests,
-    /// The number of a pack is above those that closed numbers remember.
+    /// The number of a pack is above all pack numbers that closed numbers remember.
     PacksOfClosed,
 }
 
 impl Guard {
-    /// All of them.
+    /// The guards, in the order of their table in `docs/model.md`.
     pub const ALL: [Guard; 13] = [
         Guard::Witness,
         Guard::MovedWitness,
@@ -59,18 +59,18 @@ impl Guard {
 
 const HOSTS: usize = 2;
 
-/// No search gives backups more numbers than this, from 0 on.
+/// The most numbers that a search gives to backups, from 0 on.
 const BACKUPS_MAX: usize = 3;
 
-/// How much is in a search. In each the storage loses an object once and puts one back once, and a holder of the lease dies
-/// or loses it, a host prunes, and a backup is forgotten.
+/// The size of a search. In each search the storage loses an object once and puts one back once, a holder of the lease
+/// dies or loses it, a host prunes, and a backup is forgotten.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     backups: u8,
     popular: usize,
 }
 
-/// Each is small enough to be searched to the end.
+/// The searches, each small enough to be exhaustive.
 const SEARCHES: [Limits; 2] = [
     Limits {
         backups: 2,
@@ -82,14 +82,14 @@ const SEARCHES: [Limits; 2] = [
     },
 ];
 
-/// What the searches come across.
+/// Events that the searches must reach.
 const MET: [&str; 3] = [
     "a different pack is refused",
     "a moved block is read",
     "a forgotten manifest returns",
 ];
 
-/// The number of all popular packs, above those of a source: it is drawn by lot, and here the lot falls on the same one
+/// The number of all popular packs, above all numbers of a source. In the product it is random; here it is the same
 /// every time.
 const POPULAR: u8 = 7;
 
@@ -99,7 +99,7 @@ struct Pack {
     number: u8,
     content: u8,
     witness: u8,
-    /// The witness of the popular pack that has the content; this is the next generation then.
+    /// The witness of the popular pack that has the content. If set, this is the pack's next generation.
     moved: Option<u8>,
     is_there: bool,
 }
@@ -108,12 +108,12 @@ struct Pack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Manifest {
     backup: u8,
-    /// What the disk held.
+    /// The content of the disk when it was backed up.
     content: u8,
     pack: u8,
     witness: u8,
     is_there: bool,
-    /// The storage has lost it, whether it is there again or not.
+    /// The storage has lost the manifest, even if it exists again.
     was_taken: bool,
     /// The user wants to forget it.
     is_given_up: bool,
@@ -121,22 +121,23 @@ struct Manifest {
     is_forgotten: bool,
 }
 
-/// What a host does with the lease.
+/// The work of a host while it holds the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Work {
-    /// The number of the backup is noted in the lease.
+    /// The lease notes the number of the backup.
     Begun {
         backup: u8,
     },
-    /// Pack and recipe are there.
+    /// Pack and recipe are stored.
     Stored {
         backup: u8,
         content: u8,
         pack: u8,
-        /// None if it is that of the pack that is listed in the end, which only a guard that is off permits.
+        /// The witness of the new pack; none to use the witness of the pack listed at the end, which only a guard that
+        /// is off permits.
         witness: Option<u8>,
     },
-    /// The note is still there.
+    /// The manifest is published, and the lease still notes the number.
     Published {
         backup: u8,
     },
@@ -147,31 +148,31 @@ enum Work {
 enum Host {
     Idle,
     Holds(Work),
-    /// Its lease was taken away, and it does not know; only where a guard is off is that another thing than death.
+    /// The host's lease was taken away without its knowledge. With all guards on, this equals death.
     Late(Work),
 }
 
-/// Everything.
+/// A state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     packs: Vec<Pack>,
     manifests: Vec<Manifest>,
     recipes: [bool; BACKUPS_MAX],
-    /// Of closed numbers, each with the number of the next pack.
+    /// For each closed number, the number of the next pack.
     tombstones: [Option<u8>; BACKUPS_MAX],
     hosts: [Host; HOSTS],
     /// The backup that the last holder was working on when it lost the lease.
     remains: Option<u8>,
     /// The manifest of the backup that is being forgotten.
     forgetting: Option<usize>,
-    /// Numbers of packs of which the storage lost one, or replaced it.
+    /// Numbers of packs that the storage lost or replaced.
     taken_packs: u8,
     /// A pack got a number by which a manifest refers to another pack.
     is_confused: bool,
     happened: Happened,
 }
 
-/// What happens once, and whether it has.
+/// Events that happen once at most, and whether they have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 struct Happened {
     losses: bool,
@@ -181,7 +182,7 @@ struct Happened {
     forgets: bool,
 }
 
-/// An object of the storage, in the order in which those of its kind were written.
+/// An object of the storage, numbered in the order in which objects of its kind were written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the words of the product")]
 pub enum Object {
@@ -194,9 +195,9 @@ pub enum Object {
 #[allow(missing_docs, reason = "the words of the product")]
 pub enum Step {
     Create(usize),
-    /// The disk has changed, or its parent cannot serve.
+    /// Stores the disk's content, which has changed, or whose parent is unusable.
     Store(usize),
-    /// The disk is as its parent has it.
+    /// Continues with the parent's block, because the disk has not changed.
     Continue(usize),
     Publish(usize),
     Prune(usize),
@@ -214,7 +215,7 @@ pub enum Step {
     PutBack(Object),
 }
 
-/// The protocol, perhaps with a guard off.
+/// The protocol, with one guard off or none.
 #[derive(Clone, Debug)]
 pub struct History {
     off: Option<Guard>,
@@ -279,11 +280,11 @@ impl History {
         Some(())
     }
 
-    /// What the last holder left is done first.
+    /// Takes the lease, and first finishes the work that the last holder left.
     fn take_lease(&self, state: &mut State, n: usize) -> Option<()> {
         let mut hosts = state.hosts.iter();
         let is_held = hosts.any(|host| matches!(host, Host::Holds(_)));
-        // Of two idle hosts it does not matter which one it is.
+        // Two idle hosts are alike: only the first one acts.
         let is_first = state.hosts.iter().position(|host| *host == Host::Idle) == Some(n);
         (!is_held && is_first).then_some(())?;
         if let Some(backup) = state.remains.take()
@@ -369,7 +370,7 @@ impl History {
         Some(())
     }
 
-    /// Sharing, and what a prune does.
+    /// Sharing, and the steps of a prune.
     fn prune(&self, state: &mut State, step: Step) -> Option<()> {
         let popular = newest(state, POPULAR).copied();
         if let Step::Share(n) = step {
@@ -409,7 +410,7 @@ impl History {
         Some(())
     }
 
-    /// A backup is forgotten in two steps, without the lease. If it is missing, its loss is accepted.
+    /// A backup is forgotten in two steps, without the lease. For a missing backup, this accepts the loss.
     fn forget(&self, state: &mut State, step: Step) -> Option<()> {
         if matches!(step, Step::Forget(_)) {
             once(&mut state.happened.forgets)?;
@@ -441,13 +442,13 @@ impl History {
         state.tombstones[usize::from(backup)].is_some()
     }
 
-    /// Those that exist.
+    /// The backups that exist: manifests that no closed number outweighs.
     fn backups<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Manifest> {
         let outweighs = self.holds(Guard::TombstoneOutweighs);
         there(state).filter(move |it| !(outweighs && self.is_closed(state, it.backup)))
     }
 
-    /// Numbers that were used, with neither a manifest nor a tombstone nor a note of a backup under way.
+    /// Used numbers that have neither a manifest nor a tombstone, and that no lease notes as in progress.
     fn missing<'a>(&'a self, state: &'a State) -> impl Iterator<Item = u8> + 'a {
         let is_noted = move |backup| {
             let held = state.hosts.iter().filter_map(|host| match host {
@@ -476,7 +477,7 @@ impl History {
         next
     }
 
-    /// By what is listed and what closed numbers remember.
+    /// The number after the listed packs and the packs that closed numbers remember.
     fn next_pack(&self, state: &State) -> u8 {
         let own = state.packs.iter().filter(|it| it.number != POPULAR);
         let listed = own.filter(|it| it.is_there).map(|it| it.number + 1).max();
@@ -491,7 +492,7 @@ impl History {
         self.next_pack(state).max(named.unwrap_or(0))
     }
 
-    /// The content that a backup is restored with; none if it is refused.
+    /// The content that restoring a backup gives; none if the restore is refused.
     fn restored(&self, state: &State, manifest: &Manifest) -> Option<u8> {
         let pack = newest(state, manifest.pack)?;
         let is_it = pack.witness == manifest.witness;
@@ -510,8 +511,8 @@ impl History {
         restored.is_none_or(|content| content == manifest.content)
     }
 
-    /// Whether what a backup needs is there. Of what the storage took the repository knows nothing; a manifest that is away
-    /// when its maker is found dead is closed like one that was never written.
+    /// Whether the objects that a backup needs exist. Losses by the storage are excused, because the repository cannot
+    /// know them; a manifest that is missing when its writer is found dead is closed like one that was never written.
     fn is_kept(&self, state: &State, manifest: &Manifest) -> bool {
         let is_taken = |number: u8| state.taken_packs & (1 << number) != 0;
         manifest.is_given_up
@@ -542,7 +543,7 @@ fn once(happened: &mut bool) -> Option<()> {
     (!std::mem::replace(happened, true)).then_some(())
 }
 
-/// A new pack, with a content that no other has, or with the content of another one. Returns its witness.
+/// Writes a new pack, with a unique content or with the content of another pack. Returns its witness.
 fn write_pack(state: &mut State, number: u8, content: Option<u8>) -> u8 {
     let witness = state.packs.len() as u8;
     state.packs.push(Pack {
@@ -555,7 +556,7 @@ fn write_pack(state: &mut State, number: u8, content: Option<u8>) -> u8 {
     witness
 }
 
-/// Of two generations the one with moved blocks is the newer one.
+/// The newest pack with this number: of two generations, the one with moved blocks.
 fn newest(state: &State, number: u8) -> Option<&Pack> {
     let packs = state.packs.iter();
     let there = packs.filter(|it| it.is_there && it.number == number);
@@ -600,7 +601,7 @@ fn take(state: &mut State, object: Object) -> Option<()> {
     std::mem::replace(is_there, false).then_some(())
 }
 
-/// An object that was lost or removed is there again, in the place of one of the same name.
+/// Puts a lost or removed object back, in the place of another one of the same name.
 fn put_back(state: &mut State, object: Object) -> Option<()> {
     let same = match object {
         Object::Pack(n) => {
@@ -736,8 +737,8 @@ impl Model for History {
     }
 }
 
-/// Visits every state of each search, or those up to the first violation. Returns how many there are, which property is
-/// violated, and the steps to that.
+/// Visits every state of each search, or the states up to the first violation. Returns their number, the property that
+/// is violated, and the steps that lead there.
 #[must_use]
 pub fn search(off: Option<Guard>) -> (usize, Option<(&'static str, Vec<Step>)>) {
     let mut states = 0;

@@ -1,42 +1,41 @@
 //! Hits: an in-line write whose content the index has takes a reference and stores nothing. The
 //! record that makes the entry makes a claim; the index counts that later ([`crate::counting`]).
 //!
-//! The lookup comes before every lock and is a hint. Whether it still holds is decided where the
-//! record is appended. What is refused there, and what the index does not have, is a write like
-//! any other: `StartWrite`.
+//! The lookup comes before every lock and is a hint. Whether it still holds is decided where the record is appended. A
+//! write that is refused there, or whose content the index does not have, continues as any other write: `StartWrite`.
 
 use crate::guards::Guard;
 use crate::image::{BatchKind, Block, Content, Entry, LayerId, Lba, Record, Volume};
 use crate::state::{Config, Lookup, State};
 use crate::volume_steps::{admit, answer, lockable, update_cache};
 
-/// What becomes of a write that has looked up.
+/// The result of a lookup for its write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Its entry names the block already, and nothing is to be done.
+    /// The entry names the block already, so no record is needed.
     Nothing,
-    /// A record makes its entry name the block.
+    /// A record makes the write's entry name the block.
     Hit,
-    /// It is a miss.
+    /// The write is treated as a miss.
     Refused(Refusal),
 }
 
 /// Why a hit is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// A block was freed since the lookup: the block may be another's.
+    /// A block was freed since the lookup, so this block may have another owner.
     Freed,
     /// A rebuild began since the lookup: the block may have no row.
     Rebuilt,
-    /// The collector is about to release it.
+    /// The collector is about to release the block.
     Collected,
-    /// The finder's batch may make it private again.
+    /// The finder's batch may make the block private again.
     Unsettled,
-    /// It cannot be read.
+    /// The block cannot be read.
     Bad,
 }
 
-/// Asks the index for `content`. Where and by whom it is written is left open until the record.
+/// Looks `content` up in the index. Which write uses the answer stays open until the record is appended.
 pub(crate) fn look_up(state: &mut State, config: &Config, content: Content) -> Option<()> {
     let index = &state.disk.index;
     if state.memory.lookup.is_some() || index.needs_rebuild {
@@ -94,7 +93,7 @@ fn append(
     }
 }
 
-/// What becomes of the write that made `lookup` at an LBA whose entry is `old`.
+/// The result for the write that made `lookup`, at an LBA whose entry is `old`.
 pub(crate) fn fate(state: &State, config: &Config, lookup: Lookup, old: Entry) -> Fate {
     let is_same = old == Entry::Shared(lookup.block);
     let valid = if is_same {
@@ -102,7 +101,7 @@ pub(crate) fn fate(state: &State, config: &Config, lookup: Lookup, old: Entry) -
     } else {
         Guard::HitStillValid
     };
-    // An entry that names the block keeps it, whatever a batch does to other references.
+    // An entry that names the block keeps it, whatever a batch does to other references to it.
     let is_item = |kinds: fn(BatchKind) -> bool| {
         let batches = state.memory.image.open.iter();
         let mut items = batches
@@ -128,7 +127,7 @@ pub(crate) fn fate(state: &State, config: &Config, lookup: Lookup, old: Entry) -
     }
 }
 
-/// The claims get records of their own. Only with a guard off.
+/// Appends records for the late claims, which only exist with a guard off.
 pub(crate) fn claim_late(state: &mut State, config: &Config) -> Option<()> {
     let late = std::mem::take(&mut state.memory.late_claims);
     if late.is_empty() {

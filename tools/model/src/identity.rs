@@ -1,6 +1,6 @@
-//! Which source of a repository a disk is: two hosts, each with a pool of its own and a disk, and both disks have the same
-//! name. `docs/model.md` says what that leaves out. The product's part is `identity.rs` of the commands, and `add_source`
-//! of `repository/src/repository.rs`.
+//! Which source of a repository a disk belongs to: two hosts, each with a pool of its own and a disk, and both disks
+//! have the same name. `docs/model.md` lists the omissions. The product's part is `identity.rs` of the commands, and
+//! `add_source` of `repository/src/repository.rs`.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,24 @@ use stateright::{Checker, Model, Property};
 /// The rules. With one off, the search must find a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// The source of the disk's name is continued only if it has the disk's origin.
+    /// A source with the disk's name is continued only if it also has the disk's origin.
     OriginCompared,
-    /// A disk whose name no source has is looked for by its origin.
+    /// If no source has the disk's name, the disk's origin is looked for.
     OriginLookedFor,
-    /// Whoever makes a source lists all of them once its object is written, and gives way to one of the same name.
+    /// A host that creates a source lists all sources after it has written the object, and yields to one of the same
+    /// name.
     ListedAfterWritten,
 }
 
 impl Guard {
-    /// All of them.
+    /// The guards, in the order of their table in `docs/model.md`.
     pub const ALL: [Guard; 3] = [
         Guard::OriginCompared,
         Guard::OriginLookedFor,
         Guard::ListedAfterWritten,
     ];
 
-    /// The property that does not hold without it.
+    /// The property that is violated with the guard off.
     #[must_use]
     pub fn protects(self) -> &'static str {
         match self {
@@ -40,16 +41,16 @@ const ONE_DISK: &str = "a history has one disk";
 const ONE_HISTORY: &str = "a disk has one history";
 const ONE_NAME: &str = "a name is of one history";
 
-/// What the search comes across.
+/// Events that the search must reach.
 const MET: [&str; 2] = ["a renamed disk goes on", "a source is adopted"];
 
-/// A disk is its origin: a pool and a number there.
+/// The number of disks. A disk is identified by its origin: a pool and a volume's number there.
 const DISKS: usize = 2;
 
-/// How many sources are made.
+/// The number of sources that can be made.
 const SOURCES_MAX: usize = 3;
 
-/// How often a disk is renamed.
+/// The number of times that a disk can be renamed.
 const RENAMED_MAX: u8 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,31 +60,31 @@ struct Disk {
     create: Create,
 }
 
-/// What a `create` of a disk has come to.
+/// The progress of a disk's `create`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Create {
     Idle,
-    /// It continues a source.
+    /// The disk continues a source.
     Continues(usize),
-    /// It found no source.
+    /// The disk has no source yet.
     IsNew,
-    /// It has written the object of a source.
+    /// The object of a new source is written.
     Written(usize),
 }
 
-/// A source that was made.
+/// A source that was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Source {
     name: u8,
     origin: usize,
     is_there: bool,
-    /// Whose backups are in its history.
+    /// Disks whose backups are in the history of the source.
     has: [bool; DISKS],
-    /// The user has said that it is another disk's from then on.
+    /// The user has assigned the source to another disk.
     is_adopted: bool,
 }
 
-/// Everything.
+/// A state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     disks: [Disk; DISKS],
@@ -102,7 +103,7 @@ pub enum Step {
     Rename(usize),
 }
 
-/// The protocol, perhaps with a guard off.
+/// The protocol, with one guard off or none.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The guard that is off.
@@ -114,7 +115,7 @@ impl Identity {
         self.off != Some(guard)
     }
 
-    /// None if it is refused.
+    /// Takes a step. Returns `None` if it is refused.
     fn step(&self, state: &mut State, step: Step) -> Option<()> {
         let (Step::Identify(n)
         | Step::Adopt(n)
@@ -169,7 +170,7 @@ impl Identity {
         Some(())
     }
 
-    /// By the name first, and by the origin if no source has the name.
+    /// Looks for the source by name, and by origin if no source has the name.
     fn identify(&self, state: &State, n: usize) -> Option<Create> {
         if let Some(source) = named(state, state.disks[n].name).ok()? {
             let is_it = state.sources[source].origin == n;
@@ -185,7 +186,7 @@ impl Identity {
     }
 }
 
-/// Several sources are what an error has.
+/// The error that several sources match.
 #[derive(PartialEq)]
 struct Several;
 
@@ -274,7 +275,7 @@ impl Model for Identity {
     }
 }
 
-/// Visits every state. Returns how many there are, and which properties are violated, each with the steps to that.
+/// Visits every state. Returns their number, and the violated properties, each with the steps that lead there.
 #[must_use]
 pub fn search(off: Option<Guard>) -> (usize, BTreeMap<&'static str, Vec<Step>>) {
     let checker = Identity { off }.checker().threads(1).spawn_bfs().join();

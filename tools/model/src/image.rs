@@ -1,8 +1,8 @@
-//! The image: everything that the log describes and a checkpoint holds, and [`Image::apply`], the
-//! one function that changes it, for guests, finder, collector, layers and recovery alike.
+//! The image: everything that the log describes and a checkpoint holds. [`Image::apply`] is the only function that
+//! changes it, for guests, finder, collector, layers and recovery alike.
 //!
-//! Invariant: an image is a function of the records applied to it. What is in memory only
-//! (leases, locks, readers, phases of jobs) is not in it.
+//! Invariant: an image is a function of the records applied to it. It excludes all state that exists in memory only
+//! (leases, locks, readers, phases of jobs).
 
 use crate::bits::Bits;
 use crate::guards::{Guard, Guards};
@@ -15,7 +15,7 @@ pub type Lba = u8;
 pub type LayerId = u8;
 /// A volume.
 pub type Volume = u8;
-/// What a block holds. 0 is zeros and is never stored.
+/// The content of a block. 0 is zeros and is never stored.
 pub type Content = u8;
 /// A fingerprint of a content.
 pub type Fingerprint = u8;
@@ -31,17 +31,17 @@ pub const LAYERS: usize = 5;
 /// Blocks that the pool has room for.
 pub const BLOCKS: usize = 5;
 
-/// What a layer says of an LBA.
+/// The state of an LBA in one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Entry {
-    /// Look in the layer below; zeros under the last.
+    /// Look in the layer below; zeros below the last layer.
     #[default]
     Absent,
     /// Zeros.
     Zero,
     /// This entry alone owns the block.
     Private(Block),
-    /// Private, and the finder leaves it alone: its fingerprint collides with another content.
+    /// Private, and ignored by the finder: its fingerprint collides with another content.
     Kept(Block),
     /// Marked by the finder, or published in the index. Immutable.
     Shared(Block),
@@ -57,7 +57,7 @@ impl Entry {
     }
 }
 
-/// One map from LBA to block.
+/// A layer's map from LBA to block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layer {
     /// The entries.
@@ -81,7 +81,7 @@ impl Layer {
     }
 }
 
-/// Who announced a batch.
+/// The job that announced a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BatchKind {
     /// The finder, for entries of this layer.
@@ -92,43 +92,43 @@ pub enum BatchKind {
     Counting,
 }
 
-/// One block of a batch.
+/// A block of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Item {
     /// The LBA that named the block when it was announced; 0 for collector and counting.
     pub lba: Lba,
     /// The block.
     pub block: Block,
-    /// The LBA names it no more.
+    /// Whether the LBA names another block by now.
     pub moved: bool,
 }
 
-/// What was announced before the call of the index and has not been settled altogether.
+/// A batch that was announced and is not completely settled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OpenBatch {
-    /// Its number in the pool's stream.
+    /// The batch's number in the pool's stream.
     pub number: BatchNumber,
-    /// Whose it is.
+    /// The job that the batch belongs to.
     pub kind: BatchKind,
-    /// All that was announced.
+    /// The items that were announced.
     pub items: Vec<Item>,
-    /// Items that are settled: the first ones.
+    /// The number of settled items, which are the first ones.
     pub done: u8,
 }
 
 impl OpenBatch {
-    /// Items that no record has settled.
+    /// The items that no record has settled.
     pub fn unsettled(&self) -> &[Item] {
         &self.items[usize::from(self.done)..]
     }
 
-    /// Whether an item at `lba` of `layer` is still to be settled, whatever the entry names by now.
+    /// Whether an item at `lba` of `layer` is unsettled, whatever its entry names now.
     pub fn has_announced(&self, layer: LayerId, lba: Lba) -> bool {
         let mut unsettled = self.unsettled().iter();
         self.kind == BatchKind::Finder(layer) && unsettled.any(|item| item.lba == lba)
     }
 
-    /// Whether the item at `lba` of `layer`, which names `block`, is still to be settled.
+    /// Whether the item at `lba` of `layer`, whose entry names `block`, is unsettled.
     pub fn has_unsettled(&self, layer: LayerId, lba: Lba, block: Block) -> bool {
         let mut unsettled = self.unsettled().iter();
         self.kind == BatchKind::Finder(layer)
@@ -136,15 +136,15 @@ impl OpenBatch {
     }
 }
 
-/// What became of one entry of a finder batch.
+/// The outcome for one entry of a finder batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The index now names the entry's block.
     Inserted,
     /// The entry names the indexed block; its old one is free.
     Aliased(Block),
-    /// The LBA moved on; the reference to the indexed block is dropped, and the entry's old block
-    /// is free if that is another.
+    /// The LBA names another block by now. The reference to the indexed block is dropped, and the entry's old block is
+    /// freed if that is a different one.
     Dangling(Block),
     /// The bytes differ; the reference is dropped and the entry is private for good.
     Rejected(Block),
@@ -152,12 +152,12 @@ pub enum Outcome {
     Declined,
 }
 
-/// What became of a reference that the collector released.
+/// The outcome for a reference that the collector released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Release {
-    /// Others still hold the block.
+    /// Other references to the block remain.
     Remaining,
-    /// It was the last one; the block is free.
+    /// The last reference was released, so the block is free.
     Freed,
     /// The index contradicts the queue; the block is set aside for `check`.
     Quarantined,
@@ -170,7 +170,7 @@ pub enum Release {
     reason = "variants and fields are the words of docs/model.md"
 )]
 pub enum Record {
-    /// A shared `new` is a hit, and makes a claim.
+    /// With a shared `new`, the write is a hit and makes a claim.
     Write {
         layer: LayerId,
         lba: Lba,
@@ -205,7 +205,7 @@ pub enum Record {
         position: u8,
         quarantined: bool,
     },
-    /// A claim without its entry. Only with a guard off.
+    /// A claim that is logged without its entry, which happens only with a guard off.
     Claim {
         block: Block,
     },
@@ -235,7 +235,7 @@ pub enum Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction;
 
-/// The state that the log's records make.
+/// The state that the log's records produce.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Image {
     /// The catalogue of layers, by id.
@@ -246,15 +246,15 @@ pub struct Image {
     pub next_layer: LayerId,
     /// The free-space bitmap, maintained record by record.
     pub allocated: Bits,
-    /// Blocks that nothing may free but `check`.
+    /// Blocks that only `check` may free.
     pub quarantined: Bits,
-    /// References dropped by all layers, first in, first out; one element a reference.
+    /// References dropped by all layers, first in, first out; one element per reference.
     pub queue: Vec<Block>,
-    /// References that entries have and the index does not count yet, in the order of their records.
+    /// References that entries have and the index has not counted yet, in the order of their records.
     pub claims: Vec<Block>,
     /// The number that the next batch gets.
     pub next_number: BatchNumber,
-    /// The open batch. More than one only with a guard off.
+    /// The open batch. There is more than one only with a guard off.
     pub open: Vec<OpenBatch>,
 }
 
@@ -311,7 +311,7 @@ impl Image {
             .map(|(child, _)| child)
     }
 
-    /// The layer that decides what `lba` is in `layer`, and its entry.
+    /// The layer that determines `lba` of `layer`, and its entry.
     pub fn resolve(&self, layer: LayerId, lba: Lba) -> (LayerId, Entry) {
         let mut at = layer;
         loop {
@@ -423,8 +423,8 @@ impl Image {
         self.give_up_entry(guards, (layer, lba), old, freed)
     }
 
-    /// A private block is free at once; a shared one is the open batch's business if that has
-    /// still to settle it, else its reference waits for the collector.
+    /// Gives up an entry. A private block is freed at once. For a shared block that the open batch still has to settle,
+    /// the batch decides; otherwise the reference waits for the collector.
     fn give_up_entry(
         &mut self,
         guards: Guards,
@@ -512,7 +512,7 @@ impl Image {
         Ok(())
     }
 
-    /// The next item of a batch of the collector or of counting, which a record settles.
+    /// Settles the next item of a batch of the collector or of counting.
     fn settle_taken(
         &mut self,
         number: BatchNumber,
@@ -552,7 +552,7 @@ impl Image {
         self.open.last_mut().ok_or(Contradiction)
     }
 
-    /// The next item of batch `number`, which a record settles.
+    /// Settles the next item of batch `number`.
     fn settle(
         &mut self,
         number: BatchNumber,
@@ -631,7 +631,7 @@ impl Image {
         Ok(())
     }
 
-    /// Records that change the layers themselves, and release nothing.
+    /// Applies the records that change the layers themselves, and release nothing.
     fn apply_to_layers(&mut self, record: &Record) -> Result<(), Contradiction> {
         match *record {
             Record::Snapshot { volume, live } => {
@@ -672,8 +672,8 @@ impl Image {
         Ok(())
     }
 
-    /// One LBA of a layer that goes: its entry moves up where the child has none, else it is
-    /// released. The reference moves with the entry; the index is not told.
+    /// Merges an LBA of a deleted layer: its entry moves up if the child has none there, otherwise it is released. The
+    /// reference moves with the entry, so the index does not change.
     fn apply_merge_step(
         &mut self,
         guards: Guards,
@@ -704,7 +704,7 @@ impl Image {
         Ok(())
     }
 
-    /// A new entry refers to a published block. The index has not counted it.
+    /// Notes that a new entry refers to a published block and that the index has not counted it.
     fn claim(&mut self, guards: Guards, block: Block) -> Result<(), Contradiction> {
         if !self.allocated.has(block) {
             return Err(Contradiction);

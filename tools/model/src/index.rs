@@ -4,19 +4,19 @@ use crate::guards::{Guard, Guards};
 use crate::image::{BLOCKS, BatchNumber, Block, Content, Fingerprint};
 use crate::state::Config;
 
-/// Fingerprints that the index has room for; 0 is that of zeros and never used.
+/// Fingerprints that the index has room for; 0 is the fingerprint of zeros and never used.
 pub const FINGERPRINTS: usize = 3;
 
-/// One row: a published block and its references.
+/// A published block and its references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
     /// The block that holds the content.
     pub block: Block,
-    /// References counted.
+    /// The number of references counted.
     pub count: u8,
 }
 
-/// What the index says of one item of a batch.
+/// The index's answer to one item of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// The row names the caller's block; in most cases it is new.
@@ -42,14 +42,14 @@ pub struct Index {
     pub rows: [Option<Row>; FINGERPRINTS],
     /// The number of the last batch; 0 before the first.
     pub last: BatchNumber,
-    /// Its answers, in the batch's order; none after a rebuild.
+    /// The answers to the last batch, in its order; none after a rebuild.
     pub answers: Vec<Answer>,
-    /// It was lost, and has to be counted again from the maps.
+    /// Whether the index was lost, and has to be rebuilt from the maps.
     pub needs_rebuild: bool,
 }
 
 impl Index {
-    /// An index that was lost.
+    /// An index that was lost and is empty.
     pub fn lost() -> Index {
         Index {
             needs_rebuild: true,
@@ -120,8 +120,8 @@ impl Index {
         })
     }
 
-    /// Takes the references that the maps make to each block for its own, as rows under the
-    /// fingerprints of what the blocks hold. A second block with one fingerprint gets no row.
+    /// Replaces all rows by the references that the maps make to each block, under the fingerprints of the blocks'
+    /// contents. If two blocks have one fingerprint, only the first gets a row.
     pub fn rebuild(
         &mut self,
         config: &Config,
@@ -142,8 +142,8 @@ impl Index {
         }
     }
 
-    /// Runs a batch unless it is a repeat, whose answers are those of the first time. An older one
-    /// is refused: it has no answers.
+    /// Runs a batch. A repeated batch gets the answers of the first time; an older one is refused, because its answers
+    /// are gone.
     fn once(
         &mut self,
         guards: Guards,

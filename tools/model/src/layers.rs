@@ -60,7 +60,7 @@ pub(crate) fn clone(
     Some(())
 }
 
-/// Begins to delete a frozen layer. With several above it, it stays until that changes.
+/// Begins to delete a frozen layer. If several layers stand on it, it stays until only one does.
 pub(crate) fn start_delete(state: &mut State, config: &Config, layer: LayerId) -> Option<()> {
     let image = &state.memory.image;
     let found = image.layer(layer)?;
@@ -78,7 +78,7 @@ pub(crate) fn start_delete(state: &mut State, config: &Config, layer: LayerId) -
     Some(())
 }
 
-/// Merges one LBA of a layer that goes into its only child.
+/// Merges one LBA of a deleted layer into its only child.
 pub(crate) fn merge_step(
     state: &mut State,
     config: &Config,
@@ -124,8 +124,8 @@ pub(crate) fn merge_step(
     Some(())
 }
 
-/// Removes a layer that has nothing left. An open batch may still have items of it: all of them
-/// have moved on, and what they own is the batch's business.
+/// Removes a layer without entries. An open batch may still have items of the layer: their LBAs all name other blocks
+/// by now, and the batch still owns the announced blocks.
 pub(crate) fn drop_layer(state: &mut State, config: &Config, layer: LayerId) -> Option<()> {
     let found = state.memory.image.layer(layer)?;
     let empty = found.map.iter().all(|entry| *entry == Entry::Absent);
@@ -137,12 +137,12 @@ pub(crate) fn drop_layer(state: &mut State, config: &Config, layer: LayerId) -> 
     Some(())
 }
 
-/// What a layer has can move to one layer above it, not to several.
+/// The entries of a layer can move to one layer above it, not to several.
 fn may_go(image: &Image, config: &Config, layer: LayerId) -> bool {
     image.children(layer).count() <= 1 || !config.on(Guard::MergeIntoOnlyChild)
 }
 
-/// Drops cached lookups that may have gone through a layer that gave something up.
+/// Drops cached lookups that may have gone through a layer that gave an entry up.
 pub(crate) fn invalidate_cache(state: &mut State, config: &Config) {
     if config.cached && config.on(Guard::CacheInvalidated) {
         state.memory.cache = [[None; LBAS]; VOLUMES];

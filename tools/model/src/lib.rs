@@ -1,19 +1,17 @@
-//! The protocol of onefold as an explicit-state model: write, hit, commit, checkpoint, finder,
-//! collector, counting, layers, crash and recovery, searched to the end for every order of steps
-//! that a small pool and a bounded number of events allow. `docs/model.md` says which protocol that
-//! is, what each rule is for, and what the model leaves out.
+//! The protocol of onefold as an explicit-state model: write, hit, commit, checkpoint, finder, collector, counting,
+//! layers, crash and recovery, searched exhaustively for every order of steps that a small pool and a bounded number of
+//! events allow. `docs/model.md` describes the protocol, the purpose of each rule, and the omissions of the model.
 //!
-//! May use: no other crate of onefold. It says a second time, and shorter, what the product does.
+//! May use: no other crate of onefold. It repeats the product's protocol in a shorter form.
 //!
-//! Reading order: [`guards`] (the rules), [`image`] (what the log describes, and `apply`),
-//! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `hits`, `commit`, `batch`,
-//! `finder`, `collector`, `counting`, `layers`, [`recovery`], `rebuild`, [`properties`] (what must
-//! hold), [`milestones`] (what a search must come across), [`model`] (which step is possible when),
-//! [`configs`] and [`search`]. [`popular`], [`share`], [`history`] and [`identity`] are models of
-//! their own: of the repository of backups.
+//! Reading order: [`guards`] (the rules), [`image`] (the state that the log describes, and `apply`), [`index`],
+//! [`state`] (disk, memory, promises), `volume_steps`, `hits`, `commit`, `batch`, `finder`, `collector`, `counting`,
+//! `layers`, [`recovery`], `rebuild`, [`properties`] (the invariants), [`milestones`] (events that a search must
+//! reach), [`model`] (which step is possible when), [`configs`] and [`search`]. [`popular`], [`share`], [`history`] and
+//! [`identity`] are separate models of the repository of backups.
 //!
-//! Invariants of the model itself: a step that is not possible changes nothing; a state with a
-//! violation has no successors.
+//! Invariants of the model itself: a step that is not possible changes nothing; a state with a violation has no
+//! successors.
 
 mod batch;
 pub mod bits;

@@ -1,4 +1,4 @@
-//! Searches the model from the command line and prints what it found.
+//! Searches the model from the command line and prints the results.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,6 @@
-//! The words for what a search must come across; `milestones.rs` says how each is recognised.
+//! The names of the events that a search must reach; `milestones.rs` recognises each one.
 
-/// Something that a configuration exists to reach; a search that does not come across it shows
-/// nothing.
+/// An event that a configuration exists to reach; a search that does not reach it shows nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(
     missing_docs,
@@ -52,7 +51,7 @@ pub enum Milestone {
 }
 
 impl Milestone {
-    /// Its name in the search's result.
+    /// The milestone's name in the search's result.
     pub fn name(self) -> &'static str {
         match self {
             Milestone::Aliased => "reaches an alias",

@@ -1,4 +1,4 @@
-//! What a search must come across to mean anything.
+//! Recognises the events that a search must reach, without which it would show nothing.
 
 use crate::hits::{self, Fate, Refusal};
 use crate::image::{BatchKind, Block, Entry, OpenBatch, Outcome, Record, Release};
@@ -7,7 +7,7 @@ use crate::rebuild;
 use crate::state::{Config, Mode, Phase, State};
 
 impl Milestone {
-    /// Whether `state` is one.
+    /// Whether `state` is an example of this milestone.
     pub fn reached(self, config: &Config, state: &State) -> bool {
         let memory = &state.memory;
         let outcome = |wanted: fn(&Outcome) -> bool| match memory.tail.last() {
@@ -152,7 +152,7 @@ fn counted(last: Option<&Record>) -> Option<bool> {
     }
 }
 
-/// Entries that the next steps of merges move to the layer above.
+/// Entries that the next step of a merge moves to the layer above.
 fn moved_by_merge(state: &State) -> impl Iterator<Item = Entry> {
     let image = &state.memory.image;
     let starting = state.memory.delete.map(|(layer, _)| layer);
@@ -175,7 +175,7 @@ fn entries_of(state: &State, block: Block) -> usize {
         .count()
 }
 
-/// What would become of the write that has looked up, for each LBA that it may be for.
+/// The results for the write that has looked up, at each LBA that it may be for.
 fn fates<'a>(config: &'a Config, state: &'a State) -> impl Iterator<Item = Fate> + 'a {
     let image = &state.memory.image;
     let lookup = state.memory.lookup.into_iter();

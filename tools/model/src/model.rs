@@ -1,4 +1,4 @@
-//! The model: which steps are possible in a state, and what each does.
+//! The model: which steps are possible in a state, and their effects.
 
 use stateright::{Model, Property};
 
@@ -17,7 +17,7 @@ pub struct Protocol {
     pub config: Config,
 }
 
-/// One indivisible step. Steps that are not possible change nothing.
+/// An indivisible step. A step that is not possible changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,
@@ -138,7 +138,7 @@ impl Protocol {
     fn guest_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let config = &self.config;
         let slots = usize::from(config.slots);
-        // Slots are alike: only the first empty one is used.
+        // The slots are alike, so only the first empty one is used.
         let idle = |taken: [bool; 2]| taken.iter().take(slots).position(|taken| !taken);
         let writer = idle(state.memory.writers.each_ref().map(Option::is_some));
         let reader = idle(state.memory.readers.each_ref().map(Option::is_some));
@@ -355,8 +355,8 @@ fn lose_row(state: &mut State, fingerprint: u8) -> Option<()> {
     Some(())
 }
 
-/// Damage from outside: a block that maps name can no longer be read, and a scrub has found that.
-/// Who reads it already is told so; nobody who is answered from now on may come to read it.
+/// Damage from outside: a block that maps name becomes unreadable, and a scrub has found it. LBAs that refer to it now
+/// may be unreadable; a write that is answered from now on must not refer to it.
 fn spoil(state: &mut State, block: u8) -> Option<()> {
     let image = &state.memory.image;
     if !image.allocated.has(block) || state.disk.bad.has(block) {
@@ -390,7 +390,7 @@ impl Model for Protocol {
         if state.budget.kills > 0 && state.memory.mode != Mode::Down {
             steps.push(Step::Kill);
         }
-        // A machine that is down already loses power only if there is something to lose.
+        // A crashed machine loses power only if there is something to lose.
         let loses = state.memory.mode != Mode::Down || !state.disk.is_durable();
         if state.budget.power_losses > 0 && loses {
             steps.extend(
@@ -447,7 +447,7 @@ impl Model for Protocol {
     }
 }
 
-/// Declares a property for each variant: stateright takes plain functions, which capture nothing.
+/// Declares a property for each variant: stateright takes plain functions, which cannot capture a variable.
 macro_rules! by_variant {
     ($value:expr, $kind:ident, $build:ident, $test:expr, [$($variant:ident),* $(,)?]) => {
         match $value {

@@ -1,32 +1,32 @@
-//! When a popular block of a repository of backups goes: writers, forgetting, pruning in two steps, deaths, and
-//! leases that are taken from holders that do not answer. One block, two writers, a pruner; `docs/model.md` says
-//! what that leaves out. The product's part is `backup/src/popular.rs`.
+//! When a popular block of a repository of backups is removed: writers, forgetting, pruning in two steps, deaths, and
+//! leases that are taken from unresponsive holders. One block, two writers, a pruner; `docs/model.md` lists the
+//! omissions. The product's part is `backup/src/popular.rs`.
 
 use stateright::{Checker, Model, Property};
 
-/// The rules. With one off, the search must find a backup that needs a block that is gone.
+/// The rules. With one off, the search must find a backup that needs a removed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// Who backs up has a lease before it looks at what is stored and what is condemned.
+    /// A backup takes a lease before it reads which blocks are stored and which are condemned.
     LeaseBeforeLook,
-    /// What is condemned is as if it were not there.
+    /// A backup treats a condemned block as absent.
     CondemnedIsAbsent,
-    /// What is condemned is written down before leases are listed.
+    /// The list of condemned blocks is written before leases are listed.
     CondemnedBeforeListed,
     /// The block stays until all listed leases have ended.
     LeasesAwaited,
-    /// Manifests are read again before the block goes.
+    /// Manifests are read again before the block is removed.
     ManifestsReadAgain,
-    /// And that after the leases have ended.
+    /// Manifests are read again only after the leases have ended.
     AwaitedBeforeRead,
-    /// A list of leases that was not completed is made again.
+    /// An incomplete list of leases is made again.
     ListedAgain,
-    /// Whose lease was taken away cannot publish.
+    /// A writer whose lease was taken away cannot publish.
     FencedCannotPublish,
 }
 
 impl Guard {
-    /// All of them.
+    /// The guards, in the order of their table in `docs/model.md`.
     pub const ALL: [Guard; 8] = [
         Guard::LeaseBeforeLook,
         Guard::CondemnedIsAbsent,
@@ -41,14 +41,14 @@ impl Guard {
 
 const WRITERS: usize = 2;
 
-/// How often each writer begins a backup.
+/// The number of backups that each writer can begin.
 const RUNS_MAX: u8 = 2;
 
-/// What a writer is doing.
+/// The state of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Writer {
     Idle,
-    /// It has looked without a lease, which only a guard that is off permits.
+    /// The writer has looked without a lease, which only a guard that is off permits.
     LookedEarly {
         uses: bool,
     },
@@ -56,38 +56,38 @@ enum Writer {
     Looked {
         uses: bool,
     },
-    /// It has died; its lease is there.
+    /// The writer has died, and its lease still exists.
     Dead,
-    /// Its lease was taken away, and it does not know.
+    /// The writer's lease was taken away without its knowledge.
     Fenced {
         uses: bool,
     },
 }
 
-/// A lease: a writer, and its run.
+/// A lease: the writer, and the number of its run.
 type Lease = (usize, u8);
 
-/// What the pruner is doing.
+/// The state of the pruner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Pruner {
     Idle,
-    /// No manifest needs the block.
+    /// The pruner has found that no manifest needs the block.
     FoundUnneeded,
-    /// It has listed the leases before the block was condemned, which only a guard that is off permits.
+    /// The leases were listed before the block was condemned, which only a guard that is off permits.
     ListedEarly([Option<Lease>; WRITERS]),
-    /// The list of leases is to be made.
+    /// The block is condemned, and the leases are not listed yet.
     Condemned,
-    /// The list is complete.
+    /// The list of leases is complete.
     Waiting,
-    /// The leases have ended, or nobody waits for them.
+    /// The listed leases have ended, or a guard that is off made waiting for them unnecessary.
     Awaited,
     /// Manifests were read before the leases had ended, which only a guard that is off permits.
     ReadEarly,
-    /// No manifest needs the block.
+    /// No manifest needs the block, which is removed next.
     Removing,
 }
 
-/// Everything.
+/// A state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     is_stored: bool,
@@ -95,7 +95,7 @@ pub struct State {
     condemned: Option<Option<[Option<Lease>; WRITERS]>>,
     writers: [Writer; WRITERS],
     runs: [u8; WRITERS],
-    /// Whether a manifest needs the block: that of an older backup, and those of the writers.
+    /// Whether a manifest needs the block: first an older backup's, then each writer's.
     needed_by: [bool; WRITERS + 1],
     pruner: Pruner,
 }
@@ -120,7 +120,7 @@ pub enum Step {
     PrunerDies,
 }
 
-/// The protocol, perhaps with a guard off.
+/// The protocol, with one guard off or none.
 #[derive(Clone, Debug)]
 pub struct Popular {
     /// The guard that is off.
@@ -186,7 +186,7 @@ impl Popular {
         let is_needed = state.needed_by.contains(&true);
         state.pruner = match (step, state.pruner) {
             (Step::FindUnneeded, Pruner::Idle) => match state.condemned {
-                // From a pruner that died.
+                // Continues the work of a pruner that died.
                 Some(Some(_)) => Pruner::Waiting,
                 Some(None) if self.holds(Guard::ListedAgain) => Pruner::Condemned,
                 Some(None) => Pruner::Awaited,
@@ -253,7 +253,7 @@ impl Popular {
     }
 }
 
-/// What becomes of a writer that dies, loses its lease, or finds out that it has.
+/// The new state of a writer that dies, loses its lease, or notices the loss.
 fn ended(writer: Writer, step: Step) -> Option<Writer> {
     match (step, writer) {
         (Step::Die(_), Writer::Leased | Writer::Looked { .. }) => Some(Writer::Dead),
@@ -267,7 +267,7 @@ fn ended(writer: Writer, step: Step) -> Option<Writer> {
     }
 }
 
-/// Those that are there.
+/// The leases that exist.
 fn leases(state: &State) -> [Option<Lease>; WRITERS] {
     std::array::from_fn(|n| match state.writers[n] {
         Writer::Leased | Writer::Looked { .. } | Writer::Dead => Some((n, state.runs[n])),
@@ -332,7 +332,7 @@ impl Model for Popular {
     }
 }
 
-/// Visits every state. Returns how many there are, and the steps to a backup that needs what is gone.
+/// Visits every state. Returns their number, and the steps to a backup that needs a removed block.
 #[must_use]
 pub fn search(off: Option<Guard>) -> (usize, Option<Vec<Step>>) {
     let checker = Popular { off }.checker().threads(1).spawn_bfs().join();

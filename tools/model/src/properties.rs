@@ -1,4 +1,4 @@
-//! What must hold in every state.
+//! The properties that must hold in every state.
 
 use crate::bits::Bits;
 use crate::guards::Guards;
@@ -7,36 +7,36 @@ use crate::rebuild;
 use crate::state::{Config, Mode, Phase, State};
 use crate::volume_steps::readable;
 
-/// Something that went wrong.
+/// A violated promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Violation {
-    /// P1: data was written to a block that is shared, frozen, or another's.
+    /// P1: data was written to a block that is shared, frozen, or owned by another entry.
     ImmutableWritten,
-    /// P2: the index names a block whose content may not survive, or is another.
+    /// P2: the index names a block whose content may be lost or differs from the fingerprint.
     IndexUntrue,
-    /// P2: the newest root names pages that are not there.
+    /// P2: the newest root names pages that do not exist.
     RootDamaged,
-    /// P3: a block is free that a crash can bring back, or that a read in flight will read.
+    /// P3: a block is free although a crash can bring it back or a read in flight will read it.
     FreeInUse,
     /// P3: the index counts fewer references than entries that a crash can bring back.
     CountTooLow,
-    /// P4: while no call is to be settled, references differ from what the maps make.
+    /// P4: references differ from the maps although every call of the index is settled.
     CountWrong,
-    /// P4: the index refuses a batch that is still to be settled.
+    /// P4: the index refuses a batch that is not settled yet.
     Refused,
-    /// P5: a crash loses flushed data, or brings up what was never written.
+    /// P5: a crash loses flushed data, or produces data that was never written.
     FlushedLost,
-    /// P12: a killed process loses what was answered.
+    /// P12: a killed process loses answered requests.
     AnsweredLost,
-    /// P5: a crash loses a snapshot that was answered, or changes it.
+    /// P5: a crash loses or changes a snapshot that was answered.
     SnapshotLost,
     /// P6: a block is in no state or in two, or the free-space bitmap says otherwise.
     Partition,
     /// P6: the log contradicts itself.
     Contradiction,
-    /// A read returns what was neither answered last nor being written.
+    /// A read returns content that was neither answered last nor being written.
     WrongRead,
-    /// P8: a write was answered whose block was known to be bad.
+    /// P8: a write was answered with a reference to a block known to be bad.
     Unreadable,
 }
 
@@ -59,7 +59,7 @@ impl Violation {
         Violation::Unreadable,
     ];
 
-    /// The property that is violated, by name.
+    /// The name of the violated property.
     pub fn name(self) -> &'static str {
         match self {
             Violation::ImmutableWritten => "P1 immutable block written",
@@ -92,8 +92,8 @@ pub(crate) fn check(state: &State, config: &Config) -> Result<(), Violation> {
     check_index(state, config)
 }
 
-/// Whatever a crash here brings back keeps its promises: flushed data is there, snapshots are,
-/// counts are high enough.
+/// Checks that every image that a crash can leave keeps its promises: flushed data and snapshots exist, and counts are
+/// high enough.
 fn check_crash(state: &State, config: &Config) -> Result<(), Violation> {
     for image in crate::recovery::recoverable(&state.disk, config.guards)? {
         for (volume, live) in image.live.iter().enumerate() {
@@ -129,15 +129,15 @@ fn check_snapshots(state: &State, config: &Config, image: &Image) -> Result<(), 
     Ok(())
 }
 
-/// What an entry's block may hold after a power loss.
+/// The contents that an entry's block may have after a power loss.
 fn may_hold(state: &State, entry: Entry) -> Bits {
     entry
         .block()
         .map_or(Bits::of(0), |block| state.disk.lasting[usize::from(block)])
 }
 
-/// For each block, references counted are at least the entries that a crash can bring back, those
-/// aside that a repeated finder call has yet to count, less their claims.
+/// For each block, the index counts at least the entries that a crash can bring back, except those that a repeated
+/// finder call still has to count, and less their claims.
 fn check_counts(state: &State, image: &Image) -> Result<(), Violation> {
     let mut settled = [0_i8; BLOCKS];
     for (layer, lba, entry) in image.entries() {
@@ -162,7 +162,7 @@ fn check_counts(state: &State, image: &Image) -> Result<(), Violation> {
     Ok(())
 }
 
-/// A read that takes no time returns what it may, from volumes and from snapshots.
+/// An instantaneous read returns a permitted content, from volumes and from snapshots.
 fn check_reads(state: &State, config: &Config) -> Result<(), Violation> {
     let image = &state.memory.image;
     for (volume, live) in (0..).zip(image.live) {
@@ -192,9 +192,9 @@ fn check_reads(state: &State, config: &Config) -> Result<(), Violation> {
     Ok(())
 }
 
-/// P6: every block is free, leased, private to one entry, or shared and explained by entries, the
-/// queue or the open batch of finder or collector, never by a claim alone; and the bitmap is the
-/// union of all but the first two. So it can be counted again at any time.
+/// P6: every block is free, leased, private to one entry, or shared and explained by entries, the queue or the open
+/// batch of finder or collector, never by a claim alone; and the bitmap is the union of all but the first two.
+/// Therefore it can be rebuilt at any time.
 fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
     let memory = &state.memory;
     let (mut private, mut shared) = (Bits::NONE, memory.image.quarantined);
@@ -248,8 +248,8 @@ fn check_free(state: &State, config: &Config) -> Result<(), Violation> {
     }
 }
 
-/// Rows tell the truth about content, and about references unless a call is to be settled: they
-/// are what a rebuild would count.
+/// Rows agree with the blocks' contents, and also with the references unless a call is unsettled: they equal the result
+/// of a rebuild.
 fn check_index(state: &State, config: &Config) -> Result<(), Violation> {
     let index = &state.disk.index;
     if state.ghost.damaged || index.needs_rebuild {

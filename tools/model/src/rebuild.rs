@@ -1,19 +1,18 @@
-//! Counting the index again from the maps: after a crash that took it, and for `check --repair`.
+//! Rebuilding the index from the maps: after a crash that destroyed it, and for `check --repair`.
 //!
-//! What is counted is the image at one moment; the blocks are read later, beside the guests. No
-//! batch goes on and no hit is taken meanwhile, so references dropped meanwhile only join the queue,
-//! where they count as before. The index is told that it is whole only once that image is durable:
-//! else a crash could bring back an open batch whose number the index takes for used up.
+//! The rebuild counts the image at one moment, and reads the blocks later, while guests work. During the rebuild no
+//! batch continues and no hit is taken, so references that are dropped only join the queue, where they count as before.
+//! The index is marked whole only once that image is durable: otherwise a crash could bring back an open batch whose
+//! number the index considers used.
 
 use crate::guards::{Guard, Guards};
 use crate::image::{BLOCKS, BatchKind, Block, Entry, Image};
 use crate::index::Index;
 use crate::state::{Config, Phase, Stage, State};
 
-/// References to each block that the index has counted as long as it has not been called for the
-/// open batch: shared entries, those aside that the batch is still to publish; the queue; what an
-/// open batch of the collector is still to release; less what is claimed. Below zero only where a
-/// guard is off.
+/// References to each block that the index has counted if it has not yet been called for the open batch: shared
+/// entries, except those that the batch has not published yet; the queue; references that an open batch of the
+/// collector has not released yet; less the claims. Negative only with a guard off.
 pub(crate) fn references(image: &Image, guards: Guards) -> [i8; BLOCKS] {
     let mut references = [0; BLOCKS];
     for (layer, lba, entry) in image.entries() {
@@ -45,7 +44,7 @@ pub(crate) fn references(image: &Image, guards: Guards) -> [i8; BLOCKS] {
     references
 }
 
-/// The blocks of the claims, those included that an open batch has still to count.
+/// The blocks of the claims, including claims that an open batch has not counted yet.
 pub(crate) fn uncounted(image: &Image) -> impl Iterator<Item = Block> {
     let open = image.open.iter();
     let counting = open.filter(|batch| batch.kind == BatchKind::Counting);
@@ -57,7 +56,7 @@ pub(crate) fn uncounted(image: &Image) -> impl Iterator<Item = Block> {
         .chain(counting.map(|item| item.block))
 }
 
-/// Forgets everything and counts the maps. No call of the index is under way.
+/// Clears the index and counts the maps. No call of the index is in flight.
 pub(crate) fn begin(state: &mut State, config: &Config) -> Option<()> {
     let mut jobs = state.memory.jobs.iter();
     let idle = jobs.all(|job| matches!(job.phase, Phase::Intent(_)));
@@ -83,7 +82,7 @@ pub(crate) fn begin(state: &mut State, config: &Config) -> Option<()> {
     Some(())
 }
 
-/// Reads the blocks and makes their rows. The open batch, if there is one, will be executed anew.
+/// Reads the blocks and makes their rows. The open batch, if there is one, will be executed again.
 pub(crate) fn finish(state: &mut State, config: &Config) -> Option<()> {
     let (stage, references) = state.memory.rebuild?;
     if stage != Stage::Durable && config.on(Guard::RebuildAfterCommit) {

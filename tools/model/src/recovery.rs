@@ -1,8 +1,8 @@
-//! Crashes, what they leave, and recovery.
+//! Crashes, the states that they leave, and recovery.
 //!
-//! A killed process loses memory; the page cache still holds what was written. A power loss takes
-//! any part of what was not synced: of each block one of the contents written since the last
-//! sync or the one before, the unsynced frame (torn is lost), the unsynced root.
+//! A killed process loses memory; the page cache keeps its writes. A power loss can take any part of the unsynced
+//! state: of each block it leaves one of the contents written since the last sync or the one before; it may take the
+//! unsynced frame (a torn one is lost) and the unsynced root.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use crate::properties::Violation;
 use crate::state::{Config, Disk, Memory, Mode, Phase, Root, Stage, State};
 use crate::volume_steps::answer;
 
-/// What a power loss happens to leave.
+/// The unsynced state that a power loss leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Remains {
-    /// What each block holds.
+    /// The content of each block.
     pub blocks: [Content; BLOCKS],
-    /// The unsynced frame is there.
+    /// Whether the unsynced frame is left.
     pub frame: bool,
-    /// The unsynced root is there.
+    /// Whether the unsynced root is left.
     pub root: bool,
-    /// The unsynced index is there.
+    /// Whether the unsynced index is left.
     pub index: bool,
 }
 
-/// Everything that a power loss may leave of `disk`.
+/// All states that a power loss may leave of `disk`.
 pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
     let start = Remains {
         blocks: disk.now,
@@ -66,7 +66,7 @@ pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
     all
 }
 
-/// The process dies; what it wrote stays in the page cache.
+/// Kills the process; its writes stay in the page cache.
 pub(crate) fn kill(state: &mut State, config: &Config) -> Option<()> {
     state.budget.kills = state.budget.kills.checked_sub(1)?;
     let mut survived = state.ghost.answered.map(|volume| volume.map(Bits::of));
@@ -81,7 +81,7 @@ pub(crate) fn kill(state: &mut State, config: &Config) -> Option<()> {
     Some(())
 }
 
-/// What is in memory that outlives the process: the records that the log lacks.
+/// Leaves the records that the log lacks, in the memory that outlives the process.
 fn leave_tail(state: &mut State) {
     let sealed = state.memory.commit.iter().filter(|commit| !commit.written);
     let sealed = sealed.flat_map(|commit| commit.records.clone());
@@ -128,7 +128,7 @@ fn stop(state: &mut State, config: &Config) {
     }
 }
 
-/// Every image that a crash now and a recovery may bring back.
+/// Every image that a crash now, followed by recovery, can bring back.
 pub(crate) fn recoverable(disk: &Disk, guards: Guards) -> Result<Vec<Arc<Image>>, Violation> {
     let next = disk.next_root.as_ref().filter(|next| next.switched);
     if disk.root_damaged || next.is_some_and(|next| !next.pages_synced) {
@@ -167,8 +167,8 @@ fn replay(
     Ok(Arc::new(image))
 }
 
-/// Syncs what is there, loads the newest root, replays the log, takes over what a killed process left,
-/// and takes up the open batch.
+/// Syncs the disk, loads the newest root, replays the log, takes over the records that a killed process left, and
+/// resumes the open batch.
 pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
     let disk = &mut state.disk;
     if let Some(next) = disk.next_root.take_if(|next| next.switched) {
@@ -195,7 +195,7 @@ pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
             return Some(());
         }
     }
-    // Made durable by a commit before guests are served: the pool was synced above.
+    // A commit makes them durable before guests are served; the pool was synced above.
     let left = std::mem::take(&mut disk.left);
     for record in &left {
         if image.apply(config.guards, record).is_err() {
@@ -213,7 +213,7 @@ pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
     Some(())
 }
 
-/// The record as it is applied. With its guard off, the index is asked again what it meant.
+/// The record as replay applies it. With its guard off, replay asks the index again for the outcome.
 fn replayed(disk: &Disk, config: &Config, image: &Image, record: &Record) -> Record {
     let mut record = record.clone();
     if let (
@@ -238,7 +238,7 @@ fn replayed(disk: &Disk, config: &Config, image: &Image, record: &Record) -> Rec
     record
 }
 
-/// The open batch becomes a job again; its records are durable, its call may be a repeat.
+/// Makes the open batch a job again; its records are durable, and its call may be a repeat.
 fn resume_job(memory: &mut Memory) {
     let numbers: Vec<_> = memory.image.open.iter().map(|open| open.number).collect();
     for number in numbers {
@@ -246,7 +246,7 @@ fn resume_job(memory: &mut Memory) {
     }
 }
 
-/// What guests find after a restart is what they may rely on from then on.
+/// Notes the contents that guests find after a restart: they may rely on these from now on.
 fn observe(state: &mut State, config: &Config) {
     let survived = state.ghost.survived.take();
     for volume in 0..VOLUMES {

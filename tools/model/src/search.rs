@@ -1,4 +1,4 @@
-//! Runs the search of one configuration and says what it found.
+//! Runs the search of one configuration and reports the results.
 
 use stateright::{Checker, HasDiscoveries, Model};
 
@@ -6,23 +6,23 @@ use crate::model::{Protocol, Step};
 use crate::properties::Violation;
 use crate::state::Config;
 
-/// What a search found.
+/// The results of a search.
 #[derive(Debug)]
 pub struct Found {
-    /// Different states visited.
+    /// Distinct states visited.
     pub states: usize,
     /// Length of the longest path.
     pub depth: usize,
     /// The first violation and the steps that lead to it.
     pub counterexample: Option<(Violation, Vec<Step>)>,
-    /// Milestones that no path came across.
+    /// Milestones that no path reached.
     pub missed: Vec<&'static str>,
 }
 
 /// Visits every state within the budget (and `depth` steps, if given), breadth first.
 ///
-/// With a guard off the search ends at the first violation. One thread finds the same counterexample
-/// each time; two need a third more processor time.
+/// With a guard off the search ends at the first violation. One thread finds the same counterexample each time; two
+/// threads need a third more processor time.
 pub fn search(config: &Config, depth: Option<usize>) -> Found {
     let is_complete = config.guards == crate::guards::Guards::ON;
     let milestones = if is_complete { config.milestones } else { &[] };

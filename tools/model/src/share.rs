@@ -1,26 +1,27 @@
-//! When a source's stored block may give way to a popular one: `share`, which may die, a prune that moves the block, the
-//! prune of popular blocks, forgetting, hosts that die, and a source's folder that is away. One content, one source;
-//! `docs/model.md` says what that leaves out. The product's part is `backup/src/share.rs`, `moves.rs` and `popular.rs`.
+//! When a source's stored block may be replaced by a popular one: `share`, which may die, a prune that moves the block,
+//! the prune of popular blocks, forgetting, hosts that die, and a source's folder that is temporarily missing. One
+//! content, one source; `docs/model.md` lists the omissions. The product's part is `backup/src/share.rs`, `moves.rs`
+//! and `popular.rs`.
 
 use stateright::{Checker, Model, Property};
 
-/// The rules. With one off, the search must find a backup that needs a block that is gone.
+/// The rules. With one off, the search must find a backup that needs a removed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// The name of the popular pack is durable before a pack refers to it, whoever wrote it.
+    /// The name of the popular pack is durable before a pack refers to it, whichever process wrote the popular pack.
     DurableBeforeMoved,
     /// The source is a user of the popular blocks before a pack refers to them.
     UserBeforeMoved,
-    /// What needed blocks were moved to is needed.
+    /// Blocks that moved blocks refer to count as needed.
     MovesCounted,
-    /// Nothing is moved to a block that is condemned.
+    /// A block is never moved to a condemned one.
     CondemnedIsAbsent,
     /// The block stays until a prune that may have seen it has ended.
     LeaseAwaited,
 }
 
 impl Guard {
-    /// All of them.
+    /// The guards, in the order of their table in `docs/model.md`.
     pub const ALL: [Guard; 5] = [
         Guard::DurableBeforeMoved,
         Guard::UserBeforeMoved,
@@ -30,37 +31,37 @@ impl Guard {
     ];
 }
 
-/// How often the source is pruned, and its folder goes away.
+/// The number of times that the source is pruned, and that its folder is missing.
 const RUNS_MAX: u8 = 2;
 
 /// The popular block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Popular {
     Absent,
-    /// Everybody sees its pack, and the host's death may take it away.
+    /// All hosts see the popular pack, and the host's death may remove it.
     Named,
     Durable,
 }
 
-/// The prune of the source.
+/// The state of the source's prune.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Mover {
     Idle,
     Leased,
-    /// It moves the block.
+    /// The prune has looked, and may move the block.
     Looked {
-        /// It has made the popular pack's name durable.
+        /// Whether the prune has made the popular pack's name durable.
         is_synced: bool,
     },
 }
 
-/// Everything.
+/// A state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     popular: Popular,
-    /// Whether the prune that has the lease was under way before, once the block is condemned.
+    /// If the block is condemned: whether the prune that holds the lease began before that.
     condemned: Option<bool>,
-    /// The source stores the block itself.
+    /// Whether the source stores the block itself.
     is_own: bool,
     is_user: bool,
     is_away: bool,
@@ -105,7 +106,7 @@ const STEPS: [Step; 13] = [
     Step::Remove,
 ];
 
-/// The protocol, perhaps with a guard off.
+/// The protocol, with one guard off or none.
 #[derive(Clone, Debug)]
 pub struct Share {
     /// The guard that is off.
@@ -117,7 +118,7 @@ impl Share {
         self.off != Some(guard)
     }
 
-    /// Whether the step is possible.
+    /// Takes a step. Returns whether it was possible.
     fn step(&self, state: &mut State, step: Step) -> bool {
         let is_there = state.popular != Popular::Absent;
         match step {
@@ -128,7 +129,7 @@ impl Share {
                 }
                 is_possible
             }
-            // By who shared, or who moves.
+            // By the host that shared, or by the prune that moves the block.
             Step::Sync => {
                 let is_new = matches!(state.mover, Mover::Looked { is_synced: false });
                 let is_possible = is_there && (is_new || state.popular == Popular::Named);
@@ -267,7 +268,7 @@ impl Model for Share {
     }
 }
 
-/// Visits every state. Returns how many there are, and the steps to a backup that needs what is gone.
+/// Visits every state. Returns their number, and the steps to a backup that needs a removed block.
 #[must_use]
 pub fn search(off: Option<Guard>) -> (usize, Option<Vec<Step>>) {
     let checker = Share { off }.checker().threads(1).spawn_bfs().join();

@@ -1,7 +1,7 @@
-//! The whole world in one value: disk, memory, and what the guests were promised.
+//! The whole world in one value: disk, memory, and the promises to guests.
 //!
-//! The disk has a durable part and a part that a power loss may take; memory is lost in every
-//! crash; the ghost is what the outside knows and no crash changes.
+//! The disk has a durable part and a part that a power loss may take. Memory is lost in every crash. The ghost holds
+//! the knowledge of the outside, which no crash changes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::image::{
 use crate::index::{Answer, Index};
 use crate::properties::Violation;
 
-/// How often each thing may happen on one path. A search is exhaustive within its budget.
+/// How often each event may happen on one path. A search is exhaustive within its budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
     /// Guest writes of data.
@@ -57,10 +57,10 @@ pub struct Budget {
     pub buffer_changes: u8,
 }
 
-/// One configuration of the model: sizes, budget, and which guards are on.
+/// A configuration of the model: sizes, budget, and which guards are on.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its name on the command line.
+    /// The configuration's name on the command line.
     pub name: &'static str,
     /// Volumes at the start; a clone makes volume 1.
     pub volumes: u8,
@@ -76,19 +76,19 @@ pub struct Config {
     pub batch: u8,
     /// Rows that the index has room for.
     pub index_rows: u8,
-    /// The index is in memory only: every crash takes it.
+    /// Whether the index is in memory only, so that every crash takes it.
     pub index_in_memory: bool,
-    /// All contents have one fingerprint, and the finder verifies.
+    /// Whether all contents have one fingerprint, and the finder verifies.
     pub colliding: bool,
-    /// Lookups are cached per volume.
+    /// Whether lookups are cached per volume.
     pub cached: bool,
-    /// Every finished commit is folded into the root, so that states do not differ by history.
+    /// Whether every finished commit is folded into the root, so that states do not differ by history.
     pub folds_log: bool,
-    /// How often what may happen.
+    /// How often each event may happen.
     pub budget: Budget,
     /// Which guards are on.
     pub guards: Guards,
-    /// What the search must come across, or it shows nothing.
+    /// The milestones that the search must reach to show anything.
     pub milestones: &'static [crate::milestone::Milestone],
 }
 
@@ -111,9 +111,9 @@ impl Config {
 /// A checkpoint's root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
-    /// What it holds.
+    /// The image that the root holds.
     pub image: Arc<Image>,
-    /// The records at the start of the log that it already contains.
+    /// The number of records at the start of the log that the root already contains.
     pub skip: u8,
 }
 
@@ -124,35 +124,35 @@ pub struct NextRoot {
     pub root: Root,
     /// Whether its pages are durable.
     pub pages_synced: bool,
-    /// Whether the root was written over; if so, a power loss leaves either.
+    /// Whether the root was overwritten; if so, a power loss leaves the old or the new one.
     pub switched: bool,
 }
 
-/// What is on disk, and what the page cache holds for it.
+/// The disk, and the page cache in front of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Disk {
-    /// What a read of each block returns.
+    /// The content that a read of each block returns.
     pub now: [Content; BLOCKS],
-    /// What each block may hold after a power loss.
+    /// The contents that each block may have after a power loss.
     pub lasting: [Bits; BLOCKS],
     /// The durable log.
     pub log: Vec<Record>,
-    /// The frame that is written and not synced.
+    /// The frame that is written and unsynced.
     pub frame: Option<Vec<Record>>,
     /// The durable root.
     pub root: Root,
     /// The root that follows it.
     pub next_root: Option<NextRoot>,
-    /// Pages of the durable root were written over.
+    /// Whether pages of the durable root were overwritten.
     pub root_damaged: bool,
     /// The index as its readers see it.
     pub index: Index,
     /// The index as a power loss may leave it.
     pub index_durable: Arc<Index>,
-    /// Records that a killed process had not made durable, in memory that outlives it but not the host.
+    /// Records that a killed process had not made durable, in memory that outlives the process but not the host.
     pub left: Vec<Record>,
-    /// Blocks that cannot be read and are known to be so. What they held is known by the
-    /// fingerprint that the list has, so the model keeps it.
+    /// Blocks that cannot be read and are known to be bad. The list of bad blocks keeps their fingerprints, so the
+    /// model keeps their contents.
     pub bad: Bits,
 }
 
@@ -186,12 +186,12 @@ impl Disk {
     }
 }
 
-/// How far a record, or what hangs on it, is on its way to disk.
+/// The progress of a record, or of state that depends on it, towards the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// In the log's tail in memory.
     Tail,
-    /// In the commit that is under way.
+    /// In the current commit.
     Sealed,
     /// Durable.
     Durable,
@@ -200,19 +200,19 @@ pub enum Stage {
 /// A write between its lock and its reply.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Writer {
-    /// Where it writes to.
+    /// The volume that is written.
     pub volume: Volume,
     /// The volume's live layer when it started.
     pub layer: LayerId,
-    /// Where it writes to.
+    /// The LBA that is written.
     pub lba: Lba,
-    /// What it writes.
+    /// The content that is written.
     pub content: Content,
-    /// What was fingerprinted. Another content only with a guard off.
+    /// The content that was fingerprinted. It differs from `content` only with a guard off.
     pub fingerprinted: Content,
-    /// The block that takes the data.
+    /// The block that receives the data.
     pub block: Block,
-    /// Whether the block was there before, so that the map does not change.
+    /// Whether the block is rewritten in place, so that the map does not change.
     pub in_place: bool,
     /// Step 5 is done.
     pub stored: bool,
@@ -220,20 +220,20 @@ pub struct Writer {
     pub logged: bool,
 }
 
-/// What an in-line write found in the index, until its record is appended.
+/// The result of an in-line write's lookup, until its record is appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lookup {
-    /// What it writes.
+    /// The content that is written.
     pub content: Content,
     /// The block that the index named.
     pub block: Block,
-    /// The freeing counter has another value than before the lookup.
+    /// Whether a block was freed since the lookup, as the freeing counter shows.
     pub freed: bool,
-    /// A rebuild began since.
+    /// Whether a rebuild began since the lookup.
     pub rebuilt: bool,
 }
 
-/// What a read reads.
+/// The volume or snapshot that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A volume.
@@ -245,66 +245,66 @@ pub enum Target {
 /// A read between its pin and its unpin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reader {
-    /// What it reads.
+    /// The volume or snapshot that is read.
     pub target: Target,
-    /// Where.
+    /// The LBA that is read.
     pub lba: Lba,
     /// The block that the lookup found.
     pub block: Block,
-    /// What it may return.
+    /// The contents that the read may return.
     pub legal: Bits,
 }
 
 /// A flush that waits for a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flush {
-    /// Whose.
+    /// The volume that is flushed.
     pub volume: Volume,
-    /// A commit that it waits for was sealed.
+    /// Whether a commit that the flush waits for was sealed.
     pub joined: bool,
-    /// What each LBA may hold once the flush is answered.
+    /// The contents that each LBA may have once the flush is answered.
     pub allowed: [Bits; LBAS],
 }
 
-/// How far a job is; what it announced is in the image.
+/// The phase of a job; the image has the announced items.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// The announcement is on its way to disk; the index call follows.
+    /// The announcement is not durable yet; the call of the index follows.
     Intent(Stage),
-    /// The index has answered; these answers are to be logged.
+    /// The index has answered; these answers are not logged yet.
     Answered(Vec<Answer>),
-    /// Outcomes are logged, the count is not yet made. Only with a guard off.
+    /// Outcomes are logged, and the count is not made yet, which happens only with a guard off.
     Uncounted(Vec<(Fingerprint, Block)>),
 }
 
 /// A batch of finder, collector or counting.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
-    /// Its number.
+    /// The batch's number.
     pub number: BatchNumber,
-    /// How far it is.
+    /// The batch's phase.
     pub phase: Phase,
 }
 
-/// The commit that is under way.
+/// The current commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Commit {
-    /// What it writes.
+    /// The records that the commit writes.
     pub records: Vec<Record>,
-    /// Its frame is written.
+    /// Whether the commit's frame is written.
     pub written: bool,
 }
 
-/// How far a checkpoint is.
+/// The phase of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Checkpoint {
-    /// Content and position are taken, the commit that makes them durable is under way.
+    /// Content and position are captured, and the commit that makes them durable is running.
     Captured(Root),
-    /// It may be written.
+    /// The checkpoint may be written.
     Ready(Root),
-    /// It is on disk as `Disk::next_root`.
+    /// The checkpoint is on disk as `Disk::next_root`.
     Written,
-    /// The new root is durable, the log still holds what it contains.
+    /// The new root is durable, and the log still has the records that the root contains.
     Rooted,
 }
 
@@ -313,13 +313,13 @@ pub enum Checkpoint {
 pub enum Mode {
     /// Crashed, not yet recovered.
     Down,
-    /// Replayed just now; the open batch has become a job again.
+    /// Just replayed; the open batch is a job again.
     Recovered,
     /// Open for guests and jobs.
     Running,
 }
 
-/// What a crash takes.
+/// The state that a crash takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Memory {
     /// Whether the pool is open.
@@ -328,15 +328,15 @@ pub struct Memory {
     pub image: Image,
     /// Records that no commit has sealed.
     pub tail: Vec<Record>,
-    /// The commit under way.
+    /// The current commit.
     pub commit: Option<Commit>,
     /// Blocks placed and not yet recorded.
     pub leased: Bits,
     /// Blocks freed by a record in the tail.
     pub freed_tail: Bits,
-    /// Blocks freed by a record in the commit under way.
+    /// Blocks freed by a record in the current commit.
     pub freed_sealed: Bits,
-    /// For each block freed: readers that pinned before.
+    /// For each freed block, the readers that pinned before it was freed.
     pub waits: [Bits; BLOCKS],
     /// Writes in flight, by slot.
     pub writers: [Option<Writer>; 2],
@@ -344,30 +344,30 @@ pub struct Memory {
     pub readers: [Option<Reader>; 2],
     /// The in-line write that has looked up and has no record yet.
     pub lookup: Option<Lookup>,
-    /// Claims that have no record yet. Only with a guard off.
+    /// Claims that have no record yet, which exist only with a guard off.
     pub late_claims: Vec<Block>,
-    /// Contents whose fingerprints the hash cache has, where they are not those of the blocks. Only
-    /// with a guard off: else the cache has what reading the block gives.
+    /// Contents whose fingerprints the hash cache has, where they differ from the blocks' contents. They exist only
+    /// with a guard off; otherwise the cache has the fingerprint of the block's content.
     pub misprinted: [Option<Content>; BLOCKS],
-    /// The open job. More than one only with a guard off.
+    /// The open job. There is more than one only with a guard off.
     pub jobs: Vec<Job>,
-    /// References counted for the index: how far what they are counted from is on its way to
-    /// disk, and the count for each block. The blocks are read once it is there.
+    /// A running rebuild: the progress of the counted image towards the disk, and the references to each block. The
+    /// blocks are read once the image is durable.
     pub rebuild: Option<(Stage, [i8; BLOCKS])>,
-    /// The flush that waits.
+    /// The flush that waits for a commit.
     pub flush: Option<Flush>,
     /// The snapshot whose answer waits for a commit.
     pub snapshot: Option<(LayerId, Stage)>,
     /// The layer whose merge waits for the commit of its start.
     pub delete: Option<(LayerId, Stage)>,
-    /// The checkpoint under way.
+    /// The current checkpoint.
     pub checkpoint: Option<Checkpoint>,
-    /// Cached lookups through to lower layers.
+    /// Cached lookups that went through to lower layers.
     pub cache: [[Option<Block>; LBAS]; VOLUMES],
 }
 
 impl Memory {
-    /// Memory of a pool whose log gives `image`.
+    /// The memory of a pool whose log gives `image`.
     pub fn new(mode: Mode, image: Image) -> Memory {
         Memory {
             mode,
@@ -431,22 +431,22 @@ impl Memory {
     }
 }
 
-/// What the outside knows.
+/// The knowledge of the outside.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ghost {
     /// The content of the last write answered.
     pub answered: [[Content; LBAS]; VOLUMES],
-    /// What a crash may leave: flushed last, or written later.
+    /// The contents that a crash may leave: flushed last, or written later.
     pub allowed: [[Bits; LBAS]; VOLUMES],
-    /// What each snapshot holds.
+    /// The contents that each snapshot may have.
     pub frozen: [[Bits; LBAS]; LAYERS],
-    /// What may be there after the process was killed and the host lived on.
+    /// The contents that may exist after the process was killed and the host survived.
     pub survived: Option<[[Bits; LBAS]; VOLUMES]>,
     /// Snapshots that no crash may take.
     pub promised: Bits,
-    /// The index was damaged from outside: leaks are allowed, wrong data is not.
+    /// Whether the index was damaged from outside: then leaks are allowed, and wrong data is not.
     pub damaged: bool,
-    /// LBAs whose block went bad after they were written last. Only those may be unreadable.
+    /// LBAs whose block became bad after they were last written. Only these may be unreadable.
     pub affected: [Bits; VOLUMES],
 }
 
@@ -457,11 +457,11 @@ pub struct State {
     pub disk: Disk,
     /// Memory.
     pub memory: Memory,
-    /// Promises.
+    /// Promises to guests.
     pub ghost: Ghost,
-    /// What may still happen.
+    /// The events that may still happen.
     pub budget: Budget,
-    /// What went wrong; nothing follows such a state.
+    /// The violation that was found, after which there are no further states.
     pub violation: Option<Violation>,
 }
 
@@ -501,7 +501,7 @@ impl State {
         }
     }
 
-    /// Notes the first thing that went wrong.
+    /// Notes the first violation.
     pub fn violate(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
@@ -534,7 +534,7 @@ impl State {
         self.memory.tail.push(record);
     }
 
-    /// What a read of `entry` returns now; zeros where no block is named.
+    /// The content that a read of `entry` returns now; zeros if it names no block.
     pub fn content(&self, entry: Entry) -> Content {
         entry
             .block()

@@ -1,5 +1,4 @@
-//! Guests: the life of a write (admit to reply), trims, reads in flight, and the arrival of
-//! flushes.
+//! Guests' steps: the life of a write (admit to reply), trims, reads in flight, and the arrival of flushes.
 
 use crate::bits::Bits;
 use crate::guards::Guard;
@@ -7,7 +6,7 @@ use crate::image::{Content, Entry, LayerId, Lba, Record, Volume};
 use crate::properties::Violation;
 use crate::state::{Config, Flush, Reader, State, Target, Writer};
 
-/// Where a write goes.
+/// The block that receives a write's data.
 struct Place {
     block: u8,
     in_place: bool,
@@ -83,7 +82,7 @@ pub(crate) fn lockable(
     (!state.memory.is_locked(config, layer, lba)).then_some(layer)
 }
 
-/// From here on a crash may leave the new content, and a read may return it.
+/// Notes that from now on a crash may leave the new content, and a read may return it.
 pub(crate) fn admit(state: &mut State, volume: Volume, lba: Lba, content: Content) {
     state.ghost.allowed[usize::from(volume)][usize::from(lba)].insert(content);
     if let Some(flush) = state.memory.flush.as_mut().filter(|f| f.volume == volume) {
@@ -109,8 +108,7 @@ fn place(state: &State, config: &Config, layer: LayerId, lba: Lba) -> Option<Pla
             block,
             in_place: true,
         }),
-        // The lowest free block: used blocks come before fresh ones, so reuse is as early as it
-        // can be.
+        // The lowest free block: used blocks come before fresh ones, so that reuse is as early as possible.
         None => {
             let block = state.memory.free_blocks(config).iter().next()?;
             Some(Place {
@@ -121,8 +119,8 @@ fn place(state: &State, config: &Config, layer: LayerId, lba: Lba) -> Option<Pla
     }
 }
 
-/// The owner of the buffer writes another content into it after it was fingerprinted. Of no effect
-/// on a copy.
+/// The owner of the buffer writes another content into it after it was fingerprinted. If the write uses a copy, this
+/// has no effect.
 pub(crate) fn change_buffer(
     state: &mut State,
     config: &Config,
@@ -210,13 +208,13 @@ fn reply(state: &mut State, writer: &Writer) {
     answer(state, writer.volume, writer.lba, writer.content);
 }
 
-/// From here on the content is what the guest relies on.
+/// Notes that from now on the guest relies on the content.
 pub(crate) fn answer(state: &mut State, volume: Volume, lba: Lba, content: Content) {
     state.ghost.answered[usize::from(volume)][usize::from(lba)] = content;
     state.ghost.affected[usize::from(volume)].remove(lba);
 }
 
-/// A volume's own writes keep its cached lookups right.
+/// Updates a volume's cached lookup after the volume's own write.
 pub(crate) fn update_cache(state: &mut State, config: &Config, volume: Volume, lba: Lba) {
     let cached = &mut state.memory.cache[usize::from(volume)][usize::from(lba)];
     if config.cached && cached.is_some() {
@@ -225,8 +223,8 @@ pub(crate) fn update_cache(state: &mut State, config: &Config, volume: Volume, l
     }
 }
 
-/// Pins an epoch and looks the LBA up. Reads that find no block end at once; the properties look
-/// at those in every state.
+/// Pins an epoch and looks the LBA up. A read that finds no block ends at once; the properties check such reads in
+/// every state.
 pub(crate) fn start_read(
     state: &mut State,
     config: &Config,
@@ -262,7 +260,7 @@ pub(crate) fn start_read(
     Some(())
 }
 
-/// What a read of a volume may return: the last answer, or a write in flight.
+/// The contents that a read of a volume may return: the last answer, or a write in flight.
 pub(crate) fn readable(state: &State, volume: Volume, lba: Lba) -> Bits {
     let answered = state.ghost.answered[usize::from(volume)][usize::from(lba)];
     in_flight(state, volume, lba).or(Bits::of(answered))
@@ -275,7 +273,7 @@ fn in_flight(state: &State, volume: Volume, lba: Lba) -> Bits {
         .fold(Bits::NONE, |set, w| set.or(Bits::of(w.content)))
 }
 
-/// Reads the block, returns what it holds, and unpins.
+/// Reads the block, returns its content, and unpins.
 pub(crate) fn finish_read(state: &mut State, slot: usize) -> Option<()> {
     let reader = state.memory.readers[slot].take()?;
     if !reader.legal.has(state.disk.now[usize::from(reader.block)]) {

@@ -86,7 +86,7 @@ fn holds_for_snapshots_clones_and_merges() {
     assert_holds(LAYERS);
 }
 
-/// `cargo test --release -p onefold-model -- inline` runs these alone.
+/// `cargo test --release -p onefold-model -- inline` runs only the tests of in-line hits.
 #[test]
 fn inline_hits_hold_beside_finder_and_collector() {
     assert_holds(INLINE);
@@ -176,7 +176,7 @@ fn the_document_names_every_guard_of_the_repository() {
     let history = history::Guard::ALL.map(|guard| format!("{guard:?}"));
     let identity = identity::Guard::ALL.map(|guard| format!("{guard:?}"));
     for model in [&popular[..], &share, &history, &identity] {
-        // One table each, in this order.
+        // Each model has one table, in this order.
         let is_table = |rows: &[&str]| {
             let mut both = rows.iter().zip(model);
             both.all(|(row, name)| row.starts_with(&format!("| `{name}` |")))

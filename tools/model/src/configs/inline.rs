@@ -1,4 +1,4 @@
-//! In-line hits and counting, beside finder, collector, rebuild, layers and checkpoints.
+//! In-line hits and counting, concurrent with finder, collector, rebuild, layers and checkpoints.
 
 use super::{NOTHING, SMALL, two};
 use crate::milestone::Milestone;
@@ -14,7 +14,7 @@ pub(super) fn all() -> Vec<Config> {
     all
 }
 
-/// Hits beside finder and collector.
+/// Hits concurrent with finder and collector.
 fn beside_jobs() -> Vec<Config> {
     vec![
         Config {
@@ -73,7 +73,7 @@ fn beside_jobs() -> Vec<Config> {
     ]
 }
 
-/// Batches of two.
+/// Batches of two items.
 fn in_batches() -> Vec<Config> {
     vec![Config {
         name: "inline-batch",
@@ -103,7 +103,7 @@ fn in_batches() -> Vec<Config> {
     }]
 }
 
-/// An index that every crash takes, or that is counted again at any time.
+/// An index that every crash destroys, or that is rebuilt at any time.
 fn counted_again() -> Vec<Config> {
     vec![
         Config {
