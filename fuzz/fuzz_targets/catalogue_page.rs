@@ -29,7 +29,7 @@ fuzz_target!(|input: (Vec<Change>, &[u8])| {
     }
 });
 
-/// Whatever is accepted must be what the encoder writes.
+/// Checks that every accepted page equals the encoder's output.
 fn look_at(page: &PageBytes) {
     if let Ok(decoded) = catalogue_page::decode(page) {
         let mut again = blank();

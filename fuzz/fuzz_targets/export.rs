@@ -1,5 +1,5 @@
-//! The marks of an export, as they are and with a valid checksum, and pages of trees that are known
-//! by what they say alone.
+//! The marks of an export, unchanged and with a valid checksum, and pages of trees that are identified only by their
+//! own headers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A frame of the log, as it is and after one changed bit.
+//! A frame of the log, unchanged and after one changed bit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -28,7 +28,7 @@ fuzz_target!(|input: (u64, u64, u32, bool, usize, Vec<u8>)| {
         (header, bytes.len(), checksum)
     );
     assert_eq!(frame::check(&found, &written), Ok(()));
-    // One changed bit in header or payload is noticed by one of the two.
+    // A changed bit in header or payload must fail one of the two checksums.
     let used = frame::FRAME_HEADER_BYTES + bytes.len();
     written[flip % used] ^= 1 << (previous_checksum % 8);
     let noticed = match frame::decode_header(&written, pool) {

@@ -1,4 +1,4 @@
-//! What the hash index keeps on its disk: checkpoints and frames of its log.
+//! The hash index on its disk: checkpoints and frames of its log.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The handshake with a client that says anything.
+//! The handshake with a client that sends arbitrary bytes.
 #![no_main]
 
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use onefold_nbd::{
     ZeroOptions,
 };
 
-/// Reads what the fuzzer says, counts what the server says.
+/// A client that sends the fuzzer's bytes, and counts the server's.
 struct Conversation<'a> {
     said: &'a [u8],
     answered: usize,
@@ -108,7 +108,7 @@ impl Exports for Two {
     }
 }
 
-/// More than any reply needs for each option: a list of three names, information, errors.
+/// A limit above any reply to one option: a list of three names, information, errors.
 const ANSWER_BYTES_MAX: usize = 16 << 10;
 
 fuzz_target!(|said: &[u8]| {
@@ -119,7 +119,7 @@ fuzz_target!(|said: &[u8]| {
         assert_eq!(session.terms.size_bytes, SIZE_BYTES);
         assert_eq!(session.terms.read_only, session.name == "ro");
     }
-    // An option has 16 bytes at least, so a client can not make the server say ever more.
+    // An option has 16 bytes at least, so the input's length limits the server's replies.
     let options = said.len() / 16 + 2;
     assert!(conversation.answered <= options * ANSWER_BYTES_MAX);
 });

@@ -1,5 +1,5 @@
-//! Requests, one after the other, under terms that the fuzzer chooses: whatever is admitted lies
-//! within the export and does nothing that the terms forbid.
+//! Requests, one after the other, under terms that the fuzzer chooses: every admitted request lies within the export
+//! and does nothing that the terms forbid.
 #![no_main]
 
 use std::ops::Range;

@@ -30,7 +30,7 @@ fuzz_target!(|input: (u64, u64, u64, u64, u8, Vec<u8>)| {
     let _ = page::is_of_later_minor(&page);
     let checksum = page::seal(&mut page, &header);
     assert_eq!(page::open(&page, &header), Ok((sequence, checksum)));
-    // One changed bit is always noticed.
+    // A changed bit must always be detected.
     let at = usize::try_from(index).unwrap_or(0) % page.len();
     page[at] ^= 1 << (level % 8);
     assert!(page::open(&page, &header).is_err());

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::record::decode_all;
 
-/// Kind, five numbers for the fields, and a place to change by this much.
+/// Kind, five numbers for the fields, and a place with the change to its byte.
 type Recipe = (u8, [u64; 5], usize, u8);
 
 fuzz_target!(|input: (Vec<Recipe>, &[u8])| {
@@ -20,7 +20,7 @@ fuzz_target!(|input: (Vec<Recipe>, &[u8])| {
     look_at(&payload);
 });
 
-/// A record as it lies in a frame, put together here because the encoder refuses wrong fields.
+/// A record in the form that a frame has, built here because the encoder refuses wrong fields.
 fn record(recipe: &Recipe) -> Vec<u8> {
     let (choice, [a, b, c, d, e], _, _) = recipe;
     let runs = (e % 4) as u16;
@@ -39,7 +39,7 @@ fn record(recipe: &Recipe) -> Vec<u8> {
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
     put(0, &[kind]);
     put(2, &length.to_le_bytes());
-    // Small numbers are the valid ones, mostly.
+    // Mostly small numbers, because these are valid.
     put(8, &(a >> (a % 64)).to_le_bytes());
     put(16, &(b >> (b % 64)).to_le_bytes());
     match kind {
@@ -103,7 +103,7 @@ fn volume(recipe: &Recipe) -> [u8; 256] {
     bytes
 }
 
-/// Absent, zero, private, unshareable, shared, or anything.
+/// An entry that is absent, zero, private, unshareable, shared, or random.
 fn entry(number: u64) -> [u8; 8] {
     let address = (number >> 8) >> (number % 56);
     match number % 8 {
@@ -115,7 +115,7 @@ fn entry(number: u64) -> [u8; 8] {
     .to_le_bytes()
 }
 
-/// Whatever is accepted must be what the encoder writes.
+/// Checks that every accepted record equals the encoder's output.
 fn look_at(payload: &[u8]) {
     let mut at = 0;
     for record in decode_all(payload) {

@@ -1,4 +1,4 @@
-//! The structures of a repository that are read after they were authenticated, and those that are not.
+//! The structures of a repository, both authenticated and unauthenticated ones.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

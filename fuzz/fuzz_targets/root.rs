@@ -1,4 +1,4 @@
-//! A root, as it is and with a valid checksum.
+//! A root, unchanged and with a valid checksum.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

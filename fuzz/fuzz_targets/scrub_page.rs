@@ -1,4 +1,4 @@
-//! A page of the part `scrub`, as it is and with a valid checksum.
+//! A page of the part `scrub`, unchanged and with a valid checksum.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

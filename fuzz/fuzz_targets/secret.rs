@@ -1,4 +1,4 @@
-//! The pool's secret, as it is and with a valid checksum.
+//! The pool's secret, unchanged and with a valid checksum.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

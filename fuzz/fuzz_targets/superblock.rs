@@ -1,4 +1,4 @@
-//! The superblock and the data part's label, as they are and with a valid checksum.
+//! The superblock and the data part's label, unchanged and with a valid checksum.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,11 +1,11 @@
-//! The memory that outlives the process: any bytes, and what was encoded.
+//! The memory that outlives the process: arbitrary bytes, and encoded entries.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use onefold_format::tail::{LEDGER_BYTES, TAIL_HEADER_BYTES, TailEntries, encode_entry, encode_ledger};
 use onefold_format::{Ledger, PoolId, TailHeader, TailOwner};
 
-/// Bytes; and entries as position, records and checksums.
+/// Boot, position and arbitrary bytes; and entries as position, records and checksums.
 type Input = ([u8; 16], u64, Vec<u8>, Vec<(u64, Vec<u8>, Vec<u32>)>);
 
 fuzz_target!(|input: Input| {

@@ -1,4 +1,4 @@
-//! A frame of a trace, as it is and with a valid checksum.
+//! A frame of a trace, unchanged and with a valid checksum.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|input: (u8, u64, &[u8])| {
         let _ = trace::decode_header(header);
         let _ = trace::decode(header, payload, position);
     }
-    // The header of some frame, made to fit.
+    // The header of a frame, adjusted to the payload.
     let payload = &bytes[..bytes.len().min(TRACE_PAYLOAD_MAX)];
     let mut frame = Vec::new();
     TraceFrame::Input { path: Vec::new() }.encode(position, &mut frame);

@@ -1,7 +1,7 @@
-//! What the fuzz targets share.
+//! The common parts of the fuzz targets.
 //!
-//! Each target asks two things of a decoder: that no bytes make it panic, and that what it
-//! accepts is exactly what the encoder writes. The second finds fields that are not checked.
+//! Each target checks two properties of a decoder: no bytes make it panic, and all bytes that it accepts are exactly
+//! the encoder's output. The second finds fields that are not checked.
 
 use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader};
 
@@ -14,7 +14,7 @@ pub fn page_from(bytes: &[u8]) -> Box<PageBytes> {
     page
 }
 
-/// The same with a valid header over it, so that the fuzzer gets past the checksum.
+/// A page with these bytes under a valid header, so that the fuzzer gets past the checksum.
 pub fn sealed_page_from(bytes: &[u8], header: &PageHeader) -> Box<PageBytes> {
     let mut page = page::blank();
     let body = page.iter_mut().skip(page::BODY);
@@ -25,7 +25,7 @@ pub fn sealed_page_from(bytes: &[u8], header: &PageHeader) -> Box<PageBytes> {
     page
 }
 
-/// Fails where the encoder would not have written this page.
+/// Fails if the encoder would have written another page.
 pub fn assert_same_page(decoded: &PageBytes, encoded: &PageBytes) {
     if let Some(at) = (0..PAGE_BYTES).find(|&at| decoded[at] != encoded[at]) {
         panic!(
