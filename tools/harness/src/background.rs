@@ -1,4 +1,4 @@
-//! The finder and the collector as a user sees and steers them: `pool dedup` and `job`.
+//! Runs and controls finder and collector as a user does, with `pool dedup` and `job`.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 use crate::server::Product;
 
-/// The interval at which a queue that has to become empty is checked.
+/// The poll interval while a queue must become empty.
 const DRAIN_POLL: Duration = Duration::from_millis(100);
 
 /// The result of one `pool dedup`.
 pub struct Dedup {
     /// Blocks that were read and fingerprinted.
     pub looked_at: u64,
-    /// Those of them that were stored already.
+    /// Scanned blocks whose content was stored already.
     pub duplicates: u64,
-    /// The whole command, from its start to its end.
+    /// The duration of the whole command.
     pub took: Duration,
 }
 
@@ -41,16 +41,14 @@ pub struct Work {
 pub struct Backlog {
     /// Blocks that are pending dedup.
     pub dirty: u64,
-    /// Dropped references that are not released yet, and blocks of deletions that are still to be
-    /// released.
+    /// Dropped references that are not released yet, and blocks that deletions have not released yet.
     pub queued: u64,
     /// Hits in line that the index does not count yet.
     pub claimed: u64,
 }
 
 impl Product {
-    /// Finds and shares all present duplicates; in one volume whatever its mode, or in all whose
-    /// dedup is on.
+    /// Finds and shares all present duplicates: of one volume whatever its mode, or of all volumes whose dedup is on.
     pub fn dedup(&self, volume: Option<&str>) -> Result<Dedup> {
         let mut command = self
             .pinned_command()
@@ -69,7 +67,7 @@ impl Product {
         })
     }
 
-    /// Pauses finder and collector; they are at rest when this returns.
+    /// Pauses finder and collector; both have stopped when this returns.
     pub fn pause_jobs(&self) -> Result<()> {
         self.command().args(["--quiet", "job", "pause"]).run()
     }
@@ -97,7 +95,7 @@ impl Product {
         Ok(work)
     }
 
-    /// How often the finder has gone through a volume.
+    /// The number of passes of the finder over a volume.
     pub fn finder_rounds(&self, volume: &str) -> Result<u64> {
         let jobs = self.jobs()?;
         let of_volume = |job: &&Value| job.get("volume").and_then(Value::as_str) == Some(volume);
@@ -117,7 +115,7 @@ impl Product {
         })
     }
 
-    /// Waits until the backlog is as wanted. One that never gets there is an error.
+    /// Waits until the backlog is as wanted. A backlog that does not get there in time is an error.
     pub fn wait_for_backlog(
         &self,
         limit: Duration,
@@ -158,11 +156,11 @@ fn number(document: &Value, key: &str) -> Result<u64> {
     number.with_context(|| format!("there is no number {key}"))
 }
 
-/// Blocks of deletions that are not needed any more.
+/// Blocks that deletions have not released yet.
 fn deleted_blocks(stat: &Value) -> u64 {
     let deletions = stat["being_deleted"].as_array().into_iter().flatten();
     let gone = deletions.filter(|it| it["needed_by"].as_array().is_none_or(Vec::is_empty));
-    // One block more than it counts: with none left, its record is still there.
+    // One more than the count of blocks: a deletion without blocks still has a record.
     gone.map(|it| it["own_blocks"].as_u64().unwrap_or(0) + 1)
         .sum()
 }

@@ -1,8 +1,8 @@
-//! Leaves nothing behind: processes, mounts, clusters and scratch directories are listed here while they
-//! exist, so that a signal can end what a normal return ends through `Drop`.
+//! Cleans everything up: processes, mounts, clusters and scratch directories are listed here while they exist, so that
+//! a signal ends them as a normal return does through `Drop`.
 //!
-//! Processes are held by pidfd: a number that was reaped and given to another process can not be
-//! hit by mistake. A SIGKILL of this process can not be caught; then servers stay until killed.
+//! Processes are held by pidfd, so a signal cannot hit another process that got the same number. A SIGKILL of this
+//! process cannot be caught; then servers stay until killed.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -27,15 +27,15 @@ struct Leftovers {
 /// A process that was started and has not been waited for.
 struct Process {
     pidfd: Arc<OwnedFd>,
-    /// It leaves nothing behind itself, if it is asked to end and given time.
+    /// The process cleans up after itself if it is asked to end and given time.
     cleans_up: bool,
 }
 
-/// Daemons that outlive whoever started them.
+/// Daemons that outlive the program that starts them.
 #[derive(Clone)]
 struct Service {
     directory: PathBuf,
-    /// Stops what works in the directory, without starting a process.
+    /// Stops the daemons that work in the directory, without starting a process.
     stop: fn(&Path) -> Result<()>,
 }
 
@@ -50,7 +50,7 @@ impl Service {
     }
 }
 
-/// How long all processes that clean up may take.
+/// How long all processes that clean up may take together.
 const CLEANING_LIMIT: Duration = Duration::from_secs(10);
 
 static LEFTOVERS: Mutex<Leftovers> = Mutex::new(Leftovers {
@@ -65,7 +65,7 @@ fn leftovers() -> MutexGuard<'static, Leftovers> {
     LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From here on SIGINT, SIGTERM and SIGHUP clean up and exit with 128 + the signal's number.
+/// Makes SIGINT, SIGTERM and SIGHUP clean up and exit with 128 + the signal's number.
 pub fn install_signal_handler() -> Result<()> {
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install the signal handler")?;
@@ -80,10 +80,10 @@ pub fn install_signal_handler() -> Result<()> {
 }
 
 fn remove_everything() {
-    // The lock is kept until the exit, so that no thread starts anything new meanwhile.
+    // The lock is held until the exit, so that no thread starts a process in the meantime.
     let left = leftovers();
     let (cleaning, other): (Vec<_>, Vec<_>) = left.processes.iter().partition(|it| it.cleans_up);
-    // A process that is already gone is what we want.
+    // An error means that the process is gone, which is the goal.
     for process in other {
         let _ = pidfd_send_signal(&process.pidfd, Signal::KILL);
     }
@@ -100,7 +100,7 @@ fn remove_everything() {
     }
     left.services.iter().for_each(Service::stop);
     for directory in &left.directories {
-        // A killed process may still be creating files for an instant; a second try is enough.
+        // A killed process may still create files for an instant; a second try is enough.
         if std::fs::remove_dir_all(directory).is_err() && directory.exists() {
             std::thread::sleep(std::time::Duration::from_millis(200));
             if let Err(error) = std::fs::remove_dir_all(directory) {
@@ -111,15 +111,15 @@ fn remove_everything() {
     std::mem::forget(left);
 }
 
-/// Waits until the process has ended, or it is later than that.
+/// Waits until the process has ended, or the deadline has passed.
 fn wait_until(process: &OwnedFd, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
     let timeout = Timespec::try_from(left).ok();
-    // A wait that fails is one that is over.
+    // A failed wait counts as ended.
     let _ = poll(&mut [PollFd::new(process, PollFlags::IN)], timeout.as_ref());
 }
 
-/// Lists a process until [`forget_process`]. One that cleans up is asked to end; any other is
+/// Lists a process until [`forget_process`]. On a signal, a process that cleans up is asked to end; any other is
 /// killed.
 pub(crate) fn remember_process(pidfd: Arc<OwnedFd>, cleans_up: bool) {
     let process = Process { pidfd, cleans_up };
@@ -138,7 +138,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Where something is mounted, or will be.
+    /// Lists a path where something is mounted, or will be.
     pub fn new(path: PathBuf) -> Mount {
         leftovers().mounts.push(path.clone());
         Mount { path }
@@ -153,8 +153,8 @@ impl Drop for Mount {
 }
 
 fn unmount(path: &Path) {
-    // Lazily, because the server behind the mount may be dead; and quietly, because the usual
-    // case is that it is unmounted already. The second is for mounts of the kernel's own.
+    // Lazily, because the server behind the mount may be dead; and quietly, because usually it is unmounted already.
+    // The second program is for the kernel's own mounts.
     for (program, options) in [
         ("fusermount3", &["-u", "-z"][..]),
         ("umount", &["-l", "-d", "-q"]),
@@ -169,13 +169,13 @@ fn unmount(path: &Path) {
     }
 }
 
-/// Daemons that are stopped at the end, although they would outlive this program.
+/// Stops, when dropped, daemons that would outlive this program.
 pub struct Stopping {
     service: Service,
 }
 
 impl Stopping {
-    /// Those that work in a directory, or will. `stop` starts no process.
+    /// Lists daemons that work in a directory, or will. `stop` must start no process.
     pub fn new(directory: PathBuf, stop: fn(&Path) -> Result<()>) -> Stopping {
         let service = Service { directory, stop };
         leftovers().services.push(service.clone());
@@ -191,7 +191,7 @@ impl Drop for Stopping {
     }
 }
 
-/// A directory that is removed with all that is in it, on success, failure and signals.
+/// A directory that is removed with its contents, on success, failure and signals.
 pub struct Scratch {
     path: PathBuf,
 }
@@ -210,7 +210,7 @@ impl Scratch {
         Ok(Scratch { path })
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -17,16 +17,16 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cleanup;
 
-/// The interval at which a process that has to end is checked.
+/// The poll interval while a process must end.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A process that was asked to end has this long to clean up.
+/// How long a process that was asked to end may take to clean up.
 const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Of a failed program's output, how many of the last lines are shown.
+/// The number of lines shown from the end of a failed program's output.
 const SHOWN_LINES_MAX: usize = 60;
 
-/// A program with its arguments, and the text that a person would type for it.
+/// A program with its arguments, and the text that a user would type for it.
 pub struct Cmd {
     inner: Command,
     text: String,
@@ -34,7 +34,7 @@ pub struct Cmd {
 }
 
 impl Cmd {
-    /// A program by its path or, if that is on the search path, its name.
+    /// A program by its path, or by its name if it is on the search path.
     pub fn new(program: impl AsRef<OsStr>) -> Cmd {
         let text = program.as_ref().to_string_lossy().into_owned();
         let mut inner = Command::new(program);
@@ -79,7 +79,7 @@ impl Cmd {
         self
     }
 
-    /// Takes a variable that the program must not see out of its environment.
+    /// Removes a variable from the program's environment.
     pub fn env_remove(mut self, name: &str) -> Cmd {
         self.inner.env_remove(name);
         self
@@ -91,14 +91,14 @@ impl Cmd {
         self
     }
 
-    /// The program cleans up when it is asked to end, so it is asked when a signal ends us. Others
-    /// are killed.
+    /// Marks a program that cleans up when it is asked to end: if a signal ends this process, it is asked. Other
+    /// programs are killed.
     pub fn cleans_up(mut self) -> Cmd {
         self.cleans_up = true;
         self
     }
 
-    /// Becomes the program, and comes back only if that fails.
+    /// Replaces this process by the program, and returns only if that fails.
     pub fn exec(mut self) -> anyhow::Error {
         let error = self.inner.exec();
         anyhow::Error::new(error).context(format!("cannot start: {}", self.text))
@@ -134,13 +134,13 @@ impl Cmd {
             .child
             .take()
             .context("the process was waited for already")?;
-        // The pidfd stays listed while we wait, so that a signal to us ends the program too.
+        // The pidfd stays listed during the wait, so that a signal to this process ends the program, too.
         child
             .wait_with_output()
             .with_context(|| format!("cannot wait for: {text}"))
     }
 
-    /// Runs to the end with its output going where ours goes.
+    /// Runs to the end, with its output going to this process's output.
     pub fn show(self) -> Result<()> {
         let text = self.text.clone();
         let status = self.spawn()?.wait()?;
@@ -150,7 +150,7 @@ impl Cmd {
         Ok(())
     }
 
-    /// Starts it with both outputs appended to one file.
+    /// Starts the program with both outputs appended to one file.
     pub fn spawn_logged(mut self, log: &Path) -> Result<Running> {
         let open = || -> Result<File> {
             File::options()
@@ -163,7 +163,7 @@ impl Cmd {
         self.spawn()
     }
 
-    /// Starts it with standard input as a pipe that the caller writes to; the rest is dropped.
+    /// Starts the program with a pipe as standard input, which the caller writes to; its outputs go to a file.
     pub fn spawn_piped(mut self, log: &Path) -> Result<Running> {
         self.inner.stdin(Stdio::piped());
         self.spawn_logged(log)
@@ -188,7 +188,7 @@ impl Cmd {
     }
 }
 
-/// A started program. Dropped while it runs, it is killed.
+/// A started program, which is killed when dropped.
 pub struct Running {
     child: Option<Child>,
     pidfd: Arc<OwnedFd>,
@@ -205,7 +205,7 @@ impl Running {
             .context("the process has ended")
     }
 
-    /// The pipe to its standard input, once.
+    /// Takes the pipe to its standard input, which works once.
     pub fn take_stdin(&mut self) -> Result<std::process::ChildStdin> {
         self.child
             .as_mut()
@@ -228,7 +228,7 @@ impl Running {
             .with_context(|| format!("cannot understand {path}"))
     }
 
-    /// The most memory that was resident so far, as the kernel counts it.
+    /// The highest resident memory so far, as the kernel counts it.
     pub fn peak_memory_bytes(&self) -> Result<u64> {
         self.field("status", "VmHWM:").map(|kib| kib << 10)
     }
@@ -238,12 +238,12 @@ impl Running {
         self.field("io", "read_bytes:")
     }
 
-    /// Bytes written so far that the kernel will write to a device, or has.
+    /// Bytes written so far that the kernel has written to a device, or will write.
     pub fn device_written_bytes(&self) -> Result<u64> {
         self.field("io", "write_bytes:")
     }
 
-    /// A number of a file of the process in `/proc`.
+    /// A number from a file of the process in `/proc`.
     fn field(&self, file: &str, name: &str) -> Result<u64> {
         let path = format!("/proc/{}/{file}", self.pid()?);
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -252,7 +252,7 @@ impl Running {
             .with_context(|| format!("cannot understand {path}"))
     }
 
-    /// The exit status if it has ended.
+    /// The exit status, if the program has ended.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         if let Some(child) = &mut self.child
             && self.ended.is_none()
@@ -264,7 +264,7 @@ impl Running {
         Ok(self.ended)
     }
 
-    /// Waits for its end.
+    /// Waits until the program has ended.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.ended {
             return Ok(status);
@@ -280,7 +280,7 @@ impl Running {
         Ok(status)
     }
 
-    /// Waits at most `limit`; a process that is still there then is an error (and is killed).
+    /// Waits at most `limit`; a process that still runs then is killed, and this is an error.
     pub fn wait_at_most(&mut self, limit: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -299,7 +299,7 @@ impl Running {
         }
     }
 
-    /// Waits at most `limit`; a process that is still there then is an error. It is asked to end, so that it can clean up,
+    /// Waits at most `limit`; a process that still runs then is an error. It is asked to end, so that it can clean up,
     /// and killed if it does not.
     pub fn ask_to_end_after(&mut self, limit: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
@@ -310,12 +310,12 @@ impl Running {
             std::thread::sleep(POLL_INTERVAL);
         }
         self.signal(Signal::TERM)?;
-        // Either way it has not done its work.
+        // In both cases it has not done its work.
         let _ = self.wait_at_most(CLEANUP_LIMIT);
         bail!("did not end within {} s: {}", limit.as_secs(), self.text)
     }
 
-    /// SIGKILL, and waits until the process is gone.
+    /// Sends SIGKILL, and waits until the process is gone.
     pub fn kill(&mut self) {
         // Either call fails only if the process is gone already.
         let _ = self.signal(Signal::KILL);
@@ -354,7 +354,7 @@ fn failure(text: &str, status: ExitStatus, said: &str) -> String {
     )
 }
 
-/// The last lines of a long text, with a note about the omitted ones.
+/// The last lines of a long text, with a note about the omitted lines.
 pub fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let skipped = lines.len().saturating_sub(SHOWN_LINES_MAX);

@@ -1,9 +1,8 @@
-//! How many different blocks some files hold, and how often, counted without a line of the product's
-//! code.
+//! Counts the distinct blocks of some files, and the copies of each, without a line of the product's code.
 //!
-//! A count by the code under test proves little. Here two blocks are the same only if all of their
-//! bytes are: a hash only selects blocks to compare, so no weakness of a hash can make two
-//! different blocks one. Blocks of zeros are not counted, because they are not stored.
+//! A count by the code under test proves little. Here two blocks are equal only if all their bytes are: a hash only
+//! selects blocks to compare, so a weak hash cannot merge two different blocks. Blocks of zeros are not counted,
+//! because they are not stored.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -19,42 +18,42 @@ pub const BLOCK_BYTES: usize = 4096;
 /// The size of a read.
 const PIECE_BYTES: usize = 256 * BLOCK_BYTES;
 
-/// Blocks of some files, taken together.
+/// The blocks of some files, taken together.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Counted {
-    /// All of them.
+    /// All blocks.
     pub blocks: u64,
-    /// Those that are not all zeros.
+    /// Blocks that are not all zeros.
     pub nonzero: u64,
-    /// The different ones among these.
+    /// Distinct blocks that are not all zeros.
     pub distinct: u64,
-    /// By number of copies: how many different ones occur as often.
+    /// For each number of copies, how many distinct blocks have that many.
     pub copies: BTreeMap<u64, u64>,
-    /// By file.
+    /// The counts of each file.
     pub files: Vec<Share>,
 }
 
-/// Different blocks of one file that are not all zeros.
+/// Distinct blocks of one file that are not all zeros.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// All of them.
+    /// All distinct blocks of the file.
     pub distinct: u64,
-    /// Those that are in another file as well.
+    /// Distinct blocks that another file has as well.
     pub shared: u64,
-    /// Those that are in no file before this one.
+    /// Distinct blocks that no file before this one has.
     pub new: u64,
 }
 
-/// A block with unique content.
+/// A distinct block.
 struct First {
-    /// Which file it was first met in, and where.
+    /// The file and the offset where the block was first met.
     source: usize,
     at: u64,
-    /// How often each file has it.
+    /// The number of copies in each file.
     counts: Vec<u64>,
 }
 
-/// Counts over all files. The last block of a file is filled up with zeros.
+/// Counts the blocks of all files. The last block of a file is padded with zeros.
 pub fn count(paths: &[impl AsRef<Path>]) -> Result<Counted> {
     let hasher = RandomState::new();
     count_by(paths, |block| hasher.hash_one(block))
@@ -69,7 +68,7 @@ fn count_by(paths: &[impl AsRef<Path>], hash: impl Fn(&[u8]) -> u64) -> Result<C
         files: vec![Share::default(); sources.len()],
         ..Counted::default()
     };
-    // By hash, the first block of each content.
+    // The first block of each content, by hash.
     let mut firsts: HashMap<u64, Vec<First>> = HashMap::new();
     let (mut piece, mut earlier) = (vec![0; PIECE_BYTES], vec![0; BLOCK_BYTES]);
     for (n, source) in sources.iter().enumerate() {
@@ -109,7 +108,7 @@ fn count_by(paths: &[impl AsRef<Path>], hash: impl Fn(&[u8]) -> u64) -> Result<C
 }
 
 impl Counted {
-    /// One content, which each file has so often.
+    /// Adds a distinct block with this number of copies in each file.
     fn add(&mut self, counts: &[u64]) {
         let copies = counts.iter().sum();
         self.nonzero += copies;
@@ -125,7 +124,7 @@ impl Counted {
     }
 }
 
-/// A file that is read at any place, as if zeros followed it.
+/// A file that can be read at any offset, as if zeros followed it.
 struct Source {
     file: File,
     path: PathBuf,
@@ -138,7 +137,7 @@ impl Source {
         Ok(Source { file, path })
     }
 
-    /// Fills `buffer` from `offset` on. Returns how many bytes are the file's; the rest are zeros.
+    /// Fills `buffer` from `offset` on. Returns the number of bytes that come from the file; the rest are zeros.
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -159,7 +158,7 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// Files of blocks that hold one byte again and again; an odd tail at each file's end.
+    /// Makes files of blocks that each repeat one byte, with an odd tail at each file's end.
     fn files(contents: &[&[u8]], tail: &[u8]) -> (tempfile::TempDir, Vec<PathBuf>) {
         let directory = tempfile::tempdir().unwrap();
         let write = |(index, bytes): (usize, &&[u8])| {

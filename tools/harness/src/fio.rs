@@ -1,4 +1,4 @@
-//! fio over NBD: job files in, numbers out.
+//! fio over NBD: writes job files, and parses the results.
 //!
 //! Each job is one connection to one export. Verification schemes that a test relies on are
 //! described where they are used; see `kill_loop`.
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::command::{Cmd, Running, last_lines};
 
-/// fio job sections that run at the same time in one fio process.
+/// The fio job sections that run concurrently in one fio process.
 pub struct Fio {
     directory: PathBuf,
     name: String,
@@ -19,7 +19,7 @@ pub struct Fio {
     pinned_to: Option<usize>,
 }
 
-/// One job: its operations on one export.
+/// A job: its operations on one export.
 pub struct Section {
     name: String,
     options: Vec<(String, String)>,
@@ -51,7 +51,7 @@ impl Section {
 }
 
 impl Fio {
-    /// A run whose files, called after `name`, are in `directory`.
+    /// A run whose files are named after `name`, in `directory`.
     pub fn new(directory: &Path, name: &str) -> Fio {
         Fio {
             directory: directory.to_path_buf(),
@@ -73,14 +73,14 @@ impl Fio {
         self
     }
 
-    /// Runs to the end. A job that failed, or verification that found a difference, is an error.
+    /// Runs to the end. A failed job, or a difference found by verification, is an error.
     pub fn run(self) -> Result<Vec<JobResult>> {
         let (command, report) = self.command()?;
         command.run()?;
         read_report(&report)
     }
 
-    /// Starts it and returns at once. Its output goes to `NAME.log`.
+    /// Starts fio and returns at once. The output goes to `NAME.log`.
     pub fn spawn(self) -> Result<Background> {
         let log = self.directory.join(format!("{}.log", self.name));
         let (command, report) = self.command()?;
@@ -125,7 +125,7 @@ impl Fio {
     }
 }
 
-/// fio at work.
+/// A running fio.
 pub struct Background {
     running: Running,
     report: PathBuf,
@@ -133,7 +133,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Whether it has not ended yet.
+    /// Whether fio still runs.
     pub fn is_running(&mut self) -> Result<bool> {
         Ok(self.running.try_wait()?.is_none())
     }
@@ -148,7 +148,7 @@ impl Background {
         self.running.cpu_seconds()
     }
 
-    /// Waits for a good end.
+    /// Waits until fio ends, which must be a success.
     pub fn wait_for_success(&mut self) -> Result<Vec<JobResult>> {
         let status = self.running.wait()?;
         if !status.success() {
@@ -157,7 +157,7 @@ impl Background {
         read_report(&self.report)
     }
 
-    /// The same, for some time at most.
+    /// Waits at most `limit` until fio ends, which must be a success.
     pub fn wait_for_success_within(&mut self, limit: Duration) -> Result<Vec<JobResult>> {
         let said = |fio: &Background| format!("fio did not end well\n{}", fio.said());
         let ended = self.running.wait_at_most(limit);
@@ -165,7 +165,7 @@ impl Background {
         self.wait_for_success()
     }
 
-    /// Waits for the end that the loss of its server must bring: a failure.
+    /// Waits until fio ends, which must be a failure, because its server is gone.
     pub fn wait_for_failure(&mut self, limit: Duration) -> Result<JobResult> {
         if self.running.wait_at_most(limit)?.success() {
             bail!("fio went on without an error although its server was killed");
@@ -181,24 +181,24 @@ impl Background {
 /// The result of one job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobResult {
-    /// Its reads.
+    /// The job's reads.
     pub read: Direction,
-    /// Its writes.
+    /// The job's writes.
     pub write: Direction,
 }
 
-/// One direction of a job.
+/// The reads or the writes of a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Direction {
     /// Requests that were answered.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
     /// Mean latency.
     pub mean_us: f64,
-    /// Latency that one of a hundred exceeds.
+    /// The latency that one request in a hundred exceeds.
     pub p99_us: f64,
 }
 
@@ -223,18 +223,18 @@ impl JobResult {
     }
 }
 
-/// One request in a log of latencies.
+/// A request in a log of latencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request {
     /// When it was answered, in milliseconds of the Unix epoch.
     pub at_ms: f64,
-    /// From the request to its answer.
+    /// The time from the request to its answer.
     pub latency_us: f64,
-    /// Not a read.
+    /// Whether the request is not a read.
     pub is_write: bool,
 }
 
-/// The log that a job writes which has the options of [`Section::log_latencies`] with this name.
+/// Reads the log of a job with the options of [`Section::log_latencies`] for this name.
 pub fn read_latencies(directory: &Path, name: &str) -> Result<Vec<Request>> {
     let path = directory.join(format!("{name}_clat.1.log"));
     let text = std::fs::read_to_string(&path)
@@ -242,7 +242,7 @@ pub fn read_latencies(directory: &Path, name: &str) -> Result<Vec<Request>> {
     text.lines().map(parse_request).collect()
 }
 
-/// Time in ms, latency in ns, direction, and more that is not needed here.
+/// Parses a line: time in ms, latency in ns, direction, and fields that are not used here.
 fn parse_request(line: &str) -> Result<Request> {
     let mut fields = line.split(',').map(str::trim);
     let mut number = || -> Option<f64> { fields.next()?.parse().ok() };

@@ -1,4 +1,4 @@
-//! An export as a file: nbdfuse, mounted for as long as a test needs it.
+//! An export as a file, mounted by nbdfuse for as long as a test needs it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ const MOUNT_LIMIT: Duration = Duration::from_secs(30);
 
 /// An export, mounted.
 pub struct Fused {
-    /// The file that is the export.
+    /// The file with the content of the export.
     pub disk: PathBuf,
     running: Running,
     _mount: Mount,
 }
 
 impl Fused {
-    /// Mounts the export below a directory, in which nothing else is called `mount`.
+    /// Mounts the export below a directory, in which no other file is called `mount`.
     ///
     /// # Errors
-    /// Where nbdfuse does not mount, with what it said.
+    /// nbdfuse does not mount; the error has its output.
     pub fn new(directory: &Path, uri: &str) -> Result<Fused> {
         let point = directory.join("mount");
         std::fs::create_dir_all(&point).context("cannot make the mount point")?;
@@ -51,7 +51,7 @@ impl Fused {
     /// Flushes and unmounts.
     ///
     /// # Errors
-    /// Where the flush fails, or nbdfuse does not end.
+    /// The flush fails, or nbdfuse does not end.
     pub fn finish(mut self) -> Result<()> {
         Cmd::new("sync").arg(&self.disk).run()?;
         self.running.signal(Signal::INT)?;

@@ -1,9 +1,8 @@
 //! Different real disk images: ext4 file systems that hold unpacked Debian packages.
 //!
-//! Made without root (`apt-get download`, `dpkg-deb -x`, `mkfs.ext4 -d`) and only from the
-//! package sources that this machine's apt is set up with. They share a base system, as the
-//! disks of virtual machines do, and differ in the rest. They are kept below the target
-//! directory, so that only the first run takes its time.
+//! Made without root (`apt-get download`, `dpkg-deb -x`, `mkfs.ext4 -d`) and only from the package sources that this
+//! machine's apt is set up with. They share a base system, as the disks of virtual machines do, and otherwise differ.
+//! They are kept below the target directory, so that only the first run takes the time to make them.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use crate::command::Cmd;
 use crate::packages;
 use crate::workspace::Workspace;
 
-/// In every image. Names without version numbers, so that other Debian releases have them too.
+/// Packages in every image. Names without version numbers, so that other Debian releases have them, too.
 const BASE: &[&str] = &[
     "apt",
     "bash",
@@ -35,7 +34,7 @@ const BASE: &[&str] = &[
     "util-linux",
 ];
 
-/// A web server's disk.
+/// Packages of a web server's disk.
 const WEB: &[&str] = &[
     "mariadb-server-core",
     "nginx-common",
@@ -44,7 +43,7 @@ const WEB: &[&str] = &[
     "wordpress",
 ];
 
-/// A developer's disk.
+/// Packages of a developer's disk.
 const DEV: &[&str] = &[
     "cmake",
     "cmake-data",
@@ -56,10 +55,10 @@ const DEV: &[&str] = &[
     "vim-runtime",
 ];
 
-/// A mail server's disk.
+/// Packages of a mail server's disk.
 const MAIL: &[&str] = &["dovecot-core", "exim4-daemon-light", "spamassassin"];
 
-/// The first two are the demo's.
+/// The images that can be made. The first two are the demo's.
 const RECIPES: [Recipe; 3] = [
     Recipe {
         name: "web",
@@ -78,7 +77,7 @@ const RECIPES: [Recipe; 3] = [
     },
 ];
 
-/// The output of `mkfs.ext4` for a set of packages.
+/// An image of `mkfs.ext4`, made from a set of packages.
 struct Recipe {
     name: &'static str,
     size: &'static str,
@@ -87,13 +86,13 @@ struct Recipe {
 
 /// A raw image file.
 pub struct Image {
-    /// Also the name of the volume that it becomes.
+    /// The image's name, and the name of its volume in a pool.
     pub name: String,
-    /// Where it is.
+    /// The path of the image file.
     pub path: PathBuf,
-    /// The disk's size.
+    /// The size of the disk.
     pub size_bytes: u64,
-    /// The sparse file's size on disk.
+    /// The size of the sparse file on disk.
     pub data_bytes: u64,
 }
 
@@ -106,13 +105,13 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Makes two images, or finds those of an earlier run.
+/// Makes two images, or returns the images of an earlier run.
 pub fn make(workspace: &Workspace) -> Result<Vec<Image>> {
     let [web, dev, _] = &RECIPES;
     make_by(workspace, &[web, dev])
 }
 
-/// Those two and a third, smaller one.
+/// Makes three images: the two of [`make`], and a smaller one.
 pub fn make_three(workspace: &Workspace) -> Result<Vec<Image>> {
     make_by(workspace, &RECIPES.each_ref())
 }
@@ -126,7 +125,7 @@ fn make_by(workspace: &Workspace, recipes: &[&Recipe]) -> Result<Vec<Image>> {
 }
 
 impl Image {
-    /// Its sizes, for people.
+    /// The image's sizes, as text.
     pub fn describe(&self) -> String {
         format!(
             "{} MiB, of which {} MiB hold data",
@@ -135,7 +134,7 @@ impl Image {
         )
     }
 
-    /// One that was not made here.
+    /// An image that the user provides.
     pub fn of_user(path: &Path) -> Result<Image> {
         let name = path.file_stem().and_then(|stem| stem.to_str());
         let name = name.with_context(|| format!("{} has no name", path.display()))?;
@@ -145,7 +144,7 @@ impl Image {
     fn at(name: &str, path: PathBuf) -> Result<Image> {
         let metadata = std::fs::metadata(&path)
             .with_context(|| format!("cannot look at the image {}", path.display()))?;
-        // st_blocks counts units of 512 bytes, whatever the file system's block is.
+        // st_blocks counts units of 512 bytes, whatever the file system's block size.
         let data_bytes = metadata.blocks() * 512;
         Ok(Image {
             name: name.to_owned(),
@@ -161,7 +160,7 @@ impl Recipe {
         let image = cache.join(format!("{}.raw", self.name));
         let recipe = cache.join(format!("{}.recipe", self.name));
         let text = self.text();
-        // The recipe is written last: if it is there and the same, the image is whole.
+        // The recipe is written last: if it exists and is the same, the image is complete.
         let same = std::fs::read_to_string(&recipe).is_ok_and(|made| made == text);
         if !(same && image.exists()) {
             let scratch = Scratch::new(&workspace.scratch_parent(), "image")?;
@@ -200,8 +199,7 @@ impl Recipe {
             .arg(&made)
             .arg(self.size)
             .run()?;
-        // mkfs.ext4 writes zeros into its journal and tables; without them, what the file takes
-        // on disk is what it holds.
+        // mkfs.ext4 writes zeros into its journal and tables; without them, the file's size on disk equals its content.
         Cmd::new("fallocate").arg("--dig-holes").arg(&made).run()?;
         std::fs::rename(&made, image)
             .with_context(|| format!("cannot move the image to {}", image.display()))

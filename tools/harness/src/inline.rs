@@ -1,19 +1,19 @@
-//! Duplicates that writes find themselves, as a user sees and switches them: `volume set --dedup`
-//! and the counts of `volume stat`.
+//! Duplicates that writes find themselves, as users see and control them: `volume set --dedup` and the counts of
+//! `volume stat`.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::server::Product;
 
-/// When duplicates of a volume's blocks are found.
+/// When the duplicates among a volume's blocks are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
     /// After the write, by the finder
     Offline,
-    /// By the write
+    /// During the write
     Inline,
-    /// By the write, while there are many
+    /// During the write, while there are many
     Auto,
 }
 
@@ -28,31 +28,31 @@ impl Mode {
     }
 }
 
-/// What the writes to a volume found since the pool was opened, in blocks.
+/// The results of the writes to a volume since the pool was opened, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Inline {
-    /// All that were looked at: the sum of the next five.
+    /// All scanned blocks: the sum of the next five counts.
     pub scanned: u64,
-    /// All zeros.
+    /// Blocks that are all zeros.
     pub zeros: u64,
-    /// The fingerprint had been found just before.
+    /// Blocks whose fingerprint had been found just before.
     pub recently_seen: u64,
-    /// Absent by the signatures of the index in memory.
+    /// Blocks that the signatures of the index, which are in memory, exclude.
     pub absent_by_signature: u64,
-    /// Not among the rows of the index.
+    /// Blocks that are not among the rows of the index.
     pub absent: u64,
-    /// Among the rows of the index.
+    /// Blocks that are among the rows of the index.
     pub found: u64,
-    /// Not written.
+    /// Blocks that were not written, because they were hits.
     pub hits: u64,
-    /// Looked up and written.
+    /// Blocks that were looked up and written.
     pub misses: u64,
-    /// Found and written all the same.
+    /// Blocks that were found, and written all the same.
     pub refused: u64,
 }
 
 impl Inline {
-    /// From `volume stat`.
+    /// Parses the output of `volume stat`.
     fn of(stat: &Value) -> Result<Inline> {
         let inline = stat.get("inline").context("volume stat lacks inline")?;
         let number = |key: &str| {
@@ -74,7 +74,7 @@ impl Inline {
         })
     }
 
-    /// Each count by that function of it and the other's.
+    /// Combines each count with the other's by this function.
     fn with(self, other: Inline, each: fn(u64, u64) -> u64) -> Inline {
         Inline {
             scanned: each(self.scanned, other.scanned),
@@ -89,19 +89,19 @@ impl Inline {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn plus(self, other: Inline) -> Inline {
         self.with(other, |one, other| one + other)
     }
 
-    /// What came after `earlier`.
+    /// The counts since `earlier`.
     pub fn since(self, earlier: Inline) -> Inline {
         self.with(earlier, u64::saturating_sub)
     }
 }
 
 impl Product {
-    /// `volume stat` as JSON.
+    /// The output of `volume stat`, as JSON.
     pub fn volume_stat(&self, volume: &str) -> Result<Value> {
         let text = self
             .command()
@@ -110,12 +110,12 @@ impl Product {
         serde_json::from_str(&text).context("volume stat did not print JSON")
     }
 
-    /// What the writes to a volume found.
+    /// The in-line counts of a volume.
     pub fn inline(&self, volume: &str) -> Result<Inline> {
         Inline::of(&self.volume_stat(volume)?).with_context(|| format!("volume {volume}"))
     }
 
-    /// Switches a volume.
+    /// Switches the mode of a volume.
     pub fn set_mode(&self, volume: &str, mode: Mode) -> Result<()> {
         self.command()
             .args(["--quiet", "volume", "set", volume])

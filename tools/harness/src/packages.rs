@@ -1,5 +1,5 @@
-//! The system packages and Cargo tools that the tasks use: installed when that needs no
-//! question (as root), named with the one command that installs them otherwise.
+//! The system packages and Cargo tools that the tasks use. As root they are installed without a question; otherwise an
+//! error names the one command that installs them.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::Cmd;
 use crate::workspace::Workspace;
 
-/// Used by `demo`, `clients`, `reconnect`, `kill-loop`, `guest` and `bench`.
+/// Packages of `demo`, `clients`, `reconnect`, `kill-loop`, `guest` and `bench`.
 pub const CLIENTS: &[&str] = &[
     "e2fsprogs",  // mkfs.ext4 -d, e2fsck, debugfs
     "fio",        // load with verification
@@ -18,28 +18,28 @@ pub const CLIENTS: &[&str] = &[
     "qemu-utils", // qemu-img, qemu-io, qemu-nbd
 ];
 
-/// Also used by `sick-disk`.
+/// More packages of `sick-disk`.
 pub const SICK_DISKS: &[&str] = &["nbdkit", "mount"];
 
-/// Also used by `guest`, and by `clients` for `qemu-storage-daemon`.
+/// More packages of `guest`, and of `clients` for `qemu-storage-daemon`.
 pub const EMULATION: &[&str] = &["qemu-system-x86"];
 
-/// Also used by `docs`.
+/// More packages of `docs`.
 pub const DOCUMENTS: &[&str] = &["curl", "jq"];
 
-/// Also needed by `metrics`. promtool is in the package of Prometheus.
+/// More packages of `metrics`. promtool is in the package of Prometheus.
 pub const MONITORING: &[&str] = &["curl", "prometheus"];
 
-/// The comparison of `bench study`.
+/// The package that `bench study` compares with.
 pub const DUPEREMOVE: &[&str] = &["duperemove"];
 
-/// Used by `ceph`. The module for Python comes with the third.
+/// Packages of `ceph`. The Python module comes with the third.
 pub const CEPH: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common"];
 
-/// Also used by `fuzz`: libFuzzer is C++ and is compiled on the spot.
+/// More packages of `fuzz`: libFuzzer is C++ and is compiled when the targets are built.
 pub const FUZZING: &[&str] = &["g++"];
 
-/// Makes sure that the packages are there.
+/// Makes sure that the packages are installed.
 ///
 /// # Errors
 /// Without root, an error that lists the missing packages and how to install them.
@@ -56,8 +56,7 @@ pub fn require(packages: &[&str]) -> Result<()> {
         bail!("{}", how_to_install(&missing));
     }
     println!("installing the system packages {}", missing.join(" "));
-    // Package lists of a fresh machine are empty or old, and an old list names files that are
-    // gone.
+    // The package lists of a fresh machine are empty or old, and an old list names files that no longer exist.
     apt_get().args(["-qq", "update"]).run()?;
     apt_get()
         .args(["-qq", "-y", "--no-install-recommends", "install"])
@@ -74,8 +73,8 @@ pub fn apt_get() -> Cmd {
     Cmd::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive")
 }
 
-/// Downloads packages and unpacks them into `scratch/tree`, whose path is returned. Nothing is
-/// installed, so it needs no root.
+/// Downloads packages and unpacks them into `scratch/tree`, whose path is returned. Nothing is installed, so this needs
+/// no root.
 pub fn unpack(names: &[&str], scratch: &Path) -> Result<PathBuf> {
     let (debs, tree) = (scratch.join("debs"), scratch.join("tree"));
     for directory in [&debs, &tree] {
@@ -119,7 +118,7 @@ pub fn dependency(name: &str) -> Result<String> {
         .with_context(|| format!("the system package {name} depends on nothing"))
 }
 
-/// Tries again with new package lists, which only root can get.
+/// Runs `work`. If it fails, updates the package lists, which needs root, and runs it again.
 fn with_package_lists<T>(work: impl Fn() -> Result<T>) -> Result<T> {
     let first = match work() {
         Ok(done) => return Ok(done),
@@ -134,7 +133,7 @@ fn with_package_lists<T>(work: impl Fn() -> Result<T>) -> Result<T> {
     work()
 }
 
-/// Makes sure that `cargo fuzz` is there; crates.io is its source.
+/// Makes sure that `cargo fuzz` is installed, from crates.io.
 pub fn require_cargo_fuzz(workspace: &Workspace) -> Result<()> {
     if workspace.cargo().args(["fuzz", "--version"]).run().is_ok() {
         return Ok(());

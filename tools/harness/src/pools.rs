@@ -1,8 +1,8 @@
-//! Where the pools of a check are: in directories, or in a Ceph cluster.
+//! The places of a check's pools: directories, or a Ceph cluster.
 //!
-//! [`PoolArguments`] is what the user chose, [`Pools`] what a run has of it, and [`Place`] is one pool's. A pool in
-//! Ceph has a namespace of its own, and a run directory for each host that uses it: another run directory is
-//! another host, and a client of its own for the cluster. Its objects are removed with the last [`Place`] of it.
+//! [`PoolArguments`] has the user's choice, [`Pools`] the places of a run, and [`Place`] the place of one pool. A pool
+//! in Ceph has a namespace of its own, and a run directory for each host that uses it: another run directory stands for
+//! another host, and is another client of the cluster. A pool's objects are removed with its last [`Place`].
 
 use std::env;
 use std::fmt;
@@ -19,20 +19,20 @@ use crate::command::Cmd;
 use crate::packages;
 use crate::workspace::Workspace;
 
-/// Names the cluster to use, as for the product.
+/// The variable that names the cluster to use, as for the product.
 pub const CEPH_CONF: &str = "ONEFOLD_CEPH_CONF";
 
-/// What the name of a pool in Ceph begins with.
+/// The prefix of the name of a pool in Ceph.
 const CEPH: &str = "ceph:";
 
 /// How long the removal of a pool's objects may take. A cluster that a failed check left without OSDs never answers.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Options that say where a check's pools are.
+/// Options that choose the place of a check's pools.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct PoolArguments {
-    /// Have the pools in this Ceph pool, of the cluster of ONEFOLD_CEPH_CONF or else of one that is started for
-    /// this run [default: in directories]
+    /// Make the pools in this Ceph pool, of the cluster of ONEFOLD_CEPH_CONF or else of one that is started for this
+    /// run [default: in directories]
     #[arg(long, value_name = "ceph:CEPHPOOL", value_parser = ceph_pool)]
     pool: Option<String>,
 }
@@ -54,18 +54,18 @@ impl PoolArguments {
     }
 }
 
-/// Where a run's pools are.
+/// The places of a run's pools.
 #[derive(Clone, Default)]
 pub enum Pools {
-    /// In directories of this machine.
+    /// Directories of this machine.
     #[default]
     Directories,
-    /// In a Ceph pool.
+    /// A Ceph pool.
     Ceph(Arc<Ceph>),
 }
 
 impl Pools {
-    /// For a pool that has all its files, on this machine, below a directory.
+    /// The place for a pool whose files on this machine are all below a directory.
     pub fn place(&self, directory: &Path) -> Place {
         match self {
             Pools::Directories => Place::Directory(directory.join("pool")),
@@ -76,7 +76,7 @@ impl Pools {
         }
     }
 
-    /// The cluster, where there is one.
+    /// The Ceph pool, if the pools are in one.
     pub fn ceph(&self) -> Option<&Ceph> {
         match self {
             Pools::Directories => None,
@@ -89,19 +89,19 @@ impl Pools {
 pub struct Ceph {
     conf: PathBuf,
     ceph_pool: String,
-    /// If it is a throw-away one, whose daemons may be made to fail.
+    /// The cluster, if it is a throw-away one, whose daemons may be made to fail.
     cluster: Option<Cluster>,
     _started: Option<Started>,
 }
 
-/// A cluster that ends with this; in this order.
+/// A cluster that is stopped when this is dropped; the fields are dropped in order.
 struct Started {
     _stopping: Stopping,
     _scratch: Scratch,
 }
 
 impl Ceph {
-    /// In the cluster of the environment, or in one that is started.
+    /// Opens a Ceph pool in the cluster of the environment, or in a new one.
     pub fn open(workspace: &Workspace, ceph_pool: &str) -> Result<Ceph> {
         match env::var_os(CEPH_CONF).filter(|conf| !conf.is_empty()) {
             Some(conf) => Ceph::find(PathBuf::from(conf), ceph_pool),
@@ -120,11 +120,11 @@ impl Ceph {
         })
     }
 
-    /// In a cluster that ends with this.
+    /// Opens a Ceph pool in a new cluster, which is stopped when this is dropped.
     pub fn start(workspace: &Workspace, ceph_pool: &str) -> Result<Ceph> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "ceph")?;
         let directory = scratch.path().join("cluster");
-        // Before it starts, so that a signal meanwhile stops what there is.
+        // Listed before the start, so that a signal during the start stops the daemons that exist.
         let stopping = Stopping::new(directory.clone(), |directory| match directory.exists() {
             true => Cluster::open(directory)?.stop(),
             false => Ok(()),
@@ -141,7 +141,7 @@ impl Ceph {
         })
     }
 
-    /// Its configuration.
+    /// The path of the cluster's configuration.
     pub fn conf(&self) -> &Path {
         &self.conf
     }
@@ -156,7 +156,7 @@ impl Ceph {
         self.cluster.as_ref()
     }
 
-    /// The same as an error, for checks that are about nothing else.
+    /// The cluster, or an error if its daemons must not be made to fail, for checks that need faults.
     pub fn must_be_throw_away(&self) -> Result<&Cluster> {
         self.throw_away().with_context(|| {
             let conf = self.conf.display();
@@ -167,12 +167,12 @@ impl Ceph {
     }
 }
 
-/// Where a pool is.
+/// The place of a pool.
 #[derive(Debug, Clone)]
 pub enum Place {
-    /// In a directory.
+    /// A directory.
     Directory(PathBuf),
-    /// In Ceph.
+    /// A namespace in Ceph.
     Ceph(CephPlace),
 }
 
@@ -192,7 +192,7 @@ impl Place {
         }
     }
 
-    /// Where sockets and lock are.
+    /// The directory with sockets and lock.
     pub fn directory(&self) -> &Path {
         match self {
             Place::Directory(directory) => directory,
@@ -200,7 +200,7 @@ impl Place {
         }
     }
 
-    /// A command with the options with which it finds the pool, besides its name.
+    /// Adds the options, besides the pool's name, with which the product finds the pool.
     pub fn found_by(&self, command: Cmd) -> Cmd {
         match self {
             Place::Directory(_) => command,
@@ -210,7 +210,7 @@ impl Place {
         }
     }
 
-    /// The same pool as another host sees it, whose run directory has this name.
+    /// The place of the same pool on another host, whose run directory has this name.
     pub fn on_host(&self, name: &str) -> Result<Place> {
         match self {
             Place::Directory(_) => bail!("a pool in a directory belongs to one host"),
@@ -222,14 +222,14 @@ impl Place {
     }
 }
 
-/// The objects of a pool.
+/// The objects of a pool in Ceph.
 struct Namespace {
     ceph: Arc<Ceph>,
     name: String,
 }
 
 impl Namespace {
-    /// Of a name that no other run has.
+    /// Chooses a name that no other run has.
     fn new(ceph: Arc<Ceph>) -> Namespace {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -1,8 +1,8 @@
-//! NBD servers as the tests see them: started, waited for, killed, started again.
+//! NBD servers as the tests use them: started, waited for, killed, started again.
 //!
-//! [`Product`] is a pool and the `onefold` binary. [`Disks`] is a set of volumes behind some
-//! server: the product, or `qemu-nbd` on raw files as a control. A test that fails on `qemu-nbd`
-//! is wrong itself; one that does not fail on the *forgetful* server finds nothing.
+//! [`Product`] is a pool and the `onefold` binary. [`Disks`] is a set of volumes behind one server: the product, or
+//! `qemu-nbd` on raw files as a control. A test that fails on `qemu-nbd` is itself wrong; a test that does not fail on
+//! the *forgetful* server finds nothing.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpStream};
@@ -29,10 +29,10 @@ pub const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// How long QEMU waits for a server that is gone.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(120);
 
-/// How often a starting server is asked whether it serves.
+/// The poll interval while a server starts.
 const START_POLL: Duration = Duration::from_millis(1);
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Debug, Clone)]
 pub enum Address {
     /// A socket in the file system.
@@ -42,7 +42,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// A loopback port that was free a moment ago.
+    /// A loopback port that was free when this was called.
     pub fn free_tcp_port() -> Result<Address> {
         let probe = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .context("cannot find a free TCP port")?;
@@ -69,8 +69,8 @@ impl Address {
         }
     }
 
-    /// Whether a client is served. To be connected is not enough: a server may listen before it
-    /// has recovered, and then the connection only waits.
+    /// Whether a client is served. A connection is not enough: a server may listen before it has recovered, and then
+    /// the connection only waits.
     fn serves(&self) -> bool {
         match self {
             Address::Unix(path) => UnixStream::connect(path).is_ok_and(|stream| {
@@ -85,7 +85,7 @@ impl Address {
     }
 }
 
-/// Every NBD server begins with this word. A server that dies ends the connection without it.
+/// Whether a server sends the word with which NBD begins. A server that dies closes the connection without it.
 fn greets(mut stream: impl Read) -> bool {
     let mut word = [0; 8];
     stream.read_exact(&mut word).is_ok() && &word == b"NBDMAGIC"
@@ -95,9 +95,10 @@ fn greets(mut stream: impl Read) -> bool {
 pub struct Daemon {
     running: Running,
     log: PathBuf,
-    /// Where in the log this process begins; a log holds the lives of one server in turn.
+    /// The offset in the log at which this process begins; one log has the output of all successive processes of a
+    /// server.
     log_start: usize,
-    /// From its start until it greeted a client at every address.
+    /// The time from its start until it greeted a client at every address.
     pub started_in: Duration,
 }
 
@@ -131,21 +132,21 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The output of this process.
+    /// The output of this process so far.
     pub fn said(&self) -> String {
         let log = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
     }
 
-    /// SIGKILL, at any point of its work. A server that ended before that by itself is an error: no
-    /// test may mistake a crash of the server for its own kill.
+    /// Sends SIGKILL, at any point of its work. It is an error if the server ended by itself before that: a test must
+    /// not mistake a crash of the server for its own kill.
     pub fn kill(mut self) -> Result<()> {
         self.must_run()?;
         self.running.kill();
         Ok(())
     }
 
-    /// SIGTERM, and waits for a clean end.
+    /// Sends SIGTERM, and waits for a clean end.
     pub fn stop(mut self) -> Result<Duration> {
         self.must_run()?;
         let start = Instant::now();
@@ -165,13 +166,13 @@ impl Daemon {
         self.running.signal(signal)
     }
 
-    /// Waits until it ends by itself, and returns how.
+    /// Waits until the server ends by itself, and returns its status.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<ExitStatus> {
         let ended = self.running.wait_at_most(limit);
         ended.with_context(|| last_lines(&self.said()))
     }
 
-    /// An error with its output, if it has ended.
+    /// Fails with the server's output if it has ended.
     pub fn must_run(&mut self) -> Result<()> {
         if let Some(status) = self.running.try_wait()? {
             bail!(
@@ -192,17 +193,17 @@ impl Daemon {
         self.running.pid()
     }
 
-    /// The most memory that was resident at any time, in bytes, as the kernel counted it.
+    /// The highest resident memory so far, in bytes, as the kernel counted it.
     pub fn peak_memory_bytes(&self) -> Result<u64> {
         self.running.peak_memory_bytes()
     }
 
-    /// Bytes written so far that the kernel will write to a device, or has.
+    /// Bytes written so far that the kernel has written to a device, or will write.
     pub fn device_written_bytes(&self) -> Result<u64> {
         self.running.device_written_bytes()
     }
 
-    /// The line with the product's report of the recovery.
+    /// The line in which the product reports its recovery.
     pub fn recovery_line(&self) -> Result<String> {
         let said = self.said();
         let line = said.lines().find(|line| line.contains("replayed"));
@@ -215,25 +216,25 @@ impl Daemon {
     }
 }
 
-/// The number in a recovery line, which says "... N log records (M bytes) replayed".
+/// The number of records in a recovery line, which says "... N log records (M bytes) replayed".
 pub fn records_replayed(line: &str) -> Option<u64> {
     let (before, _) = line.split_once(" log records")?;
     before.split_whitespace().next_back()?.parse().ok()
 }
 
-/// The number in the same line of records that were answered and not yet in the log.
+/// The number of answered records that were not in the log, from a recovery line.
 pub fn records_taken_over(line: &str) -> Option<u64> {
     let (before, _) = line.split_once(" records taken over")?;
     before.split_whitespace().next_back()?.parse().ok()
 }
 
-/// The number of bytes in the same line.
+/// The number of bytes in a recovery line.
 pub fn log_bytes_replayed(line: &str) -> Option<u64> {
     let (_, after) = line.split_once(" log records (")?;
     after.split_once(" bytes)")?.0.parse().ok()
 }
 
-/// A pool and the binary that works on it.
+/// A pool and the binary that opens it.
 #[derive(Clone)]
 pub struct Product {
     binary: PathBuf,
@@ -248,13 +249,13 @@ impl Product {
         Product::build_in(workspace, &Pools::Directories, directory)
     }
 
-    /// The same with a pool of one of these places. What it has on this machine is in the directory.
+    /// Builds the binary; the pool will be in one of these places, with its files on this machine in `directory`.
     pub fn build_in(workspace: &Workspace, pools: &Pools, directory: &Path) -> Result<Product> {
         let binary = workspace.build_release("onefold")?;
         Ok(Product::new(binary, pools.place(directory), directory))
     }
 
-    /// With a binary that is built.
+    /// A product with a binary that exists.
     pub fn new(binary: PathBuf, place: Place, directory: &Path) -> Product {
         Product {
             binary,
@@ -264,7 +265,7 @@ impl Product {
         }
     }
 
-    /// The pool on another host, with a directory of this name there, and a log.
+    /// The same pool on another host, with a run directory of this name, and a log.
     pub fn on_host(&self, name: &str) -> Result<Product> {
         Ok(Product {
             place: self.place.on_host(name)?,
@@ -273,23 +274,23 @@ impl Product {
         })
     }
 
-    /// Where the pool is.
+    /// The place of the pool.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// The binary.
+    /// The path of the binary.
     pub fn binary(&self) -> &Path {
         &self.binary
     }
 
-    /// Keeps the daemon, and `pool dedup` without one, on one processor.
+    /// Pins the daemon, and `pool dedup` without a daemon, to one processor.
     pub fn pin(mut self, processor: Option<usize>) -> Product {
         self.pinned_to = processor;
         self
     }
 
-    /// Makes the pool.
+    /// Creates the pool.
     pub fn create_pool(&self, size: &str) -> Result<()> {
         self.create_pool_with(size, &[])
     }
@@ -320,7 +321,7 @@ impl Product {
     }
 
     fn on_pool(&self, binary: Cmd) -> Cmd {
-        // What it remembers of repositories is not this host's.
+        // State and cache are separate from the host's own, which belong to other repositories.
         let of_pool = self.place.directory();
         let binary = binary
             .env("ONEFOLD_STATE", of_pool.with_extension("state"))
@@ -354,7 +355,7 @@ impl Product {
         serde_json::from_str(&text).context("pool stat did not print JSON")
     }
 
-    /// One number of `pool stat`.
+    /// A number from `pool stat`.
     pub fn stat_number(&self, key: &str) -> Result<u64> {
         let stat = self.stat()?;
         stat.get(key)
@@ -362,19 +363,19 @@ impl Product {
             .with_context(|| format!("pool stat lacks {key}"))
     }
 
-    /// Runs a command that opens the pool without a daemon, and returns how many records it took
-    /// over from one that was killed.
+    /// Runs a command that opens the pool without a daemon. Returns the number of records that it took over from a
+    /// killed daemon.
     pub fn take_over_by(&self, command: &[&str]) -> Result<u64> {
         let output = self.command().args(command).output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         if !output.status.success() {
             bail!("{command:?} fails\n{}", last_lines(&said));
         }
-        // There is none if the pool was closed cleanly.
+        // The line is missing if the pool was closed cleanly.
         Ok(said.lines().find_map(records_taken_over).unwrap_or(0))
     }
 
-    /// `pool check`: any finding is an error. Returns the output.
+    /// Runs `pool check`, which fails at any finding. Returns the output.
     pub fn check(&self) -> Result<String> {
         self.command().args(["pool", "check"]).read()
     }
@@ -398,46 +399,46 @@ impl Product {
 pub enum Against {
     /// The product
     Onefold,
-    /// A known good server, to see that the test itself is right
+    /// A known good server, to show that the test itself is right
     QemuNbd,
-    /// A server that forgets everything when it is killed, to see that the test can fail
+    /// A server that forgets everything when it is killed, to show that the test can fail
     Forgetful,
 }
 
-/// The finder scans every block as soon as possible, so that short tests see it working.
+/// Options for the finder to scan every block as soon as possible, so that short tests exercise it.
 const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--cold-passes", "1"];
 
-/// Both values of `--cache`.
+/// Both cache modes: values of `--cache`.
 pub const CACHES: [&str; 2] = ["host", "direct"];
 
 /// A volume by name and size.
 pub type VolumeSpec = (&'static str, u64);
 
-/// Some volumes, all empty at first, behind a server that can be killed and started again.
+/// Some volumes, all empty at first, behind a server that can be killed and restarted.
 pub struct Disks {
     // Dropped before the pool that they use.
     daemons: Vec<Daemon>,
     backing: Backing,
     volumes: Vec<VolumeSpec>,
     directory: PathBuf,
-    /// Of the product: a second address besides the default one.
+    /// The product's second address besides the default one.
     second: Option<Address>,
     setting: Setting,
     starts: usize,
-    /// How often another host has got the pool.
+    /// The number of moves of the pool to another host.
     moves: usize,
-    /// Further options of the next start.
+    /// Additional options for the next start.
     options: &'static [&'static str],
 }
 
 /// The product's settings; other servers have none.
 #[derive(Clone)]
 pub struct Setting {
-    /// Values of `--cache`, which its starts take in turn.
+    /// Values of `--cache`, which successive starts use in turn.
     pub caches: &'static [&'static str],
     /// When duplicates are found.
     pub dedup: Mode,
-    /// Where its pool is.
+    /// The places of pools.
     pub pools: Pools,
 }
 
@@ -557,12 +558,12 @@ impl Disks {
         Ok(())
     }
 
-    /// The next start is on another host, with these options. For a pool in Ceph.
+    /// Makes the next start happen on another host, with these options. Only for a pool in Ceph.
     pub fn move_to_another_host(&mut self, options: &'static [&'static str]) -> Result<()> {
         let Backing::Product(product) = &mut self.backing else {
             bail!("only onefold's pool can be in Ceph");
         };
-        // A host that had the pool before has it again.
+        // The two hosts take turns, so a host reopens a pool that it had before.
         const HOSTS: [&str; 2] = ["run", "other"];
         self.moves += 1;
         *product = product.on_host(HOSTS[self.moves % HOSTS.len()])?;
@@ -570,17 +571,17 @@ impl Disks {
         Ok(())
     }
 
-    /// Where the pools are.
+    /// The places of the pools.
     pub fn pools(&self) -> &Pools {
         &self.setting.pools
     }
 
-    /// SIGKILL to every server.
+    /// Sends SIGKILL to every server.
     pub fn kill(&mut self) -> Result<()> {
         self.daemons.drain(..).try_for_each(Daemon::kill)
     }
 
-    /// SIGTERM to every server, and waits for their clean ends.
+    /// Sends SIGTERM to every server, and waits for their clean ends.
     pub fn stop(&mut self) -> Result<()> {
         self.daemons
             .drain(..)
@@ -597,13 +598,13 @@ impl Disks {
         }
     }
 
-    /// The volume for QEMU, which waits for a server that is gone to come back.
+    /// QEMU's options for the volume, with which it waits for a server that is gone.
     pub fn qemu_options(&self, volume: &str) -> Result<String> {
         let uri = self.uri(volume);
         let (_, socket) = uri
             .split_once("?socket=")
             .with_context(|| format!("{uri} is not a unix socket"))?;
-        // QEMU takes a doubled comma for one.
+        // QEMU reads a doubled comma as one.
         let socket = socket.replace(',', ",,");
         let seconds = RECONNECT_LIMIT.as_secs();
         Ok(format!(
@@ -612,7 +613,7 @@ impl Disks {
         ))
     }
 
-    /// The same volume at the server's second address, or at the only one.
+    /// The URI of a volume at the server's second address, or at the only one.
     pub fn second_uri(&self, volume: &str) -> String {
         self.second
             .as_ref()
@@ -635,8 +636,7 @@ impl Disks {
         }
     }
 
-    /// Begins to share all duplicates that there are, where the server can; the command ends when
-    /// the server does, at the latest.
+    /// Starts `pool dedup`, if the server is the product; the command ends when the server does, at the latest.
     pub fn start_dedup(&self) -> Result<Option<Running>> {
         match &self.backing {
             Backing::Product(product) => {
@@ -648,7 +648,7 @@ impl Disks {
         }
     }
 
-    /// How many blocks the finder has shared, or made ready to be; none where there is no finder.
+    /// The number of blocks that the finder has published; `None` without a finder.
     pub fn published_blocks(&self) -> Result<Option<u64>> {
         match &self.backing {
             Backing::Product(product) => {
@@ -659,7 +659,7 @@ impl Disks {
         }
     }
 
-    /// What the writes to all volumes found in line since the last start.
+    /// The in-line counts of all volumes since the last start.
     pub fn inline(&self) -> Result<Inline> {
         match &self.backing {
             Backing::Product(product) => self
@@ -672,12 +672,12 @@ impl Disks {
         }
     }
 
-    /// How many records the last start replayed; servers without a log replay none.
+    /// The number of records that the last start replayed; servers without a log replay none.
     pub fn records_replayed(&self) -> Result<u64> {
         self.number_of_recovery(records_replayed)
     }
 
-    /// How many records the last start took over from a daemon that was killed.
+    /// The number of records that the last start took over from a killed daemon.
     pub fn records_taken_over(&self) -> Result<u64> {
         self.number_of_recovery(records_taken_over)
     }
@@ -697,7 +697,7 @@ impl Disks {
     }
 }
 
-/// How `qemu-nbd` uses the page cache.
+/// The ways in which `qemu-nbd` uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QemuMode {
     /// Through the page cache, with threads.

@@ -1,4 +1,4 @@
-//! Paths, and how the product is built.
+//! The paths of the workspace, and building the product.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use serde_json::Value;
 
 use crate::command::Cmd;
 
-/// The product and the tools that run it. Always selected together, whichever is built: features of
-/// dependencies follow from the selection, so that what all use is compiled once.
+/// The product and the tools that run it. Cargo always builds them together, whichever is needed: the selection
+/// determines the features of dependencies, so this way shared dependencies are compiled once.
 const TOGETHER: [&str; 3] = ["onefold", "onefold-acceptance", "onefold-bench"];
 
-/// The variable with the product's path, for a tool whose caller has just built it. Cargo would have nothing to do, but
-/// would wait for every other build of that profile.
+/// The variable with the product's path, for a tool whose caller has just built it. Cargo would have nothing to build,
+/// but would wait for every other build of that profile.
 pub const BUILT_PRODUCT: &str = "ONEFOLD_BUILT_PRODUCT";
 
-/// The product.
+/// The name of the product's binary.
 pub const PRODUCT: &str = "onefold";
 
 /// The workspace's directories, as Cargo sees them.
@@ -29,10 +29,10 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Asks Cargo.
+    /// Queries Cargo.
     ///
     /// # Errors
-    /// Where this is not run inside the workspace.
+    /// The current directory is not inside the workspace.
     pub fn find() -> Result<Workspace> {
         let text = cargo()
             .args(["metadata", "--format-version", "1", "--no-deps"])
@@ -53,8 +53,7 @@ impl Workspace {
 
     /// Cargo, started in the workspace.
     pub fn cargo(&self) -> Cmd {
-        // The variables that `cargo run` sets for us would make every build script that looks at
-        // them run again.
+        // The variables that `cargo run` sets for this process would make every build script that reads them run again.
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let ours = names.filter(|name| {
             let mut prefixes = ["CARGO_MANIFEST_", "CARGO_PKG_"].iter();
@@ -66,7 +65,7 @@ impl Workspace {
     }
 
     /// Builds a binary of the product or of a tool that runs it, in release mode, and returns its path. With
-    /// [`BUILT_PRODUCT`] the product is there.
+    /// [`BUILT_PRODUCT`] the product is not built again.
     pub fn build_release(&self, binary: &str) -> Result<PathBuf> {
         if binary == PRODUCT
             && let Some(built) = std::env::var_os(BUILT_PRODUCT)
@@ -82,9 +81,9 @@ impl Workspace {
         Ok(self.target.join("release").join(binary))
     }
 
-    /// Builds the product without a guard of its own, for a check that must notice, and returns its path. It has a
-    /// target directory of its own, so that nobody takes it for the product; and no optimisation, because it works for
-    /// seconds.
+    /// Builds the product without one of its guards, for a check that must detect that, and returns its path. The build
+    /// has a target directory of its own, so that it cannot be mistaken for the product. It is not optimised, because
+    /// it runs only for seconds.
     pub fn build_without(&self, guard: &str) -> Result<PathBuf> {
         let target = self.target.join(format!("without-{guard}"));
         self.cargo()
@@ -104,19 +103,19 @@ impl Workspace {
         Ok(path)
     }
 
-    /// Where scratch directories go: below the target directory, because it is on a real disk
-    /// and has room, where `/tmp` may be neither.
+    /// The parent of scratch directories: it is below the target directory, which is on a real disk with room, unlike
+    /// `/tmp`.
     pub fn scratch_parent(&self) -> PathBuf {
         self.target.join("xtask")
     }
 
-    /// A path for display: relative to the repository if it is inside.
+    /// Formats a path for display: relative to the repository if it is inside.
     pub fn shown<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
         path.strip_prefix(&self.root).unwrap_or(path).display()
     }
 }
 
-/// The cargo that runs us, or the one on the path.
+/// The cargo that runs this process, or the one on the path.
 fn cargo() -> Cmd {
     Cmd::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

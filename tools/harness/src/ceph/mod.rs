@@ -1,8 +1,8 @@
 //! A throw-away Ceph cluster on this machine: one monitor, three OSDs, no manager, and authentication.
 //!
-//! Everything is below one directory, and on ports of the loopback interface that were free. The daemons
-//! outlive the program that starts them. Each is recorded before it begins, so whatever happened before,
-//! [`Cluster::stop`] finds all of them.
+//! All its files are below one directory, and its ports are free ones of the loopback interface. The daemons outlive
+//! the program that starts them. Each is recorded before it begins, so [`Cluster::stop`] finds all of them, even after
+//! a crash.
 
 mod process;
 mod settings;
@@ -20,28 +20,29 @@ use crate::command::{Cmd, last_lines};
 use crate::packages;
 use process::Process;
 
-/// The replicated pool that a new cluster has.
+/// The replicated pool of a new cluster.
 pub const POOL: &str = "onefold";
 
 /// OSDs, numbered from 0.
 pub const OSDS: u32 = 3;
 
-/// Copies of each object.
+/// The number of copies of each object.
 const SIZE: u32 = 3;
 
-/// Copies without which nothing is written.
+/// The number of copies without which a write waits.
 const MIN_SIZE: u32 = 2;
 
-/// Few, because each has to be made, and many enough for requests to meet different ones.
+/// The number of placement groups: few, because each has to be made, and enough for requests to meet different ones.
 const PLACEMENT_GROUPS: u32 = 16;
 
 /// How long a step of starting may take before we call it stuck.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often it is asked whether a step is done.
+/// The poll interval while a step is completed.
 const START_POLL: Duration = Duration::from_millis(50);
 
-/// Ranges of ports begin at multiples of their length, below those that the kernel gives to clients.
+/// The first port. Ranges of ports begin at multiples of their length, below the ports that the kernel gives to
+/// clients.
 const PORTS_FIRST: u16 = 20_000;
 const PORTS_LEN: u16 = 100;
 const PORT_RANGES: u16 = 120;
@@ -49,8 +50,8 @@ const PORT_RANGES: u16 = 120;
 /// Lines of each daemon's log that an error shows.
 const SAID_LINES: usize = 5;
 
-/// Prints the replies to commands, in order. `ceph` would need a process for each question to a placement group.
-/// A group that is not there yet does not answer.
+/// A script that prints the replies to commands, in order. `ceph` would need a process per query of a placement group.
+/// A group that does not exist yet does not answer.
 const ASK: &str = r#"
 import json, rados, sys
 limits = {"rados_mon_op_timeout": "60", "rados_osd_op_timeout": "1"}
@@ -69,16 +70,16 @@ for command in json.loads(sys.argv[2]):
 print(json.dumps(replies))
 "#;
 
-/// Two of the monitor, then those of OSDs, which take eight each and others when they come back.
+/// The ports of a cluster: two for the monitor, then the OSDs' ports, eight for each and new ones after a restart.
 #[derive(Debug, Clone, Copy)]
 struct Ports {
     first: u16,
 }
 
 impl Ports {
-    /// A range in which nobody listens.
+    /// Finds a range in which no process listens.
     fn find() -> Result<Ports> {
-        // Clusters that start at the same time begin with different ranges.
+        // Concurrent starts of clusters begin with different ranges.
         let start = std::process::id() % u32::from(PORT_RANGES);
         let ranges = (0..PORT_RANGES).map(|n| (start as u16 + n) % PORT_RANGES);
         let is_free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
@@ -104,7 +105,7 @@ impl Ports {
     }
 }
 
-/// A cluster, by its directory.
+/// A cluster, identified by its directory.
 #[derive(Clone)]
 pub struct Cluster {
     directory: PathBuf,
@@ -114,7 +115,7 @@ impl Cluster {
     /// Makes and starts a cluster in a directory that is empty or does not exist. Every placement group is
     /// active and clean when this returns.
     ///
-    /// # Errors
+    /// An error leaves nothing behind, except the directory if it existed before.
     /// After an error nothing is left, but the directory if it is not ours.
     pub fn start(directory: &Path) -> Result<Cluster> {
         packages::require(packages::CEPH)?;
@@ -138,7 +139,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A cluster that was started before, all of it or a part.
+    /// Opens a cluster that was started before, completely or in part.
     pub fn open(directory: &Path) -> Result<Cluster> {
         let directory = fs::canonicalize(directory).unwrap_or(directory.to_path_buf());
         let cluster = Cluster { directory };
@@ -148,12 +149,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The file that clients need; it names the keyring of `client.admin`.
+    /// The configuration file for clients; it names the keyring of `client.admin`.
     pub fn conf(&self) -> PathBuf {
         self.directory.join("ceph.conf")
     }
 
-    /// One of the OSDs.
+    /// The OSD with this number.
     pub fn osd(&self, number: u32) -> Result<Osd> {
         if number >= OSDS {
             bail!("there is no OSD {number}: the last one is {}", OSDS - 1);
@@ -171,7 +172,7 @@ impl Cluster {
         }
     }
 
-    /// A command of an administrator; returns what it prints.
+    /// Runs an administrator's command and returns its output.
     pub fn ceph(&self, arguments: &[&str]) -> Result<String> {
         self.client("ceph").args(arguments).read()
     }
@@ -190,7 +191,7 @@ impl Cluster {
             .with_context(|| format!("cannot remove {}", self.directory.display()))
     }
 
-    /// A program of Ceph's that is a client of this cluster.
+    /// A command that runs one of Ceph's programs as a client of this cluster.
     pub fn client(&self, program: &str) -> Cmd {
         plain(program).arg("--conf").arg(self.conf())
     }
@@ -211,7 +212,7 @@ impl Cluster {
         self.write("ceph.conf", &settings::text(&self.directory, &fsid, ports))?;
         self.write("keyring", &self.keyring()?)?;
         std::thread::scope(|scope| {
-            // They need no monitor yet, and take most of the time.
+            // The OSDs need no monitor yet, and making them takes most of the time.
             let making = scope.spawn(|| self.make_osds(&osds));
             self.start_monitor(&fsid, ports)?;
             self.introduce(&osds)?;
@@ -221,7 +222,7 @@ impl Cluster {
         (0..OSDS).try_for_each(|number| self.launch_osd(number))
     }
 
-    /// One key for all: there is nothing to protect them from.
+    /// Makes one key for all daemons and clients: nothing here needs protection.
     fn keyring(&self) -> Result<String> {
         let key = Cmd::new("ceph-authtool").arg("--gen-print-key").read()?;
         let entity = |name: &str, caps: &[(&str, &str)]| {
@@ -240,7 +241,7 @@ impl Cluster {
         Ok(monitor + &admin + &osds)
     }
 
-    /// It takes the keys of all from the keyring.
+    /// Starts the monitor, which takes all keys from the keyring.
     fn start_monitor(&self, fsid: &str, ports: Ports) -> Result<()> {
         let map = self.directory.join("monmap");
         Cmd::new("monmaptool")
@@ -255,7 +256,7 @@ impl Cluster {
             .run()?;
         self.launch("mon.a", &["ceph-mon", "--id", "a", "--foreground"])?;
         let start = Instant::now();
-        // Until then clients would wait for whole seconds before they try again.
+        // Clients that find no monitor wait whole seconds before they try again.
         while TcpStream::connect((Ipv4Addr::LOCALHOST, ports.first)).is_err() {
             if start.elapsed() > START_LIMIT {
                 bail!("the monitor does not listen");
@@ -265,7 +266,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Tells the monitor of OSDs and pool.
+    /// Registers the OSDs and the pool with the monitor.
     fn introduce(&self, osds: &[String]) -> Result<()> {
         let osds = osds.iter().enumerate();
         let mut commands: Vec<Value> = osds
@@ -289,7 +290,7 @@ impl Cluster {
             fs::copy(self.directory.join("keyring"), data.join("keyring"))
                 .context("cannot copy the keyring")?;
             let (id, name) = (number.to_string(), format!("mkfs.{number}"));
-            // Otherwise it forks, and its record is not that of the one that works.
+            // Without `--foreground` it would fork, and the record would name the wrong process.
             let command = [
                 "ceph-osd",
                 "--id",
@@ -299,7 +300,7 @@ impl Cluster {
                 "--osd-uuid",
                 uuid,
             ];
-            // There may be no monitor yet.
+            // There may be no monitor yet to get the configuration from.
             let command = [&command[..], &["--no-mon-config", "--conf", &conf]].concat();
             making.push(process::spawn(
                 &command,
@@ -341,8 +342,8 @@ impl Cluster {
         )
     }
 
-    /// Waits until all OSDs are up, and each placement group active and clean. There is no manager to ask, so each group is
-    /// asked itself.
+    /// Waits until all OSDs are up, and each placement group is active and clean. Without a manager, each group must be
+    /// queried itself.
     pub fn wait_until_clean(&self) -> Result<()> {
         let start = Instant::now();
         while !self.is_clean()? {
@@ -377,9 +378,9 @@ impl Cluster {
         map.map(OsdMap).context("the monitor sent no map of OSDs")
     }
 
-    /// The replies to commands for the monitor, or for placement groups.
+    /// Sends commands to the monitor, or to placement groups, and returns the replies.
     fn ask(&self, commands: Vec<Value>) -> Result<Vec<Value>> {
-        // The interpreter for which Debian has the module.
+        // Debian has the module for this interpreter.
         let text = plain("/usr/bin/python3")
             .args(["-c", ASK])
             .arg(self.conf())
@@ -388,7 +389,7 @@ impl Cluster {
         serde_json::from_str(&text).context("Ceph's replies are not JSON")
     }
 
-    /// The last words of each daemon.
+    /// The last lines of each daemon's log.
     fn said(&self) -> String {
         let logs = fs::read_dir(self.directory.join("log"));
         let mut said = String::new();
@@ -421,20 +422,20 @@ impl Cluster {
     }
 }
 
-/// One OSD of a cluster.
+/// An OSD of a cluster.
 pub struct Osd {
     cluster: Cluster,
     number: u32,
 }
 
 impl Osd {
-    /// SIGKILL. The other OSDs notice at once, because its connections break; a client that speaks to none of them asks
-    /// for another map after 10 s (objecter_timeout).
+    /// Sends SIGKILL. The other OSDs notice at once, because their connections break; a client without a connection to
+    /// one of them requests a new map after 10 s (objecter_timeout).
     pub fn kill(&self) -> Result<()> {
         self.process()?.kill()
     }
 
-    /// Starts it after it was killed, and waits until the others know that it is up again.
+    /// Starts the OSD after a kill, and waits until the cluster marks it up again.
     pub fn start(&self) -> Result<()> {
         if Process::find(&self.record())?.is_some() {
             bail!("OSD {} runs", self.number);
@@ -443,7 +444,7 @@ impl Osd {
         self.cluster.launch_osd(self.number)?;
         let start = Instant::now();
         loop {
-            // The map may not say yet that it was down.
+            // The map may still show the OSD as up from before.
             let map = self.cluster.osd_map()?;
             if map.is_up(self.number) && map.up_from(self.number) != before {
                 return Ok(());
@@ -459,12 +460,12 @@ impl Osd {
         }
     }
 
-    /// SIGSTOP. The others notice after their heartbeats' grace of 8 s.
+    /// Sends SIGSTOP. The other OSDs notice after the heartbeat grace of 8 s.
     pub fn freeze(&self) -> Result<()> {
         self.process()?.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Lets the OSD continue.
     pub fn thaw(&self) -> Result<()> {
         self.process()?.signal(Signal::CONT)
     }
@@ -484,12 +485,12 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// SIGSTOP. Whoever is connected already needs it only for a new map.
+    /// Sends SIGSTOP. Connected clients need the monitor only for new maps.
     pub fn freeze(&self) -> Result<()> {
         self.process()?.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Lets the monitor continue.
     pub fn thaw(&self) -> Result<()> {
         self.process()?.signal(Signal::CONT)
     }
@@ -499,7 +500,7 @@ impl Monitor {
     }
 }
 
-/// What the monitor knows of OSDs and pools.
+/// The monitor's map of OSDs and pools.
 struct OsdMap(Value);
 
 impl OsdMap {
@@ -507,7 +508,7 @@ impl OsdMap {
         self.osd(osd).is_some_and(|it| it["up"] == 1)
     }
 
-    /// The version of the map in which it came up last.
+    /// The version of the map in which the OSD last came up.
     fn up_from(&self, osd: u32) -> Option<u64> {
         self.osd(osd)?["up_from"].as_u64()
     }
@@ -525,8 +526,8 @@ impl OsdMap {
     }
 }
 
-/// A program that ends with the thread that runs it, so that nothing waits for a cluster that is gone; without the
-/// variables that lead to another cluster, or away from Debian's Python.
+/// A command that ends with the thread that runs it, so that none waits for a cluster that is gone. It runs without the
+/// variables that select another cluster, or another Python than Debian's.
 fn plain(program: &str) -> Cmd {
     let foreign = [
         "CEPH_ARGS",

@@ -1,8 +1,8 @@
-//! Daemons that outlive the program which starts them, and what makes their data, known by process number and start
-//! time.
+//! Processes that outlive the program which starts them, and processes that make their data, identified by process
+//! number and start time.
 //!
-//! A process records itself before it begins, so that a starter that is killed at any moment leaves none
-//! without a record. The start time tells it from a later process with the same number.
+//! A process records itself before it begins, so a starter that is killed at any moment leaves none without a record.
+//! The start time distinguishes it from a later process with the same number.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,14 +20,14 @@ use crate::command::{Cmd, Running};
 /// How long a daemon may take to record itself.
 const RECORD_LIMIT: Duration = Duration::from_secs(10);
 
-/// The interval at which its record is looked for.
+/// The poll interval for the record.
 const RECORD_POLL: Duration = Duration::from_millis(2);
 
-/// How long a process may take to end after SIGKILL. It can be in the middle of writing much.
+/// How long a process may take to end after SIGKILL. It may be in the middle of a large write.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Closes what was inherited: a daemon would hold the locks and pipes of whoever started it. Then allows as many
-/// files as possible, records number and start time in the first argument, and becomes the others.
+/// Closes inherited files: a daemon would otherwise hold the locks and pipes of its starter. Then raises the limit of
+/// open files, writes number and start time to the file of the first argument, and executes the other arguments.
 const LAUNCH: &str = r#"
 record=$1
 shift
@@ -41,14 +41,14 @@ printf '%s %s\n' "$$" "${stat[21]}" > "$record"
 exec "$@"
 "#;
 
-/// Starts a program that is waited for, and is recorded as a daemon is.
+/// Starts a program that the caller waits for, and records it as a daemon is recorded.
 pub(super) fn spawn(command: &[&str], record: &Path, log: &Path) -> Result<Running> {
     recording(Cmd::new("bash"), command, record).spawn_logged(log)
 }
 
-/// Starts a daemon in a session of its own, and in a directory.
+/// Starts a daemon in a session of its own, in this directory.
 pub(super) fn launch(command: &[&str], directory: &Path, record: &Path, log: &Path) -> Result<()> {
-    // The record of its predecessor.
+    // The record of an earlier daemon.
     match fs::remove_file(record) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("cannot remove {}", record.display()));
@@ -58,7 +58,7 @@ pub(super) fn launch(command: &[&str], directory: &Path, record: &Path, log: &Pa
     let session = Cmd::new("setsid").args(["--fork", "bash"]);
     let status = recording(session, command, record)
         .dir(directory)
-        // Debian builds Ceph with the allocator of the C library, which would keep much for each thread.
+        // Debian builds Ceph with the C library's allocator, which would keep much memory for each thread.
         .env("MALLOC_ARENA_MAX", "4")
         .spawn_logged(log)?
         .wait()?;
@@ -75,13 +75,13 @@ pub(super) fn launch(command: &[&str], directory: &Path, record: &Path, log: &Pa
     Ok(())
 }
 
-/// Completes a command that ends with the shell.
+/// Completes a shell command so that it records itself and then executes `command`.
 fn recording(shell: Cmd, command: &[&str], record: &Path) -> Cmd {
     let shell = shell.args(["-c", LAUNCH, "launch"]).arg(record);
     shell.args(command)
 }
 
-/// A process that runs.
+/// A running process.
 pub(super) struct Process {
     pidfd: OwnedFd,
 }
@@ -95,13 +95,13 @@ impl Process {
         let Some(pid) = Pid::from_raw(number) else {
             return Ok(None);
         };
-        // Held first and looked at afterwards: then it cannot become another one in between.
+        // Opened first and checked afterwards, so that the number cannot pass to another process in between.
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
             Err(Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error).context("cannot hold on to a daemon"),
         };
-        // It can end at any moment; then it has no such file.
+        // The process can end at any moment, and then the file is gone.
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
         Ok((running_since(&stat) == Some(start_time)).then_some(Process { pidfd }))
     }
@@ -114,7 +114,7 @@ impl Process {
         }
     }
 
-    /// SIGKILL, and waits until it has ended.
+    /// Sends SIGKILL, and waits until the process has ended.
     pub(super) fn kill(&self) -> Result<()> {
         self.signal(Signal::KILL)?;
         let timeout = Timespec::try_from(KILL_LIMIT).context("no such time")?;
@@ -130,7 +130,7 @@ impl Process {
     }
 }
 
-/// Number and start time in a record; nothing if there is no record, or only the beginning of one.
+/// Number and start time in a record; `None` if there is no record, or an incomplete one.
 fn recorded(record: &Path) -> Result<Option<(i32, u64)>> {
     let text = match fs::read_to_string(record) {
         Ok(text) => text,
@@ -147,7 +147,7 @@ fn parse(text: &str) -> Option<(i32, u64)> {
     Some((number.parse().ok()?, start_time.parse().ok()?))
 }
 
-/// The start time in a line of `/proc/PID/stat`, unless the process has ended and only waits to be reaped.
+/// The start time in a line of `/proc/PID/stat`; `None` if the process has ended and waits to be reaped.
 fn running_since(stat: &str) -> Option<u64> {
     // The name in parentheses may hold anything.
     let (_, after_name) = stat.rsplit_once(')')?;
@@ -161,7 +161,7 @@ fn running_since(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Whether it still runs is asked by whoever did not start it.
+    /// Launches a command. Returns the path of its record, by which a process that did not start it can find it.
     fn launched(directory: &Path, command: &[&str]) -> std::path::PathBuf {
         let record = directory.join("record");
         launch(command, directory, &record, &directory.join("log")).unwrap();
@@ -183,7 +183,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let files = directory.path().join("files");
         let list = format!("ls /proc/$$/fd > {0}.new; mv {0}.new {0}", files.display());
-        // Without the flag that closes it when a program is started, as a lock of flock(1) is.
+        // Without the flag that closes it on exec, as the lock of flock(1).
         let inherited = fs::File::open("/dev/null").unwrap();
         rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
         launched(directory.path(), &["bash", "-c", &list]);

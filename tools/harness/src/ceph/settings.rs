@@ -1,10 +1,10 @@
-//! The configuration file of a throw-away cluster, and the reasons for what differs from the defaults.
+//! The configuration file of a throw-away cluster, and the reasons for its differences from the defaults.
 
 use std::path::Path;
 
 use super::{Ports, SIZE};
 
-/// Every daemon keeps a log of these in memory, unless it is told not to, and that costs processor time.
+/// Subsystems whose debug logs every daemon keeps in memory by default, which costs processor time.
 const SUBSYSTEMS: &[&str] = &[
     "asok",
     "auth",
@@ -47,15 +47,15 @@ const SUBSYSTEMS: &[&str] = &[
     "tp",
 ];
 
-/// With its defaults RocksDB takes 1 GiB for its buffers, and reads 1 GiB of log after a kill, which is most of
-/// a minute.
+/// Options of RocksDB: with the defaults it takes 1 GiB for its buffers, and reads 1 GiB of log after a kill, which
+/// takes most of a minute.
 const ROCKSDB: &str = "compression=kNoCompression,max_write_buffer_number=2,\
                        min_write_buffer_number_to_merge=1,recycle_log_file_num=1,\
                        write_buffer_size=8388608,max_background_compactions=1,\
                        max_total_wal_size=33554432";
 
-/// Without it daemons answer no questions. A socket's path may have 107 bytes, so it is relative to the directory,
-/// in which they run.
+/// Where daemons answer queries. A socket's path may have 107 bytes, so it is relative to the cluster's directory, in
+/// which the daemons run.
 const ADMIN_SOCKET: &str = "admin_socket = $name.asok";
 
 /// The text of `ceph.conf`.
