@@ -28,7 +28,7 @@ fuzz_target!(|input: (u64, u64, u32, bool, usize, Vec<u8>)| {
         (header, bytes.len(), checksum)
     );
     assert_eq!(frame::check(&found, &written), Ok(()));
-    // A changed bit in header or payload must fail one of the two checksums.
+    // A changed bit in header or payload must make one of the two functions fail.
     let used = frame::FRAME_HEADER_BYTES + bytes.len();
     written[flip % used] ^= 1 << (previous_checksum % 8);
     let noticed = match frame::decode_header(&written, pool) {

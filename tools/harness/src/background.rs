@@ -156,7 +156,7 @@ fn number(document: &Value, key: &str) -> Result<u64> {
     number.with_context(|| format!("there is no number {key}"))
 }
 
-/// Blocks that deletions have not released yet.
+/// Blocks of deleted layers that no other layer needs, and that are not released yet.
 fn deleted_blocks(stat: &Value) -> u64 {
     let deletions = stat["being_deleted"].as_array().into_iter().flatten();
     let gone = deletions.filter(|it| it["needed_by"].as_array().is_none_or(Vec::is_empty));

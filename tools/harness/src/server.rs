@@ -265,7 +265,7 @@ impl Product {
         }
     }
 
-    /// The same pool on another host, with a run directory of this name, and a log.
+    /// This pool on another host, with a run directory of this name there, and a log.
     pub fn on_host(&self, name: &str) -> Result<Product> {
         Ok(Product {
             place: self.place.on_host(name)?,

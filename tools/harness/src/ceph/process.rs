@@ -1,4 +1,4 @@
-//! Processes that outlive the program which starts them, and processes that make their data, identified by process
+//! Daemons that outlive the program which starts them, and the programs that make their data, identified by process
 //! number and start time.
 //!
 //! A process records itself before it begins, so a starter that is killed at any moment leaves none without a record.
