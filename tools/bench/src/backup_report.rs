@@ -130,19 +130,19 @@ impl Figures {
         vec![
             Goal::at_least("first backup, MB/s of the disk", first, 600.0, 1000.0),
             Goal::at_most(
-                "following days, wall, of restic's",
+                "following days, wall time, relative to restic",
                 self.ratio(|[ours, restic, _]| later(ours) / later(restic)),
                 0.2,
                 0.1,
             ),
             Goal::at_most(
-                "processor time of all, of restic's",
+                "processor time of all days, relative to restic",
                 self.ratio(|[ours, restic, _]| ours.cpu_seconds / restic.cpu_seconds),
                 0.33,
                 0.17,
             ),
             Goal::at_most(
-                "repository, of restic's",
+                "repository, relative to restic",
                 self.ratio(|[ours, restic, _]| {
                     ours.repository_bytes as f64 / restic.repository_bytes as f64
                 }),
@@ -150,22 +150,17 @@ impl Figures {
                 0.8,
             ),
             Goal::at_most(
-                "restore of the last day, wall, of the faster peer's",
+                "restore of the last day, wall time, relative to the faster of restic and borg",
                 self.ratio(|[ours, restic, borg]| {
                     ours.restore_seconds / restic.restore_seconds.min(borg.restore_seconds)
                 }),
                 1.0,
                 0.6,
             ),
-            Goal::at_most("reads of packs for each GB restored", reads, 300.0, 150.0),
+            Goal::at_most("reads of packs per GB restored", reads, 300.0, 150.0),
+            Goal::at_most("recipe, bytes per 4 KiB of the disk", recipe, 0.5, 0.25),
             Goal::at_most(
-                "recipe, bytes for each 4 KiB of the disk",
-                recipe,
-                0.5,
-                0.25,
-            ),
-            Goal::at_most(
-                "guest's 99th percentile during backups, of that without",
+                "guest's 99th percentile during backups, relative to no load",
                 guest,
                 1.3,
                 1.1,
@@ -181,10 +176,10 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\nA disk of {} MiB, of which {} MiB hold data, over {} days. onefold: a volume that a daemon serves, zstd 1, \
-         encrypted, its daemon's processor time included. restic: its defaults, encrypted. borg: its defaults, not \
-         encrypted. Everything in the page cache; each restore was compared with the disk. Medians of {} rounds, in \
-         which the tools take turns.\n\n\
+        "\nA disk of {} MiB, of which {} MiB hold data, over {} days. onefold: a volume that a daemon serves, zstd \
+         1, encrypted, the daemon's processor time included. restic: its defaults, encrypted. borg: its defaults, \
+         not encrypted. Everything is in the page cache; each restore was compared with the disk. Medians of {} \
+         rounds, in which the tools take turns.\n\n\
          | | first day, s | following days, s | processor, s | repository, MB | restore, s |\n\
          | --- | --- | --- | --- | --- | --- |\n",
         figures.disk_bytes >> 20,
@@ -227,10 +222,11 @@ fn write_guest(page: &mut String, figures: &Figures) {
     };
     let _ = write!(
         page,
-        "The guest makes {GUEST_IOPS} requests of 4 KiB a second all the time. Those beside it are stopped (SIGSTOP) and \
-         continued (SIGCONT) in turn every {} s; its 99th percentile beside them is compared with those just before and after \
-         (their geometric mean). Backups of the volume read {:.0} MB/s.\n\n\
-         | beside | windows | 99th percentile, of that without | 95 % interval of this median |\n\
+        "The guest makes {GUEST_IOPS} requests of 4 KiB per second all the time. The other load is stopped \
+         (SIGSTOP) and continued (SIGCONT) in turn every {} s; the guest's 99th percentile with the load is \
+         compared with the geometric mean of the ones without it, just before and after. Backups of the volume read \
+         {:.0} MB/s.\n\n\
+         | other load | windows | 99th percentile, relative to no load | 95 % interval of this median |\n\
          | --- | --- | --- | --- |\n",
         WINDOW.as_secs(),
         rate.median,

@@ -63,7 +63,12 @@ impl Figures {
         let median = |values: &[f64]| Estimate::of(values).map(|it| it.median);
         let rows = ROWS.iter().enumerate().map(|(n, row)| {
             let ratio = self.ratio(n).map(|it| it.median);
-            Goal::at_least(format!("{}, of RBD's", row.title), ratio, row.must, row.aim)
+            Goal::at_least(
+                format!("{}, relative to RBD", row.title),
+                ratio,
+                row.must,
+                row.aim,
+            )
         });
         let others = [
             Goal::at_least(
@@ -96,10 +101,11 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     let _ = write!(
         page,
         "\n{}: one monitor and three OSDs (BlueStore on files, three copies), and all clients, on this machine. A \
-         volume of {} and an image of RBD of the same size, both over NBD, RBD by `qemu-nbd --cache=none`. {} rounds; \
-         *of RBD's* is the ratio within a round, with its median's interval. Another host takes a pool whose owner is \
-         silent for {} s, the default.\n\n\
-         | | onefold, requests/s | RBD, requests/s | of RBD's |\n| --- | --- | --- | --- |\n",
+         volume of {} and an RBD image of the same size, both over NBD, RBD by `qemu-nbd --cache=none`. {} rounds; \
+         *relative to RBD* is the ratio within a round, with its median's interval. Another host takes over a pool \
+         whose owner is silent for {} s, the default.\n\n\
+         | | onefold, requests/s | RBD, requests/s | relative to RBD |\n\
+         | --- | --- | --- | --- |\n",
         figures.release,
         figures.disk,
         figures.opened.len(),
@@ -122,9 +128,11 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
         );
     }
     page.push_str(
-        "\nThe volume's blocks are private above. On a volume whose blocks the finder has published, where the first write \
-         to each block goes to another one, the same requests of onefold, beside the same of RBD:\n\n\
-         | to published blocks | onefold, requests/s | of RBD's |\n| --- | --- | --- |\n",
+        "\nIn the table above the volume's blocks are private. The next table has the same requests on a volume \
+         whose blocks the finder has published, so that the first write to each block goes to a new block, relative \
+         to the RBD rates above:\n\n\
+         | to published blocks | onefold, requests/s | relative to RBD |\n\
+         | --- | --- | --- |\n",
     );
     for (row, rates) in PUBLISHED_ROWS.iter().zip(&figures.published) {
         let beside = rates.iter().zip(&figures.rates[*row]);

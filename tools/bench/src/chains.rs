@@ -322,9 +322,9 @@ fn table(measured: &[Measured]) -> String {
     let mut page = format!(
         "\n`serve --memory {MEMORY}`. Two volumes of {} GiB have one block in each segment of 2 MiB, and one of \
          them the snapshots. 4 KiB random reads of these blocks at depth 1, {READS} in a round, and the block \
-         status of the whole volume (`nbdinfo --map`): medians in µs with and without snapshots, and the \
-         median of the ratios in a round with its 95 % interval. *Four times the cache*: the reads are of {SEGMENTS} \
-         segments; *in the cache*: of {SEGMENTS_THAT_FIT}.\n\n\
+         status of the whole volume (`nbdinfo --map`): medians in µs with and without snapshots, and the median of \
+         the ratios in a round with its 95 % interval. *Four times the cache*: reads of {SEGMENTS} segments; *in \
+         the cache*: reads of {SEGMENTS_THAT_FIT}.\n\n\
          | snapshots | working set | build | read | with | without | block status | with | without |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         (SEGMENTS * SEGMENT_BYTES) >> 30,

@@ -254,7 +254,7 @@ fn tables(found: &[Found]) -> String {
         page.push('\n');
     }
     page.push_str(
-        "\nTables 3.2 and 3.3, in MiB, and in GiB what is left of the savings:\n\n\
+        "\nTables 3.2 and 3.3, in MiB, and in GiB the savings that are left:\n\n\
          | | translation table | hash to address | both | left | onefold's maps | its index | both | left |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );

@@ -21,10 +21,10 @@ pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     let title = "Published measurements of writes in line, repeated";
     let mut page = heading(title, Some("evaluation-inline.json"), conditions);
     page.push_str(
-        "\nDmdedup is a device mapper target that finds duplicates when they are written; its paper compares \
-         three indexes of the kinds that we have. dedupv1 is a backup system that does so. Their \
-         machines, disks and data are not ours: what can be compared is the ratio to the raw device of the \
-         same machine, and how it changes from row to row.\n",
+        "\nDmdedup is a device mapper target that finds duplicates when they are written; its paper compares three \
+         indexes of the same kinds as ours. dedupv1 is a backup system that also finds them then. Their machines, \
+         disks and data differ from ours: only the ratio to the raw device of the same machine can be compared, and \
+         how it changes from row to row.\n",
     );
     if let Some(figures) = &results.figures {
         let (slices, seconds) = (results.plan.slices, results.plan.slice_seconds);
@@ -47,20 +47,20 @@ fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usi
              the page cache, are not limited, as Dmdedup's metadata is on a disk of its own"
         ),
         Some(why) => {
-            format!("There is no limit of writes ({why}), so the disk is as fast as it is")
+            format!("There is no limit of writes ({why}), so the disk runs at full speed")
         }
     };
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\n## Dmdedup's figures 4 to 6\n\nWrites to a volume in line with `--cache direct`, over the pass-through on \
-         a raw file with O_DIRECT: {slices} pairs of slices of {seconds} s, 512 MiB each, client and server \
-         each on a processor of its own. {limit}. *Sequential*: 640 KiB at depth 4; *random*: 4 KiB at \
-         depth 32. *Memory*: what the index may take, in percent of what its rows need in memory; a daemon has \
-         64 MiB at least, so in a small pool a quarter is more. `memory` opens \
-         with all the rows that it has, whatever its limit, and takes no more. *Ratio*: the median of the pairs, and their \
-         range. *Hits* and *refused*: of the blocks looked up. The finder rests; counting and collector \
-         work.\n",
+        "\n## Dmdedup's figures 4 to 6\n\n\
+         Writes to a volume in line with `--cache direct`, relative to the pass-through on a raw file with \
+         O_DIRECT: {slices} pairs of slices of {seconds} s, 512 MiB each, client and server each on a processor of \
+         its own. {limit}. *Sequential*: 640 KiB at depth 4; *random*: 4 KiB at depth 32. *Memory*: the memory that \
+         the index may use, in percent of the memory that its rows need; a daemon has 64 MiB at least, so in a \
+         small pool a quarter is more. `memory` opens with all its rows, whatever its limit, and accepts no more. \
+         *Ratio*: the median of the pairs, and their range. *Hits* and *refused*: of the blocks looked up. The \
+         finder is paused; counting and collector run.\n",
     );
     for (number, content) in [
         (4, Content::Unique),
@@ -82,10 +82,10 @@ fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usi
         }
     }
     page.push_str(
-        "\n*Theirs* are the numbers of the text, divided by those of their raw disk: 147 MB/s and 420 random \
-         writes a second. INRAM is beside `memory`, CBT, a B-tree, beside `btree`, and DTB, a hash table \
-         on disk, beside `hash`; a range is over all their cache sizes and lengths of transactions, or over \
-         all back ends where the text does not tell them apart. A dash: only in the plot.\n",
+        "\n*Theirs* are the numbers of the paper's text, relative to their raw disk: 147 MB/s and 420 random writes \
+         a second. INRAM is compared with `memory`, CBT, a B-tree, with `btree`, and DTB, a hash table on disk, \
+         with `hash`; a range covers all their cache sizes and lengths of transactions, or all back ends where the \
+         text does not distinguish them. A dash: only in the plot.\n",
     );
 }
 
@@ -124,22 +124,22 @@ fn name(content: Content) -> &'static str {
 fn difference(content: Content) -> &'static str {
     match content {
         Content::Unique => {
-            "Blocks that were never seen before, over private blocks: onefold writes them in place, so \
-             there is no metadata to write and a random write stays one. Dmdedup places new blocks one behind \
-             the other, which makes random writes sequential; its ratio of random writes is that of a disk's two \
-             speeds."
+            "New content over private blocks: onefold writes it in place, so there is no metadata to write and a \
+             random write stays random. Dmdedup places new blocks one after the other, which makes random writes \
+             sequential; its ratio of random writes is the ratio of a disk's two speeds."
         }
         Content::Duplicates => {
-            "In turn 4,096 contents that another volume has published, so no write finds its own content in its \
-             place. Dmdedup's is one block again and again, whose row is always in its cache, and its random \
-             writes are compared with those of a disk that seeks."
+            "4,096 contents in turn, which another volume has published, so no write finds its own content in its \
+             place. Dmdedup writes one block again and again, whose row is always in its cache, and its random \
+             writes are compared with a disk that seeks."
         }
         Content::Images => {
-            "The blocks with data of one image (`dev` of `cargo xtask images`), in their order, into a pool that \
-             has another (`web`); random ones each to a place of its own. Dmdedup's are the sources of 40 \
-             kernels in one archive, with duplicates inside it, which are no hits here because the finder rests. \
-             Where hits are scattered in a sequential request, onefold writes what is between them in place, in so many \
-             pieces, and each counts under a limit of writes; Dmdedup writes it in one."
+            "The blocks with data of one image (`dev` of `cargo xtask images`), in order, into a pool that has \
+             another (`web`); random writes put each block in a place of its own. Dmdedup writes the sources of 40 \
+             kernels in one archive, with duplicates inside it; duplicates inside our image are not hits, because \
+             the finder is paused. Where hits are scattered in a sequential request, onefold writes the blocks \
+             between them in place, in separate pieces, and each piece counts under a limit of writes; Dmdedup \
+             writes them in one."
         }
     }
 }
@@ -163,12 +163,13 @@ fn revisions_section(page: &mut String, revisions: &Revisions) {
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\n## Dmdedup's table 2\n\n{} revisions of this repository at equal distances, {} MB of archives, are \
-         unpacked by tar on a new ext4, one after the other and each synced; theirs are 40 Linux kernels in one archive. The file \
-         system is the kernel's, on a loop device over nbdfuse, so each request also passes through FUSE; it is \
-         unmounted before the clock stops. Direct mode, no limit of writes, `--memory` as by default. \
-         *Logical*, *physical* and *saved* when the finder is done; *data*: blocks that writes stored; *metadata*: \
-         all else that the daemon wrote until then. Medians of {} runs.\n\n\
+        "\n## Dmdedup's table 2\n\n\
+         {} revisions of this repository at equal distances, {} MB of archives, are unpacked by tar on a new ext4, \
+         one after the other and each synced; theirs are 40 Linux kernels in one archive. The file system is the \
+         kernel's, on a loop device over nbdfuse, so each request also passes through FUSE; it is unmounted before \
+         the clock stops. Direct mode, no limit of writes, default `--memory`. *Logical*, *physical* and *saved* \
+         when the finder is done; *data*: blocks that writes stored; *metadata*: everything else that the daemon \
+         wrote until then. Medians of {} runs.\n\n\
          | | s | of the raw file's | logical, MB | physical, MB | saved, % | hits, % | data, MB | metadata, MB |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         revisions.revisions,
@@ -204,12 +205,12 @@ fn revisions_section(page: &mut String, revisions: &Revisions) {
     page.push_str(
         "| Dmdedup: ext4 on the raw disk | 649 | 1.00 | - | - | 0 | - | - | - |\n\
          | Dmdedup with its B-tree | 521 | 0.80 | - | - | 58 to 63 | - | - | - |\n\
-         | Lessfs, BerkeleyDB, 4 KiB | 1825 | 2.81 | - | - | 58 to 63 | - | - | - |\n\
-         \nTheir savings are from the deduplication ratio, 2.4 to 2.7, which they give for all their \
-         configurations. Dmdedup's writes find each other at once. Ours find what the finder has published, \
-         which looks every second, or every five while guests are busy: much of what is unpacked within seconds is \
-         stored first and shared afterwards. *Published between*: `pool dedup` after each revision while the clock \
-         stands, as if they came hours apart.\n",
+         | Lessfs, BerkeleyDB, 4 KiB | 1825 | 2.81 | - | - | 58 to 63 | - | - | - |\n\n\
+         Their savings follow from the deduplication ratio, 2.4 to 2.7, which they give for all their \
+         configurations. Dmdedup's writes find each other at once. Ours find only blocks that the finder has \
+         published, and it scans every second, or every five while guests are busy: much data that is unpacked \
+         within seconds is stored first and shared afterwards. *Published between*: `pool dedup` runs after each \
+         revision while the clock is stopped, as if the revisions came hours apart.\n",
     );
 }
 
@@ -217,12 +218,13 @@ fn generations_section(page: &mut String, generations: &Generations, rounds: usi
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\n## Two generations of dedupv1\n\nAn image is written in line by nbdcopy, its flush included, into an empty \
-         pool (generation 1), and into a second volume beside it after the daemon was started anew, with one \
-         in 50 runs of 160 KiB changed (generation 2); direct mode, server on one processor. MB/s of \
-         blocks with data; *raw*: the same to new files by the pass-through. Medians of {rounds} rounds. Duplicates within \
-         generation 1 are hits only if the finder has published them by then. *Hits* and *refused*, \
-         found and stored all the same, are of blocks with data.\n\n\
+        "\n## Two generations of dedupv1\n\n\
+         nbdcopy writes an image in line, its flush included, into an empty pool (generation 1), and after a \
+         restart of the daemon into a second volume of that pool, with one in 50 runs of 160 KiB changed \
+         (generation 2); direct mode, server on one processor. MB/s of blocks with data; *raw*: writes to new files \
+         by the pass-through. Medians of {rounds} rounds. Duplicates within generation 1 are hits only if the \
+         finder has already published them. *Hits* and *refused* (found and stored all the same) are in percent of \
+         the blocks with data.\n\n\
          | image | generation 1, MB/s | raw | hits, % | generation 2, MB/s | raw | hits, % | refused, % | 2 over 1 |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
@@ -240,9 +242,10 @@ fn generations_section(page: &mut String, generations: &Generations, rounds: usi
         );
     }
     page.push_str(
-        "| dedupv1, one node | 166 | - | - | 343 | - | - | - | 2.07 |\n\
-         \ndedupv1 cuts chunks of 8 KiB by content, gets them by iSCSI, and stores to devices that imitate the latencies of \
-         disks and SSDs and keep no data; each client writes 256 GB, ours a few hundred MB.\n",
+        "| dedupv1, one node | 166 | - | - | 343 | - | - | - | 2.07 |\n\n\
+         dedupv1 receives data over iSCSI, cuts it by content into chunks of 8 KiB, and stores to devices that \
+         imitate the latencies of disks and SSDs and keep no data; each client writes 256 GB, ours a few hundred \
+         MB.\n",
     );
 }
 

@@ -115,10 +115,11 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\n{} rows of random fingerprints; batches of 16,384 operations, each durable but for \
-         `memory`; one processor; files in the page cache. *Mixed*: half new, half present; \
-         *release*: all present. Medians of {} runs of {} batches of each kind ({} of `btree`). A \
-         back end may take 2 GiB of memory.\n\n| | {} |\n| --- | --- | --- | --- |\n",
+        "\n{} rows of random fingerprints; batches of 16,384 operations, each durable except with `memory`; one \
+         processor; files in the page cache. *Mixed*: half new, half present; *release*: all present. Medians of {} \
+         runs of {} batches of each kind ({} of `btree`). A back end may take 2 GiB of memory.\n\n\
+         | | {} |\n\
+         | --- | --- | --- | --- |\n",
         plan.rows,
         plan.runs,
         plan.batches,
@@ -138,11 +139,12 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     );
     let _ = write!(
         page,
-        "\nBoth in a control group of {} MiB, a quarter of the file of `hash` (64 MiB at least), half of \
-         it the back end's own and half for the page cache; {} batches of each kind ({} of `btree`), \
-         one run. Pages are those that came from the device, for lookups and for merges. fio, 32 \
-         random reads of 4 KiB of that file in flight past the page cache, on the same processor: \
-         {:.0} reads/s.\n\n| | `hash` | `btree` |\n| --- | --- | --- |\n",
+        "\nBoth in a control group of {} MiB, a quarter of the file of `hash` (64 MiB at least), half of it for the \
+         back end and half for the page cache; {} batches of each kind ({} of `btree`), one run. *Pages read* came \
+         from the device, for lookups and for merges. fio, 32 random reads of 4 KiB of that file in flight past the \
+         page cache, on the same processor: {:.0} reads/s.\n\n\
+         | | `hash` | `btree` |\n\
+         | --- | --- | --- |\n",
         measured.tight_bytes >> 20,
         plan.tight_batches,
         plan.tight_batches.min(plan.btree_batches),
@@ -152,7 +154,7 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
         let cells = measured.back_ends[..2].iter().map(|it| it.tight(pointer));
         table_row(&mut page, what, cells, 0);
     }
-    page.push_str("\nWhat `hash` must and should reach:\n\n");
+    page.push_str("\nThe numbers that `hash` must and should reach:\n\n");
     goals::table(&mut page, &goals(measured));
     page
 }
@@ -197,7 +199,7 @@ pub(crate) fn write_growth(
     let grown: Option<Vec<Grown>> = runs.iter().map(grown).collect();
     let grown = grown.context("a number is missing")?;
     let mut page = heading(
-        "What an operation of the `hash` index costs, by its size",
+        "The cost of an operation of the `hash` index, by its size",
         None,
         conditions,
     );

@@ -20,13 +20,12 @@ pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\nA client of our own over a unix socket, one connection; client and server each on a processor of \
-         its own; 512 MiB of data per server. {} alternating slices of {} s, over {} layouts, that is with \
-         servers and files made anew. A *duplicate* is the next of {CONTENTS} contents that another volume \
-         has published, so no write finds its own content in its place; all else is *unique*. Unique \
-         rows come first, so that their blocks are private. The finder rests unless a row says \
-         otherwise; counting and collector work. *Filled in*: the size of the requests in which both \
-         sides' data was written first.\n",
+        "\nA client of our own over a unix socket, one connection; client and server each on a processor of its \
+         own; 512 MiB of data per server. {} alternating slices of {} s, over {} layouts, each with new servers and \
+         files. A *duplicate* is the next of {CONTENTS} contents that another volume has published, so no write \
+         finds its own content in its place; all other blocks are *unique*. Unique rows come first, so that their \
+         blocks are private. The finder is paused unless a row says otherwise; counting and collector run. *Filled \
+         in* is the size of the requests that first wrote the data of both servers.\n",
         results.plan.slices, results.plan.slice_seconds, results.plan.layouts,
     );
     if let Some(why) = &results.no_limit {
@@ -50,10 +49,10 @@ fn rows(page: &mut String, rows: &[Measured]) {
         return;
     }
     page.push_str(
-        "\n## Against the pass-through\n\n*Ratio*: onefold's requests per second divided by the \
-         pass-through's in the same pair, the median with its 95 % interval. *CPU*: the server's processor \
-         time per request in µs. *Hits* and *refused*: of the blocks looked up. A row whose share of hits is \
-         not what its name says has no verdict.\n\n\
+        "\n## Against the pass-through\n\n\
+         *Ratio*: onefold's requests per second divided by the pass-through's in the same pair, the median with its \
+         95 % interval. *CPU*: the server's processor time per request in µs. *Hits* and *refused*: of the blocks \
+         looked up. A row whose share of hits is not the one in its name has no verdict.\n\n\
          | row | ratio | 95 % | requests/s | pass-through | CPU | pass-through | hits | refused |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
@@ -85,10 +84,11 @@ fn images(page: &mut String, results: &Results) {
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\n## An image into a pool that has its relatives\n\nnbdcopy into an empty volume, its flush \
-         included; {} blocks with data, of which {:.1} % are duplicates of earlier images or within the \
-         image. *Data*: blocks looked up that were no hits. *All*: what the daemon wrote until the finder \
-         was done, with maps, log and index. Medians of {} rounds.\n\n\
+        "\n## An image written to a pool that has related images\n\n\
+         nbdcopy writes the image into an empty volume, its flush included; it has {} blocks with data, of which \
+         {:.1} % are duplicates of earlier images or within the image. *Data*: blocks that were looked up and were \
+         not hits. *All*: all that the daemon wrote until the finder was done, with maps, log and index. Medians of \
+         {} rounds.\n\n\
          | | s | data, MB | all, MB | CPU, s | hits | refused |\n\
          | --- | --- | --- | --- | --- | --- | --- |\n",
         images.blocks,

@@ -275,9 +275,10 @@ fn median_of(values: &[f64]) -> f64 {
 
 fn table(image: &Image, measured: &[Measured]) -> String {
     let mut page = format!(
-        "\n{} ({}) is read from start to end by fio, 1 MiB at a time, `--cache direct`; imported after the \
-         others. *Reads*: of the device, for the whole image at depth 1. *Of alone*: the rate as a part of \
-         that in the same round, with the median's 95 % interval. *Stored*: all images in the pool. Medians.\n\n\
+        "\nfio reads {} ({}) from start to end, 1 MiB at a time, with `--cache direct`; it was imported after the \
+         others. *Reads*: reads of the device, for the whole image at depth 1. *Of alone*: the rate relative to the \
+         image alone in its pool, in the same round, with the median's 95 % interval. *Stored*: all images in the \
+         pool. Medians.\n\n\
          | | reads | depth 1, MB/s | of alone | depth 4, MB/s | of alone | CPU, µs/MiB | stored, MB |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         image.name,

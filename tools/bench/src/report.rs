@@ -123,13 +123,12 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
     let mut page = heading("Benchmarks", Some("benchmarks.json"), conditions);
     let _ = write!(
         page,
-        "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
-         processor of its own; 512 MiB of data per server, all written before in turns of 16 MiB. \
-         {} alternating slices of {} s per server and row, over {} layouts, that is with servers \
-         and files made anew; {} of {} s for skewed loads, {} where latency counts. `onefold serve --cache host` and \
-         `direct` against the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a \
-         raw file: `--cache=writeback` with `--aio=threads` or `io_uring`, and `--cache=none` with \
-         `--aio=native` or `io_uring`, each row against whichever is faster there.\n",
+        "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a processor of its own; \
+         512 MiB of data per server, all written before the measurement, in turns of 16 MiB. {} alternating slices \
+         of {} s per server and row, over {} layouts, each with new servers and files; {} of {} s for skewed loads, \
+         {} where latency counts. `onefold serve --cache host` and `direct` are compared with the same NBD server \
+         on a raw file (*pass-through*) and `qemu-nbd` on a raw file: `--cache=writeback` with `--aio=threads` or \
+         `io_uring`, and `--cache=none` with `--aio=native` or `io_uring`, each row with the faster of the two.\n",
         plan.slices,
         plan.slice_seconds,
         plan.layouts,
@@ -154,12 +153,13 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
 }
 
 const THROUGHPUT: &str = "\n## Throughput\n\n\
-    Private blocks, rewritten in place: finder and collector rest. *Filled in*: the size of the requests in \
-    which the data was written first. The host keeps a file that was written in 1 MiB in larger pieces of its \
-    cache, in which small writes cost more; onefold's data file is written in small pieces either way. *Ratio* is the median over the slices of onefold's requests per second divided by the \
-    baseline's in the same group, with its 95 % interval. *CPU* is the server's processor time \
-    per request in µs, user and kernel. Where the interval is wider than ±5 %, the processor time \
-    decides: at most 1.15 of the pass-through's. An interval wholly below the number is a miss.\n\n\
+    Private blocks are rewritten in place, with finder and collector paused. *Filled in* is the size of the \
+    requests that first wrote the data. The host's page cache keeps a file that was written in requests of 1 MiB in \
+    larger pieces, in which small writes cost more; onefold's data file is written in small pieces in either case. \
+    *Ratio* is the median over the slices of onefold's requests per second divided by the baseline's in the same \
+    group, with its 95 % interval. *CPU* is the server's processor time per request in µs, user and kernel. Where \
+    the interval is wider than ±5 %, the processor time decides: at most 1.15 of the pass-through's. An interval \
+    wholly below the number is a miss.\n\n\
     | row | against | ratio | 95 % | requests/s | baseline | CPU | baseline | must | | aim | |\n\
     | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
 
@@ -191,16 +191,16 @@ fn sharing_section(page: &mut String, results: &Results) {
     }
     let _ = write!(
         page,
-        "\n## Sharing\n\nFinder and collector at work, `hash` index, `--latency-budget {}`, \
-         against the pass-through, while which they rest; data filled in 64 KiB. *Skewed* is 4 KiB random read and write \
-         in equal parts at depth 32, `{}`, {} % duplicates; the second rate is half of what the \
-         pass-through reached at full speed. A second volume always holds fresh data for the \
-         finder. *All shared* is one 4 KiB random write to each block at depth 32 after \
-         `pool dedup`. *Ratio* is as above; of p99, less is better. *Backlog* and *queue*: by \
-         how many blocks to be looked at, and references to be released, they grow per second. \
-         *Copied*: writes to published blocks.\n\n\
-         | load | ratio | 95 % | onefold | pass-through | unit | finder, MB/s | backlog | queue \
-         | copied | must | | aim | |\n\
+        "\n## Sharing\n\n\
+         Finder and collector run, with the `hash` index and `--latency-budget {}`. They are paused while the \
+         pass-through is measured. The data is filled in 64 KiB. *Skewed* is 4 KiB random reads and writes in equal \
+         parts at depth 32, `{}`, {} % duplicates; the second rate is half of the pass-through's full speed. A \
+         second volume always holds fresh data for the finder. *All shared* is one 4 KiB random write to each block \
+         at depth 32 after `pool dedup`. *Ratio* is as above; for p99, lower is better. *Backlog* and *queue* are \
+         the growth per second of the blocks to be scanned and of the references to be released. *Copied* is the \
+         share of the writes that went to published blocks.\n\n\
+         | load | ratio | 95 % | onefold | pass-through | unit | finder, MB/s | backlog | queue | copied | must | | \
+         aim | |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         sharing::LATENCY_BUDGET,
         sharing::SKEW,
@@ -254,10 +254,11 @@ fn finder_section(page: &mut String, results: &Results) {
         return;
     };
     page.push_str(
-        "\n## Finder\n\n`pool dedup` over 1 GiB without duplicates that nothing has looked at \
-         yet, in the page cache, on one processor; the whole command, its start and end \
-         included.\n\n\
-         | index | MB/s | range | must | | aim | |\n| --- | --- | --- | --- | --- | --- | --- |\n",
+        "\n## Finder\n\n\
+         `pool dedup` over 1 GiB without duplicates that was not scanned before, in the page cache, on one \
+         processor; the time of the whole command, its start and end included.\n\n\
+         | index | MB/s | range | must | | aim | |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for (index, rate) in measured.estimates() {
         let (must, aim) = index.numbers.unzip();
@@ -278,10 +279,12 @@ fn import_section(page: &mut String, results: &Results) {
         return;
     };
     page.push_str(
-        "\n## Import\n\nA raw image of 1 GiB without zeros and duplicates, in the page cache, into \
-         an empty pool; the final sync included. *Copy* is `dd conv=fsync` of the same file, in \
-         turn with the imports: what the disk can do.\n\n\
-         | | MB/s | range | must | | aim | |\n| --- | --- | --- | --- | --- | --- | --- |\n",
+        "\n## Import\n\n\
+         Import of a raw image of 1 GiB without zeros and duplicates, in the page cache, into an empty pool; the \
+         final sync included. *Copy* is `dd conv=fsync` of the same file, in turn with the imports: the disk's \
+         limit.\n\n\
+         | | MB/s | range | must | | aim | |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for (way, rate) in measured.estimates() {
         let _ = writeln!(
@@ -309,8 +312,9 @@ fn large_section(page: &mut String, results: &Results) {
     };
     let _ = write!(
         page,
-        "\n## Import and finder in a large pool\n\nAs above, {} GiB of other distinct data at a time, \
-         into a pool that holds {} GiB: what an index costs shows when there is much in it.\n\n\
+        "\n## Import and finder in a large pool\n\n\
+         As above, with {} GiB of new distinct data at a time, into a pool that holds {} GiB: the cost of an index \
+         shows when it is large.\n\n\
          | | `hash`, MB/s | range | `btree`, MB/s | range | times | must | |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         IMAGE_BYTES >> 30,
@@ -348,10 +352,12 @@ fn open_section(page: &mut String, results: &Results) {
     let (must, aim) = (open::MUST_SECONDS, open::AIM_SECONDS);
     let _ = write!(
         page,
-        "\n## Open after kill -9\n\nFrom the start of the daemon until it greets a client; \
-         four million mapped blocks; killed while new blocks are written. The slowest of all, \
-         and the most that one of them replayed.\n\n\
-         | s | records | log, MiB | must | | aim | |\n| --- | --- | --- | --- | --- | --- | --- |\n\
+        "\n## Open after kill -9\n\n\
+         The time from the start of the daemon until it greets a client, with four million mapped blocks, after a \
+         kill while new blocks are written. The table has the time of the slowest open, and the most that one open \
+         replayed.\n\n\
+         | s | records | log, MiB | must | | aim | |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n\
          | {slowest:.2} | {} | {} | {must} | {} | {aim} | {} |\n",
         measured.records_max(),
         measured.log_mib_max(),
@@ -366,15 +372,16 @@ fn snapshots_section(page: &mut String, results: &Results) {
     };
     let _ = write!(
         page,
-        "\n## Snapshots\n\nFinder and collector rest. A snapshot of a volume with {} mapped blocks, none \
-         of them shared, is made and then deleted under 4 KiB random reads and writes in equal parts at \
-         depth 32, half as many as the volume bears: the longest request while the command runs that makes \
-         it, beside that in as long a time before; the 99th percentile until all that it held is given up, \
-         against the seconds before it is deleted. *Chain*: 4 KiB random reads, in the caches, of 512 MiB \
-         with {} snapshots, after each of which one part in {} of the blocks was written anew at random, \
-         against an equal volume of the same pool without snapshots; for 100 and 1,000 snapshots, empty and changed, in \
-         caches that are smaller, see [decision 16](decisions/0016-snapshots-are-layers.md). *First write*: one 4 KiB random write to each block of 512 MiB \
-         just after a snapshot, against the pass-through. A deletion took {:.1} s in the median.\n\n\
+        "\n## Snapshots\n\n\
+         Finder and collector are paused. A snapshot of a volume with {} mapped blocks, none of them shared, is \
+         made and then deleted under 4 KiB random reads and writes in equal parts at depth 32, at half of the \
+         volume's maximum rate. The longest request while the snapshot is made is compared with the longest in an \
+         equal time before; the 99th percentile until all blocks of the deleted snapshot are released, with the \
+         seconds before the deletion. *Chain*: 4 KiB random reads of 512 MiB, in the caches, with {} snapshots, \
+         after each of which one part in {} of the blocks was rewritten at random, compared with an equal volume of \
+         the same pool without snapshots; for 100 and 1,000 snapshots, empty and changed, in smaller caches, see \
+         [decision 16](decisions/0016-snapshots-are-layers.md). *First write*: one 4 KiB random write to each block \
+         of 512 MiB just after a snapshot, compared with the pass-through. The median deletion took {:.1} s.\n\n\
          | | number | 95 % | with | without | unit | must | |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         snapshots::ENTRIES,
@@ -406,11 +413,13 @@ fn check_section(page: &mut String, results: &Results) {
     };
     let _ = write!(
         page,
-        "\n## Check\n\n`pool check` by a daemon with `--memory` {} MiB. The mapped blocks are those of one \
-         image of {} GiB without duplicates, imported again and again: entries that share their blocks, so \
-         that all references are counted, and the disk need not hold as many blocks. The slowest of \
-         all, and the most memory that the daemon ever took, the imports included.\n\n\
-         | mapped blocks | s | memory, MiB | must | |\n| --- | --- | --- | --- | --- |\n\
+        "\n## Check\n\n\
+         `pool check` by a daemon with `--memory` {} MiB. One image of {} GiB without duplicates is imported again \
+         and again, and all imports share its blocks: the check counts every reference, and the disk holds few \
+         blocks. The table has the time of the slowest check, and the daemon's peak memory, the imports \
+         included.\n\n\
+         | mapped blocks | s | memory, MiB | must | |\n\
+         | --- | --- | --- | --- | --- |\n\
          | {} | {:.1} | {} | {} | {} |\n",
         checking::MEMORY_BYTES >> 20,
         IMAGE_BYTES >> 30,
@@ -422,10 +431,8 @@ fn check_section(page: &mut String, results: &Results) {
     );
     let _ = write!(
         page,
-        "
-`pool scrub` of that image's blocks, all shared and in the page cache, on one processor and without a \
-         daemon; the time is that of the whole command. The slowest of all: {:.2} GB/s (must {}).
-",
+        "\n`pool scrub` of that image's blocks, all shared and in the page cache, on one processor and without a \
+         daemon, from the start to the end of the command. The slowest scrub: {:.2} GB/s (must {}).\n",
         measured.scrub_rate(),
         checking::SCRUB_MUST,
     );

@@ -444,10 +444,9 @@ impl SlowMoments {
         let [ours, passthrough] = self.left_out.map(|part| 100.0 * part);
         let estimate = |e: &Estimate| format!("{:.2} ({:.2} to {:.2})", e.median, e.low, e.high);
         format!(
-            "Left out of the p99 ({}) are the moments in which the machine itself was slow, as a short \
-             computation tells that is timed every 5 ms on the client's processor: {ours:.1} % \
-             of onefold's requests and {passthrough:.1} % of the pass-through's. With them the \
-             ratio is {} for reads and {} for writes.",
+            "The p99 ({}) leaves out the moments in which the machine itself was slow, which a short computation \
+             detects, timed every 5 ms on the client's processor: {ours:.1} % of onefold's requests and \
+             {passthrough:.1} % of the pass-through's. With them the ratio is {} for reads and {} for writes.",
             mode.name(),
             estimate(&self.reads),
             estimate(&self.writes)

@@ -92,17 +92,15 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     // Writing to a `String` cannot fail.
     let _ = write!(
         page,
-        "\n{FILES} files of {} MiB of random blocks, all different, in the page cache: at most {:.1} MB \
-         of any run came from the device. `onefold analyze` as it is shipped, from its start to its \
-         end, on two processors; `onefold bench` on one, with the time that it takes to write all blocks and \
-         to read them back. Medians of {} rounds, in each of which everything runs once; ratios \
-         are of runs of one round. Peak memory is the most that was resident in any round, as the \
-         kernel counts it.\n\n\
-         Where memory is little, more records must come than fit: they take 48 bytes a chunk. As much \
-         data in blocks of 4 KiB is more than the page cache has room for, so each file is named {TIMES} \
-         times; a record is kept of each chunk all the same. In blocks of 512 bytes the data gives as \
-         many records that are all different; there sorting is a larger part of the work, and what they \
-         are compared with is the same with `--memory {}`.\n\n",
+        "\n{FILES} files of {} MiB of random blocks, all different, in the page cache: at most {:.1} MB of any run \
+         came from the device. The shipped `onefold analyze` runs on two processors and is timed from start to end; \
+         `onefold bench` runs on one and is timed while it writes all blocks and reads them back. Medians of {} \
+         rounds, in each of which every program runs once; ratios compare runs of the same round. Peak memory is \
+         the highest resident memory of any round, as the kernel counts it.\n\n\
+         The runs with little memory need more records, of 48 bytes per chunk, than fit. With blocks of 4 KiB that \
+         takes more data than the page cache holds, so each file is named {TIMES} times; every chunk still gets a \
+         record. With blocks of 512 bytes the data gives as many records, all different; sorting is then a larger \
+         part of the work, and these runs are compared with the same run with `--memory {}`.\n\n",
         plan.file_bytes >> 20,
         from_device as f64 / 1e6,
         plan.rounds,
@@ -110,7 +108,8 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     );
     goals::table(&mut page, &goals(plan, measured));
     page.push_str(
-        "\nAll that was measured:\n\n| | `--memory` | data, GB | s | GB/s | lowest and highest | peak memory, MiB |\n\
+        "\nAll measurements:\n\n\
+         | | `--memory` | data, GB | s | GB/s | lowest and highest | peak memory, MiB |\n\
          | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for way in WAYS {
@@ -129,8 +128,9 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     };
     let _ = write!(
         page,
-        "\n{duperemove}\n\nFor context, from another machine and other data, six disk images of 12 GiB in \
-         all with their zeros: `vdoestimator` took 28.8 s for blocks of 4 KiB, DEDISgen 161 s.\n"
+        "\n{duperemove}\n\n\
+         For context, on another machine, with six disk images of 12 GiB in total, zeros included: `vdoestimator` \
+         took 28.8 s for blocks of 4 KiB, DEDISgen 161 s.\n"
     );
     page
 }
