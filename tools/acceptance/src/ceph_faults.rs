@@ -155,7 +155,7 @@ impl Bench<'_> {
         Ok(fio)
     }
 
-    /// Applies a fault for some time, during which fio must not fail. Returns what the daemon logged.
+    /// Applies a fault for some time, during which fio must not fail. Returns the daemon's new log.
     fn under_load(
         &self,
         lasting: Duration,

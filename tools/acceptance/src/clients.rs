@@ -31,7 +31,7 @@ const SMALL_BYTES: u64 = 128 << 20;
 /// Options of `cargo xtask clients`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What to check
+    /// The server to check
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
     #[command(flatten)]

@@ -121,7 +121,7 @@ fn data_blocks(path: &Path) -> Result<Vec<u8>> {
     Ok(data.concat())
 }
 
-/// What all cells have in common.
+/// The common inputs of all cells.
 struct Loads<'a> {
     plan: Plan,
     limit: Option<&'a RequestLimit>,

@@ -120,7 +120,7 @@ fn name(content: Content) -> &'static str {
     }
 }
 
-/// What our load writes, and why their figure differs.
+/// The content that our load writes, and the reason for the difference to the other figure.
 fn difference(content: Content) -> &'static str {
     match content {
         Content::Unique => {
