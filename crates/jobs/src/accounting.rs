@@ -44,7 +44,7 @@ pub(crate) fn run(
                 job.end_batch(Step::default(), |counts| {
                     counts.passes += u64::from(is_complete);
                 });
-                // One that was paused begins again when it may.
+                // A paused scan starts again once it is resumed.
                 due = Instant::now()
                     + if is_complete {
                         interval

@@ -9,11 +9,13 @@
 //! A thread that has entered the idle class may not be allowed to leave it again, so each piece of
 //! work gets its own thread.
 //!
-//! On a host without idle processors a piece may take minutes. So it is hurried while somebody waits for
-//! it: the pieces in progress, and those that begin, run at ordinary priority. A piece that was hurried
-//! does not enter the idle class again.
+//! On a host without idle processors a piece may take minutes. While a caller waits for background work,
+//! that work is
+//! hurried: pieces in progress and new ones run at ordinary priority. A hurried piece does not return to
+//! the idle class.
 //!
-//! No thread of the idle class ever holds the lock of this file, whose holder hurries the others.
+//! Lock rule: no thread of the idle class ever holds this file's lock, because hurrying the others
+//! needs it.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -30,12 +32,13 @@ pub(crate) struct IdleClass {
     threads: Mutex<Threads>,
 }
 
-/// A thread is here for no longer than it exists, so that its number is not yet another one's.
+/// The background threads that exist. A thread leaves the list before it exits, so the kernel
+/// cannot have reused its id.
 #[derive(Debug, Default)]
 struct Threads {
     at_work: Vec<pid_t>,
     is_hurried: bool,
-    /// That the system does not let threads leave the class is logged once.
+    /// Set once the warning that the system does not let threads leave the class has been logged.
     is_refusal_logged: bool,
 }
 
@@ -60,7 +63,7 @@ impl BackgroundExecutor for IdleClass {
                         resume_unwind(panic);
                     }
                 }
-                // Without a thread to spare the work is done all the same.
+                // Without a thread to spare, do the work on this one.
                 Err(_) => run(),
             }
         });
@@ -88,16 +91,16 @@ impl BackgroundExecutor for IdleClass {
 }
 
 impl IdleClass {
-    /// Puts a thread that begins into the idle class, and forgets it when it has ended.
+    /// Puts a starting thread into the idle class, and forgets it when it has ended.
     fn attend(&self, stages: &Receiver<pid_t>, passed: &Sender<()>) {
-        // Neither fails while the thread exists, and it says both.
+        // The channel calls cannot fail: the thread sends twice before it exits.
         let Ok(thread) = stages.recv() else { return };
         let mut threads = self.threads();
         threads.at_work.push(thread);
         if !threads.is_hurried
             && let Err(error) = schedule(thread, libc::SCHED_IDLE)
         {
-            // It only disturbs more.
+            // Not fatal: the work only disturbs guests more.
             tracing::debug!("background work runs at ordinary priority: {error}");
         }
         drop(threads);
@@ -112,7 +115,8 @@ impl IdleClass {
     }
 }
 
-/// Where a thread waits for the one that attends it: before its work, and after it.
+/// The two points, before and after its work, at which a background thread waits for the thread
+/// that attends it.
 struct Stages {
     told: Sender<pid_t>,
     heard: Receiver<()>,
@@ -120,13 +124,13 @@ struct Stages {
 
 impl Stages {
     fn pass(&self, thread: pid_t) {
-        // They fail only where the attending thread has panicked.
+        // Both calls fail only if the attending thread has panicked.
         let _ = self.told.send(thread);
         let _ = self.heard.recv();
     }
 }
 
-/// After the work, even if it panicked.
+/// Passes the last stage when it is dropped: after the work, even if the work panicked.
 struct LastStage<'a>(&'a Stages);
 
 impl Drop for LastStage<'_> {
@@ -135,11 +139,11 @@ impl Drop for LastStage<'_> {
     }
 }
 
-/// Puts the calling thread into the idle class, and all that it starts from now on.
+/// Puts the calling thread, and all threads that it starts afterwards, into the idle class.
 ///
 /// # Errors
 ///
-/// Where the system does not allow it: then the work is only not as quiet.
+/// If the system does not allow it. The work can still run, at ordinary priority.
 pub fn enter_idle_class() -> io::Result<()> {
     schedule(0, libc::SCHED_IDLE)
 }
@@ -157,7 +161,7 @@ pub(crate) fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Of the calling thread. A kernel without the file cannot be asked.
+    /// The scheduling policy of the calling thread; `None` if the kernel lacks the file.
     fn policy() -> Option<String> {
         let stat = std::fs::read_to_string("/proc/thread-self/sched").ok()?;
         stat.lines().find_map(|line| {
@@ -207,7 +211,7 @@ pub(crate) mod tests {
                     begun.send(()).unwrap();
                     is_hurried.lock().unwrap().recv().unwrap();
                     let is_ordinary = is_policy(libc::SCHED_OTHER);
-                    // Not everybody may leave the idle class.
+                    // Leaving the idle class takes a privilege.
                     seen = Some(is_ordinary || schedule(0, libc::SCHED_OTHER).is_err());
                 });
                 seen

@@ -27,7 +27,7 @@ pub(crate) static COLLECTOR: JobSpec = JobSpec {
     backlog_blocks: |stat| stat.queued_blocks,
 };
 
-/// All deletions in progress. The store keeps the failure of each.
+/// The deletions in progress are one job. The store keeps the failure of each deletion.
 pub(crate) static DELETION: JobSpec = JobSpec {
     kind: JobKind::Deletion,
     name: "the deletion",
@@ -48,7 +48,7 @@ pub(crate) static REBUILD: JobSpec = JobSpec {
     backlog_blocks: |_| 0,
 };
 
-/// A line for each failed deletion.
+/// One status line for each failed deletion.
 pub(crate) fn failed_deletions(stat: &PoolStat) -> impl Iterator<Item = JobStatus> {
     stat.deletions.iter().filter_map(|deletion| {
         Some(JobStatus {
@@ -63,7 +63,7 @@ pub(crate) fn failed_deletions(stat: &PoolStat) -> impl Iterator<Item = JobStatu
     })
 }
 
-/// The thread, and its jobs.
+/// The collector's thread and its jobs.
 pub(crate) struct Collector {
     store: Arc<Store>,
     thread: Arc<JobThread>,
@@ -73,11 +73,12 @@ pub(crate) struct Collector {
     rebuild: Arc<JobHandle>,
 }
 
-/// Deletions yield to guests by themselves.
+/// The deletion job. It has a pacer of its own, so deletions yield to guests independently of the
+/// collector.
 struct Deletions {
     job: Arc<JobHandle>,
     foreground: Foreground,
-    /// When failed ones are tried again.
+    /// When failed deletions are retried.
     retry: Instant,
 }
 
@@ -155,7 +156,7 @@ impl Collector {
                 *failures += 1;
                 self.collector.fail(&error);
                 self.thread.sleep(retry_pause(*failures));
-                // A repair that did not get to its end leaves an index to be counted again.
+                // An unfinished repair leaves an index that has to be counted again.
                 if error.kind() == StoreErrorKind::Busy {
                     self.rebuild_index();
                 }
@@ -195,8 +196,8 @@ impl Collector {
         }
     }
 
-    /// A batch costs the disk the same however few items it has, so it waits until it is full or
-    /// has waited long enough.
+    /// Waits until a batch is full or has waited long enough: a batch costs the disk the same
+    /// however few items it has.
     fn let_gather(&mut self) {
         let began = Instant::now();
         while !self.thread.is_stopping()
@@ -209,8 +210,9 @@ impl Collector {
         }
     }
 
-    /// Until then gives free space back to the host, a little at a time while guests are busy: a
-    /// hole in the pool's file keeps all writes waiting while it is made.
+    /// Gives free space back to the host until `until`, a little at a time while guests are busy:
+    /// punching a hole in the
+    /// pool's file blocks all writes.
     fn give_back(&mut self, until: Instant) {
         let left = || until.saturating_duration_since(Instant::now());
         while !left().is_zero() && self.collector.begin() {
@@ -230,7 +232,8 @@ impl Collector {
         self.thread.sleep(left());
     }
 
-    /// Until it has worked, neither this thread nor the finder does anything else.
+    /// Rebuilds the index if needed. Until this succeeds, this thread and the finder do nothing
+    /// else.
     fn rebuild_index(&mut self) {
         let block_size = u64::from(self.store.block_size());
         let mut failures = 0;
@@ -267,9 +270,9 @@ impl Collector {
     }
 }
 
-/// Has claims counted until a batch of them is left, if references are to be released: the release waits for the rest,
-/// and can be neither stopped nor paused meanwhile. Writes may make more claims until as many are counted as there were,
-/// and none while the result is held.
+/// Counts claims down to one batch if references wait to be released. The release itself waits for the remaining claims
+/// and cannot be stopped or paused, so few should remain. Hits go on making claims until this has counted as many as
+/// existed at the start; then it holds hits back, and the returned guard keeps holding them.
 fn count_most_claims<'a>(
     store: &'a Store,
     may_work: &dyn Fn() -> bool,
@@ -293,8 +296,9 @@ fn count_most_claims<'a>(
 }
 
 impl Deletions {
-    /// Does a step. Returns whether there is more. Failed deletions are retried once no other is
-    /// left, and not before `retry`.
+    /// Does one step of a deletion, and returns whether more is to do. A failed deletion is retried
+    /// only after all others are
+    /// done, and not before `retry`.
     fn step(&mut self, store: &Store) -> bool {
         let Some(failures) = store.next_deletion_failures() else {
             return false;
@@ -317,8 +321,8 @@ impl Deletions {
                 self.foreground.rest_after(began.elapsed());
                 blocks.is_some()
             }
-            // The collector may do next what the deletion waits for; other deletions need not
-            // wait for that.
+            // The next collector batch may provide what the deletion waits for. Other deletions can
+            // proceed without it.
             Err(_) => {
                 self.retry = Instant::now() + retry_pause(failures + 1);
                 store.next_deletion_failures() == Some(0)
@@ -326,7 +330,7 @@ impl Deletions {
         }
     }
 
-    /// Whether one that has not failed is to be done.
+    /// Whether a deletion that has not failed is pending.
     fn is_urgent(&self, store: &Store) -> bool {
         self.job.may_work() && store.next_deletion_failures() == Some(0)
     }

@@ -1,5 +1,6 @@
-//! Reads of snapshots for backups. Clients ask, and this says when each read begins: it is work like any other,
-//! which guests go before, and which is listed and can be paused.
+//! Reads of snapshots for backups. Clients ask, and this module decides when each read begins: like any job, it
+//! yields to
+//! guests, is listed, and can be paused.
 
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
@@ -20,12 +21,12 @@ pub(crate) static COPYING: JobSpec = JobSpec {
     backlog_blocks: |_| 0,
 };
 
-/// The reads of snapshots of a pool, one at a time.
+/// Serializes the snapshot reads of a pool.
 pub struct SnapshotReads {
     job: Arc<JobHandle>,
     thread: Arc<JobThread>,
     foreground: Mutex<Foreground>,
-    /// While guests are busy.
+    /// The most that is read per second while guests are busy.
     bytes_per_second: u64,
 }
 
@@ -46,7 +47,8 @@ impl SnapshotReads {
         })
     }
 
-    /// Does a read of so many bytes on the calling thread, when it is its turn; at once, if the jobs are being
+    /// Runs `read`, a read of `bytes` bytes, on the calling thread when its turn comes; at once if the jobs
+    /// are being
     /// stopped.
     pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> T {
         let foreground = self.foreground.lock();
@@ -72,7 +74,8 @@ impl SnapshotReads {
     }
 }
 
-/// A read in progress, which ends even by a panic. Its rest is still to come.
+/// A read in progress. Dropping it, even in a panic, ends the batch; the rest after it is still to
+/// come.
 struct Batch<'a> {
     job: &'a JobHandle,
     bytes: u64,

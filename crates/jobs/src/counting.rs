@@ -1,7 +1,8 @@
 //! The thread that has the index count claims.
 //!
-//! It has a thread of its own because it may not wait for anything else: where claims reach their limit,
-//! each further hit is refused, and a guest pays for a write that would have been saved.
+//! Counting has its own thread because it must not wait for anything else: once claims reach their
+//! limit, every further
+//! hit is refused, and the guest pays for a write that sharing would have saved.
 
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
@@ -68,7 +69,7 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
                 job.end_batch(step, |counts| counts.add_counted(&report));
                 foreground.rest_after_unless(began.elapsed(), &|| claimed() >= pressing_blocks);
             }
-            // The collector has to count them, too, and what it meets is dealt with there.
+            // The collector counts claims, too, and handles the errors it meets.
             Err(error) => {
                 failures += 1;
                 job.fail(&error);
@@ -78,8 +79,9 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
     }
 }
 
-/// There while claims are near their limit: then nothing that keeps them from being counted waits for an
-/// idle processor, whichever job it belongs to.
+/// Holds a `Hurry` while claims are near their limit, so that nothing that delays counting waits for an
+/// idle processor,
+/// whichever job it belongs to.
 #[derive(Default)]
 struct Pressing(Mutex<Option<Hurry>>);
 
@@ -101,7 +103,7 @@ fn alarm(
     pressing: &Arc<Pressing>,
     pressing_blocks: u64,
 ) -> Box<dyn Fn() + Send + Sync> {
-    // The store keeps the alarm.
+    // The store keeps the alarm, so a strong reference would be a cycle.
     let store = Arc::downgrade(store);
     let (signal, pressing) = (Arc::clone(signal), Arc::clone(pressing));
     Box::new(move || {

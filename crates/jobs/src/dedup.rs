@@ -9,29 +9,30 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// The result.
+/// The result of `pool dedup`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DedupTotals {
     /// Duplicates found and references released. A pass is one scan of a volume.
     pub counts: JobCounts,
-    /// How long it took, in seconds.
+    /// The duration in seconds.
     pub seconds: f64,
-    /// It was broken off before its end.
+    /// Whether the caller cancelled it before its end.
     pub was_broken_off: bool,
 }
 
 /// Finishes pending deletions. Then scans every dirty block, regardless of interval, rounds and
 /// paused jobs: in all volumes whose dedup is offline, or in the given volume whatever its dedup.
 /// Then drains the release queue, up to its length when scanning ended, and returns once those
-/// blocks are free. Takes turns with the background jobs. Not throttled, and meanwhile no job waits for
-/// an idle processor.
+/// blocks are free. It takes turns with the background jobs and is not throttled; while it runs, no job
+/// waits for an idle
+/// processor.
 ///
 /// `progress(done, all)` counts blocks, from zero in each of the up to four steps: rebuilding the
 /// index if that is needed, deleting, scanning, releasing. It can cancel between batches.
 ///
 /// # Errors
 ///
-/// `NotFound` for a volume that does not exist; those of the disk and of the index.
+/// `NotFound` for a volume that does not exist; errors of the disk and of the index.
 pub fn dedup_now(
     store: &Store,
     volume: Option<&str>,
@@ -40,7 +41,7 @@ pub fn dedup_now(
     let began = Instant::now();
     let _hurry = store.hurry_background();
     let named = volume.map(|name| store.volume(name)).transpose()?;
-    // Nothing can be shared before the end of these, so they cannot be broken off.
+    // Nothing can be shared before these steps end, so they cannot be cancelled.
     store.rebuild_index_if_needed(&mut |done, all| {
         let _ = progress(done, all);
     })?;
@@ -60,7 +61,7 @@ pub fn dedup_now(
         Err(error) => return Err(error),
     };
     wait_until_free(store)?;
-    // A deletion that fails does not keep blocks from being shared.
+    // A failed deletion does not prevent sharing.
     deleted?;
     Ok(DedupTotals {
         counts,
@@ -92,7 +93,7 @@ fn find_all(
                 Err(error) => return Err(error),
             };
             counts.add_batch(&report);
-            // Blocks that guests wrote meanwhile are scanned too, but this is not promised.
+            // Blocks that guests write during the scan are scanned too, but this is not promised.
             if progress(counts.scanned.min(all), all).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -111,8 +112,9 @@ fn collect_all(
     counts: &mut JobCounts,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    // As with the references, those that guests claim from now on are not waited for. The first call also
-    // settles a batch that a crash left open, which may drop references.
+    // As with references, claims made from now on are not waited for. The first call also settles a batch
+    // that a crash left
+    // open, which may drop references.
     let claimed = store.claimed_blocks()?;
     let mut settled = 0;
     loop {
@@ -125,7 +127,7 @@ fn collect_all(
         thread::sleep(BATCH_GAP);
     }
     let all = store.stat()?.queued_blocks;
-    // The queue is first in, first out: these are the ones that were in it.
+    // The queue is first in, first out: these are the references that were in it.
     while counts.released < all {
         let report = store.collect_batch()?;
         counts.add_collected(&report);

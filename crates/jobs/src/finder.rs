@@ -19,7 +19,7 @@ pub(crate) static FINDER: JobSpec = JobSpec {
     name: "the finder",
     needs_index: true,
     is_always_listed: true,
-    // Each volume counts its own.
+    // Each volume counts its own backlog.
     backlog_blocks: |_| 0,
 };
 
@@ -53,7 +53,7 @@ struct Finder<'a> {
     registry: &'a JobRegistry,
     thread: &'a JobThread,
     jobs: BTreeMap<VolumeKey, Arc<JobHandle>>,
-    /// Blocks that the index had no room for, in the passes in progress.
+    /// Per volume, the blocks of the pass in progress that the index had no room for.
     declined: BTreeMap<VolumeKey, u64>,
     passes: Passes<VolumeKey>,
     /// When the set of volumes was last read.
@@ -81,7 +81,8 @@ impl Finder<'_> {
         let Some((job, volume)) = job.as_ref().and_then(|job| Some((job, job.volume()?))) else {
             return;
         };
-        // A batch that failed half way has nothing dirty any more, but must be settled.
+        // After a batch that failed half way nothing is dirty any more, but the batch must be
+        // settled.
         let is_clean = volume.dirty_blocks() == 0 && !self.passes.has_failed(key);
         if cursor == Lba(0) && is_clean {
             job.end_batch(Step::default(), |_| {});
@@ -116,7 +117,7 @@ impl Finder<'_> {
                 self.passes.advance(key, (!report.at_end).then_some(cursor));
                 self.found(key, job, &report);
             }
-            // It was deleted meanwhile: no failure, and no volume either.
+            // The volume was deleted during the batch: not a failure.
             Err(error) if error.kind() == StoreErrorKind::Gone => {
                 job.end_batch(Step::default(), |_| {});
                 self.passes.fail(key, Instant::now());

@@ -8,18 +8,18 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A job thread's measurements of the guests, who go first.
+/// Measures guests' requests for a job's thread, and rests so that guests go first.
 pub(crate) struct Foreground {
     store: Arc<Store>,
     thread: Arc<JobThread>,
     pacer: Pacer,
     /// The start of the current window: before a batch.
     window_start: Mark,
-    /// Too short to be taken yet.
+    /// Rests that were too short to take, saved up.
     rest_owed: Duration,
 }
 
-/// A moment, and the requests that had been answered by then.
+/// A point in time, with the counts of requests answered before it.
 struct Mark {
     time: Instant,
     counts: LatencyCounts,
@@ -50,13 +50,14 @@ impl Foreground {
         }
     }
 
-    /// Rests after a batch of this duration, as long as guests need.
+    /// Rests after a batch that took `worked`, as long as guests need.
     pub(crate) fn rest_after(&mut self, worked: Duration) {
         self.rest_after_unless(worked, &|| false);
     }
 
-    /// Rests after a batch of this duration only if guests need that, and then no less than `rest_min`, or later for
-    /// several batches at once.
+    /// Rests after a batch that took `worked` only if guests need it, and then for at least `rest_min`. Short rests
+    /// are saved
+    /// up and taken together.
     pub(crate) fn rest_if_needed_after(&mut self, worked: Duration, rest_min: Duration) {
         self.notice_guests();
         let rest = self.pacer.rest_after(worked);
@@ -72,7 +73,7 @@ impl Foreground {
         self.observe();
     }
 
-    /// As [`Foreground::rest_after`], until something is more urgent than that.
+    /// Like [`Foreground::rest_after`], but the rest ends as soon as `is_urgent`.
     pub(crate) fn rest_after_unless(&mut self, worked: Duration, is_urgent: &dyn Fn() -> bool) {
         self.notice_guests();
         let rest = self.pacer.rest_after(worked);
@@ -90,7 +91,8 @@ impl Foreground {
         self.thread.set_resting(false);
     }
 
-    /// Guests that begin do not have to wait for the window's end: it can not be idle any more.
+    /// Notices guests that have become busy before the window ends: the window can no longer be
+    /// idle.
     fn notice_guests(&mut self) {
         if self.pacer.guests_are_idle() {
             let mut window = self.window_start.window_until(&Mark::now(&self.store));
@@ -101,7 +103,7 @@ impl Foreground {
         }
     }
 
-    /// Learns from the window that has ended, if one has.
+    /// Feeds the pacer the window that has ended, if one has.
     fn observe(&mut self) {
         if self.window_start.time.elapsed() >= WINDOW {
             let now = Mark::now(&self.store);
@@ -110,17 +112,17 @@ impl Foreground {
         }
     }
 
-    /// According to the last window.
+    /// Whether guests were idle in the last window.
     pub(crate) fn guests_are_idle(&self) -> bool {
         self.pacer.guests_are_idle()
     }
 
-    /// Likewise.
+    /// Whether guests' latency exceeded the budget in the last window.
     pub(crate) fn guests_are_over_budget(&self) -> bool {
         self.pacer.is_over_budget()
     }
 
-    /// Guests that fall silent end it early.
+    /// Sleeps for `time`, or until guests are idle for a window.
     fn rest(&self, time: Duration, is_urgent: &dyn Fn() -> bool) {
         let start = Instant::now();
         let mut mark = Mark::now(&self.store);
@@ -139,7 +141,8 @@ impl Foreground {
         }
     }
 
-    /// The thread has had nothing to do for a while, so it did not cause the guests' latencies.
+    /// Notes that the thread was idle for a while, so that guests' latencies are not blamed on its
+    /// work.
     pub(crate) fn was_idle(&mut self) {
         let now = Mark::now(&self.store);
         let window = self.window_start.window_until(&now);

@@ -1,4 +1,4 @@
-//! One job: what the thread that does it, and those who steer it, know of it.
+//! One job: the state that its thread shares with the callers that steer it.
 //!
 //! Invariant: a job works on a batch only between [`JobHandle::begin`] and the call that ends it,
 //! and a paused job does not begin.
@@ -10,43 +10,43 @@ use onefold_store::{PoolStat, StoreError, Volume};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The message of the jobs of a thread that panicked.
+/// The failure message of a job whose thread panicked.
 pub(crate) const PANICKED: &str =
     "it panicked, which is a defect of onefold; see the daemon's log, and restart the daemon";
 
-/// How jobs of a kind differ from others.
+/// The constants of one kind of job.
 pub(crate) struct JobSpec {
     pub(crate) kind: JobKind,
-    /// For messages: `the collector`.
+    /// The name in messages: `the collector`.
     pub(crate) name: &'static str,
-    /// It waits until the index matches the volumes' maps.
+    /// Whether the job waits until the index matches the volumes' maps.
     pub(crate) needs_index: bool,
-    /// It is listed before it has begun.
+    /// Whether the job is listed before it has begun.
     pub(crate) is_always_listed: bool,
-    /// The part of its backlog that the pool counts.
+    /// The part of the job's backlog that the pool counts.
     pub(crate) backlog_blocks: fn(&PoolStat) -> u64,
 }
 
 /// A job, shared by its thread and the registry.
 pub(crate) struct JobHandle {
     spec: &'static JobSpec,
-    /// The finder's.
+    /// The volume of a finder's job.
     volume: Option<Arc<Volume>>,
     thread: Arc<JobThread>,
     /// Lock order: after the registry's and the signal's, before the volume's.
     job: Mutex<Job>,
 }
 
-/// Its state so far.
+/// The mutable state of a job.
 struct Job {
     is_paused: bool,
     is_in_batch: bool,
-    /// There is more to be done at once.
+    /// A run of batches is in progress: the next batch can begin at once.
     is_under_way: bool,
-    /// It is listed from then on.
+    /// Set by the job's first work; the job is listed afterwards.
     has_begun: bool,
     counts: JobCounts,
-    /// What is left of the run in progress, if its thread counts that.
+    /// Blocks left in the run in progress, if its thread counts them.
     left_blocks: u64,
     rate: Rate,
     failure: Option<String>,
@@ -54,18 +54,18 @@ struct Job {
     shortage: Option<String>,
 }
 
-/// What a batch did, for any job.
+/// The result of one batch of any job.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Step {
     pub(crate) bytes: u64,
-    /// What is left of the run in progress, if the thread counts that.
+    /// Blocks left in the run in progress, if the thread counts them.
     pub(crate) left_blocks: u64,
-    /// There is more to be done at once.
+    /// Whether the next batch can begin at once.
     pub(crate) has_more: bool,
 }
 
 impl JobHandle {
-    /// A job; of one volume, if that is given.
+    /// A job of this kind; of one volume, if `volume` is given.
     pub(crate) fn new(
         spec: &'static JobSpec,
         thread: &Arc<JobThread>,
@@ -97,17 +97,17 @@ impl JobHandle {
         self.volume.as_ref()
     }
 
-    /// The thread that does it.
+    /// The thread that does the job.
     pub(crate) fn thread(&self) -> &Arc<JobThread> {
         &self.thread
     }
 
-    /// A panic elsewhere leaves nothing here half done, as each change is complete in itself.
+    /// Ignores poisoning: each change is complete in itself, so a panic leaves nothing half done.
     fn job(&self) -> MutexGuard<'_, Job> {
         self.job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what others may wait for.
+    /// Changes the state, and notifies all waiting threads.
     fn change(&self, change: impl FnOnce(&mut Job)) {
         change(&mut self.job());
         self.thread.signal().notify();
@@ -123,7 +123,7 @@ impl JobHandle {
         !flags.is_stopping && (flags.is_index_ready || !self.spec.needs_index)
     }
 
-    /// Begins a batch, unless it may not.
+    /// Begins a batch if the job may work now; returns whether it has.
     pub(crate) fn begin(&self) -> bool {
         let may_begin = self.may_begin();
         let mut job = self.job();
@@ -131,7 +131,7 @@ impl JobHandle {
         job.is_in_batch
     }
 
-    /// A run of batches is in progress, whether or not it may work.
+    /// Marks a run of batches as in progress, whether or not the job may work now.
     pub(crate) fn set_under_way(&self, left_blocks: u64) {
         let mut job = self.job();
         job.has_begun = true;
@@ -139,12 +139,12 @@ impl JobHandle {
         job.left_blocks = left_blocks;
     }
 
-    /// A batch has ended that counts as no work.
+    /// Ends a batch that counts as no work.
     pub(crate) fn end(&self) {
         self.change(|job| job.is_in_batch = false);
     }
 
-    /// A batch has ended well. The log hears of it after a failure.
+    /// Ends a batch that succeeded. Logs the recovery if the one before had failed.
     pub(crate) fn end_batch(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
         self.change(|job| {
             job.is_in_batch = false;
@@ -155,8 +155,8 @@ impl JobHandle {
         });
     }
 
-    /// As [`JobHandle::end_batch`], for batches that end thousands of times a second: only whoever has paused the
-    /// job hears of it, because the others' threads would wake up each time.
+    /// Like [`JobHandle::end_batch`], but notifies only a waiting pause; cheap enough for thousands of batches a
+    /// second.
     pub(crate) fn end_small_batch(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
         let mut job = self.job();
         job.is_in_batch = false;
@@ -168,12 +168,12 @@ impl JobHandle {
         }
     }
 
-    /// Progress that ends no batch.
+    /// Records progress within a batch.
     pub(crate) fn advance(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
         self.job().advance(step, count);
     }
 
-    /// A batch has failed. The log hears of the first failure in a row only.
+    /// Ends a batch that failed. Logs only the first failure in a row.
     pub(crate) fn fail(&self, error: &StoreError) {
         self.change(|job| {
             job.is_in_batch = false;
@@ -186,7 +186,7 @@ impl JobHandle {
         });
     }
 
-    /// Why the last pass left blocks out, if it did. The log hears of the first in a row only.
+    /// Records why the last pass left blocks out, if it did. Logs only the first shortage in a row.
     pub(crate) fn set_shortage(&self, shortage: Option<String>) {
         let mut job = self.job();
         if let (Some(shortage), None) = (&shortage, &job.shortage) {
@@ -203,7 +203,8 @@ impl JobHandle {
         self.job().is_in_batch && !self.thread.has_ended()
     }
 
-    /// Its line in the list, in a pool with these counts; none before it has begun, unless it is paused.
+    /// The job's line in the list, in a pool with these counts; `None` before the job has begun, unless
+    /// it is paused.
     pub(crate) fn status(&self, stat: &PoolStat) -> Option<JobStatus> {
         let volume = self.volume.as_ref();
         let dirty_blocks = volume.map_or(0, |volume| volume.dirty_blocks());
@@ -239,7 +240,7 @@ impl Job {
         count(&mut self.counts);
     }
 
-    /// With the reason of a failure.
+    /// The job's state, with the reason of a failure.
     fn state(&self, thread: &JobThread) -> (JobState, Option<&str>) {
         if thread.has_panicked() {
             return (JobState::Failed, Some(PANICKED));

@@ -54,15 +54,15 @@ impl JobKind {
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[cfg_attr(feature = "openapi", schema(as = JobStateName))]
 pub enum JobState {
-    /// There is nothing to do, or it is not time yet.
+    /// Nothing to do, or not due yet.
     Idle,
-    /// A pass, or another piece of work, is under way.
+    /// A pass, or another piece of work, is in progress.
     Running,
-    /// Work is under way and rests, so that guests' requests stay within the latency budget.
+    /// Work is in progress and rests, so that guests' requests stay within the latency budget.
     Waiting,
-    /// It was paused and waits to be resumed.
+    /// Paused until it is resumed.
     Paused,
-    /// It failed and will be retried.
+    /// Failed, and will be retried.
     Failed,
 }
 
@@ -76,7 +76,7 @@ impl JobState {
         Self::Failed,
     ];
 
-    /// Its word in documents.
+    /// The state's word in documents.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -158,43 +158,43 @@ impl JobCounts {
     }
 }
 
-/// One job.
+/// The state and the counts of a job.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "openapi", schema(as = JobReply))]
 pub struct JobStatus {
-    /// Its kind.
+    /// The job's kind.
     #[cfg_attr(feature = "api", serde(rename = "job"))]
     pub kind: JobKind,
     /// The finder's volume; for a failed deletion, the deleted volume or snapshot.
     pub volume: Option<String>,
-    /// Its present state.
+    /// The job's present state.
     pub state: JobState,
     /// Why it failed.
     pub message: Option<String>,
-    /// Its work since the daemon started.
+    /// The job's work since the daemon started.
     #[cfg_attr(feature = "api", serde(flatten))]
     pub counts: JobCounts,
     /// Blocks left to scan, release or read.
     pub backlog_blocks: u64,
-    /// Its recent rate, rests included.
+    /// The job's recent rate, rests included.
     pub bytes_per_second: u64,
 }
 
-/// Jobs to be paused or resumed.
+/// The jobs to pause or resume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobSelection {
-    /// All but a rebuild: it cannot be paused, as nothing is shared before its end.
+    /// All jobs except a rebuild, which cannot be paused because nothing is shared before its end.
     All,
-    /// Those of a kind, for every present and future volume. No rebuild.
+    /// All jobs of a kind, for every present and future volume. Never a rebuild.
     Kind(JobKind),
     /// The finder for one volume.
     FinderOf(String),
 }
 
 impl JobSelection {
-    /// Whether it selects all jobs of this kind.
+    /// Whether the selection includes all jobs of this kind.
     pub(crate) fn covers(&self, kind: JobKind) -> bool {
         let is_selected = match self {
             Self::All => true,
@@ -208,10 +208,10 @@ impl JobSelection {
 /// Why a job cannot be paused or resumed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SteerError {
-    /// Volumes without dedup have no finder, nor have those that do not exist.
+    /// The volume does not exist, or its dedup is off.
     #[error("there is no finder for volume '{0}': no such volume, or its dedup is off")]
     NoFinder(String),
-    /// One volume's finder is part of the finder as a whole.
+    /// The finder is paused as a whole, so one volume's finder cannot be resumed.
     #[error(
         "the finder is paused for all volumes; resume it without naming a volume, then pause it \
          for those that are to stay as they are"

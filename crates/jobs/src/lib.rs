@@ -12,7 +12,7 @@
 //! - The **accountant** scans all maps periodically, to find out what each volume holds alone.
 //! - The **scrub** reads the stored blocks on request, and finds those that have decayed.
 //!
-//! Snapshots are read for backups on their clients' threads, which ask this crate when (`copying`).
+//! The threads of backup clients read snapshots; `copying` decides when.
 //!
 //! Guests come first (P10): all threads measure the latency of requests, and give way when it
 //! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a
@@ -23,15 +23,15 @@
 //! | `job` | the state of a job, and which jobs can be paused |
 //! | `maintenance` | starting, stopping, listing, pausing |
 //! | `handle` | one job: begins and ends batches, pauses, fails, counts |
-//! | `thread` | the threads, and what they wait for |
-//! | `registry` | the list of all jobs, and steering them |
+//! | `thread` | the threads, and the signal that they wait for |
+//! | `registry` | the list of all jobs; pausing and resuming them |
 //! | `finder`, `collector`, `counting`, `accounting`, `scrub` | the threads |
 //! | `copying` | reads of snapshots for backups |
 //! | `passes` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
 //! | `strain` | whether guests lack processor time, for `--dedup auto` |
-//! | `background` | the processor for it, while it is otherwise idle |
+//! | `background` | running work on processors that are otherwise idle |
 //! | `rate` | bytes per second |
 //! | `dedup` | all present duplicates, at once |
 //! | `shrink` | making the pool smaller |

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// The part of one processor that must be left over for guests not to be strained: what a hundred
-/// thousand fingerprints and lookups a second take.
+/// Guests are not strained while at least this part of one processor is idle: enough for a hundred
+/// thousand fingerprints
+/// and lookups a second.
 pub(crate) const PROCESSOR_LEFT_OVER: f64 = 0.25;
 
 /// How long guests' requests are counted before their latency is judged. Shorter, and few requests
@@ -44,7 +45,7 @@ pub(crate) const FINDER_SHARE_FLOOR: f64 = 0.05;
 /// The collector gets more: a pool that runs full fails writes, which is worse than slow ones.
 pub(crate) const COLLECTOR_SHARE_FLOOR: f64 = 0.1;
 
-/// So does counting, for which the collector waits.
+/// Counting gets as much as the collector, which waits for it.
 pub(crate) const COUNTING_SHARE_FLOOR: f64 = 0.1;
 
 /// Deletions are not urgent until the pool is full; then there is little else to do.
@@ -55,11 +56,12 @@ pub(crate) const DELETION_SHARE_FLOOR: f64 = 0.01;
 /// requests: a snapshot of a million entries takes some fifteen seconds.
 pub(crate) const DELETION_SHARE_MAX: f64 = 0.02;
 
-/// Figures that are up to an hour old are not urgent.
+/// Accounting is not urgent: its figures may be an hour old.
 pub(crate) const ACCOUNTING_SHARE_FLOOR: f64 = 0.05;
 
-/// How long maps are gone through before guests are thought of: a page takes some microseconds, or a
-/// read of the disk.
+/// How long a scan of the maps runs before it looks at guests' latency: a page takes some
+/// microseconds, or a read of the
+/// disk.
 pub(crate) const ACCOUNTING_SLICE: Duration = Duration::from_millis(2);
 
 /// When a daemon first scans the maps: once its caches have filled with the guests' data.
@@ -67,18 +69,18 @@ pub(crate) const FIRST_ACCOUNTING: Duration = Duration::from_secs(60);
 /// The scrub's share is never less. It has no backlog that grows, but a run should come to an end.
 pub(crate) const SCRUB_SHARE_FLOOR: f64 = 0.02;
 
-/// Somebody waits for a volume to be copied, but less than for its guests.
+/// An operator waits for a volume to be copied, but guests wait for their requests.
 pub(crate) const UNSHARE_SHARE_FLOOR: f64 = 0.05;
 
-/// Somebody waits for a backup, and its snapshots keep what guests overwrite.
+/// An operator waits for a backup, and its snapshots keep blocks that guests have overwritten.
 pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
 
-/// The most that is read for backups in a second while guests are busy, for each processor. What a read costs guests is
-/// mostly not its own time, a twentieth of the whole for data in memory: the reply is sent, received and fingerprinted, on
-/// processors whose caches then hold nothing else. Guests share that among all processors.
+/// The most that is read for backups per second and processor while guests are busy. The read itself is a small part of
+/// the cost to guests, a twentieth for data in memory: sending, receiving and fingerprinting the reply evict the
+/// processors' caches. Guests share that cost among all processors.
 pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 16 << 20;
 
-/// Shorter rests are saved up: to fall asleep and be woken would cost more than they give.
+/// Shorter rests are saved up: falling asleep and waking up would cost more than they give.
 pub(crate) const REST_MIN: Duration = Duration::from_micros(400);
 
 /// The longest rest after one batch, whatever its duration.
@@ -99,22 +101,23 @@ pub(crate) const LOOK_AGAIN_INTERVAL: Duration = Duration::from_secs(20);
 /// the host write out everything that guests wrote, however little there is to publish.
 pub(crate) const ROUND_INTERVAL_BUSY: Duration = Duration::from_secs(5);
 
-/// So many claims are counted at once: a batch costs the disk the same however few it has.
+/// How many claims are counted at once: a batch costs the disk the same however few claims it has.
 pub(crate) const COUNT_BATCH_BLOCKS: u64 = 8192;
 
-/// From this part of the claims on whose fingerprints are in memory, counting neither rests for guests nor leaves them
-/// the processor: counting the others reads their blocks, and where there are too many of them hits are refused,
+/// Counting stops resting for guests, and runs at ordinary priority, once claims reach this part of the claims whose
+/// fingerprints fit in memory. Counting the others has to read their blocks, and at the limit of claims hits are refused,
 /// which costs guests more.
 pub(crate) const COUNT_PRESSING_DIVISOR: u64 = 2;
 
-/// How long references are let gather that are less than a batch, and claims.
+/// How long claims, or references that fill less than a batch, may gather.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The amount that is discarded at a time: about 100 us in which no guest can write.
 pub(crate) const GIVE_BACK_BYTES: u64 = 256 << 10;
 
-/// The pause after each time while guests are busy: so few requests meet a hole being made that
-/// their 99th percentile does not, and 5 MB/s of space still come back.
+/// The pause after each discard while guests are busy. Few enough requests meet a hole being
+/// punched that their 99th
+/// percentile does not notice, and 5 MB/s of space still come back.
 pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The amount that `pool trim` discards at a time: few holes for much space, and no guest waits for
@@ -140,7 +143,7 @@ pub(crate) const INDEX_FULL_PAUSE: Duration = Duration::from_secs(600);
 /// Bytes per second are counted over at least this time.
 pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(2);
 
-/// Between two steps of making a pool smaller: readers and writers release their blocks meanwhile.
+/// The pause between two steps of a shrink, in which readers and writers release their blocks.
 pub(crate) const SHRINK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Steps in a row that free nothing, after which the rest stays: a second and more.

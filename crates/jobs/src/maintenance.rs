@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// How background work is to behave.
+/// Options of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaintenanceOptions {
     /// The latency that 99 of 100 guests' requests should not exceed. Beyond it, work gives way.
@@ -35,11 +35,11 @@ pub struct Maintenance {
 }
 
 impl Maintenance {
-    /// Starts it.
+    /// Starts the background threads.
     ///
     /// # Errors
     ///
-    /// Where the system gives no thread.
+    /// If the system cannot create a thread.
     pub fn start(store: Arc<Store>, options: MaintenanceOptions) -> io::Result<Self> {
         store.set_background_executor(Box::<IdleClass>::default());
         let signal = Arc::default();
@@ -73,7 +73,7 @@ impl Maintenance {
             latency_budget: options.latency_budget,
             threads: Mutex::new(Vec::new()),
         };
-        // Dropped on the way out of a failure, it ends the first threads when another fails.
+        // If a thread cannot be started, dropping this ends the threads that were.
         let registry = Arc::clone(&maintenance.registry);
         let (budget, interval) = (options.latency_budget, options.accounting_interval);
         maintenance.spawn("finder", &finder, move |store, thread| {
@@ -113,7 +113,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Through which clients read snapshots.
+    /// The reads of snapshots for backup clients.
     #[must_use]
     pub fn snapshot_reads(&self) -> Arc<SnapshotReads> {
         Arc::clone(&self.snapshot_reads)
@@ -124,18 +124,19 @@ impl Maintenance {
     ///
     /// # Errors
     ///
-    /// Those of [`Store::stat`].
+    /// Errors of [`Store::stat`].
     pub fn jobs(&self) -> Result<Vec<JobStatus>> {
         self.registry.refresh(&self.store);
         Ok(self.registry.jobs(&self.store.stat()?))
     }
 
-    /// Pauses jobs until they are resumed, or to the end of this. Returns when all of them are at
-    /// rest: after the batch in progress. Pausing a paused job is fine.
+    /// Pauses jobs until they are resumed or this value is dropped. Returns once all of them are at
+    /// rest, after the batch in
+    /// progress. Pausing a paused job is allowed.
     ///
     /// # Errors
     ///
-    /// Where a volume has no finder.
+    /// If a volume has no finder.
     pub fn pause(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
         self.registry.refresh(&self.store);
         self.registry.pause(selection)
@@ -145,7 +146,7 @@ impl Maintenance {
     ///
     /// # Errors
     ///
-    /// Where a volume has no finder, or where the finder is paused as a whole.
+    /// If a volume has no finder, or if the finder is paused as a whole.
     pub fn resume(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
         self.registry.refresh(&self.store);
         self.registry.resume(selection)
@@ -155,21 +156,22 @@ impl Maintenance {
     ///
     /// # Errors
     ///
-    /// Those of [`Store::begin_scrub`].
+    /// Errors of [`Store::begin_scrub`].
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         self.store.begin_scrub(percent, bytes_per_second)?;
         self.signal.notify();
         Ok(())
     }
 
-    /// Whether it was stopped, or is about to be.
+    /// Whether background work has been told to stop.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.signal.flags().is_stopping
     }
 
-    /// Ends the threads and waits for that: for the batch in progress, at most one of each job. It is
-    /// hurried, because on a busy host it may have been waiting for an idle processor for minutes.
+    /// Stops the threads and waits for them: for the batch in progress, at most one of each job. The
+    /// batches are hurried,
+    /// because on a busy host they may wait minutes for an idle processor.
     pub fn stop(&self) {
         self.signal.change(|flags| flags.is_stopping = true);
         let _hurry = self.store.hurry_background();
@@ -178,13 +180,13 @@ impl Maintenance {
             std::mem::take(&mut *threads)
         };
         for thread in threads {
-            // A panic was printed when it happened.
+            // The panic's message was printed when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// Reports that a thread has ended, even by a panic.
+/// Reports when dropped, even by a panic, that a thread has ended.
 struct End<'a>(&'a JobThread);
 
 impl Drop for End<'_> {
@@ -211,7 +213,7 @@ mod tests {
     use super::*;
     use crate::background::{schedule, tests::is_policy};
 
-    /// Not everybody may leave the idle class.
+    /// Whether this process may take threads out of the idle class, which takes a privilege.
     fn may_leave_the_idle_class() -> bool {
         let tried = || {
             schedule(0, SCHED_IDLE).unwrap();

@@ -18,7 +18,7 @@ use crate::limits::{
 use onefold_store::LatencyCounts;
 use std::time::Duration;
 
-/// The guests' requests in some time, and their latencies.
+/// The guests' requests in a span of time, and their latencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) length: Duration,
@@ -47,8 +47,8 @@ pub(crate) struct Pacer {
     budget: Duration,
     floor: f64,
     most: f64,
-    /// The share while guests are busy. Kept while they are not: no better guess is to be had for
-    /// when they come back.
+    /// The share while guests are busy. Kept while they are idle: it is the best guess for when
+    /// they return.
     busy_share: f64,
     guests_are_idle: bool,
     is_over_budget: bool,
@@ -68,7 +68,7 @@ impl Pacer {
         }
     }
 
-    /// Takes no larger share while guests are busy.
+    /// Limits the share that work takes while guests are busy.
     pub(crate) fn at_most(self, most: f64) -> Self {
         Self {
             most,
@@ -77,7 +77,7 @@ impl Pacer {
         }
     }
 
-    /// Learns from one more window.
+    /// Updates the share from one more window.
     pub(crate) fn observe(&mut self, window: &Window) {
         self.glance(window);
         if self.guests_are_idle {
@@ -92,14 +92,14 @@ impl Pacer {
         self.busy_share = share.clamp(self.floor, self.most);
     }
 
-    /// Learns only how guests fare, from a window in which no work was done: their latencies then
-    /// tell nothing about a share.
+    /// Notes only how guests fare, from a window in which no work was done: its latencies say
+    /// nothing about a share.
     pub(crate) fn glance(&mut self, window: &Window) {
         self.guests_are_idle = window.is_idle();
         self.is_over_budget = !self.guests_are_idle && window.latency > self.budget;
     }
 
-    /// Whether busy guests' requests took longer than the budget, with or without work beside them.
+    /// Whether busy guests' requests took longer than the budget, with or without concurrent work.
     pub(crate) fn is_over_budget(&self) -> bool {
         self.is_over_budget
     }
@@ -117,7 +117,7 @@ impl Pacer {
         }
     }
 
-    /// The rest after a batch of this duration.
+    /// The rest after a batch that took `worked`.
     pub(crate) fn rest_after(&self, worked: Duration) -> Duration {
         let share = self.share();
         worked.mul_f64((1.0 - share) / share).min(REST_MAX)

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Passes<K> {
     turns: BTreeMap<K, Turn>,
-    /// Whose turn it is: the first of these that has anything to do.
+    /// The volumes in turn: the first one that has anything to do is next.
     order: VecDeque<K>,
 }
 
@@ -26,14 +26,14 @@ struct Turn {
     cursor: Option<Lba>,
     /// When the last pass began.
     began: Option<Instant>,
-    /// Nothing happens before, because something failed.
+    /// After a failure, no batch begins before this time.
     not_before: Option<Instant>,
     /// Failures in a row.
     failures: u32,
 }
 
 impl Turn {
-    /// When it has something to do; nothing if it has already.
+    /// When the volume has something to do; `None` if it has already.
     fn due(&self) -> Option<Instant> {
         let round = match (self.cursor, self.began) {
             (None, Some(began)) => began.checked_add(self.interval),
@@ -43,7 +43,7 @@ impl Turn {
     }
 }
 
-/// How long a job that failed so often in a row is left alone.
+/// The pause after this number of failures in a row.
 pub(crate) fn retry_pause(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     (RETRY_PAUSE_MIN * (1 << doublings)).min(RETRY_PAUSE_MAX)
@@ -57,8 +57,8 @@ impl<K: Copy + Ord> Passes<K> {
         }
     }
 
-    /// These are the volumes now, with their intervals. Those that were there before keep their
-    /// place; new ones are due at once.
+    /// Sets the volumes, with their intervals. Volumes that were there before keep their place; new
+    /// ones are due at once.
     pub(crate) fn set_volumes(&mut self, volumes: impl IntoIterator<Item = (K, Duration)>) {
         let mut before = std::mem::take(&mut self.turns);
         for (key, interval) in volumes {
@@ -95,7 +95,7 @@ impl<K: Copy + Ord> Passes<K> {
         Some((key, cursor))
     }
 
-    /// A batch of the volume is done; the next one begins at `cursor`, or there is none in this
+    /// Notes that a batch of the volume is done. The next one begins at `cursor`; `None` ends the
     /// pass.
     pub(crate) fn advance(&mut self, key: K, cursor: Option<Lba>) {
         if let Some(turn) = self.turns.get_mut(&key) {
@@ -105,7 +105,8 @@ impl<K: Copy + Ord> Passes<K> {
         }
     }
 
-    /// A batch of the volume failed. It is tried again after a pause, which grows.
+    /// Notes that a batch of the volume failed. It is retried after a pause that grows with each
+    /// failure.
     pub(crate) fn fail(&mut self, key: K, now: Instant) {
         if let Some(turn) = self.turns.get_mut(&key) {
             turn.failures = turn.failures.saturating_add(1);
@@ -126,7 +127,7 @@ impl<K: Copy + Ord> Passes<K> {
         }
     }
 
-    /// The time until one of the `allowed` has something to do, at most `most`.
+    /// The time until one of the `allowed` volumes has something to do, at most `most`.
     pub(crate) fn idle_time(
         &self,
         now: Instant,
@@ -279,7 +280,7 @@ mod tests {
             now += pause;
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        // A success forgives.
+        // A success resets the failures.
         assert!(passes.has_failed('a'));
         passes.advance('a', Some(Lba(6)));
         assert!(!passes.has_failed('a'));

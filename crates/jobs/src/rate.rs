@@ -1,11 +1,11 @@
-//! Bytes per second of late.
+//! A recent rate in bytes per second.
 //!
 //! There is no clock in here: the time comes with each call.
 
 use crate::limits::RATE_WINDOW;
 use std::time::Instant;
 
-/// Counts bytes in windows; the rate is that of the last whole one.
+/// Counts bytes in windows; the rate is taken from the last whole window.
 #[derive(Debug)]
 pub(crate) struct Rate {
     start: Instant,
@@ -22,7 +22,7 @@ impl Rate {
         }
     }
 
-    /// So many more bytes.
+    /// Counts `bytes` more.
     pub(crate) fn add(&mut self, now: Instant, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.roll(now);

@@ -1,4 +1,4 @@
-//! The list of all jobs, and steering them.
+//! The list of all jobs; pausing and resuming them.
 //!
 //! A paused job does not begin (see [`crate::handle`]). So a caller that pauses can wait for the
 //! end of the batch in progress, and then knows that the job is at rest.
@@ -12,27 +12,27 @@ use onefold_store::{PoolStat, Store, Volume};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Shared by everything that has to do with jobs.
+/// The list of jobs, shared by all jobs' threads and the callers that steer them.
 pub(crate) struct JobRegistry {
     signal: Arc<Signal>,
-    /// The jobs of which there is one, in the order of the list.
+    /// The jobs that exist once per pool, in the order of the list.
     handles: Vec<Arc<JobHandle>>,
     finder: Arc<JobThread>,
-    /// Lock order: before the jobs'.
+    /// Lock order: before the locks of the jobs.
     finders: Mutex<Finders>,
 }
 
 /// The jobs of the finder's thread, one for each volume.
 #[derive(Default)]
 struct Finders {
-    /// So are those of new volumes.
+    /// All finders are paused, including finders of volumes created later.
     is_paused: bool,
     of_volumes: BTreeMap<VolumeKey, Arc<JobHandle>>,
-    /// Their volumes are gone, but not yet their last batches.
+    /// Jobs whose volume is gone and whose last batch has not ended.
     leaving: Vec<Arc<JobHandle>>,
 }
 
-/// Identifies a volume whatever its name: by its address in memory, while it is held.
+/// Identifies a volume by its address in memory while it is held, so a rename does not matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VolumeKey(usize);
 
@@ -43,7 +43,7 @@ impl VolumeKey {
 }
 
 impl JobRegistry {
-    /// Of these jobs, and those that the finder's thread gets.
+    /// A registry of these jobs and of the finder's jobs, one per volume.
     pub(crate) fn new(
         signal: &Arc<Signal>,
         finder: &Arc<JobThread>,
@@ -57,13 +57,14 @@ impl JobRegistry {
         }
     }
 
-    /// A panic elsewhere leaves nothing here half done.
+    /// Ignores poisoning: a panic elsewhere leaves nothing here half done.
     fn finders(&self) -> MutexGuard<'_, Finders> {
         self.finders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the set of volumes again. New ones get a job; those that are gone, or whose dedup was
-    /// switched off, lose theirs. Returns the jobs.
+    /// Reads the set of volumes again and returns the finder's jobs. New volumes get a job; volumes
+    /// that are gone, or whose
+    /// dedup was switched off, lose theirs.
     pub(crate) fn refresh(&self, store: &Store) -> BTreeMap<VolumeKey, Arc<JobHandle>> {
         let mut finders = self.finders();
         let mut before = std::mem::take(&mut finders.of_volumes);
@@ -84,7 +85,7 @@ impl JobRegistry {
         finders.of_volumes.clone()
     }
 
-    /// Pauses jobs, and waits for the end of their present batches.
+    /// Pauses jobs, and waits until their batches in progress have ended.
     pub(crate) fn pause(&self, selection: &JobSelection) -> Result<(), SteerError> {
         let paused = self.set_paused(selection, true)?;
         self.signal
@@ -96,7 +97,7 @@ impl JobRegistry {
         self.set_paused(selection, false).map(|_| ())
     }
 
-    /// Returns the jobs that were selected.
+    /// Sets the flag of the selected jobs, and returns them.
     fn set_paused(
         &self,
         selection: &JobSelection,

@@ -53,7 +53,7 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
             job.set_under_way(status.left_blocks);
         }
         let Some(status) = under_way.filter(|_| job.begin()) else {
-            // Notes for the window may be outdated by the time it is resumed.
+            // Notes for the current window may be outdated when the run is resumed.
             scrub = Scrub::default();
             thread.wait(POLL_INTERVAL);
             foreground.was_idle();
@@ -87,11 +87,11 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
 
 /// Scrubs to the end of the run in progress, for a process that has the pool to itself.
 /// `progress(done, all)` counts blocks of the pool, and can cancel between steps. Returns whether
-/// it did.
+/// it cancelled.
 ///
 /// # Errors
 ///
-/// Those of [`Store::scrub_step`].
+/// Errors of [`Store::scrub_step`].
 pub fn scrub_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -114,7 +114,7 @@ pub fn scrub_now(
     }
 }
 
-/// Keeps to a number of bytes a second. There is no clock in here.
+/// Limits reads to a number of bytes per second. There is no clock in here.
 struct RateBound {
     /// The time at which the rate allows the bytes read so far.
     due: Instant,
@@ -125,8 +125,9 @@ impl RateBound {
         Self { due: now }
     }
 
-    /// The pause after reading this many bytes. Of unused time, a tenth of a second can be made up
-    /// for: the duration of the reading itself.
+    /// The pause after reading this many bytes. At most a tenth of a second of unused time can be
+    /// made up for, which covers
+    /// the duration of the reading itself.
     fn pause_after(&mut self, bytes: u64, status: &ScrubStatus, now: Instant) -> Duration {
         if status.bytes_per_second == 0 {
             return Duration::ZERO;

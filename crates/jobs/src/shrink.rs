@@ -1,7 +1,7 @@
 //! Making a pool smaller, step by step, until it is done or cannot be.
 //!
 //! A block shared by many entries is copied for each of them, which may need more room than there
-//! is. So a pool shrinks as far as there is room, then the copies become one, and so on.
+//! is. So a pool shrinks as far as there is room, the finder shares the copies again, and so on.
 
 use crate::dedup::dedup_now;
 use crate::limits::{BATCH_GAP, SHRINK_PAUSE, SHRINK_STEPS_MAX};
@@ -9,26 +9,28 @@ use onefold_store::{Result, Store, StoreError, StoreErrorKind};
 use std::ops::ControlFlow;
 use std::thread;
 
-/// How it ended.
+/// How a shrink ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shrunk {
     /// The pool has its new size.
     Done,
-    /// Another caller has given the pool another size, or cancelled.
+    /// Cancelled: another caller gave the pool another size, or cancelled the shrink.
     Cancelled,
-    /// It was interrupted, and is to be resumed.
+    /// Interrupted; it can be resumed.
     BrokenOff,
-    /// The pool keeps its size. So many blocks beyond the new end could not be freed.
+    /// The pool keeps its size, because this number of blocks beyond the new end could not be
+    /// freed.
     Stuck(u64),
 }
 
-/// Makes the pool as small as that.
+/// Shrinks the pool to the given size.
 ///
 /// `progress(done, all)` counts blocks, from zero in each step, and can cancel.
 ///
 /// # Errors
 ///
-/// As [`Store::plan_shrink`]; `NoSpace` if guests have filled the pool, and `Io` if a block cannot
+/// Errors of [`Store::plan_shrink`]; `NoSpace` if guests have filled the pool; `Io` if a block
+/// cannot
 /// be moved; `Busy` or `Damaged` if the index cannot be used. Progress so far stays.
 pub fn shrink_to(
     store: &Store,
@@ -53,22 +55,24 @@ pub fn shrink_to(
     }
 }
 
-/// Continues to shrink the pool, as recorded. If guests have filled it meanwhile, or some blocks
-/// stay in use in spite of everything, the pool keeps its size.
+/// Continues to shrink the pool, as recorded. If guests fill it concurrently, or if some blocks
+/// stay in use in spite of
+/// everything, the pool keeps its size.
 ///
 /// `progress(done, all)` counts blocks, from zero in each step, and can cancel.
 ///
 /// # Errors
 ///
-/// `NoSpace` where guests have filled the pool, and `Io` where a block cannot be moved: the pool keeps
-/// its size then. `Busy` or `Damaged` where the index cannot be used.
+/// `NoSpace` if guests have filled the pool, and `Io` if a block cannot be moved: then the pool keeps
+/// its size. `Busy` or
+/// `Damaged` if the index cannot be used.
 pub(crate) fn shrink_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Shrunk> {
     let (mut fewest, mut in_vain) = (u64::MAX, 0);
     let mut progress = |done, all| {
-        // Other callers that want the job lock get it.
+        // Lets other callers take the job lock.
         thread::sleep(BATCH_GAP);
         progress(done, all)
     };
@@ -76,8 +80,9 @@ pub(crate) fn shrink_now(
         let report = match store.shrink_step(&mut progress) {
             Ok(report) => report,
             Err(error) => {
-                // Otherwise the finder would rest for ever, and only the finder can repair a bad
-                // block. If this fails as well, the daemon retries all of it.
+                // Ending the shrink lets the finder work again, and only the finder can repair a
+                // bad block. If ending fails as well,
+                // the daemon retries all of it.
                 if keeps_its_size(&error) {
                     let _ = store.cancel_shrink();
                 }
@@ -104,7 +109,7 @@ pub(crate) fn shrink_now(
     }
 }
 
-/// Whether trying again would end in the same way.
+/// Whether the pool keeps its size after this error, because another try would end in the same way.
 pub fn keeps_its_size(error: &StoreError) -> bool {
     matches!(error.kind(), StoreErrorKind::NoSpace | StoreErrorKind::Io)
 }

@@ -1,9 +1,11 @@
 //! Whether guests are strained: their requests take longer than the budget, and no processor is idle. A
 //! volume with `--dedup auto` does not go in line then, because each write would need more processor time.
 //!
-//! Either alone does not count. A slow disk makes requests long, and in line there are fewer of them; busy
-//! processors do not matter to guests who are served in time. Where the kernel does not tell how busy
-//! processors are, guests are not strained.
+//! Neither condition alone counts. A slow disk makes requests take long, and writing in line needs fewer
+//! of them; busy
+//! processors do not matter to guests that are served in time. If the kernel does not report how busy the
+//! processors are,
+//! guests count as not strained.
 
 use crate::limits::{PROCESSOR_LEFT_OVER, WINDOW};
 use onefold_store::Store;
@@ -11,18 +13,18 @@ use std::fs::read_to_string;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tells the store whether guests are strained; once this is dropped, that they are not.
+/// Reports to the store whether guests are strained; dropping it reports that they are not.
 pub(crate) struct Strain {
     store: Arc<Store>,
     since: Instant,
     before: Option<Ticks>,
 }
 
-/// Time that processors have spent since the machine was started, of those that this process may use.
+/// Time spent since the machine was started by the processors that this process may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ticks {
     processors: u64,
-    /// Waiting for a disk is idle, too.
+    /// Idle time, including waiting for a disk.
     idle: u64,
     all: u64,
 }
@@ -36,7 +38,7 @@ impl Strain {
         }
     }
 
-    /// Looks again, if some time has passed.
+    /// Measures and reports again, once a window has passed.
     pub(crate) fn look(&mut self, is_over_budget: bool) {
         if self.since.elapsed() < WINDOW {
             return;
@@ -58,7 +60,7 @@ impl Drop for Strain {
     }
 }
 
-/// `left_over` is in processors.
+/// Whether guests are strained while `left_over` processors are idle.
 fn is_strained(is_over_budget: bool, left_over: Option<f64>) -> bool {
     is_over_budget && left_over.is_some_and(|left_over| left_over < PROCESSOR_LEFT_OVER)
 }
@@ -71,7 +73,8 @@ impl Ticks {
         Self::of(&read_to_string("/proc/stat").ok()?, allowed)
     }
 
-    /// Of the lines `cpuN user nice system idle iowait irq softirq steal` with N in a list as `0-3,8`.
+    /// Sums the lines `cpuN user nice system idle iowait irq softirq steal` for each N in a list such
+    /// as `0-3,8`.
     fn of(stat: &str, allowed: &str) -> Option<Self> {
         let ranges = allowed.trim().split(',').map(|range| {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -101,7 +104,7 @@ impl Ticks {
         (sum.processors > 0).then_some(sum)
     }
 
-    /// How many processors were idle on average; nothing if no time has passed.
+    /// How many processors were idle on average; `None` if no time has passed.
     fn left_over_since(self, before: Self) -> Option<f64> {
         let all = self.all.saturating_sub(before.all);
         let idle = self.idle.saturating_sub(before.idle);

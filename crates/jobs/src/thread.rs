@@ -1,18 +1,19 @@
-//! The threads of the jobs, and what they wait for.
+//! The threads of the jobs, and the signal that they wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Wakes those who wait for a change of a flag or a job.
+/// Wakes threads that wait for a change of a flag or a job.
 #[derive(Default)]
 pub(crate) struct Signal {
-    /// Lock order: before the jobs', so that a change is seen or wakes whoever looked before it.
+    /// Lock order: before the locks of the jobs, so that a waiting thread either sees a change or
+    /// is woken by it.
     flags: Mutex<Flags>,
     changed: Condvar,
 }
 
-/// What holds for all jobs.
+/// Flags that hold for all jobs.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Flags {
     pub(crate) is_stopping: bool,
@@ -34,12 +35,12 @@ impl Signal {
         self.changed.notify_all();
     }
 
-    /// A job has changed, or there is something new to do.
+    /// Wakes all waiting threads: a job has changed, or there is something new to do.
     pub(crate) fn notify(&self) {
         self.change(|_| {});
     }
 
-    /// Waits until it is so.
+    /// Waits until `is_so`.
     pub(crate) fn wait_until(&self, is_so: impl Fn() -> bool) {
         drop(self.changed.wait_while(self.lock(), |_| !is_so()));
     }
@@ -48,9 +49,9 @@ impl Signal {
 /// A thread, as its jobs see it.
 pub(crate) struct JobThread {
     signal: Arc<Signal>,
-    /// It lets guests go first. Relaxed: only shown.
+    /// Whether the thread rests to let guests go first. Relaxed: only shown.
     is_resting: AtomicBool,
-    /// Once it has ended: whether by a panic.
+    /// Set when the thread has ended: whether by a panic.
     panicked: OnceLock<bool>,
 }
 
@@ -71,7 +72,7 @@ impl JobThread {
         self.signal.flags().is_stopping
     }
 
-    /// Waits for news, at most this long.
+    /// Waits for a notification, at most this long.
     pub(crate) fn wait(&self, time: Duration) {
         let flags = self.signal.lock();
         if !flags.is_stopping {
@@ -79,12 +80,12 @@ impl JobThread {
         }
     }
 
-    /// Waits for so long; only the end of everything cuts it short.
+    /// Sleeps for this time; only stopping cuts it short.
     pub(crate) fn sleep(&self, time: Duration) {
         self.sleep_unless(time, || false);
     }
 
-    /// The same, unless there is something to do, about which there is news.
+    /// Sleeps for this time; ends early on stopping, or on a notification after which `is_due`.
     pub(crate) fn sleep_unless(&self, time: Duration, is_due: impl Fn() -> bool) {
         let (flags, changed) = (self.signal.lock(), &self.signal.changed);
         let sleeps = |flags: &mut Flags| !flags.is_stopping && !is_due();
@@ -99,7 +100,7 @@ impl JobThread {
         self.is_resting.load(Ordering::Relaxed)
     }
 
-    /// It has ended. Unless it was told to, that is a failure of its jobs.
+    /// Notes that the thread has ended. Unless it is stopping, its jobs count as failed.
     pub(crate) fn end(&self) {
         let _ = self.panicked.set(!self.is_stopping());
         self.signal.notify();

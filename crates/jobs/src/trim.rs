@@ -5,14 +5,15 @@ use onefold_store::{Pba, Result, Store};
 use std::ops::ControlFlow;
 use std::thread;
 
-/// Walks the pool, and gives back all blocks that are free and that the host has allocated space for.
+/// Walks the pool, and gives back all blocks that are free and for which the host has allocated
+/// space.
 ///
 /// `progress(done, all)` counts blocks of the pool, and can break the work off between steps. Returns
 /// whether it did.
 ///
 /// # Errors
 ///
-/// Those of the disk.
+/// Errors of the disk.
 pub fn trim_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -30,8 +31,8 @@ pub fn trim_now(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Returns once everything is free that was released before, unless a read of it lasts for half a
-/// minute.
+/// Waits until all blocks released before the call are free; gives up after half a minute if a read
+/// pins one of them.
 pub(crate) fn wait_until_free(store: &Store) -> Result<()> {
     let released = store.commit_released()?;
     for _ in 0..FREE_POLLS_MAX {

@@ -10,25 +10,26 @@ use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How it ended. What was copied stays so; with the rest another call goes on.
+/// How a call ended. Copied blocks stay copied; another call continues with the rest.
 #[derive(Debug)]
 pub struct Unshared {
     /// Blocks that were copied.
     pub copied_blocks: u64,
-    /// It was broken off before its end.
+    /// Whether the caller cancelled it before its end.
     pub was_broken_off: bool,
-    /// Why it ended early otherwise.
+    /// The error that ended it early.
     pub failure: Option<StoreError>,
 }
 
-/// Copies the blocks that a volume or snapshot shares, or with `min_run` those of shorter runs, for a
-/// process that has the pool to itself; then releases what was shared before.
+/// Copies the blocks that a volume or snapshot shares, or with `min_run` only blocks in shorter runs,
+/// for a
+/// process that has the pool to itself; then releases the references to the originals.
 ///
 /// `progress(blocks)` gets the number of blocks copied so far, and can cancel between steps.
 ///
 /// # Errors
 ///
-/// `NotFound`; those of the disk.
+/// `NotFound`; errors of the disk.
 pub fn unshare_now(
     store: &Store,
     name: &str,
@@ -42,11 +43,12 @@ pub fn unshare_now(
 }
 
 impl Maintenance {
-    /// The same beside guests, who go first. The collector's thread releases what was shared.
+    /// Like [`unshare_now`], but while guests run, who go first. The collector's thread releases
+    /// the old references.
     ///
     /// # Errors
     ///
-    /// As [`unshare_now`].
+    /// Errors of [`unshare_now`].
     pub fn unshare(
         &self,
         name: &str,
@@ -76,7 +78,7 @@ fn unshare(
     loop {
         let began = Instant::now();
         let stepped = match store.unshare_step(&mut unsharing) {
-            // Blocks that nobody else shared are free once their references are released.
+            // Originals that no other entry shares become free once their references are released.
             Err(error) if error.kind() == StoreErrorKind::NoSpace => match store.free_unshared() {
                 Ok(true) => Ok(true),
                 Ok(false) | Err(_) => Err(error),

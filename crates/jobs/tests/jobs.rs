@@ -232,7 +232,7 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
     assert_eq!(states(), [1, 1, 0]);
     maintenance.pause(&JobSelection::All).unwrap();
     assert_eq!(states(), [1, 1, 1]);
-    // One that is paused is listed, even if it has had nothing to do.
+    // A paused job is listed even if it has had nothing to do.
     let is_paused = |kind| {
         let jobs = maintenance.jobs().unwrap();
         let mut jobs = jobs.iter().filter(|job| job.kind == kind);
@@ -341,7 +341,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
                 thread::sleep(Duration::from_micros(100));
             }
         });
-        // On a busy machine it may be through before the guest has had a turn.
+        // On a busy machine the finder may finish before the guest has had a turn.
         let mut content = 40_000;
         let mut keep_busy = || {
             if dirty(&store, "backlog") > 0 {
@@ -358,7 +358,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
             keep_busy();
             finder(&maintenance, "backlog").state == JobState::Waiting
         });
-        // It continues all the same.
+        // The job continues nevertheless.
         let before = finder(&maintenance, "backlog").counts.scanned;
         wait_until("it gets on", || {
             keep_busy();
@@ -377,7 +377,7 @@ fn write_until(volume: &Volume, is_done: &AtomicBool) {
     }
 }
 
-/// Lets the other threads of a test end, even if it fails.
+/// Sets the flag that ends a test's other threads, even if the test fails.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
@@ -484,7 +484,7 @@ fn pausing_waits_for_the_read_for_a_backup_that_is_in_progress() {
         });
         has_begun.recv().unwrap();
         let pausing = scope.spawn(|| maintenance.pause(&JobSelection::Kind(JobKind::Copying)));
-        // Until it waits; it must not end before the read, however long that takes.
+        // Until the pause waits; it must not end before the read, however long that takes.
         thread::sleep(Duration::from_millis(50));
         assert!(!pausing.is_finished());
         end.send(()).unwrap();
@@ -530,7 +530,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
     );
     assert_eq!(full.counts.declined + full.counts.unique, 40_000);
     assert_eq!(full.backlog_blocks, full.counts.declined);
-    // Others are scanned as usual, and share blocks of the index.
+    // Other volumes are scanned as usual, and share blocks that are in the index.
     add_volume(&store, "small", 1..=10);
     wait_until("the small one has had some rounds", || {
         let volume = store.volume("small").unwrap();
@@ -577,7 +577,7 @@ fn a_deletion_that_fails_is_listed_and_the_others_are_done() {
     for name in ["b", "c"] {
         add_volume(&store, name, 1..=100);
     }
-    // The maps of the others are in memory still.
+    // The maps of the other volumes are still in memory.
     let meta_bytes = engine.durable_image(Part::Meta).len() as u64;
     engine.make_unreadable(Part::Meta, 0..meta_bytes);
     for name in ["a", "b", "c"] {
@@ -635,7 +635,7 @@ fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
     }
 }
 
-/// No volume is left that is scanned, which would settle the batch.
+/// No scanned volume is left that would settle the batch.
 #[test]
 fn a_search_releases_what_a_batch_drops_that_a_crash_left_open() {
     for ios in 1.. {
