@@ -1,4 +1,4 @@
-//! Which part of its region a job turns to next.
+//! The order in which a job visits the slots of its region.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,27 +10,28 @@ use rand_distr::{Distribution, Zipf};
 
 use crate::permutation::Permutation;
 
-/// The part of a region's slots that NURand's A is at most, unless it is given.
+/// The default of NURand's A is at most this part of a region's slots.
 const NURAND_PART: u64 = 8;
 
-/// The default of Zipf's exponent: YCSB's.
+/// The default exponent of Zipf, as in YCSB.
 const THETA: f64 = 0.99;
 
-/// The order in which the slots of a region are turned to.
+/// The order in which the slots of a region are visited.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// One after another, and again from the first on.
+    /// From the first slot to the last, again and again.
     Sequential,
-    /// Each as likely as another.
+    /// Every slot is equally likely.
     Uniform,
     /// TPC-C's NURand: some slots are used much more often than others.
     NuRand {
-        /// Its A; with none, the largest 2^n - 1 that is at most an eighth of the slots.
+        /// NURand's A; by default the largest 2^n - 1 that is at most an eighth of the slots.
         a: Option<u64>,
     },
-    /// The n-th most likely slot in proportion to 1/n^theta. Which slots are likely is random.
+    /// The n-th most likely slot has a probability proportional to 1/n^theta. Which slots are
+    /// likely is random.
     Zipf {
-        /// Above 0.
+        /// The exponent, above 0.
         theta: f64,
     },
 }
@@ -91,7 +92,7 @@ pub fn nurand(random_a: u64, random_xy: u64, c: u64, (x, y): (u64, u64)) -> u64 
     (sum % (u128::from(y - x) + 1)) as u64 + x
 }
 
-/// A of NURand for so many slots where none was given.
+/// The default of NURand's A for this number of slots.
 #[must_use]
 pub fn nurand_a(slots: u64) -> u64 {
     let most = slots / NURAND_PART;
@@ -100,7 +101,8 @@ pub fn nurand_a(slots: u64) -> u64 {
         .map_or(0, |power| (1 << power) - 1)
 }
 
-/// The slots of a region in the order in which a job turns to them, without end. It follows from a seed.
+/// An endless sequence of a region's slots, in the order in which a job visits them. A seed determines
+/// it.
 #[derive(Debug)]
 pub struct Addresses {
     slots: u64,
@@ -126,7 +128,7 @@ enum Order {
 }
 
 impl Addresses {
-    /// Of so many slots, at least one.
+    /// The sequence for this number of slots, at least one.
     #[must_use]
     pub fn new(pattern: Pattern, slots: u64, seed: u64) -> Self {
         let slots = slots.max(1);
@@ -145,7 +147,7 @@ impl Addresses {
                     places: Permutation::new(slots, seed),
                     random: SmallRng::seed_from_u64(seed),
                 },
-                // There is a law for each theta that can be asked for.
+                // The distribution exists for every theta that can be given.
                 Err(_) => Order::Uniform(random),
             },
         };

@@ -3,15 +3,15 @@
 use crate::deal::ContentId;
 use crate::permutation::mix;
 
-/// Numbers that are generated side by side, so that the processor does several at a time.
+/// Numbers that are generated together, so that the processor computes several at a time.
 const LANES: usize = 8;
 
-/// Bytes of all of them: a line. Blocks are whole lines.
+/// Bytes of one round of all lanes: a line. Blocks are whole lines.
 const LINE_BYTES: usize = LANES * WORD_BYTES;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// Makes the blocks of contents, and tells whether a block is one.
+/// Makes the block of a content, and recognises such blocks.
 ///
 /// A block begins with the number of its content and a word that depends on seed and number; so no
 /// two contents have equal blocks, and a misplaced block can be identified. Then comes an
@@ -26,7 +26,8 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Blocks of a multiple of 512 bytes, of which about so many percent compress to nearly nothing.
+    /// Blocks of `block_bytes`, a multiple of 512, of which about `compressible_percent` compress to
+    /// nearly nothing.
     #[must_use]
     pub fn new(seed: u64, block_bytes: usize, compressible_percent: u8) -> Self {
         let percent = usize::from(100 - compressible_percent.min(100));
@@ -40,13 +41,13 @@ impl Contents {
         }
     }
 
-    /// Of each block.
+    /// The size of each block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// Fills a block, as long as blocks are.
+    /// Fills `block`, which has the size of a block, with a content.
     pub fn fill(&self, id: ContentId, block: &mut [u8]) {
         let (noise, repeated) = block.split_at_mut(self.noise_bytes);
         let Start {
@@ -69,7 +70,7 @@ impl Contents {
             .fill(word.to_le_bytes());
     }
 
-    /// Whether a block is this content to the last bit.
+    /// Whether the block has exactly this content.
     #[must_use]
     pub fn is(&self, id: ContentId, block: &[u8]) -> bool {
         if block.len() != self.block_bytes {
@@ -105,7 +106,7 @@ impl Contents {
         differences.iter().fold(0, |any, it| any | it) == 0
     }
 
-    /// Which content a block is, if it is one.
+    /// The content of a block, if it has one of these contents.
     #[must_use]
     pub fn recognise(&self, block: &[u8]) -> Option<ContentId> {
         let id = u64::from_le_bytes(*block.first_chunk()?);
@@ -124,9 +125,9 @@ impl Contents {
     }
 }
 
-/// What a content is made from.
+/// The values from which a content is made.
 struct Start {
-    /// Where the generators begin.
+    /// The first values of the generators.
     lanes: [u64; LANES],
     /// The first two words.
     words: [u64; 2],

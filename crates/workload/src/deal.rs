@@ -1,5 +1,6 @@
-//! Deals contents: every one of a scaled distribution exactly as often as it is to occur, in runs of the
-//! lengths that it has, in a random order that follows from a seed.
+//! Deals contents: each content of a scaled distribution exactly as often as it should occur, in runs of
+//! the
+//! distribution's lengths, in a random order determined by a seed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,29 +9,31 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::permutation::{Permutation, mix};
 use crate::scale::{Cell, Runs, Scaled};
 
-/// Identifies a content; equal ones have equal blocks. Those that occur once have the highest bit.
+/// Identifies a content; equal ids have equal blocks. Contents that occur once have the highest bit
+/// set.
 pub type ContentId = u64;
 
 /// Distinguishes contents that are never repeated from the others.
 pub const UNIQUE: ContentId = 1 << 63;
 
-/// Runs that are dealt together, at most: where one class has many more than the other, of which then
-/// neighbours become one anyway.
+/// The most runs that are dealt together. It is reached if one class has many more runs than the
+/// other; their neighbours
+/// then merge anyway.
 const RUNS_MAX: u64 = 64;
 
-/// A part of the blocks, of which each of several programs that run side by side deals one.
+/// The part of the blocks that one of several concurrent programs deals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Which, from 0 on.
+    /// The number of this part, from 0.
     pub index: u64,
-    /// How many there are, at least 1.
+    /// The number of parts, at least 1.
     pub count: u64,
 }
 
 /// Consecutive contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Piece {
-    /// The first one; the others are numbered from it on.
+    /// The first content; the others have consecutive numbers.
     first: ContentId,
     blocks: u64,
 }
@@ -48,7 +51,7 @@ impl Piece {
     }
 }
 
-/// Contents that are to be written one after another: a few runs of both classes.
+/// Contents to write one after another: a few runs of both classes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Run {
     pieces: VecDeque<Piece>,
@@ -56,13 +59,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// How many contents are left of it.
+    /// How many contents are left in the run.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Takes the first content from it, if there is one.
+    /// Removes and returns the first content, if there is one.
     pub fn take_first(&mut self) -> Option<ContentId> {
         let piece = self.pieces.front_mut()?;
         let first = piece.first;
@@ -103,14 +106,14 @@ struct Placed<T> {
 }
 
 impl<T> Placed<T> {
-    /// The one of a list, in the order of slots, that has this slot.
+    /// The entry of a list, sorted by slot, that contains this slot.
     fn at(all: &[Self], slot: u64) -> Option<&Self> {
         let after = all.partition_point(|it| it.slot <= slot);
         all.get(after.checked_sub(1)?)
     }
 }
 
-/// Unique runs, in slots: those of one length after those of another.
+/// Unique runs in slots, grouped by length.
 #[derive(Debug)]
 struct Unique {
     runs: Vec<Placed<Runs>>,
@@ -146,12 +149,13 @@ impl Unique {
     }
 }
 
-/// Redundant runs, and the pieces that they are laid out of. A run is one piece of its length as long as
-/// there are any; the others are laid out of the pieces that are spare, one after another.
+/// Redundant runs, and the pieces that make them up. A run is one piece of its length while there are
+/// any; the other
+/// runs are made of spare pieces, one after another.
 #[derive(Debug)]
 struct Redundant {
     lengths: Vec<Length>,
-    /// By length. A piece takes as many slots as it has copies.
+    /// The pieces by length. A piece takes one slot per copy.
     cells: Vec<Placed<Cell>>,
     runs: u64,
     spares: u64,
@@ -161,25 +165,25 @@ struct Redundant {
 #[derive(Debug)]
 struct Length {
     length: u64,
-    /// Among all runs.
+    /// The numbers of these runs among all runs.
     runs: Range<u64>,
     /// The slots of the pieces.
     pieces: Range<u64>,
-    /// Among all pieces that are spare.
+    /// The numbers of the spare pieces of this length among all spare pieces.
     spares: Range<u64>,
 }
 
 impl Length {
-    /// How many runs are one piece.
+    /// How many runs consist of a single piece.
     fn whole(&self) -> u64 {
         (self.runs.end - self.runs.start).min(self.pieces.end - self.pieces.start)
     }
 }
 
-/// The parts of a redundant run.
+/// How a redundant run is made up.
 enum Layout {
     Whole(Piece),
-    /// Spare pieces, so many blocks together.
+    /// Spare pieces with this number of blocks in total.
     Spares(u64),
 }
 
@@ -248,7 +252,7 @@ impl Redundant {
         }
     }
 
-    /// The piece in a place of those of the n-th length.
+    /// The piece of the n-th length in this place.
     fn piece(&self, order: &Order, n: usize, place: u64) -> Piece {
         let slot = self.lengths[n].pieces.start + order.pieces[n].at(place);
         let piece = |cells: &Placed<Cell>| Piece {
@@ -259,26 +263,27 @@ impl Redundant {
     }
 }
 
-/// In which order an epoch has its slots.
+/// The order of an epoch's slots.
 #[derive(Debug)]
 struct Order {
     unique: Permutation,
     redundant: Permutation,
     spares: Permutation,
-    /// Of each length.
+    /// The order of the pieces, for each length.
     pieces: Vec<Permutation>,
 }
 
 /// Deals to any number of jobs, which together get the distribution.
 ///
-/// When all of it was dealt, another epoch begins: the contents that occur more often come again, in
-/// another order, and those that occur once are new ones.
+/// When all of it has been dealt, a new epoch begins: redundant contents come again in another
+/// order, and unique ones are
+/// new.
 #[derive(Debug)]
 pub struct Dealer {
     unique: Unique,
     redundant: Redundant,
     seed: u64,
-    /// The blocks of an epoch that are dealt here.
+    /// The blocks of an epoch that this dealer deals.
     own: Range<u64>,
     dealing: Mutex<Dealing>,
 }
@@ -287,13 +292,13 @@ pub struct Dealer {
 struct Dealing {
     epoch: u64,
     order: Order,
-    /// Runs of this epoch that were dealt, and their blocks.
+    /// The number of runs of this epoch that were dealt, and of their blocks.
     runs: u64,
     blocks: u64,
-    /// Spare pieces that were dealt, and the rest of the last one.
+    /// The number of spare pieces that were dealt, and the rest of the last one.
     spares: u64,
     spare: Piece,
-    /// The part that was cut off.
+    /// Rests of runs that were cut off, to be dealt next.
     rests: Vec<Run>,
 }
 
@@ -312,7 +317,8 @@ impl Dealing {
 }
 
 impl Dealer {
-    /// Deals one share of a distribution. Shares of one seed have the redundant contents in common,
+    /// A dealer for one share of a distribution. Shares with the same seed have the redundant
+    /// contents in common
     /// and no unique one; together they have exactly the distribution.
     #[must_use]
     pub fn new(scaled: &Scaled, share: Share, seed: u64) -> Self {
@@ -330,7 +336,7 @@ impl Dealer {
         }
     }
 
-    /// The next runs, or as much of them as requested; the rest is dealt next.
+    /// The next runs, of at most `blocks_max` blocks; a rest is dealt next.
     pub fn deal(&self, blocks_max: u64) -> Run {
         let mut dealing = lock(&self.dealing);
         let mut run = match dealing.rests.pop() {
@@ -435,6 +441,6 @@ fn order(unique: &Unique, redundant: &Redundant, seed: u64, epoch: u64) -> Order
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A run is dealt before anything can panic that has the lock.
+    // Ignores poisoning: nothing panics while a run is half dealt.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,6 @@
-//! Distributions in DEDISbench's format: two numbers a line, a number of duplicates and the number
-//! of contents that have so many, in any order. They have neither zeros nor runs.
+//! Distributions in DEDISbench's format: each line has a number of duplicates and the number of
+//! contents with as many
+//! duplicates, in any order. The format has neither zeros nor runs.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +10,17 @@ use onefold_analyze::RunCount;
 /// DEDISgen's default block size.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Whether the first significant line begins with a number.
+/// Whether the text is in this format: its first significant line begins with a number.
 pub(crate) fn is_meant(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim_start);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
     first.is_some_and(|line| line.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// The lines so far.
+/// The state after the lines read so far.
 #[derive(Default)]
 pub(crate) struct Parsing {
-    /// Contents by copies.
+    /// The number of contents by their copies.
     contents: BTreeMap<u64, u64>,
     blocks: u64,
 }
@@ -69,8 +70,9 @@ impl Parsing {
     }
 }
 
-/// The runs that so many blocks of both classes make in a random order, in which DEDISbench itself deals
-/// them: as many of one class as of the other, and of geometric lengths.
+/// The runs that blocks of both classes form in a random order, which is how DEDISbench deals them:
+/// equally many of each
+/// class, with geometric lengths.
 fn shuffled(unique: u64, redundant: u64) -> [Vec<RunCount>; 2] {
     let boundaries = u128::from(unique) * u128::from(redundant);
     let runs = boundaries / u128::from((unique + redundant).max(1));
@@ -81,11 +83,13 @@ fn shuffled(unique: u64, redundant: u64) -> [Vec<RunCount>; 2] {
     })
 }
 
-/// So many runs with so many blocks together, of geometric lengths. There is at least one run, and a
-/// block for each.
+/// `runs` runs of `blocks` blocks in total, with geometric lengths. There is at least one run, and
+/// at least one block for
+/// each.
 fn geometric(runs: u64, blocks: u64) -> Vec<RunCount> {
     let mean = blocks as f64 / runs as f64;
-    // Part of the runs that have at least so many blocks, and the blocks of these for each of all runs.
+    // `part`: the share of runs that have at least `length` blocks. `weight`: their blocks, divided by
+    // the number of all runs.
     let part = |length: f64| (1.0 - 1.0 / mean).powf(length - 1.0);
     let weight = |length: f64| part(length) * (length + mean - 1.0);
     let mut counts = Vec::new();
@@ -112,7 +116,7 @@ fn geometric(runs: u64, blocks: u64) -> Vec<RunCount> {
     }
 }
 
-/// Makes the runs have this many blocks together; false if runs of some lengths cannot.
+/// Adjusts the runs to this number of blocks in total; false if runs of some lengths cannot be.
 fn make_up(counts: &mut [RunCount], blocks: u64) -> bool {
     let have: u64 = counts.iter().map(|count| count.chunks).sum();
     let (mut missing, mut surplus) = (blocks.saturating_sub(have), have.saturating_sub(blocks));
@@ -129,7 +133,7 @@ fn make_up(counts: &mut [RunCount], blocks: u64) -> bool {
     missing == 0 && surplus == 0
 }
 
-/// Runs of a length, and of one block more.
+/// Runs of two lengths that differ by one block.
 fn even(runs: u64, blocks: u64) -> Vec<RunCount> {
     let (length, longer) = (blocks / runs, blocks % runs);
     let mut counts = vec![RunCount::default(); (length + 1).ilog2() as usize + 1];

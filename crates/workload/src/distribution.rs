@@ -1,5 +1,5 @@
-//! How often contents occur, and the lengths of runs: an analysis measures them, and a load repeats
-//! them.
+//! How often contents occur, and the lengths of runs: measured by an analysis, reproduced by a
+//! load.
 //!
 //! A distribution is a text that people can read and write, one field a line;
 //! `docs/operating/bench.md` describes the lines. Zeros are not in it.
@@ -13,15 +13,15 @@ use crate::dedisbench;
 /// The first line.
 const HEADING: &str = "onefold distribution 1";
 
-/// Most blocks of a distribution: 2^48. Its sums stay far below 2^63.
+/// The most blocks of a distribution: 2^48. Sums stay far below 2^63.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 48;
 
 /// Contents that occur as often as each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyCount {
-    /// How often each occurs, at least once.
+    /// How often each of the contents occurs, at least once.
     pub copies: u64,
-    /// How many different ones do, at least one.
+    /// How many different contents occur this often, at least one.
     pub contents: u64,
 }
 
@@ -31,8 +31,9 @@ pub struct Distribution {
     pub(crate) block_bytes: u64,
     /// By copies, ascending.
     pub(crate) copies: Vec<CopyCount>,
-    /// Of unique contents, and of redundant ones: runs of 2^n blocks to below 2^(n+1), in the n-th
-    /// place.
+    /// The runs of unique contents, and the runs of redundant ones: the n-th entry has the runs of
+    /// 2^n blocks to below
+    /// 2^(n+1).
     pub(crate) runs: [Vec<RunCount>; 2],
 }
 
@@ -40,14 +41,14 @@ pub struct Distribution {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct DistributionError {
-    /// Where, counted from 1.
+    /// The line of the fault, counted from 1.
     pub line: usize,
     /// The fault.
     pub what: String,
 }
 
 impl Distribution {
-    /// The distribution of an analysis in fixed blocks. Nothing for other chunks, or if all of them
+    /// The distribution of an analysis in fixed blocks. `None` for other chunks, or if all of them
     /// are zero.
     #[must_use]
     pub fn of(report: &ChunkingReport) -> Option<Self> {
@@ -66,11 +67,11 @@ impl Distribution {
         (found.blocks() > 0).then_some(found)
     }
 
-    /// Reads the text of one, or of one as DEDISbench has them.
+    /// Reads the text of a distribution, in this format or in DEDISbench's.
     ///
     /// # Errors
     ///
-    /// Gives the line of a fault; sums that contradict each other are found at its end.
+    /// Returns the line of a fault; sums that contradict each other are reported at the end.
     pub fn parse(text: &str) -> Result<Self, DistributionError> {
         if dedisbench::is_meant(text) {
             let mut parsing = dedisbench::Parsing::default();
@@ -98,7 +99,7 @@ impl Distribution {
         self.block_bytes
     }
 
-    /// The same for blocks of another size.
+    /// This distribution, with blocks of another size.
     #[must_use]
     pub fn with_block_bytes(self, block_bytes: u64) -> Self {
         Self {
@@ -113,7 +114,7 @@ impl Distribution {
         &self.copies
     }
 
-    /// Runs of a class: those of 2^n blocks to below 2^(n+1), in the n-th place.
+    /// The runs of a class: the n-th entry has the runs of 2^n blocks to below 2^(n+1).
     #[must_use]
     pub fn runs(&self, class: RunClass) -> &[RunCount] {
         let [unique, redundant] = &self.runs;
@@ -161,7 +162,8 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Hands on each line and its number, from 1 on. Returns the last number, 1 of an empty text.
+/// Calls `read` for each line with its number, from 1. Returns the last number, 1 for an empty
+/// text.
 fn each_line(
     text: &str,
     mut read: impl FnMut(usize, &str) -> Result<(), String>,
@@ -174,7 +176,7 @@ fn each_line(
     Ok(last)
 }
 
-/// The lines so far.
+/// The state after the lines read so far.
 #[derive(Default)]
 struct Parsing {
     block_bytes: Option<u64>,
@@ -302,7 +304,7 @@ pub(crate) fn number(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("'{text}' is not a number"))
 }
 
-/// The built-in distributions: their names and texts. A text beside each gives its origin.
+/// The built-in distributions: names and texts. A document next to each text gives its origin.
 #[must_use]
 pub fn shipped_distributions() -> [(&'static str, &'static str); 3] {
     [

@@ -1,4 +1,4 @@
-//! Looks whether a target holds anything, before a load or another command destroys it.
+//! Checks whether a target holds anything, before a load or another command destroys it.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use onefold_image::QCOW2_MAGIC;
 use crate::run::LoadProgress;
 use crate::target::{Buffer, Target};
 
-/// Bytes at the beginning of a target that have the marks of its content: the mark of btrfs is the last.
+/// The bytes at the beginning of a target that identify its content: the magic of btrfs comes last.
 pub const MARKS_BYTES: u64 = 128 << 10;
 
 /// Bytes read at a time.
@@ -20,12 +20,13 @@ const STEP_BYTES: usize = 1 << 20;
 /// Sectors of 512 bytes in which LVM's label may be.
 const LVM_SECTORS: usize = 4;
 
-/// The content of a target's first `bytes`, or the format by its beginning; nothing if there are
-/// only zeros, or if it was stopped before it found anything.
+/// Describes the content of a target's first `bytes`, by its format if the beginning is known.
+/// `None` if there are only
+/// zeros, or if it was stopped before it found anything.
 ///
 /// # Errors
 ///
-/// Where it cannot be read.
+/// If the target cannot be read.
 pub fn inspect(
     target: &dyn Target,
     bytes: u64,

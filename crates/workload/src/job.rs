@@ -1,5 +1,5 @@
 //! One job: it has its own part of the region, remembers the data that it has written there, and
-//! compares everything that it reads with that.
+//! compares all data that it reads with it.
 
 use std::fmt;
 use std::thread;
@@ -15,13 +15,13 @@ use crate::measure::{Measurement, Operation};
 use crate::run::{LoadProgress, Region};
 use crate::target::{Buffer, Connection, Target};
 
-/// The content of a block that was not written yet. No content has this number.
+/// The content of a block that has not been written yet. No content has this number.
 const UNKNOWN: ContentId = ContentId::MAX;
 
-/// The longest sleep: after it, a job looks whether it is to end.
+/// The longest sleep; after each, the job checks whether the load is ending.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 
-/// No request is due later: thirty years.
+/// The latest time at which a request can be due: thirty years.
 const SECONDS_MAX: f64 = 1e9;
 
 /// A part of a load.
@@ -30,7 +30,7 @@ pub(crate) struct Phase {
     /// How many of a hundred requests read.
     pub(crate) read_percent: u8,
     pub(crate) pattern: Pattern,
-    /// Of all jobs.
+    /// The number of requests of all jobs.
     pub(crate) requests: Option<u64>,
     pub(crate) time: Option<Duration>,
     /// Requests per second of all jobs.
@@ -57,16 +57,16 @@ pub struct Mismatch {
 pub enum Found {
     /// A content of this load, whole.
     Content {
-        /// Which.
+        /// The number of the content.
         id: ContentId,
-        /// Where the job has written it last, in bytes, if it is to be anywhere.
+        /// The byte at which the job wrote this content last, if it should still be there.
         written_at: Option<u64>,
     },
     /// The right content, but not all of it.
     Damage {
         /// Bytes that differ.
         bytes: u64,
-        /// The first of them, in bytes from the target's start.
+        /// The first differing byte, counted from the target's start.
         first: u64,
     },
 }
@@ -110,11 +110,11 @@ pub(crate) struct Job<'a> {
     contents: &'a Contents,
     dealer: &'a Dealer,
     region: Region,
-    /// Its part's first byte.
+    /// The first byte of the job's part.
     start: u64,
     /// For each block of the part, the content written there last.
     written: Vec<ContentId>,
-    /// Dealt and not yet written.
+    /// Contents that were dealt and not yet written.
     run: Run,
     buffer: Buffer,
 }
@@ -146,7 +146,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Does its part of a phase: it is one of so many jobs.
+    /// Does the part of a phase that belongs to job `number` of `jobs`.
     pub(crate) fn work(
         &mut self,
         phase: &Phase,
@@ -233,7 +233,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Deals contents to the blocks of a slot, and makes them.
+    /// Deals contents to the blocks of a slot, and fills the buffer with them.
     fn fill(&mut self, slot: u64, is_sequential: bool) {
         let blocks = self.region.request_blocks;
         let start = slot * blocks;
@@ -282,7 +282,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// The content of a block of the part, which differs from the one written there.
+    /// Describes how a block of the part differs from the written content.
     fn mismatch(&self, place: u64, block: &[u8]) -> Mismatch {
         let block_bytes = block.len() as u64;
         let offset = self.start + place * block_bytes;
@@ -315,7 +315,7 @@ impl<'a> Job<'a> {
 
 /// Waits until a request is due. Returns the time from which its latency counts: a job that is late
 /// because the previous request took too long counts that time too, because an application would
-/// have waited for it. Returns nothing if the load ends meanwhile.
+/// have waited for it. Returns `None` if the load ends during the wait.
 fn wait(due: Option<Instant>, is_ending: &dyn Fn() -> bool) -> Option<Instant> {
     let Some(due) = due else {
         return Some(Instant::now());

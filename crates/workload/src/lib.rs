@@ -6,20 +6,22 @@
 //! memory, and any other target is given to it as a [`Target`]. No crate of the product but the
 //! binary uses this one.
 //!
-//! A region of a target has a contiguous part for each job. Contents are dealt by one dealer to all
-//! jobs, a run at a time, so that together they write the distribution. A job keeps eight bytes of
-//! each block of its part in memory, the number of the content that it has written there last, and
-//! makes that content again to compare it with the data it reads.
+//! Each job has a contiguous part of the target's region. One dealer deals contents to all jobs, a
+//! run at a time, so that
+//! together they write the distribution. A job keeps eight bytes in memory for each block of its
+//! part, the number of the
+//! content that it has written there last, and makes that content again to compare it with the data
+//! it reads.
 //!
 //! | file | purpose |
 //! | --- | --- |
 //! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
-//! | `dedisbench.rs` | the same from a file of DEDISbench's |
+//! | `dedisbench.rs` | a distribution from a file in DEDISbench's format |
 //! | `run.rs` | a load and its phases, one after another |
-//! | `job.rs` | requests, one after another, and the comparing |
-//! | `addresses.rs` | where: sequential, uniform, NURand, Zipf |
+//! | `job.rs` | requests, one after another, and their comparison |
+//! | `addresses.rs` | the order of addresses: sequential, uniform, NURand, Zipf |
 //! | `deal.rs` | the contents: every run as often as it should occur, in a random order |
-//! | `scale.rs` | a distribution in as many blocks as there are |
+//! | `scale.rs` | scaling a distribution to a number of blocks |
 //! | `permutation.rs` | a random order without a list |
 //! | `content.rs` | a content as bytes |
 //! | `measure.rs` | latencies, and the progress over time |

@@ -30,27 +30,27 @@ pub enum Operation {
 /// Requests of one kind.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// Bytes of all of them.
+    /// Bytes of all requests together.
     pub bytes: u64,
-    /// How long they took, in nanoseconds, to three digits.
+    /// Latencies in nanoseconds, to three digits.
     pub latency: Histogram<u64>,
 }
 
 /// The measurements of one part of a load.
 #[derive(Debug, Clone)]
 pub struct Measurement {
-    /// By kind: reads, writes, flushes.
+    /// The requests by kind: reads, writes, flushes.
     operations: [Measured; 3],
     /// Bytes that were read and written, over time.
     pub timeline: Timeline,
 }
 
 impl Measurement {
-    /// Nothing yet.
+    /// An empty measurement.
     ///
     /// # Errors
     ///
-    /// Never: the bounds of its histograms are some that they take.
+    /// Never: the bounds of the histograms are valid.
     pub(crate) fn new() -> Result<Self, CreationError> {
         let latency = Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS)?;
         let none = Measured { bytes: 0, latency };
@@ -66,7 +66,7 @@ impl Measurement {
         &self.operations[operation as usize]
     }
 
-    /// One request that ended so long after the start.
+    /// Adds a request that ended `end` after the start of the measurement.
     pub(crate) fn add(
         &mut self,
         operation: Operation,
@@ -81,7 +81,7 @@ impl Measurement {
         self.timeline.add(operation, bytes, end);
     }
 
-    /// Adds another job's measurements of the same time.
+    /// Adds the measurements of another job in the same period.
     pub(crate) fn join(&mut self, mut other: Self) {
         for (own, other) in self.operations.iter_mut().zip(&other.operations) {
             own.bytes += other.bytes;
@@ -92,12 +92,12 @@ impl Measurement {
     }
 }
 
-/// How many bytes were read and written in each of a number of intervals of the same length.
+/// How many bytes were read and written in each of a number of equal intervals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
-    /// Of each. It doubles as often as is needed for there not to be more than 1,024 of them.
+    /// The length of each interval. It doubles whenever there would be more than 1,024 of them.
     pub interval: Duration,
-    /// Bytes that were read and that were written in each.
+    /// Bytes read and bytes written in each interval.
     pub bytes: Vec<[u64; 2]>,
 }
 
@@ -127,7 +127,7 @@ impl Timeline {
         }
     }
 
-    /// Makes one interval of two.
+    /// Merges each pair of intervals into one.
     fn coarsen(&mut self) {
         let pairs = self.bytes.chunks(2);
         let sum = |pair: &[[u64; 2]]| {

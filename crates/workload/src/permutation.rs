@@ -18,7 +18,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Of the numbers below `bound`, which is at most 2^63.
+    /// A permutation of the numbers below `bound`, which is at most 2^63.
     #[must_use]
     pub fn new(bound: u64, seed: u64) -> Self {
         let bits = (u64::BITS - bound.saturating_sub(1).leading_zeros()).max(2);

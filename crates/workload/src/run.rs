@@ -1,4 +1,4 @@
-//! A load from its beginning to its measurements.
+//! A load, from its start to its measurements.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,10 +16,10 @@ use crate::permutation::mix;
 use crate::scale::Scaled;
 use crate::target::{Target, machine_memory_bytes};
 
-/// Bytes of a request at most.
+/// The most bytes of a request.
 const REQUEST_BYTES_MAX: u64 = 64 << 20;
 
-/// Jobs at most.
+/// The most jobs.
 const JOBS_MAX: u64 = 1024;
 
 /// Memory for each block: the number of the content that was written there last.
@@ -34,7 +34,7 @@ pub enum Mode {
     Read,
     /// Writes everything once, and then reads and writes.
     Mixed {
-        /// How many of a hundred requests are reads, about.
+        /// The approximate percentage of requests that are reads.
         read_percent: u8,
     },
 }
@@ -71,53 +71,54 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The kind of a load.
+/// The parameters of a load.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// Which requests it makes.
+    /// The kinds of requests.
     pub mode: Mode,
-    /// Where.
+    /// The order of addresses.
     pub pattern: Pattern,
-    /// Bytes of each: whole blocks.
+    /// Bytes of each request: whole blocks.
     pub request_bytes: u64,
     /// The number of parts of the region, each with a job of its own.
     pub jobs: u64,
-    /// When it ends at the latest.
+    /// The time limit.
     pub time: Option<Duration>,
-    /// How many requests it makes at most. With neither, as many as the region has room for.
+    /// The most requests. Without this and a time limit, as many as the region has room for.
     pub requests: Option<u64>,
-    /// Requests per second of all jobs together; with none, each job makes one after another.
+    /// Requests per second of all jobs together; without it, each job makes one after another.
     pub rate: Option<f64>,
-    /// The written data is read at the end.
+    /// Whether the written data is read at the end.
     pub reads_back: bool,
-    /// Of each block, the part that compresses to nearly nothing.
+    /// The percentage of each block that compresses to nearly nothing.
     pub compressible_percent: u8,
-    /// Contents and addresses follow from it.
+    /// The seed that determines contents and addresses.
     pub seed: u64,
-    /// Which of several loads that run side by side it is.
+    /// The part of several concurrent loads that this one does.
     pub share: Share,
 }
 
 /// The part of a target that a load uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// From the target's first byte on.
+    /// The size in bytes, from the target's first byte.
     pub bytes: u64,
-    /// Its blocks.
+    /// The number of blocks in the region.
     pub blocks: u64,
-    /// Requests for which each job has room in its part.
+    /// The number of requests for which each job has room in its part.
     pub slots: u64,
     /// Blocks of a request.
     pub request_blocks: u64,
 }
 
 impl Load {
-    /// The part of `bytes` bytes that it uses: whole requests, as many for each job.
+    /// The part of `bytes` bytes that the load uses: whole requests, equally many for each job.
     ///
     /// # Errors
     ///
-    /// Where a request is not of whole blocks, where there is no room for one of each job, and where
-    /// there are more blocks than memory can be had for.
+    /// If a request is not of whole blocks, if there is no room for one request per job, or if
+    /// memory cannot be allocated for
+    /// this number of blocks.
     pub fn region(&self, block_bytes: u64, bytes: u64) -> Result<Region, WorkloadError> {
         let request_bytes = self.request_bytes;
         let is_fine = (block_bytes..=REQUEST_BYTES_MAX).contains(&request_bytes);
@@ -177,12 +178,12 @@ impl LoadProgress {
         (self.done.load(Ordering::Relaxed).min(all), all)
     }
 
-    /// Ends the load soon: measurements by then are reported.
+    /// Ends the load soon; the measurements up to then are reported.
     pub fn stop(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked to end.
+    /// Whether the load was asked to end.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stops.load(Ordering::Relaxed)
@@ -205,9 +206,9 @@ impl LoadProgress {
 /// The result of a load.
 #[derive(Debug, Clone)]
 pub struct LoadReport {
-    /// It was not stopped before its end.
+    /// Whether the load ran to its end without being stopped.
     pub is_complete: bool,
-    /// One after another.
+    /// The phases in order.
     pub phases: Vec<PhaseReport>,
 }
 
@@ -216,13 +217,13 @@ pub struct LoadReport {
 pub struct PhaseReport {
     /// `fill`, `write`, `read`, `mixed` or `read-back`.
     pub name: &'static str,
-    /// From its first request to its end, a flush included where something was written.
+    /// The time from its first request to its end, including a flush if data was written.
     pub elapsed: Duration,
-    /// Of all jobs.
+    /// The measurements of all jobs together.
     pub measurement: Measurement,
 }
 
-/// Puts a load on a region of a target.
+/// Runs a load on a region of a target.
 ///
 /// # Errors
 ///
@@ -345,7 +346,7 @@ fn run_phase(
     })
 }
 
-/// Each job draws independently, in each of the loads that run side by side.
+/// The seed of a job: each job of each concurrent load draws independently.
 fn seed_of(load: &Load, job: u64) -> u64 {
     mix(load.seed ^ mix(load.share.index << 32 | job))
 }

@@ -1,54 +1,57 @@
-//! A distribution in as many blocks as are wanted: which contents there are, in runs of which lengths,
-//! and how often each run is dealt.
+//! A distribution scaled to a number of blocks: its contents, the lengths of its runs, and how often
+//! each run is dealt.
 
 use std::collections::BTreeMap;
 
 use crate::distribution::{CopyCount, Distribution};
 use onefold_analyze::{RunClass, RunCount};
 
-/// Pieces that are as long as each other, and whose contents occur as often.
+/// Pieces of equal length whose contents occur equally often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
     /// How often each of these pieces is dealt.
     pub copies: u64,
-    /// Blocks of each, all of different content.
+    /// Blocks of each piece, all of different content.
     pub length: u64,
-    /// How many different pieces.
+    /// How many different pieces there are.
     pub pieces: u64,
 }
 
-/// Runs that are as long as each other.
+/// Runs of equal length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Runs {
-    /// Blocks of each.
+    /// Blocks of each run.
     pub length: u64,
-    /// How many.
+    /// How many runs of this length there are.
     pub runs: u64,
 }
 
-/// A distribution that was made larger or smaller.
+/// A distribution that was scaled up or down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scaled {
-    /// Blocks of all pieces, each as often as it is dealt.
+    /// Blocks of all pieces, each counted as often as it is dealt.
     pub blocks: u64,
     /// Runs of contents that occur once, by length, descending.
     pub unique: Vec<Runs>,
-    /// Runs of contents that occur more often, likewise.
+    /// Runs of contents that occur more often, by length, descending.
     pub redundant: Vec<Runs>,
-    /// The parts of these: contents that occur more often, cut into pieces that occur as a whole.
+    /// The pieces of redundant runs: contents that occur more often, cut into pieces that occur as
+    /// a whole.
     pub pieces: Vec<Cell>,
 }
 
 impl Scaled {
     /// The distribution in exactly this many blocks, at most 2^48 of them.
     ///
-    /// Copies come first: of each number of copies there are as many contents as the scale makes,
-    /// rounded so that a loss with one number is made up for by a higher one; if so few blocks are
-    /// wanted that the last contents cannot have all of their copies, one has the rest. Runs are as
-    /// many of each length as the scale makes, rounded in the same way. Then the contents of each
-    /// number of copies are cut into pieces, as long as runs wherever there are enough of them:
-    /// where pieces and runs of a length are equally many, each run occurs as a whole as often as
-    /// its contents do.
+    /// Copies come first: the number of contents with each number of copies is scaled, and a loss
+    /// by rounding is made up for
+    /// at the next higher number of copies. If the blocks do not suffice for all copies of the last
+    /// contents, one content has
+    /// the rest. The number of runs of each length is scaled and rounded in the same way. Then the
+    /// contents of each number of
+    /// copies are cut into pieces as long as runs wherever there are enough of them: if pieces and
+    /// runs of a length are equally
+    /// many, each run occurs as a whole as often as its contents do.
     #[must_use]
     pub fn new(distribution: &Distribution, blocks: u64) -> Self {
         let copies = scale_copies(distribution.copies(), distribution.blocks(), blocks);
@@ -119,8 +122,9 @@ fn scale_copies(copies: &[CopyCount], from: u64, to: u64) -> Vec<CopyCount> {
     scaled
 }
 
-/// How many runs of each length so many blocks have, longest first. Runs of one power of two become such
-/// of two lengths, next to their mean.
+/// Scales runs to this number of blocks, longest first. The runs of a power of two become runs of two
+/// lengths, next to
+/// their mean.
 fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
     let mut lengths: Vec<Runs> = Vec::new();
     for count in runs.iter().filter(|count| count.runs > 0) {
@@ -152,10 +156,11 @@ fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
         .collect()
 }
 
-/// Cuts the contents of each number of copies into pieces, as long as runs are. The rarest numbers come
-/// first, which have the least choice.
+/// Cuts the contents of each number of copies into pieces as long as runs. The contents with the most
+/// copies are the rarest
+/// and come first, because they have the least choice.
 fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
-    /// Pieces of one length that are still wanted, in blocks.
+    /// Blocks still needed in pieces of one length.
     struct Wanted {
         length: u64,
         blocks: u64,
@@ -190,14 +195,15 @@ fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
             let pieces = (share as u64).min(left) / it.length;
             push(it, pieces, &mut left);
         }
-        // Rounding leaves less than a piece of each length: the length of which most is wanted comes first.
+        // Rounding leaves less than a piece of each length. The length with the most blocks still needed
+        // comes first.
         while left > 0 {
             let possible = wanted.iter_mut().filter(|it| it.length <= left);
             let Some(most) = possible
                 .max_by_key(|it| it.blocks)
                 .filter(|it| it.blocks > 0)
             else {
-                // No more of this is wanted: one piece of the rest.
+                // No length needs more: one piece takes the rest.
                 let mut rest = Wanted {
                     length: left,
                     blocks: 0,

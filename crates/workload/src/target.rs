@@ -21,51 +21,51 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Something of fixed size that can be read and written.
 pub trait Target: Sync {
-    /// Its name in messages.
+    /// The target's name in messages.
     fn name(&self) -> String;
 
-    /// Its size.
+    /// The target's size.
     fn bytes(&self) -> u64;
 
-    /// A way to it for one job.
+    /// Opens a connection for one job.
     ///
     /// # Errors
     ///
-    /// Where there is none.
+    /// If none can be opened.
     fn connect(&self) -> io::Result<Box<dyn Connection + '_>>;
 
     /// The first range from `at` on, and before `end`, that may hold anything but zeros; an empty one
-    /// where there is none.
+    /// if there is none.
     ///
     /// # Errors
     ///
-    /// Where that cannot be found out.
+    /// If that cannot be determined.
     fn next_data(&self, at: u64, end: u64) -> io::Result<Range<u64>> {
         Ok(at..end)
     }
 }
 
-/// A way to a target.
+/// A job's connection to a target.
 pub trait Connection: Send {
     /// Fills all of `bytes` with the data at `at`.
     ///
     /// # Errors
     ///
-    /// Where that cannot be read.
+    /// If the data cannot be read.
     fn read(&mut self, bytes: &mut [u8], at: u64) -> io::Result<()>;
 
     /// Writes all of `bytes` to `at`.
     ///
     /// # Errors
     ///
-    /// Where that cannot be written.
+    /// If the data cannot be written.
     fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()>;
 
     /// Makes data written on any connection durable.
     ///
     /// # Errors
     ///
-    /// Where it may not be durable.
+    /// If the data may not be durable.
     fn flush(&mut self) -> io::Result<()>;
 }
 
@@ -98,12 +98,13 @@ impl FileTarget {
         end.map(Some).map_err(failed)
     }
 
-    /// Opens an existing one, or makes an empty file of this many bytes. A target in use is not
-    /// opened: a mounted device, the data of a pool.
+    /// Opens an existing target, or creates an empty file of this many bytes. Refuses a target in
+    /// use: a mounted device, the
+    /// data of a pool.
     ///
     /// # Errors
     ///
-    /// Where that fails.
+    /// If that fails.
     pub fn open(path: &Path, bytes: u64, is_direct: bool) -> Result<Self, WorkloadError> {
         let failed = |e| WorkloadError::new(format!("cannot open {path:?}"), e);
         let found = path.metadata().ok();
@@ -118,7 +119,7 @@ impl FileTarget {
         options.read(true).write(true).create_new(found.is_none());
         options.custom_flags(flags.bits().cast_signed());
         let file = options.open(path).map_err(failed)?;
-        // As the engine locks the data of a pool while it uses it.
+        // The engine locks the data of a pool in the same way while it uses it.
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -133,7 +134,7 @@ impl FileTarget {
             let _ = fs::remove_file(path);
             return Err(failed(error));
         }
-        // A device's length is only known by seeking to its end.
+        // Only seeking to its end gives a device's length.
         let bytes = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
@@ -182,7 +183,7 @@ impl Connection for &File {
     }
 }
 
-/// Memory: how fast the load itself is.
+/// Memory, to measure the load itself.
 #[derive(Debug)]
 pub struct MemoryTarget {
     bytes: u64,
@@ -190,11 +191,11 @@ pub struct MemoryTarget {
 }
 
 impl MemoryTarget {
-    /// So many bytes of zeros.
+    /// This number of bytes, all zeros.
     ///
     /// # Errors
     ///
-    /// For more than the machine has.
+    /// If the machine has less memory.
     pub fn new(bytes: u64) -> Result<Self, WorkloadError> {
         let all = machine_memory_bytes();
         if bytes > all {
@@ -217,7 +218,7 @@ impl MemoryTarget {
         })
     }
 
-    /// Calls a function for each part of a range, with the length of the range before it.
+    /// Calls `work` for each piece of a range, with the piece's position in the range.
     fn each(
         &self,
         at: u64,
@@ -286,10 +287,10 @@ pub(crate) fn machine_memory_bytes() -> u64 {
     system.totalram.saturating_mul(u64::from(system.mem_unit))
 }
 
-/// Bytes at an address that direct access takes.
+/// A buffer aligned for direct access.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Longer by an alignment, so that it contains such an address.
+    /// Longer than needed by one alignment, so that it contains an aligned address.
     storage: Vec<u8>,
     start: usize,
     len: usize,

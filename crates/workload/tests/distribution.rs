@@ -1,4 +1,5 @@
-//! The text of a distribution: what is written is read, and what is wrong is named.
+//! The text of a distribution: it can be read again after it was written, and errors name the
+//! fault.
 
 #![allow(clippy::unwrap_used, reason = "how tests fail")]
 
@@ -148,7 +149,7 @@ fn line() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Its runs, too, are such that a text of them is right.
+    /// The runs of a parsed DEDISbench file, too, can be written as a valid text.
     #[test]
     fn any_distribution_of_dedisbench_is_whole(
         counts in prop::collection::vec(

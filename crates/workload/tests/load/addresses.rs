@@ -44,7 +44,7 @@ fn nurand_has_the_frequencies_of_its_definition() {
         let counts = counts(Pattern::NuRand { a: Some(a) }, slots, seed, 200_000);
         let off = |c: usize| {
             let moved = |n: usize| exact[(n + slots as usize - c) % slots as usize];
-            // Slots that are never turned to are joined to one that is.
+            // Slots that are never visited are joined to one that is.
             deviation(&counts, |n| 200_000.0 * (moved(n) as f64).max(0.5) / all)
         };
         let offs: Vec<f64> = (0..=a as usize).map(off).collect();

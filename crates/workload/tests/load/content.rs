@@ -1,4 +1,4 @@
-//! What is in a block.
+//! The bytes of a block.
 
 use onefold_workload::{Contents, UNIQUE};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What is dealt has exactly the distribution that was asked for, in a random order.
+//! A dealer deals exactly the distribution that was requested, in a random order.
 
 use super::{DEVIATION_MAX, deviation};
 use onefold_analyze::RunClass;
@@ -30,7 +30,7 @@ fn even() -> Distribution {
     Distribution::parse(EVEN).unwrap()
 }
 
-/// So many contents, one after another.
+/// The next `blocks` contents of a dealer.
 fn dealt(dealer: &Dealer, blocks: u64) -> Vec<ContentId> {
     let mut all = Vec::new();
     while (all.len() as u64) < blocks {
@@ -128,8 +128,9 @@ fn most_redundant_runs_occur_as_a_whole() {
     assert!(again > all * 8 / 10, "{again} of {all}");
 }
 
-/// How well what ships can be dealt in targets of 4 MiB to 1.1 GiB: of each power of two, how many runs,
-/// against how many were asked.
+/// How well the shipped distributions can be dealt in targets of 4 MiB to 1.1 GiB: for each power of
+/// two, the number of
+/// runs dealt against the number requested.
 #[test]
 fn shipped_distributions_are_dealt_with_their_runs() {
     let sizes = [1024, 16_384, 300_000];
@@ -258,7 +259,7 @@ fn the_order_of_dealing_is_random() {
         ids.iter()
             .for_each(|id| *counts.entry(*id).or_default() += 1);
         let mut places = vec![0; 50];
-        // One of each run, for those of a run are together.
+        // Compare one pair per run, because the contents of a run stay together.
         for (at, pair) in ids.windows(2).enumerate() {
             if counts[&pair[1]] == 10 && counts[&pair[0]] != 10 {
                 places[at * 50 / ids.len()] += 1;
@@ -318,7 +319,7 @@ fn distribution() -> impl Strategy<Value = Distribution> {
             .zip(blocks)
             .zip([unique, redundant])
         {
-            // Runs of one length, and one of what is left.
+            // Runs of one length, and one run of the remaining blocks.
             let mut by_power = BTreeMap::new();
             let mut add = |length: u64, runs: u64| {
                 if length > 0 && runs > 0 {

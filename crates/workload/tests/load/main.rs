@@ -1,4 +1,5 @@
-//! Load: what is dealt, where it goes, what is in a block, and that nothing wrong is overlooked.
+//! Load: the contents dealt, their addresses, the bytes of a block, and that every fault is
+//! detected.
 
 #![allow(clippy::unwrap_used, reason = "how tests fail")]
 
@@ -7,8 +8,9 @@ mod content;
 mod dealing;
 mod running;
 
-/// Chi-square of counts against what is expected of each, with as many degrees of freedom as there are
-/// counts less one, as the number of standard deviations from its mean (Wilson and Hilferty 1931).
+/// Chi-square of counts against their expected values, with one degree of freedom fewer than there are
+/// counts, as the
+/// number of standard deviations from its mean (Wilson and Hilferty 1931).
 fn deviation(counts: &[u64], expected: impl Fn(usize) -> f64) -> f64 {
     let terms = counts.iter().enumerate().map(|(n, count)| {
         let expected = expected(n);

@@ -1,4 +1,4 @@
-//! Whole loads, on memory and on targets that do not keep what they are given.
+//! Whole loads, on memory and on targets that do not keep the data they are given.
 
 use onefold_workload::{
     Connection, Found, Load, LoadProgress, LoadReport, MemoryTarget, Mode, Operation, Pattern,
@@ -51,7 +51,7 @@ fn put_contents(
     run(target, region, &scaled, load, progress)
 }
 
-/// Counts writes, and does something else with one of them.
+/// Counts writes, and mishandles one of them.
 struct Faulty {
     memory: MemoryTarget,
     writes: AtomicU64,
@@ -66,10 +66,10 @@ enum Fault {
     Fail,
 }
 
-/// The write that goes wrong: the second one to its place.
+/// The number of the write that goes wrong: the second one to its place.
 const WRITE: u64 = 601;
 
-/// That place.
+/// The place of the write that goes wrong.
 const PLACE: u64 = (WRITE - BYTES / 8192) * 8192;
 
 impl Faulty {
@@ -162,7 +162,7 @@ fn every_mode_and_pattern_reads_what_it_has_written() {
     }
 }
 
-/// What becomes of contents of which no two are alike, on such a target.
+/// The error of a load of unique contents on a target with this fault.
 fn lost_on(fault: Fault) -> WorkloadError {
     let unique = "onefold distribution 1\nblock 4096\ncopies 1 9\nruns unique 1 9 9\n";
     let unique = Distribution::parse(unique).unwrap();
