@@ -10,9 +10,8 @@
 //! work gets its own thread.
 //!
 //! On a host without idle processors a piece may take minutes. While a caller waits for background work,
-//! that work is
-//! hurried: pieces in progress and new ones run at ordinary priority. A hurried piece does not return to
-//! the idle class.
+//! that work is hurried: pieces in progress and new ones run at ordinary priority. A hurried piece does
+//! not return to the idle class.
 //!
 //! Lock rule: no thread of the idle class ever holds this file's lock, because hurrying the others
 //! needs it.

@@ -211,8 +211,7 @@ impl Collector {
     }
 
     /// Gives free space back to the host until `until`, a little at a time while guests are busy:
-    /// punching a hole in the
-    /// pool's file blocks all writes.
+    /// punching a hole in the pool's file blocks all writes.
     fn give_back(&mut self, until: Instant) {
         let left = || until.saturating_duration_since(Instant::now());
         while !left().is_zero() && self.collector.begin() {
@@ -297,8 +296,7 @@ fn count_most_claims<'a>(
 
 impl Deletions {
     /// Does one step of a deletion, and returns whether more is to do. A failed deletion is retried
-    /// only after all others are
-    /// done, and not before `retry`.
+    /// only after all others are done, and not before `retry`.
     fn step(&mut self, store: &Store) -> bool {
         let Some(failures) = store.next_deletion_failures() else {
             return false;

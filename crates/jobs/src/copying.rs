@@ -1,6 +1,5 @@
 //! Reads of snapshots for backups. Clients ask, and this module decides when each read begins: like any job, it
-//! yields to
-//! guests, is listed, and can be paused.
+//! yields to guests, is listed, and can be paused.
 
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
@@ -48,8 +47,7 @@ impl SnapshotReads {
     }
 
     /// Runs `read`, a read of `bytes` bytes, on the calling thread when its turn comes; at once if the jobs
-    /// are being
-    /// stopped.
+    /// are being stopped.
     pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> T {
         let foreground = self.foreground.lock();
         let mut foreground = foreground.unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,7 @@
 //! The thread that has the index count claims.
 //!
 //! Counting has its own thread because it must not wait for anything else: once claims reach their
-//! limit, every further
-//! hit is refused, and the guest pays for a write that sharing would have saved.
+//! limit, every further hit is refused, and the guest pays for a write that sharing would have saved.
 
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
@@ -80,8 +79,7 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
 }
 
 /// Holds a `Hurry` while claims are near their limit, so that nothing that delays counting waits for an
-/// idle processor,
-/// whichever job it belongs to.
+/// idle processor, whichever job it belongs to.
 #[derive(Default)]
 struct Pressing(Mutex<Option<Hurry>>);
 

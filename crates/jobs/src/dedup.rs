@@ -20,11 +20,10 @@ pub struct DedupTotals {
     pub was_broken_off: bool,
 }
 
-/// Finishes pending deletions. Then scans every dirty block, regardless of interval, rounds and
-/// paused jobs: in all volumes whose dedup is offline, or in the given volume whatever its dedup.
-/// Then drains the release queue, up to its length when scanning ended, and returns once those
-/// blocks are free. It takes turns with the background jobs and is not throttled; while it runs, no job
-/// waits for an idle
+/// Finishes pending deletions. Then scans every dirty block, regardless of interval, rounds and paused
+/// jobs: in all volumes whose dedup is offline, or in the given volume whatever its dedup. Then drains
+/// the release queue, up to its length when scanning ended, and returns once those blocks are free. It
+/// takes turns with the background jobs and is not throttled; while it runs, no job waits for an idle
 /// processor.
 ///
 /// `progress(done, all)` counts blocks, from zero in each of the up to four steps: rebuilding the
@@ -113,8 +112,7 @@ fn collect_all(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
     // As with references, claims made from now on are not waited for. The first call also settles a batch
-    // that a crash left
-    // open, which may drop references.
+    // that a crash left open, which may drop references.
     let claimed = store.claimed_blocks()?;
     let mut settled = 0;
     loop {

@@ -56,8 +56,7 @@ impl Foreground {
     }
 
     /// Rests after a batch that took `worked` only if guests need it, and then for at least `rest_min`. Short rests
-    /// are saved
-    /// up and taken together.
+    /// are saved up and taken together.
     pub(crate) fn rest_if_needed_after(&mut self, worked: Duration, rest_min: Duration) {
         self.notice_guests();
         let rest = self.pacer.rest_after(worked);

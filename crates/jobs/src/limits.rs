@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 /// Guests are not strained while at least this part of one processor is idle: enough for a hundred
-/// thousand fingerprints
-/// and lookups a second.
+/// thousand fingerprints and lookups a second.
 pub(crate) const PROCESSOR_LEFT_OVER: f64 = 0.25;
 
 /// How long guests' requests are counted before their latency is judged. Shorter, and few requests
@@ -60,8 +59,7 @@ pub(crate) const DELETION_SHARE_MAX: f64 = 0.02;
 pub(crate) const ACCOUNTING_SHARE_FLOOR: f64 = 0.05;
 
 /// How long a scan of the maps runs before it looks at guests' latency: a page takes some
-/// microseconds, or a read of the
-/// disk.
+/// microseconds, or a read of the disk.
 pub(crate) const ACCOUNTING_SLICE: Duration = Duration::from_millis(2);
 
 /// When a daemon first scans the maps: once its caches have filled with the guests' data.
@@ -116,8 +114,7 @@ pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) const GIVE_BACK_BYTES: u64 = 256 << 10;
 
 /// The pause after each discard while guests are busy. Few enough requests meet a hole being
-/// punched that their 99th
-/// percentile does not notice, and 5 MB/s of space still come back.
+/// punched that their 99th percentile does not notice, and 5 MB/s of space still come back.
 pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The amount that `pool trim` discards at a time: few holes for much space, and no guest waits for

@@ -131,8 +131,7 @@ impl Maintenance {
     }
 
     /// Pauses jobs until they are resumed or this value is dropped. Returns once all of them are at
-    /// rest, after the batch in
-    /// progress. Pausing a paused job is allowed.
+    /// rest, after the batch in progress. Pausing a paused job is allowed.
     ///
     /// # Errors
     ///
@@ -170,8 +169,7 @@ impl Maintenance {
     }
 
     /// Stops the threads and waits for them: for the batch in progress, at most one of each job. The
-    /// batches are hurried,
-    /// because on a busy host they may wait minutes for an idle processor.
+    /// batches are hurried, because on a busy host they may wait minutes for an idle processor.
     pub fn stop(&self) {
         self.signal.change(|flags| flags.is_stopping = true);
         let _hurry = self.store.hurry_background();

@@ -63,8 +63,7 @@ impl JobRegistry {
     }
 
     /// Reads the set of volumes again and returns the finder's jobs. New volumes get a job; volumes
-    /// that are gone, or whose
-    /// dedup was switched off, lose theirs.
+    /// that are gone, or whose dedup was switched off, lose theirs.
     pub(crate) fn refresh(&self, store: &Store) -> BTreeMap<VolumeKey, Arc<JobHandle>> {
         let mut finders = self.finders();
         let mut before = std::mem::take(&mut finders.of_volumes);

@@ -126,8 +126,7 @@ impl RateBound {
     }
 
     /// The pause after reading this many bytes. At most a tenth of a second of unused time can be
-    /// made up for, which covers
-    /// the duration of the reading itself.
+    /// made up for, which covers the duration of the reading itself.
     fn pause_after(&mut self, bytes: u64, status: &ScrubStatus, now: Instant) -> Duration {
         if status.bytes_per_second == 0 {
             return Duration::ZERO;

@@ -30,8 +30,7 @@ pub enum Shrunk {
 /// # Errors
 ///
 /// Errors of [`Store::plan_shrink`]; `NoSpace` if guests have filled the pool; `Io` if a block
-/// cannot
-/// be moved; `Busy` or `Damaged` if the index cannot be used. Progress so far stays.
+/// cannot be moved; `Busy` or `Damaged` if the index cannot be used. Progress so far stays.
 pub fn shrink_to(
     store: &Store,
     size_bytes: u64,
@@ -56,16 +55,14 @@ pub fn shrink_to(
 }
 
 /// Continues to shrink the pool, as recorded. If guests fill it concurrently, or if some blocks
-/// stay in use in spite of
-/// everything, the pool keeps its size.
+/// stay in use in spite of everything, the pool keeps its size.
 ///
 /// `progress(done, all)` counts blocks, from zero in each step, and can cancel.
 ///
 /// # Errors
 ///
 /// `NoSpace` if guests have filled the pool, and `Io` if a block cannot be moved: then the pool keeps
-/// its size. `Busy` or
-/// `Damaged` if the index cannot be used.
+/// its size. `Busy` or `Damaged` if the index cannot be used.
 pub(crate) fn shrink_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -81,8 +78,7 @@ pub(crate) fn shrink_now(
             Ok(report) => report,
             Err(error) => {
                 // Ending the shrink lets the finder work again, and only the finder can repair a
-                // bad block. If ending fails as well,
-                // the daemon retries all of it.
+                // bad block. If ending fails as well, the daemon retries all of it.
                 if keeps_its_size(&error) {
                     let _ = store.cancel_shrink();
                 }

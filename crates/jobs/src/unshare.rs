@@ -22,8 +22,7 @@ pub struct Unshared {
 }
 
 /// Copies the blocks that a volume or snapshot shares, or with `min_run` only blocks in shorter runs,
-/// for a
-/// process that has the pool to itself; then releases the references to the originals.
+/// for a process that has the pool to itself; then releases the references to the originals.
 ///
 /// `progress(blocks)` gets the number of blocks copied so far, and can cancel between steps.
 ///

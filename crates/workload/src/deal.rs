@@ -1,6 +1,5 @@
 //! Deals contents: each content of a scaled distribution exactly as often as it should occur, in runs of
-//! the
-//! distribution's lengths, in a random order determined by a seed.
+//! the distribution's lengths, in a random order determined by a seed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,8 +16,7 @@ pub type ContentId = u64;
 pub const UNIQUE: ContentId = 1 << 63;
 
 /// The most runs that are dealt together. It is reached if one class has many more runs than the
-/// other; their neighbours
-/// then merge anyway.
+/// other; their neighbours then merge anyway.
 const RUNS_MAX: u64 = 64;
 
 /// The part of the blocks that one of several concurrent programs deals.
@@ -150,8 +148,7 @@ impl Unique {
 }
 
 /// Redundant runs, and the pieces that make them up. A run is one piece of its length while there are
-/// any; the other
-/// runs are made of spare pieces, one after another.
+/// any; the other runs are made of spare pieces, one after another.
 #[derive(Debug)]
 struct Redundant {
     lengths: Vec<Length>,
@@ -276,8 +273,7 @@ struct Order {
 /// Deals to any number of jobs, which together get the distribution.
 ///
 /// When all of it has been dealt, a new epoch begins: redundant contents come again in another
-/// order, and unique ones are
-/// new.
+/// order, and unique ones are new.
 #[derive(Debug)]
 pub struct Dealer {
     unique: Unique,
@@ -318,8 +314,7 @@ impl Dealing {
 
 impl Dealer {
     /// A dealer for one share of a distribution. Shares with the same seed have the redundant
-    /// contents in common
-    /// and no unique one; together they have exactly the distribution.
+    /// contents in common and no unique one; together they have exactly the distribution.
     #[must_use]
     pub fn new(scaled: &Scaled, share: Share, seed: u64) -> Self {
         let count = share.count.max(1);

@@ -1,6 +1,5 @@
 //! Distributions in DEDISbench's format: each line has a number of duplicates and the number of
-//! contents with as many
-//! duplicates, in any order. The format has neither zeros nor runs.
+//! contents with as many duplicates, in any order. The format has neither zeros nor runs.
 
 use std::collections::BTreeMap;
 
@@ -71,8 +70,7 @@ impl Parsing {
 }
 
 /// The runs that blocks of both classes form in a random order, which is how DEDISbench deals them:
-/// equally many of each
-/// class, with geometric lengths.
+/// equally many of each class, with geometric lengths.
 fn shuffled(unique: u64, redundant: u64) -> [Vec<RunCount>; 2] {
     let boundaries = u128::from(unique) * u128::from(redundant);
     let runs = boundaries / u128::from((unique + redundant).max(1));
@@ -84,8 +82,7 @@ fn shuffled(unique: u64, redundant: u64) -> [Vec<RunCount>; 2] {
 }
 
 /// `runs` runs of `blocks` blocks in total, with geometric lengths. There is at least one run, and
-/// at least one block for
-/// each.
+/// at least one block for each.
 fn geometric(runs: u64, blocks: u64) -> Vec<RunCount> {
     let mean = blocks as f64 / runs as f64;
     // `part`: the share of runs that have at least `length` blocks. `weight`: their blocks, divided by

@@ -32,8 +32,7 @@ pub struct Distribution {
     /// By copies, ascending.
     pub(crate) copies: Vec<CopyCount>,
     /// The runs of unique contents, and the runs of redundant ones: the n-th entry has the runs of
-    /// 2^n blocks to below
-    /// 2^(n+1).
+    /// 2^n blocks to below 2^(n+1).
     pub(crate) runs: [Vec<RunCount>; 2],
 }
 

@@ -21,8 +21,7 @@ const STEP_BYTES: usize = 1 << 20;
 const LVM_SECTORS: usize = 4;
 
 /// Describes the content of a target's first `bytes`, by its format if the beginning is known.
-/// `None` if there are only
-/// zeros, or if it was stopped before it found anything.
+/// `None` if there are only zeros, or if it was stopped before it found anything.
 ///
 /// # Errors
 ///

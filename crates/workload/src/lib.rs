@@ -7,11 +7,9 @@
 //! binary uses this one.
 //!
 //! Each job has a contiguous part of the target's region. One dealer deals contents to all jobs, a
-//! run at a time, so that
-//! together they write the distribution. A job keeps eight bytes in memory for each block of its
-//! part, the number of the
-//! content that it has written there last, and makes that content again to compare it with the data
-//! it reads.
+//! run at a time, so that together they write the distribution. A job keeps eight bytes in memory
+//! for each block of its part, the number of the content that it has written there last, and makes
+//! that content again to compare it with the data it reads.
 //!
 //! | file | purpose |
 //! | --- | --- |

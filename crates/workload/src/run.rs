@@ -117,8 +117,7 @@ impl Load {
     /// # Errors
     ///
     /// If a request is not of whole blocks, if there is no room for one request per job, or if
-    /// memory cannot be allocated for
-    /// this number of blocks.
+    /// memory cannot be allocated for this number of blocks.
     pub fn region(&self, block_bytes: u64, bytes: u64) -> Result<Region, WorkloadError> {
         let request_bytes = self.request_bytes;
         let is_fine = (block_bytes..=REQUEST_BYTES_MAX).contains(&request_bytes);

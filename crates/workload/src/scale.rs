@@ -44,14 +44,11 @@ impl Scaled {
     /// The distribution in exactly this many blocks, at most 2^48 of them.
     ///
     /// Copies come first: the number of contents with each number of copies is scaled, and a loss
-    /// by rounding is made up for
-    /// at the next higher number of copies. If the blocks do not suffice for all copies of the last
-    /// contents, one content has
-    /// the rest. The number of runs of each length is scaled and rounded in the same way. Then the
-    /// contents of each number of
-    /// copies are cut into pieces as long as runs wherever there are enough of them: if pieces and
-    /// runs of a length are equally
-    /// many, each run occurs as a whole as often as its contents do.
+    /// by rounding is made up for at the next higher number of copies. If the blocks do not suffice
+    /// for all copies of the last contents, one content has the rest. The number of runs of each
+    /// length is scaled and rounded in the same way. Then the contents of each number of copies are
+    /// cut into pieces as long as runs wherever there are enough of them: if pieces and runs of a
+    /// length are equally many, each run occurs as a whole as often as its contents do.
     #[must_use]
     pub fn new(distribution: &Distribution, blocks: u64) -> Self {
         let copies = scale_copies(distribution.copies(), distribution.blocks(), blocks);
@@ -123,8 +120,7 @@ fn scale_copies(copies: &[CopyCount], from: u64, to: u64) -> Vec<CopyCount> {
 }
 
 /// Scales runs to this number of blocks, longest first. The runs of a power of two become runs of two
-/// lengths, next to
-/// their mean.
+/// lengths, next to their mean.
 fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
     let mut lengths: Vec<Runs> = Vec::new();
     for count in runs.iter().filter(|count| count.runs > 0) {
@@ -157,8 +153,7 @@ fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
 }
 
 /// Cuts the contents of each number of copies into pieces as long as runs. The contents with the most
-/// copies are the rarest
-/// and come first, because they have the least choice.
+/// copies are the rarest and come first, because they have the least choice.
 fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
     /// Blocks still needed in pieces of one length.
     struct Wanted {

@@ -99,8 +99,7 @@ impl FileTarget {
     }
 
     /// Opens an existing target, or creates an empty file of this many bytes. Refuses a target in
-    /// use: a mounted device, the
-    /// data of a pool.
+    /// use: a mounted device, the data of a pool.
     ///
     /// # Errors
     ///

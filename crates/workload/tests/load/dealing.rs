@@ -129,8 +129,7 @@ fn most_redundant_runs_occur_as_a_whole() {
 }
 
 /// How well the shipped distributions can be dealt in targets of 4 MiB to 1.1 GiB: for each power of
-/// two, the number of
-/// runs dealt against the number requested.
+/// two, the number of runs dealt against the number requested.
 #[test]
 fn shipped_distributions_are_dealt_with_their_runs() {
     let sizes = [1024, 16_384, 300_000];

@@ -9,8 +9,7 @@ mod dealing;
 mod running;
 
 /// Chi-square of counts against their expected values, with one degree of freedom fewer than there are
-/// counts, as the
-/// number of standard deviations from its mean (Wilson and Hilferty 1931).
+/// counts, as the number of standard deviations from its mean (Wilson and Hilferty 1931).
 fn deviation(counts: &[u64], expected: impl Fn(usize) -> f64) -> f64 {
     let terms = counts.iter().enumerate().map(|(n, count)| {
         let expected = expected(n);
