@@ -21,11 +21,11 @@ use super::state::MetadataState;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 
-/// Why a record could not be applied.
+/// The error of a record that could not be applied.
 pub enum Failed {
     /// Nothing was changed: the record does not fit, or the state to change could not be read.
     Before(StoreError),
-    /// It may have been applied in part.
+    /// The record may have been applied in part.
     During(StoreError),
 }
 
@@ -43,13 +43,13 @@ impl From<Failed> for StoreError {
     }
 }
 
-/// What records change; only the journal has it. They add to `released` the blocks that nothing refers to
-/// any more: they are in flight until the caller knows that the record is durable and all readers have
-/// drained. The fields are public because the journal has each of these.
+/// The state that records change; only the journal has it. Records add to `released` the blocks that
+/// nothing refers to any more. These are in flight until the caller knows that the record is durable and
+/// all readers have drained. The fields are public because the journal owns each of these.
 pub struct Target<'a> {
     /// The maps.
     pub maps: &'a Maps,
-    /// The rest.
+    /// The metadata besides the maps.
     pub metadata: &'a mut MetadataState,
     /// Blocks that the records have released.
     pub released: &'a mut PbaRuns,
@@ -111,7 +111,7 @@ impl Target<'_> {
                 layer,
             } => {
                 let mut record = self.metadata.catalogue.remove(*slot, *volume)?;
-                // One that was being imported until now still had its reservation.
+                // A volume that was being imported until now still had its reservation.
                 record.state = VolumeState::Deleting;
                 self.maps.space_limits_table.of(&record);
                 if let Some(removed) = self.maps.remove_layer(*layer)? {
@@ -240,8 +240,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// The entries of a frozen layer go to the layer above where it has none, and are released
-    /// elsewhere.
+    /// Moves the entries of a frozen layer to the layer above wherever that has none, and releases
+    /// the others.
     fn merge(
         &mut self,
         layer: LayerId,
@@ -320,8 +320,8 @@ impl Target<'_> {
         }
     }
 
-    /// The blocks' entries become shared before anything else uses them: from here on no write goes
-    /// to them (P1), so the content fingerprinted later is that of the entries.
+    /// Makes the blocks' entries shared before anything else uses the blocks: from here on no write
+    /// goes to them (P1), so the content fingerprinted later is the content of the entries.
     fn publish(
         &mut self,
         layer: LayerId,
@@ -395,7 +395,7 @@ impl Target<'_> {
         self.metadata.queue.push(run, item.domain);
     }
 
-    /// Nothing refers to this block any more.
+    /// Frees a block that nothing refers to any more.
     fn free(&mut self, pba: Pba) -> Result<()> {
         let run = PbaRun {
             start: pba,
@@ -409,8 +409,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// A run of entries in one segment, which must be `old` and its successors, becomes `new` and its
-    /// successors. Blocks stay where they are.
+    /// Replaces a run of entries in one segment, which must be `old` and its successors, by `new` and
+    /// its successors. Blocks stay where they are.
     fn change_run(
         &self,
         layer: &Arc<Layer>,
@@ -455,13 +455,13 @@ fn misfit(layer: LayerId, lba: Lba) -> StoreError {
     ))
 }
 
-/// Consecutive entries that continue the first one.
+/// Consecutive entries, each the successor of the one before.
 struct EntryRun {
     blocks: BlockRange,
     first: Entry,
 }
 
-/// Entries as runs.
+/// Groups entries into runs.
 fn entry_runs(first: Lba, entries: &[Entry]) -> Vec<EntryRun> {
     let mut runs: Vec<EntryRun> = Vec::new();
     for (entry, lba) in entries.iter().zip(first.0..) {

@@ -22,15 +22,15 @@ use crate::error::{Result, StoreError};
 /// An open batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenBatch {
-    /// Its number in the series of all batches.
+    /// The batch's number in the series of all batches.
     pub number: u64,
-    /// Who announced it.
+    /// The component that announced the batch.
     pub kind: BatchKind,
-    /// What it has announced, in order.
+    /// The announced items, in order.
     pub items: Vec<BatchItem>,
-    /// Items that are settled: the first ones.
+    /// The number of settled items: the first ones.
     pub done: usize,
-    /// The blocks of a batch of finder or collector, to which no write may refer meanwhile.
+    /// The blocks of a finder's or collector's batch, to which no write may refer while it is open.
     busy: FxHashSet<Pba>,
 }
 
@@ -38,7 +38,7 @@ pub struct OpenBatch {
 #[derive(Default)]
 pub struct Batches {
     pub(super) open: Option<OpenBatch>,
-    /// First number never used; never goes back.
+    /// The first number never used; it never goes back.
     pub(super) next_number: u64,
     /// The tree on disk.
     pub(super) root: TreeRoot,
@@ -64,12 +64,12 @@ impl OpenBatch {
         }
     }
 
-    /// Whether the block is one of a batch of finder or collector.
+    /// Whether the open batch is the finder's or the collector's and contains the block.
     pub fn is_busy(&self, pba: Pba) -> bool {
         self.busy.contains(&pba)
     }
 
-    /// Items that no record has settled.
+    /// The items that no record has settled yet.
     pub fn unsettled(&self) -> &[BatchItem] {
         &self.items[self.done..]
     }
@@ -103,12 +103,12 @@ impl OpenBatch {
 }
 
 impl Batches {
-    /// The batch that is open, if one is.
+    /// The open batch, if there is one.
     pub fn open(&self) -> Option<&OpenBatch> {
         self.open.as_ref()
     }
 
-    /// The batch that is open, without the rest.
+    /// Extracts the open batch.
     pub fn into_open(self) -> Option<OpenBatch> {
         self.open
     }
@@ -118,7 +118,7 @@ impl Batches {
         self.next_number
     }
 
-    /// The batch of a checkpoint; passes each page that it reads to `visit_page`.
+    /// Reads the batch of a checkpoint; passes each page that it reads to `visit_page`.
     pub fn read(
         pages: &Pages,
         root: &Root,
@@ -157,7 +157,7 @@ impl Batches {
         })
     }
 
-    /// A record announces blocks of `layer` that will be published.
+    /// Begins the batch of a record that announces blocks of `layer` for publishing.
     pub(super) fn announce(
         &mut self,
         layer: LayerId,
@@ -182,7 +182,8 @@ impl Batches {
         Ok(())
     }
 
-    /// A record takes these elements from a queue, to release or to count their references.
+    /// Begins the batch of a record that takes these elements from a queue, to release or count
+    /// their references.
     pub(super) fn begin_with(
         &mut self,
         number: u64,
@@ -243,7 +244,7 @@ impl Batches {
     }
 }
 
-/// The pages of a batch, as slices of its items.
+/// The items of a batch, one slice per page.
 pub(super) fn page_slices(batch: &OpenBatch) -> impl Iterator<Item = (u64, &[BatchItem])> {
     (0..).zip(batch.items.chunks(ITEMS_PER_PAGE))
 }
@@ -254,7 +255,7 @@ fn misfit(number: u64) -> StoreError {
     ))
 }
 
-/// The items of a collector's or counting batch of these elements.
+/// The items that these elements have in a batch of the collector or of counting.
 pub(crate) fn items_of(elements: &[QueueElement]) -> impl Iterator<Item = BatchItem> + '_ {
     elements.iter().flat_map(|element| {
         (0..u64::from(element.count)).map(|n| BatchItem {

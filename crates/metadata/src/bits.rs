@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// First bit at or after `from` that equals `wanted`; the bitmap's length where there is none.
+/// The first bit at or after `from` that equals `wanted`; the bitmap's length if there is none.
 pub fn find(words: &[u64], from: usize, wanted: bool) -> usize {
     let end = words.len() * 64;
     let mut mask = u64::MAX << (from % 64);

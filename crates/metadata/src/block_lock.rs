@@ -1,10 +1,10 @@
 //! Locks on ranges of a volume's blocks.
 //!
-//! A write holds its blocks from before it looks them up until the map has changed, so no two
-//! requests place, rewrite or release the same block at once ([step 3 lock]). Never held across an
-//! index call, and across a commit only where the writer itself needs one. Reads take no lock: they pin an
-//! epoch instead. A write in place past the host's cache holds its blocks after its thread has gone on to
-//! something else, until the device has written them.
+//! A write holds its blocks from before it looks them up until the map has changed, so no two requests
+//! place, rewrite or release the same block at once ([step 3 lock]). The lock is never held across an
+//! index call, and across a commit only if the writer itself needs one. Reads take no lock: they pin an
+//! epoch instead. A write in place past the host's cache keeps its blocks locked until the device has
+//! written them, although its thread already does other work.
 //!
 //! Ranges are granted in the order of arrival where they overlap, so a large TRIM is not starved
 //! by small writes, and two requests can never wait for each other.
@@ -25,21 +25,22 @@ pub struct BlockLocks {
 
 #[derive(Default)]
 struct Queue {
-    /// In order of arrival. A range is granted once nothing before it overlaps it. Short: one for
-    /// each thread that is inside a request, and for each write that goes on without one.
+    /// In order of arrival. A range is granted once no earlier range overlaps it. The list is
+    /// short: one for each thread that is inside a request, and one for each write in flight
+    /// without a thread.
     ranges: Vec<(u64, Range<u64>)>,
     next_ticket: u64,
     waiting: usize,
 }
 
-/// Holds a range of blocks until it is dropped, by whatever thread.
+/// Holds a range of blocks until it is dropped, on any thread.
 pub struct BlockGuard {
     locks: Arc<BlockLocks>,
     ticket: u64,
 }
 
 impl BlockLocks {
-    /// Locks `blocks`; nothing if they are in use and the caller must not block.
+    /// Locks `blocks`; `None` if they are in use and the caller must not block.
     pub fn lock(self: &Arc<Self>, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard> {
         let mut queue = lock(&self.queue);
         let free = !queue.is_blocked(u64::MAX, &blocks);
@@ -96,7 +97,7 @@ mod shuttle_tests {
     use super::{Arc, BlockLocks};
     use crate::sync::{AtomicU64, lock};
 
-    /// Shuttle itself fails if all threads wait: a lost wake-up, or a deadlock.
+    /// Shuttle itself fails if all threads wait: a lost wake-up or a deadlock.
     #[test]
     fn shuttle_overlapping_ranges_exclude_each_other() {
         shuttle::check_random(

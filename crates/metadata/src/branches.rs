@@ -1,4 +1,4 @@
-//! Two layers that stand on a common one, and what of their maps differs.
+//! Two layers above a common one, and the differences of their maps.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use super::map::{Layer, Maps};
 use super::segments::Segments;
 use crate::error::Result;
 
-/// The state of a run of bytes, for the owner of an older copy.
+/// How a run of bytes differs from an older copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The copy's state.
+    /// Unchanged since the copy.
     Same,
-    /// Perhaps something else, which is stored.
+    /// Data that may differ from the copy.
     Data,
     /// Zeros, or nothing because it is beyond the end; the copy may have something else.
     Zero,
 }
 
-/// The layers above the nearest one that two have in common, each from the bottom.
+/// The layers above the nearest common layer of two layers, each side from the bottom.
 pub struct Branches {
     common: Arc<Layer>,
     old: Vec<Arc<Layer>>,
@@ -31,7 +31,7 @@ pub struct Branches {
 }
 
 impl Branches {
-    /// None where they have none in common.
+    /// The branches of two layers; `None` if they have no layer in common.
     pub fn of(old: &Arc<Layer>, new: &Arc<Layer>) -> Option<Self> {
         let [mut old, mut new] = [old, new].map(Maps::lineage);
         let ids: FxHashSet<LayerId> = old.iter().map(|layer| layer.id).collect();
@@ -45,7 +45,7 @@ impl Branches {
         Some(Self { common, old, new })
     }
 
-    /// Segments in which a layer may have entries.
+    /// The segments in which a layer of either branch may have entries.
     pub fn segments(&self) -> Segments {
         Segments::of(self.old.iter().chain(&self.new))
     }
@@ -74,7 +74,7 @@ impl Branches {
     }
 }
 
-/// A layer's entries hide those below it.
+/// Overlays the entries of an upper layer, which hide those below.
 fn lay_over(entries: &mut Segment, upper: &Segment) {
     for (entry, upper) in entries.iter_mut().zip(upper) {
         if *upper != Entry::ABSENT {
@@ -83,7 +83,7 @@ fn lay_over(entries: &mut Segment, upper: &Segment) {
     }
 }
 
-/// The entries for a block above `common`, and the resulting change.
+/// The change of a block, from its entries on both sides above `common`.
 fn change(said: [Entry; 2], common: Entry) -> Change {
     if said == [Entry::ABSENT; 2] {
         return Change::Same;
@@ -133,7 +133,7 @@ mod shuttle_tests {
             merge_away(&maps, &middle, &upper);
             reader.join().unwrap();
         };
-        // Few changes between threads, at any place: a merge has to run in the middle of one look.
+        // Few context switches, at any place: a merge has to run in the middle of one comparison.
         shuttle::check_pct(interleave, 2000, 3);
     }
 }

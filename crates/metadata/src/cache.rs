@@ -1,5 +1,5 @@
-//! A bounded cache with second chances: values that were not used since the hand last passed are
-//! evicted first.
+//! A bounded cache with second chances: it first evicts values that were not used since the clock's
+//! hand last passed.
 
 use std::hash::Hash;
 
@@ -38,7 +38,7 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         Some(&mut slot.value)
     }
 
-    /// Adds a new value. In a full cache, one that `may_go` makes room; if none may, the cache
+    /// Adds a new value. A full cache evicts a value that `may_go`; if there is none, the cache
     /// exceeds its bound, which callers that pin values must limit.
     pub(super) fn insert(&mut self, key: K, value: V, may_go: impl Fn(&V) -> bool) -> &mut V {
         if self.slots.len() >= self.slots_max {
@@ -68,8 +68,8 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         }
     }
 
-    /// Twice round at most: the first time takes the second chances away. Continues until the bound
-    /// holds again, so that values which were pinned for a while do not stay for ever.
+    /// Goes round at most twice: the first round takes the second chances away. Evicts until the
+    /// bound holds again, so that values that were pinned for a while do not stay for ever.
     fn evict(&mut self, may_go: impl Fn(&V) -> bool) {
         for _ in 0..2 * self.slots.len() {
             if self.slots.len() < self.slots_max {

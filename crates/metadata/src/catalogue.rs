@@ -19,7 +19,7 @@ use super::tree;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::VOLUMES_MAX;
 
-/// The volume of a snapshot that is the only one left of both.
+/// The volume name of a snapshot that outlives its volume.
 const DELETED: &str = "(deleted)";
 
 /// The records of all volumes and snapshots.
@@ -27,10 +27,10 @@ const DELETED: &str = "(deleted)";
 pub struct Catalogue {
     pub(super) root: TreeRoot,
     slots: Vec<Option<VolumeRecord>>,
-    /// The slots of all of them, by number and by layer.
+    /// The slots of all records, by number and by layer.
     by_id: FxHashMap<VolumeId, u64>,
     by_layer: FxHashMap<LayerId, u64>,
-    /// The layers above a layer, where there are any.
+    /// The layers above each layer, if there are any.
     above: FxHashMap<LayerId, Vec<LayerId>>,
     dirty_pages: BTreeSet<u64>,
     pub(super) next_volume_id: u64,
@@ -140,7 +140,7 @@ impl Catalogue {
         slots.filter_map(|(slot, record)| record.as_ref().map(|record| (slot as u64, record)))
     }
 
-    /// A volume that is not being deleted.
+    /// The volume of this name that is not being deleted.
     pub fn by_name(&self, name: &str) -> Option<(u64, &VolumeRecord)> {
         let is_it = |volume: &VolumeRecord| {
             volume.name == name
@@ -150,7 +150,7 @@ impl Catalogue {
         self.volumes().find(|(_, volume)| is_it(volume))
     }
 
-    /// The name of a volume, or of a snapshot with its volume.
+    /// The name of a volume; for a snapshot, with its volume.
     pub fn name_of(&self, record: &VolumeRecord) -> String {
         let Some(of) = record.snapshot_of else {
             return record.name.clone();
@@ -169,7 +169,7 @@ impl Catalogue {
         self.at(self.by_layer.get(&layer))
     }
 
-    /// The volumes and snapshots whose layers are right above this one.
+    /// The volumes and snapshots whose layers are directly above this one.
     pub fn above(&self, layer: LayerId) -> impl Iterator<Item = &VolumeRecord> {
         let above = self.above.get(&layer).into_iter().flatten();
         above.filter_map(|layer| self.by_layer(*layer).map(|(_, record)| record))
@@ -191,14 +191,14 @@ impl Catalogue {
         records
     }
 
-    /// The slots that new volumes go to.
+    /// The slots for new volumes.
     pub fn free_slots(&self) -> impl Iterator<Item = u64> {
         let slots = (0..).zip(&self.slots);
         let free = slots.filter_map(|(slot, record)| record.is_none().then_some(slot));
         free.chain(self.slots.len() as u64..)
     }
 
-    /// Puts a volume into a slot, according to a record. The map of an existing one is kept.
+    /// Puts a record's volume into a slot. The map of an existing volume is kept.
     pub(super) fn put(&mut self, slot: u64, mut volume: VolumeRecord) -> Result<()> {
         let at = slot as usize;
         if at > self.slots.len() + RECORDS_PER_PAGE {
@@ -231,8 +231,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The live layer of a volume becomes a snapshot's, according to a record, and the volume
-    /// continues in another one. Returns the volume's new record.
+    /// Applies a record that turns the live layer of a volume into a snapshot's; the volume
+    /// continues in another layer. Returns the volume's new record.
     pub(super) fn freeze(
         &mut self,
         slot: u64,
@@ -264,7 +264,7 @@ impl Catalogue {
         Ok(volume)
     }
 
-    /// Empties a slot, according to a record. Layers above the removed one are then above the one
+    /// Applies a record that empties a slot. Layers above the removed layer then stand on the one
     /// below it.
     pub(super) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
         let is_it = self.by_id.get(&id) == Some(&slot);
@@ -290,7 +290,7 @@ impl Catalogue {
         Ok(record)
     }
 
-    /// A checkpoint wrote this layer's map.
+    /// Notes that a checkpoint wrote this layer's map.
     pub(super) fn set_map(&mut self, layer: LayerId, map: TreeRoot, counts: LayerCounts) {
         let slot = self.by_layer.get(&layer);
         let volume = slot.and_then(|slot| self.slots.get_mut(*slot as usize));
@@ -304,8 +304,8 @@ impl Catalogue {
         self.dirty_pages.insert(slot / RECORDS_PER_PAGE as u64);
     }
 
-    /// The pages that a checkpoint that changes these layers' maps must write: the records of all
-    /// pages that change, as they are now.
+    /// The pages that a checkpoint must write if it changes these layers' maps: the present records
+    /// of all changed pages.
     pub(super) fn seal(&mut self, layers: impl Iterator<Item = LayerId>) -> SealedCatalogue {
         let dirty_pages = std::mem::take(&mut self.dirty_pages);
         let slots = layers.filter_map(|layer| self.by_layer.get(&layer));
@@ -325,7 +325,7 @@ impl Catalogue {
         }
     }
 
-    /// The checkpoint that sealed these pages failed: they are dirty still.
+    /// Marks the pages of a failed checkpoint as dirty again.
     pub(super) fn unseal(&mut self, sealed: SealedCatalogue) {
         self.dirty_pages.extend(sealed.dirty_pages);
     }
@@ -335,7 +335,7 @@ impl Catalogue {
 pub(super) struct SealedCatalogue {
     /// The records of each page by its number; empty once all its slots are.
     pub(super) pages: Vec<(u64, Vec<Option<VolumeRecord>>)>,
-    /// Of these, those that changed in more than the layers' maps.
+    /// The pages in which more than the layers' maps changed.
     dirty_pages: BTreeSet<u64>,
     pub(super) next_volume_id: u64,
     pub(super) next_layer_id: u64,
@@ -388,7 +388,7 @@ mod tests {
         let sealed = catalogue.seal([].into_iter());
         assert_eq!(sealed.pages.len(), 3000_usize.div_ceil(RECORDS_PER_PAGE));
         catalogue.mark_dirty(RECORDS_PER_PAGE as u64 * 7);
-        // A layer that is gone by now, one beside a dirty one, and two of another page.
+        // A layer that no longer exists, one next to a dirty one, and two on another page.
         let layers = [9999, RECORDS_PER_PAGE as u64 * 7 + 1, 2000, 2001].map(LayerId);
         let sealed = catalogue.seal(layers.into_iter());
         let numbers: Vec<u64> = sealed.pages.iter().map(|(index, _)| *index).collect();

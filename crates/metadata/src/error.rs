@@ -8,15 +8,16 @@ use onefold_index::IndexError;
 /// The result of a request to the store.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// The kind of a failure: callers decide by it.
+/// The kind of a failure, by which callers decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// Only with [`crate::Blocking::No`]: nothing was changed; ask again with [`crate::Blocking::Yes`].
+    /// Only with [`crate::Blocking::No`]: nothing was changed; repeat the call with
+    /// [`crate::Blocking::Yes`].
     WouldBlock,
     /// The device failed.
     Io,
-    /// Stored metadata differs from what was written.
+    /// Stored metadata is not as it was written.
     Damaged,
     /// The pool, or the device under it, has no room left.
     NoSpace,
@@ -73,7 +74,7 @@ impl StoreError {
         }
     }
 
-    /// Bytes that differ from what was written, at `place`.
+    /// An error for the bytes at `place`, which are not as they were written.
     pub fn format(place: impl std::fmt::Display, error: FormatError) -> Self {
         let kind = match error {
             FormatError::Newer { .. } => StoreErrorKind::NewerFormat,
@@ -82,7 +83,7 @@ impl StoreError {
         Self::new(kind, format!("{place}: {error}"))
     }
 
-    /// Metadata, or the state in memory, is not what it has to be.
+    /// An error for invalid metadata or an invalid state in memory.
     pub fn damaged(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Damaged, message)
     }
@@ -93,7 +94,7 @@ impl StoreError {
         Self::new(StoreErrorKind::WouldBlock, String::new())
     }
 
-    /// The same failure, with the operation before its message.
+    /// Prefixes the message with the operation that failed.
     pub fn during(mut self, what: impl std::fmt::Display) -> Self {
         if self.kind != StoreErrorKind::WouldBlock {
             self.message = format!("{what}: {}", self.message);

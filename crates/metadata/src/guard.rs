@@ -1,8 +1,8 @@
 //! The guards of the protocol, each of which closes a sequence of events that loses data.
 //!
-//! In ordinary builds every guard holds and the questions below vanish at compile time. In builds
-//! with the `simulation` feature one of them can be turned off, and the simulation must then find
-//! the loss: that shows that guard and simulation are both worth something.
+//! In ordinary builds every guard holds, and the checks compile to nothing. In builds with the
+//! `simulation` feature one guard can be turned off, and the simulation must then find the loss:
+//! this shows that both guard and simulation work.
 
 /// A rule of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,9 +19,9 @@ pub enum Guard {
     ReuseAfterReaders,
     /// Blocks are locked from before they are looked up until the map has changed.
     BlocksLocked,
-    /// Whether a volume is still long enough is checked once more with its blocks locked.
+    /// The volume's end is checked once more after its blocks are locked.
     EndLookedAtLocked,
-    /// What a smaller volume no longer has of its last block becomes zeros.
+    /// Shrinking a volume zeroes the rest of its last block.
     LastBlockCut,
     /// P2: the record is appended only after the data was written.
     DataBeforeRecord,
@@ -41,7 +41,8 @@ pub enum Guard {
     RecoverySyncsFirst,
     /// P8: a bad frame before a frame of a later commit is damage, not the end of the log.
     GapIsDamage,
-    /// Frames that a crash tore in an earlier session are never taken for the present one's.
+    /// Frames that a crash tore in an earlier session are never read as frames of the present
+    /// session.
     SessionsKeptApart,
     /// P8: after a failed sync nothing is written until the pool is opened again.
     FailedSyncStopsWrites,
@@ -89,16 +90,16 @@ pub enum Guard {
     PublishedLocked,
     /// A lookup counts only if its layer was still the volume's when it ended.
     LookupValidated,
-    /// P3: an index is replaced only once no lookup in it is under way.
+    /// P3: an index is replaced only once no lookup in it is in progress.
     ReplacedWhenUnused,
     /// P12: records are copied to memory that outlives the process before a request is answered.
     TailCopied,
-    /// P8: syncs of the data are counted in memory that outlives the process, so that the next one
-    /// knows of one that failed or was under way.
+    /// P8: syncs of the data are counted in memory that outlives the process, so that the next
+    /// process notices a sync that failed or never returned.
     SyncsCounted,
     /// P8: after such a sync the new blocks of records that the log lacks are compared with the disk.
     NewBlocksCompared,
-    /// P12: a new block that is rewritten in place is marked before, so that it is not compared.
+    /// P12: a new block is marked before it is rewritten in place, so that it is not compared.
     RewritesMarked,
     /// P8: a lost block is durably listed before a record that refers to it is.
     LostListedFirst,
@@ -115,7 +116,8 @@ pub enum Guard {
     /// P8: after a session that was not closed, data is read from the medium: a failed sync may
     /// have left data in the host's cache that the medium never got.
     UnclosedDataReadAfresh,
-    /// A quota is checked once more where nothing can use it up before the map has changed.
+    /// A quota is checked once more under the lock that keeps others from using it up before the
+    /// map changes.
     QuotaLookedAtLocked,
     /// Free blocks are kept for the reservations of other volumes.
     ReservedKeptFromOthers,
@@ -137,7 +139,7 @@ pub enum Guard {
     SameStillValid,
     /// P4: the announcement, and with it the entries, are durable before the index counts claims.
     CountIntentDurable,
-    /// P4: an index that is counted again leaves out what is claimed.
+    /// P4: an index that is counted again leaves out claims.
     RebuildLessClaims,
     /// P4: an index that is counted again counts the hit of an entry that an open batch announced.
     RebuildCountsHits,
@@ -147,12 +149,12 @@ pub enum Guard {
     HitOfThisIndex,
     /// P3: a claim is counted only in a row that exists: a new one would count too few references.
     CountKnownRow,
-    /// P7: a pool is taken only once the cluster takes nothing more from its owner before. The engine keeps this
-    /// rule and the next; the simulated one has a switch for each.
+    /// P7: a pool is taken over only once the cluster accepts no more writes from its previous owner. The engine
+    /// keeps this rule and the next; the simulated engine has a switch for each.
     FencedBeforeTaken,
-    /// P7: every write of the log and the roots asserts in the cluster who owns the pool.
+    /// P7: every write of the log and the roots asserts the pool's owner in the cluster.
     LockedInEveryOwnersWrite,
-    /// P8: in a cluster, a block of zeros is one that was lost, because zeros are not stored.
+    /// P8: in a cluster, a block that reads as zeros was lost, because zeros are not stored.
     LostIsNotZeros,
 }
 
@@ -244,7 +246,7 @@ impl Guard {
         OFF.get() != Some(self)
     }
 
-    /// Breaks one rule, or none, on this thread from now on.
+    /// Turns off one guard, or none, on this thread from now on.
     #[cfg(feature = "simulation")]
     pub fn turn_off(guard: Option<Self>) {
         OFF.set(guard);
@@ -252,25 +254,25 @@ impl Guard {
     }
 }
 
-/// Resources that simulations make scarce, so that rare cases happen in small pools. On this
-/// thread, from now on; nothing is, by default.
+/// Resources that simulations make scarce on this thread, so that rare cases happen in small pools.
+/// By default nothing is scarce.
 #[cfg(feature = "simulation")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scarcity {
-    /// Bits of a fingerprint that count: contents collide.
+    /// The bits of a fingerprint that count, so that contents collide.
     pub fingerprint_bits: Option<u32>,
-    /// Bytes that the index may take: it declines.
+    /// The bytes that the index may take, so that it declines blocks.
     pub index_bytes: Option<usize>,
 }
 
 #[cfg(feature = "simulation")]
 impl Scarcity {
-    /// Makes things scarce.
+    /// Sets the limits of this thread.
     pub fn set(self) {
         SCARCITY.set(self);
     }
 
-    /// What is scarce now.
+    /// The present limits of this thread.
     #[must_use]
     pub fn now() -> Self {
         SCARCITY.get()

@@ -1,14 +1,14 @@
-//! Fingerprints made while blocks are written, so that the finder need not read them back ([DEDIS
-//! §4.5]). One per volume, of bounded size, and optional: blocks that are not in it, after a start
-//! all of them, are read and fingerprinted by the finder.
+//! Fingerprints made while blocks are written, which save the finder from reading blocks back
+//! ([DEDIS §4.5]). Each volume may have a cache of bounded size. The finder reads and fingerprints
+//! all blocks that are not in it; after a start the cache is empty.
 //!
-//! A segment of the map has a set of slots, one for each of its blocks; segments that come upon
-//! the same set replace each other.
+//! A segment of the map has a set of slots, one for each of its blocks; segments that map to the
+//! same set replace each other.
 //!
-//! Invariant: a fingerprint is that of its block's bytes until the next write there. A writer holds
+//! Invariant: a fingerprint matches its block's bytes until the next write there. A writer holds
 //! the entry's lock, empties the slot before the pool is written and fills it afterwards. The
-//! volume's cache is looked up under that lock, and one that is switched on again starts empty: so
-//! no writer can miss the cache that the finder uses.
+//! volume's cache is looked up under that lock, and a cache that is switched on again starts empty:
+//! so no writer can miss the cache that the finder uses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -43,7 +43,7 @@ const EMPTY: Slot = Slot {
 
 /// The cache of one volume.
 pub struct HashCache {
-    /// Of the volume's domain.
+    /// The fingerprint key of the volume's domain.
     pub key: Key,
     sets: Vec<Mutex<Set>>,
     room: Arc<Room>,
@@ -56,7 +56,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Room for so many bytes.
+    /// Memory of `limit_bytes` for the caches of a pool.
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes,
@@ -81,8 +81,8 @@ impl Room {
 }
 
 impl HashCache {
-    /// A cache of so many bytes, or of as many as there is room for; none where that is less than
-    /// a segment needs.
+    /// A cache of `bytes`, or smaller if the room does not suffice; `None` if less is left than a
+    /// segment needs.
     pub fn new(room: &Arc<Room>, bytes: u64, key: Key) -> Option<Arc<Self>> {
         let taken = room.take(bytes);
         if taken < bytes / SET_BYTES * SET_BYTES {
@@ -104,7 +104,7 @@ impl HashCache {
         &self.sets[(segment.0 % self.sets.len() as u64) as usize]
     }
 
-    /// These blocks of one segment are going to be written. The caller holds their locks.
+    /// Forgets blocks of one segment that are about to be written. The caller holds their locks.
     pub fn forget(&self, blocks: BlockRange) {
         let mut set = lock(self.set(blocks.segment()));
         if let Some((segment, slots)) = &mut *set
@@ -114,14 +114,14 @@ impl HashCache {
         }
     }
 
-    /// These blocks of one segment were written, to consecutive blocks from `pba` on. The caller
-    /// holds their locks still.
+    /// Notes blocks of one segment that were written to consecutive blocks from `pba` on. The
+    /// caller still holds their locks.
     pub fn note(&self, lba: Lba, pba: Pba, fingerprints: &[Fingerprint]) {
         let mut set = lock(self.set(lba.segment()));
         let (_, slots) = match &mut *set {
             Some(found) if found.0 == lba.segment() => found,
             other => {
-                // The replaced one may still be useful, but so is the new one.
+                // The replaced set may still be useful, but so is the new one.
                 let slots = vec![EMPTY; BLOCKS_PER_SEGMENT as usize].into_boxed_slice();
                 other.insert((lba.segment(), slots))
             }

@@ -1,8 +1,8 @@
 //! Recently written blocks, which the finder leaves alone ([DEDIS §4.5]).
 //!
 //! Hints only, kept with a segment in the cache and lost with it: a segment that was dropped from
-//! the cache, or was never in it since the pool was opened, has not been written lately. The write
-//! path sets one bit; everything else happens when the finder looks.
+//! the cache, or was never in it since the pool was opened, counts as not recently written. The
+//! write path sets one bit; everything else happens when the finder looks.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use std::sync::atomic::Ordering::Relaxed;
 const SLOTS: usize = BLOCKS_PER_SEGMENT as usize;
 const WORDS: usize = SLOTS / 64;
 
-/// Most looks that a block is ever left alone for.
+/// The most looks for which a block can be left alone.
 pub const COLD_PASSES_MAX: u8 = 16;
 
-/// Looks after which a block that stayed as it was published is forgotten to have been hot.
+/// A hot block that stays as it was published counts as hot no longer after this number of looks.
 const FORGET_AFTER: u8 = 31;
 
-/// One bit a slot.
+/// A bit for each slot.
 pub type SlotBits = [u64; WORDS];
 
 /// Hints about the blocks of one segment.
@@ -57,7 +57,7 @@ impl Age {
         self.0 >> 7 == 1
     }
 
-    /// The age after one more look, before which the block was written or not.
+    /// The age after one more look; `was_written` says whether the block was written before it.
     fn after_look(self, was_written: bool) -> Self {
         if was_written {
             // Rewritten after it was published: that cost a copy, so the next time it waits longer.
@@ -77,7 +77,8 @@ impl Age {
 }
 
 impl Heat {
-    /// Of a segment just loaded (`was_cold`), or of one in which nothing was mapped so far.
+    /// The heat of a segment that was just loaded (`was_cold`), or in which nothing was mapped so
+    /// far.
     pub fn new(was_cold: bool) -> Self {
         Self {
             written: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -88,7 +89,7 @@ impl Heat {
         }
     }
 
-    /// These slots are being written.
+    /// Marks slots that are being written.
     pub fn touch(&self, slots: Range<usize>) {
         let mut at = slots.start;
         while at < slots.end {
@@ -103,7 +104,7 @@ impl Heat {
         }
     }
 
-    /// One step, for a pass: the slots that have not been written for `cold_passes` passes.
+    /// Does a pass's look: returns the slots that have not been written for `cold_passes` passes.
     pub fn look(&self, cold_passes: u8) -> SlotBits {
         let mut ages = lock(&self.ages);
         let first = if ages.was_cold { COLD_PASSES_MAX } else { 0 };
@@ -121,7 +122,7 @@ impl Heat {
         cold
     }
 
-    /// The result of the last step, without slots written since.
+    /// The result of the last look, without slots written since.
     pub fn still_cold(&self, cold_passes: u8) -> SlotBits {
         let ages = lock(&self.ages);
         let mut cold = SlotBits::default();
@@ -133,7 +134,7 @@ impl Heat {
         cold
     }
 
-    /// This slot's block was published: later writes to it count until it is forgotten.
+    /// Marks this slot's block as published: later writes to it count until it is forgotten.
     pub fn published(&self, slot: usize) {
         if let Some(slots) = &mut lock(&self.ages).slots {
             slots[slot] = Age::new(0, slots[slot].doublings(), true);

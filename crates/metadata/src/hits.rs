@@ -2,8 +2,8 @@
 //!
 //! The record that makes the entry makes a claim with it: a reference that the index does not count
 //! yet. Nothing is released while there are claims, so a count that is too low frees nothing (P3).
-//! What remains to be excluded is a block that is about to be freed, or about which the index's answer is
-//! out of date; the rules are those of the model.
+//! So a hit must only avoid a block that is about to be freed, or for which the index's answer is out of
+//! date; the rules are the same as in the model.
 
 use onefold_format::BatchKind;
 

@@ -9,18 +9,20 @@
 //! space counts as mapped, and only for a record; other calls look, or hand out blocks. The journal alone
 //! holds a [`MetadataState`] mutably.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! | --- | --- |
-//! | `apply.rs` `state.rs` | the one function that changes a map; what it changes besides |
-//! | `map.rs` `map/` `segments.rs` `branches.rs` `cache.rs` | maps, layer above layer; which segments may hold something; what two layers differ in |
+//! | `apply.rs` `state.rs` | the one function that changes a map; the other state that it changes |
+//! | `map.rs` `map/` `segments.rs` `branches.rs` `cache.rs` | maps, layer above layer; which segments may hold
+//! something; differences between two layers |
 //! | `space.rs` `space/` `placement.rs` `bits.rs` | free space, and where new blocks go |
 //! | `space_limits.rs` `limits.rs` | quotas and reservations of volumes; shares of the memory limit |
-//! | `catalogue.rs` `names.rs` | volumes and snapshots, and how they are called |
-//! | `batch.rs` `queue.rs` | what finder and collector have announced; released references |
+//! | `catalogue.rs` `names.rs` | volumes and snapshots, and their names |
+//! | `batch.rs` `queue.rs` | the open batch of finder, collector or counting; released references |
 //! | `pages.rs` `tree.rs` | pages, and the trees that they form |
-//! | `opening.rs` `sealed.rs` | from a checkpoint, and into one |
-//! | `block_lock.rs` | who may change a block |
-//! | `heat.rs` `hash_cache.rs` | hints: what to leave alone; fingerprints made while blocks are written |
+//! | `opening.rs` `sealed.rs` | reading a checkpoint, and writing one |
+//! | `block_lock.rs` | locks on the blocks of a volume |
+//! | `heat.rs` `hash_cache.rs` | hints: blocks to leave alone; fingerprints made while blocks are written
+//! |
 //! | `run.rs` | consecutive blocks, of the pool and of a volume |
 //! | `error.rs` `display.rs` `guard.rs` `sync.rs` | errors, and the amounts in them; guards that simulations turn off; locks and atomics |
 

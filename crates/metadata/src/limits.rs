@@ -1,17 +1,17 @@
 //! How the store's memory limit is shared out, and the other bounds, each with its reason.
 
-/// Most bytes that one request may read or write: the largest that the front ends advertise.
+/// The most bytes that one request may read or write: the largest that the front ends advertise.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
-/// Most volumes in a pool: their records are kept in memory, 256 bytes each and as much again for
-/// finding them.
+/// The most volumes in a pool: their records are kept in memory, 256 bytes each and as much again
+/// for finding them.
 pub const VOLUMES_MAX: u64 = 65_535;
 
-/// Most layers below one another. A view is made by going through all of them, and giving them up goes
-/// down the stack of a thread.
+/// The deepest chain of layers. Making a view visits all of them, and dropping the chain recurses on a
+/// thread's stack.
 pub const LAYERS_DEEP_MAX: usize = 1024;
 
-/// Most seconds between two looks of the finder: a day.
+/// The most seconds between two passes of the finder: a day.
 pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
 
 /// Smallest memory limit that the shares below still make sense for.
@@ -33,12 +33,13 @@ pub const CLAIM_FINGERPRINT_BYTES: u64 = 16;
 /// More claims than this would make the collector wait for minutes.
 const CLAIM_FINGERPRINTS_BYTES_MAX: u64 = 64 << 20;
 
-/// Claims for each fingerprint of one that is kept. The blocks of the others are read when they are counted,
-/// which costs no more than to store them and have the finder read them. With all of them, so much data is
-/// read after a crash before the collector releases anything.
+/// The number of claims for each claim fingerprint that is kept. Counting a claim without a fingerprint
+/// reads its block, which costs no more than storing the block and having the finder read it. After a crash
+/// no fingerprint is left, so all claims are read before the collector releases anything.
 const CLAIMS_PER_FINGERPRINT: u64 = 4;
 
-/// More would not stay in the processor's caches, and asking it would cost as much as asking the index.
+/// A larger table would not stay in the processor's caches, and a query would cost as much as a lookup
+/// in the index.
 const RECENT_BYTES_MAX: usize = 4 << 20;
 
 /// The shares of one memory limit.
@@ -51,7 +52,7 @@ pub struct Limits {
     pub dirty_leaves_max: usize,
     /// Inner pages kept in memory.
     pub nodes_max: usize,
-    /// The memory for telling which segments layers have, in bytes.
+    /// The memory for the occupancy of all layers, in bytes.
     pub occupancy_bytes: usize,
     /// Pages of the free-space map kept in memory.
     pub space_pages_max: usize,
@@ -68,20 +69,20 @@ pub struct Limits {
     pub index_bytes: usize,
     /// The memory of the hash caches of all volumes, in bytes.
     pub hash_cache_bytes: u64,
-    /// The memory for what volumes in line found lately, in bytes.
+    /// The memory for recent lookups of volumes in line, in bytes.
     pub recent_bytes: usize,
     /// Claims whose fingerprints are kept in memory.
     pub claim_fingerprints_max: u64,
-    /// Most claims. Their elements are in pages that count as those of free space do.
+    /// The most claims. Their elements are in pages that count as pages of free space.
     pub claims_max: u64,
 }
 
 impl Limits {
-    /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for free
-    /// space and for the index, a sixteenth each for inner pages and for records, three
-    /// sixty-fourths for hash caches, a sixty-fourth at most for what was found lately, and a
-    /// thirty-second each for which segments layers have, for scans such as `check`, for the scrub and,
-    /// at most, for fingerprints of claims.
+    /// The shares: five sixteenths for segments; an eighth each for their copies during a checkpoint,
+    /// for free space and for the index; a sixteenth each for inner pages and for records; three
+    /// sixty-fourths for hash caches; at most a sixty-fourth for recent lookups; and a thirty-second
+    /// each for occupancy, for scans such as `check`, for the scrub and, at most, for fingerprints of
+    /// claims.
     pub fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_most_claims_grow_with_the_memory() {
-        // Of the store, which has half of `serve --memory`.
+        // The store gets half of `serve --memory`.
         let most = |mib: u64| Limits::from_memory(mib << 20).claims_max;
         assert_eq!(most(32), 262_144);
         assert_eq!(most(256), 2_097_152);

@@ -5,12 +5,12 @@
 //! root is durable. The dirty list holds a reference, and the cache drops only values without other
 //! references, so no change can be lost and no segment can exist twice.
 //!
-//! A lookup that misses in one layer falls through to the layer below. Layers below others are
-//! frozen: no request changes them. The combined entries of such a layer and those below it, for
-//! one segment, are a *view*, cached beside the segments, so that a read looks in two places
-//! however many layers there are. Layers without entries are passed by, and the segments of which a
-//! view is made do not go into the cache: only requests, and changes, put a layer's own segments there.
-//! The finder and merges still change frozen layers; [`Maps::view`] tells how views keep up.
+//! A lookup that misses in one layer falls through to the layer below. Layers below others are frozen:
+//! no request changes them. The combined entries of such a layer and those below it, for one segment,
+//! are a *view*, cached next to the segments, so that a read makes two lookups however many layers
+//! there are. Lookups skip layers without entries. The segments of which a view is made do not go into
+//! the cache: only requests, and changes, put a layer's own segments there. The finder and merges still
+//! change frozen layers; [`Maps::view`] explains how views stay current.
 //!
 //! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments; the
 //! uncommitted state, then the layers that contain another, then a shard of the cache.
@@ -59,9 +59,9 @@ type CacheKey = (LayerId, SegmentIndex);
 /// Which segments a search stops at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// Those in which something may be mapped.
+    /// Segments in which something may be mapped.
     Mapped,
-    /// Of these, the ones whose blocks may wait for the finder.
+    /// Segments in which something may be mapped whose blocks may wait for the finder.
     Publishable,
 }
 
@@ -80,20 +80,21 @@ pub struct Maps {
     dirty_count: AtomicUsize,
     /// The shared content of a segment that is not mapped.
     empty: Arc<Segment>,
-    /// Raised before and after each change of frozen layers, so odd while there is one: see
+    /// Incremented before and after each change of frozen layers, so odd during one: see
     /// [`Maps::view`].
     frozen_changes: AtomicU64,
-    /// Changes of frozen layers that have begun and not ended, one inside the other.
+    /// The number of changes of frozen layers in progress, nested in each other.
     frozen_changing: AtomicUsize,
-    /// Raised when layers are put above others or removed, and when a frozen layer is about to get its
-    /// first entry, before the entry leaves the layer below: readers that passed it by begin again.
+    /// Incremented when layers are put above others or removed, and when a frozen layer is about to
+    /// get its first entry, before the entry leaves the layer below: readers that skipped the layer
+    /// start again.
     arranged: AtomicU64,
     /// The layers whose views contain the frozen layer that was changed last.
     containing: Mutex<Containing>,
 }
 
 impl Maps {
-    /// No layers yet, above these pages.
+    /// Maps without layers, on these pages.
     pub fn new(pages: Arc<Pages>, limits: &Limits, block_size: u32) -> Self {
         let shard = || Mutex::new(ClockCache::new(limits.leaves_max.div_ceil(SHARDS)));
         Self {
@@ -128,12 +129,12 @@ impl Maps {
         found.ok_or_else(|| StoreError::damaged(format!("layer {id} is named but does not exist")))
     }
 
-    /// All layers, including those of volumes that are being imported or deleted.
+    /// All layers, including layers of volumes that are being imported or deleted.
     pub fn layers(&self) -> Vec<Arc<Layer>> {
         read(&self.layers).values().cloned().collect()
     }
 
-    /// Puts a layer above another, which is frozen from now on, or above none.
+    /// Puts a layer above another one, which is frozen from now on, or at the bottom.
     pub(super) fn put_above(&self, layer: &Arc<Layer>, below: Option<LayerId>) -> Result<()> {
         let below = below.map(|id| self.layer(id)).transpose()?;
         if let Some(below) = &below {
@@ -149,8 +150,8 @@ impl Maps {
         Ok(())
     }
 
-    /// Notes the nearest layer below `layer` that is not empty. As long as layers are empty, those above
-    /// them have the same one.
+    /// Sets the nearest non-empty layer below `layer`. If `layer` is empty, the layers above it get the
+    /// same one, and so on.
     fn set_next(&self, layer: &Arc<Layer>, next: Option<&Arc<Layer>>) {
         let mut concerned = vec![Arc::clone(layer)];
         while let Some(layer) = concerned.pop() {
@@ -166,8 +167,8 @@ impl Maps {
         above.filter_map(|id| self.layer(id).ok()).collect()
     }
 
-    /// Forgets a layer in which nothing is mapped; those above it are above the one below it then.
-    /// Its pages go with the next checkpoint.
+    /// Removes a layer in which nothing is mapped; layers above it then stand on the one below it.
+    /// Its pages are released by the next checkpoint.
     pub(super) fn remove_layer(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
         if let Ok(layer) = self.layer(id) {
             let below = layer.below();
@@ -175,7 +176,8 @@ impl Maps {
                 let below = below.as_ref().map(|below| below.id);
                 self.put_above(&self.layer(above)?, below)?;
             }
-            // It keeps the one below it: a reader may still be on its way there through this one.
+            // It keeps its link to the layer below: a reader may still be on its way down through
+            // this one.
             if let Some(below) = &below {
                 lock(&below.above).retain(|above| *above != id);
             }
@@ -183,7 +185,7 @@ impl Maps {
         }
         let removed = write(&self.layers).remove(&id);
         self.arranged.fetch_add(1, SeqCst);
-        // A thread that is loading a segment of its tree now has put it into the cache after this.
+        // Wait for threads that are loading a segment of its tree into the cache.
         drop(removed.as_ref().map(|layer| write(&layer.root)));
         lock(&self.dirty).retain(|dirty| dirty.layer.id != id);
         self.dirty_count.store(lock(&self.dirty).len(), SeqCst);
@@ -193,7 +195,7 @@ impl Maps {
         Ok(removed)
     }
 
-    /// Blocks that are kept free for all volumes together.
+    /// The number of blocks kept free for all volumes together.
     pub fn unused_reservations(&self) -> u64 {
         self.space_limits_table.unused_reservations()
     }
@@ -220,7 +222,7 @@ impl Maps {
         all
     }
 
-    /// The segment, from memory or from disk; nothing where the layer has no entries in it.
+    /// The segment, from memory or from disk; `None` if the layer has no entries in it.
     pub(super) fn leaf_if_any(
         &self,
         layer: &Layer,
@@ -233,8 +235,8 @@ impl Maps {
         }
     }
 
-    /// The entries of a segment at one moment of the call. It stays out of the cache if it is not in it:
-    /// this is for callers that go through more segments than the cache should hold for them.
+    /// The entries of a segment at one moment of the call. Does not add the segment to the cache: for
+    /// callers that visit more segments than the cache should hold for them.
     pub fn peek(
         &self,
         layer: &Layer,
@@ -294,7 +296,7 @@ impl Maps {
         root: TreeRoot,
         segment: SegmentIndex,
     ) -> Result<Option<Arc<Segment>>> {
-        // Entries that are still in a removed layer's tree have moved elsewhere.
+        // The entries in a removed layer's tree have moved elsewhere.
         if !read(&self.layers).contains_key(&layer.id) {
             return Ok(None);
         }
@@ -310,8 +312,7 @@ impl Maps {
         Ok(Some(Arc::from(entries)))
     }
 
-    /// The first segment at or after `from` in which something may be mapped, or of these only those
-    /// whose blocks may wait for the finder.
+    /// The first segment at or after `from` that is `wanted`.
     pub fn next_segment(
         &self,
         layer: &Layer,
@@ -329,8 +330,8 @@ impl Maps {
         Ok([stored, fresh].into_iter().flatten().min())
     }
 
-    /// Empties a segment of a frozen layer, after these entries of it have gone to the layer above.
-    /// Only `apply` calls this, holding the uncommitted state.
+    /// Empties a segment of a frozen layer, after these entries of it have moved to the layer
+    /// above. Only `apply` calls this, holding the uncommitted state.
     pub(super) fn merge(
         &self,
         segment: SegmentIndex,
@@ -338,7 +339,7 @@ impl Maps {
         into: LeafOf<'_>,
         moved: &Segment,
     ) {
-        // A reader looks above once more after it looked below: see `Maps::resolve`.
+        // A reader checks the layer above once more after the one below: see `Maps::resolve`.
         let _changing = self.change_frozen();
         let whole = 0..moved.len();
         if *moved != EMPTY_SEGMENT {
@@ -388,8 +389,8 @@ impl Maps {
         }
     }
 
-    /// The layer is about to have entries in this segment. If they come from the layer below, no reader
-    /// may pass this one by once they have left.
+    /// Marks the segment as occupied before the layer gets entries in it. If they come from the layer
+    /// below, no reader may skip this layer once they have left.
     fn occupy(&self, layer: &Arc<Layer>, segment: SegmentIndex) {
         let was_empty = layer.occupancy.is_empty();
         layer.occupancy.insert(segment);

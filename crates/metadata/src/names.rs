@@ -1,4 +1,4 @@
-//! How volumes and snapshots are called.
+//! The names of volumes and snapshots.
 
 use onefold_format::catalogue_page::name_is_valid;
 
@@ -9,7 +9,8 @@ pub fn full_name(volume: &str, snapshot: &str) -> String {
     format!("{volume}@{snapshot}")
 }
 
-/// The name of the volume, and of a snapshot its own: what [`full_name`] put together.
+/// Splits a name that [`full_name`] put together into the volume's name and, for a snapshot, its
+/// own.
 pub fn split_name(name: &str) -> (&str, Option<&str>) {
     match name.split_once('@') {
         Some((volume, snapshot)) => (volume, Some(snapshot)),
@@ -17,7 +18,7 @@ pub fn split_name(name: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// `Invalid` if `name` cannot name a volume, a snapshot or a domain, as `of` says.
+/// `Invalid` if `name` cannot name a volume, snapshot or domain; `of` says which.
 pub fn check_name(name: &str, of: &str) -> Result<()> {
     if name_is_valid(name) {
         return Ok(());

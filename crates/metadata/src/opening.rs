@@ -17,8 +17,8 @@ use super::tree;
 use crate::error::{Result, StoreErrorKind};
 use crate::limits::Limits;
 
-/// Walks all inner pages: finds the pages in use and the amount that is mapped. With
-/// `rebuild_free_space` an unreadable free-space map is counted again. Returns whether it was.
+/// Walks all inner pages to find the pages in use and the mapped amounts. With `rebuild_free_space`
+/// an unreadable free-space map is counted again. Returns whether it was.
 pub fn open(
     pages: &Arc<Pages>,
     maps: &Maps,
@@ -84,7 +84,7 @@ pub fn open(
     Ok((state, is_rebuilt))
 }
 
-/// The right free-space map, by all maps of the checkpoint.
+/// Counts the free-space map from all maps of the checkpoint.
 fn count_free_space(
     pages: &Arc<Pages>,
     maps: &Maps,

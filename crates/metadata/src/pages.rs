@@ -1,8 +1,8 @@
 //! Metadata pages: read and checked, allocated, written copy-on-write.
 //!
-//! A page is written once, to a place that no durable root reaches, and from then on it only ever
-//! changes hands: it is in use until a later root is durable that does not reach it. So a torn or
-//! lost write of a page can only hurt a checkpoint that was never completed.
+//! A page is written once, to a place that no durable root reaches, and is never changed. It stays
+//! in use until a later root that does not reach it is durable. So a torn or lost write of a page
+//! can only hurt a checkpoint that was never completed.
 //!
 //! Which places are in use is not stored: opening walks the inner pages and finds out.
 //!
@@ -46,23 +46,22 @@ struct Places {
     used: Vec<u64>,
     used_count: u64,
     hint: usize,
-    /// Places below have the host's promise.
+    /// The host has promised space for all places below this one.
     reserved: u64,
-    /// Of these, in use.
+    /// The number of used places below `reserved`.
     used_reserved: u64,
-    /// Free places from there on for which the host may have allocated space.
+    /// The host may have allocated space for free places from this one on.
     loose: u64,
-    /// Number of readers that need every page of a root to stay, and the pages that could have been
-    /// freed meanwhile.
+    /// The number of readers that need every page of a root to stay, and the pages that could have
+    /// been freed since the first of them came.
     holds: usize,
     held_back: Vec<PageNumber>,
-    /// Places that were taken since the last of these readers came, so that none of them reaches
-    /// their content.
+    /// Places taken since the last of these readers came; no reader reaches their content.
     young: Vec<u64>,
 }
 
 impl Pages {
-    /// All but the root slots is free until it is marked as used.
+    /// Pages of which all but the root slots are free until they are marked as used.
     pub fn new(disk: Arc<dyn Disk>, name: String, pool: PoolId, nodes_max: usize) -> Self {
         let places = Places {
             used: vec![(1 << ROOT_SLOTS) - 1],
@@ -86,7 +85,7 @@ impl Pages {
         }
     }
 
-    /// Where they are.
+    /// The disk of the pages.
     pub fn disk(&self) -> &dyn Disk {
         &*self.disk
     }
@@ -119,7 +118,7 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// Reads leaves of one tree, each with its index in it, at the same time where the disk can do that.
+    /// Reads leaves of one tree, each with its index in it, concurrently if the disk can.
     pub fn read_leaves(
         &self,
         kind: PageKind,
@@ -135,7 +134,7 @@ impl Pages {
             })
             .collect();
         if self.disk.read_together(&mut ranges).is_err() {
-            // One after the other, to find out which of them it is.
+            // One after the other, to find out which one it is.
             let each = leaves.iter();
             return each
                 .map(|(index, pointer)| self.read(kind, 0, owner, *index, *pointer))
@@ -251,22 +250,22 @@ impl Pages {
         self.spare.store(spare, SeqCst);
     }
 
-    /// Pages that can be written without growing, whatever happens to the host's space.
+    /// The number of pages that can be written without growing, even if the host runs out of space.
     pub fn spare(&self) -> u64 {
         self.spare.load(SeqCst)
     }
 
-    /// Grows until so many pages can be written.
+    /// Grows until at least `pages` pages can be written.
     ///
     /// # Errors
     ///
-    /// `NoSpace` where the host has no room for them, `Io`.
+    /// `NoSpace` if the host has no room for them; `Io`.
     pub fn secure(&self, pages: u64) -> Result<()> {
         let mut places = lock(&self.places);
         while places.reserved - places.used_reserved < pages {
             let missing = pages - (places.reserved - places.used_reserved);
             let wanted = places.reserved + missing;
-            // Places from there on may be in use already.
+            // Places from here on may be in use already.
             self.grow(&mut places, wanted)?;
         }
         Ok(())
@@ -309,7 +308,7 @@ impl Pages {
         lock(&self.places).held_back.len()
     }
 
-    /// Gives pages up that no durable root reaches any more.
+    /// Releases pages that no durable root reaches any more.
     pub(super) fn release(&self, released: &[PageNumber]) {
         let mut nodes = lock(&self.nodes);
         for place in released {
@@ -329,7 +328,7 @@ impl Pages {
         self.note_spare(&places);
     }
 
-    /// Keeps every page that the current root reaches until the hold is dropped. The caller sees to it
+    /// Keeps every page that the current root reaches until the hold is dropped. The caller ensures
     /// that no checkpoint is being written.
     pub fn hold(&self) -> PagesHold<'_> {
         let mut places = lock(&self.places);
@@ -339,7 +338,7 @@ impl Pages {
     }
 }
 
-/// See [`Pages::hold`].
+/// The hold of [`Pages::hold`].
 pub struct PagesHold<'a> {
     pages: &'a Pages,
 }
@@ -402,7 +401,7 @@ impl Places {
         self.hint = self.hint.min(bits::find(&self.used, 0, false));
     }
 
-    /// One behind the last place in use.
+    /// The end of the places in use.
     fn end(&self) -> u64 {
         let last = self.used.iter().rposition(|word| *word != 0);
         last.map_or(0, |at| {
@@ -428,7 +427,7 @@ impl Places {
     }
 }
 
-/// Writes the pages of one checkpoint, side by side where there is room.
+/// Writes the pages of a checkpoint, next to each other if there is room.
 pub struct PageWriter<'a> {
     pages: &'a Pages,
     sequence: u64,
@@ -441,7 +440,7 @@ pub struct PageWriter<'a> {
 }
 
 impl<'a> PageWriter<'a> {
-    /// For the checkpoint whose root has this sequence.
+    /// A writer for the checkpoint whose root has this sequence.
     pub fn new(pages: &'a Pages, sequence: u64) -> Self {
         let run = Vec::with_capacity(WRITE_PAGES_MAX * PAGE_BYTES);
         let (written, replaced) = (Vec::new(), Vec::new());
@@ -527,16 +526,16 @@ impl<'a> PageWriter<'a> {
         })
     }
 
-    /// The root that reaches these pages is durable: the ones that it replaced are free.
+    /// Ends a checkpoint whose root is durable: frees the pages that it replaced.
     pub fn complete(self) {
         self.pages.release(&self.replaced);
-        // It costs nothing but space if that fails.
+        // If that fails, it costs only space.
         if let Err(error) = self.pages.give_back() {
             tracing::warn!("{error}");
         }
     }
 
-    /// The checkpoint failed before its root was written: its pages are free again.
+    /// Ends a checkpoint that failed before its root was written: frees its pages.
     pub fn abandon(self) {
         self.pages.release(&self.written);
     }

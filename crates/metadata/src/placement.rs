@@ -2,8 +2,8 @@
 //! pool, whatever the order in which they were written.
 //!
 //! The pool is handed out in *places*: aligned runs of as many blocks as a segment has. The first
-//! block written to a segment gets a place of its own and, in it, the position that the block has
-//! in the segment; later ones go beside it. A place is a preference and not a reservation: when no
+//! block written to a segment gets a new place and, in it, the position that the block has in the
+//! segment; later blocks go next to it. A place is a preference and not a reservation: when no
 //! whole place is left, any free block is taken.
 
 use onefold_format::units::BLOCKS_PER_SEGMENT;
@@ -21,10 +21,10 @@ const NEIGHBOURS: u64 = 4;
 /// Segments whose places are remembered.
 const RECENT_PLACES: usize = 256;
 
-/// New blocks that one request asks for.
+/// New blocks requested by one request.
 #[derive(Debug)]
 pub struct Placement {
-    /// For whose segments places are remembered.
+    /// The layer whose segments' places are remembered.
     pub layer: LayerId,
     /// Where the blocks belong in the volume, in ascending order.
     pub runs: SmallVec<[BlockRange; 4]>,
@@ -36,24 +36,24 @@ pub struct Placement {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementOffset(u64);
 
-/// Recent places of segments. Concurrent requests for one segment find it here before the map knows
-/// of any. All of them are hints, which never have to be right.
+/// Recent places of segments. Concurrent requests for one segment find its place here before the
+/// map contains any of its blocks. All of them are hints, which never have to be right.
 pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, PlacementOffset)>; RECENT_PLACES]>);
 
 impl Placement {
-    /// How many blocks are asked for.
+    /// The number of blocks requested.
     pub fn blocks(&self) -> u64 {
         self.runs.iter().map(|run| run.count).sum()
     }
 
-    /// From the first block that is asked for to the last, gaps included.
+    /// From the first block requested to the last, gaps included.
     pub fn span(&self) -> BlockRange {
         let first = self.runs.first().map_or(Lba(0), |run| run.first);
         let end = self.runs.last().map_or(first.0, |run| run.blocks().end);
         BlockRange::new(first, end - first.0)
     }
 
-    /// The blocks that `shift` means.
+    /// The blocks of the pool at this offset.
     pub fn at(&self, shift: PlacementOffset) -> PbaRuns {
         let runs = self.runs.iter().map(|run| PbaRun {
             start: shift.apply(run.first),
@@ -64,7 +64,7 @@ impl Placement {
 }
 
 impl PlacementOffset {
-    /// That of a block.
+    /// The offset between a block of a volume and its block of the pool.
     pub fn between(lba: Lba, pba: Pba) -> Self {
         Self(pba.0.wrapping_sub(lba.0))
     }
@@ -84,13 +84,13 @@ impl RecentPlaces {
         self.0[slot(layer, segment)] = Some((layer, segment, shift));
     }
 
-    /// By the place of this segment.
+    /// The offset of this segment's place.
     pub(crate) fn of(&self, layer: LayerId, segment: u64) -> Option<PlacementOffset> {
         let (owner, of, shift) = self.0[slot(layer, segment)]?;
         ((owner, of) == (layer, segment)).then_some(shift)
     }
 
-    /// By the places of the segments around it, nearest first.
+    /// The offset of the place of a nearby segment, nearest first.
     pub(crate) fn around(
         &self,
         layer: LayerId,

@@ -1,16 +1,16 @@
-//! References on whose way to the index something waits: first in, first out. There are two queues.
+//! References that wait for a change of the index: first in, first out. There are two queues.
 //!
 //! *Dropped references* wait for the collector. Each block of an element is one that a shared entry
 //! referred to and no longer does. The index still counts that entry (P3), so the blocks stay in use
 //! until the collector has released the references in the index.
 //!
-//! *Claims* wait to be counted. Each block of an element is one that an entry refers to since a write
-//! found its content there. The index does not count that entry yet, so no reference is released while
+//! *Claims* wait to be counted. A write found content in each block of an element, and an entry refers
+//! to the block since then. The index does not count that entry yet, so no reference is released while
 //! there is a claim (P3).
 //!
-//! Elements are numbered from the pool's creation on and are in pages by their numbers. In memory
-//! are the pages that changed since the last checkpoint, the last one, and the one being taken
-//! from.
+//! Elements are numbered from the pool's creation on and stored in pages by their numbers. Memory
+//! holds the pages that changed since the last checkpoint, the last page, and the pages at the
+//! head.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -33,7 +33,7 @@ const HEAD_PAGES: u64 = BATCH_ITEMS_MAX as u64 / ELEMENTS_PER_PAGE as u64 + 2;
 /// Elements from the first of a page on, without gaps.
 type Elements = Vec<QueueElement>;
 
-/// Which of the queues.
+/// Selects one of the queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueKind {
     /// References that wait to be released.
@@ -43,7 +43,7 @@ pub enum QueueKind {
 }
 
 impl QueueKind {
-    /// The owner of its pages.
+    /// The owner of the queue's pages.
     pub(super) fn owner(self) -> u64 {
         match self {
             Self::Dropped => QUEUE_OWNER,
@@ -51,7 +51,7 @@ impl QueueKind {
         }
     }
 
-    /// Its name in messages.
+    /// The queue's name in messages.
     fn name(self) -> &'static str {
         match self {
             Self::Dropped => "the queue of dropped references",
@@ -63,9 +63,9 @@ impl QueueKind {
 /// A queue on disk.
 #[derive(Debug, Clone)]
 pub struct StoredQueue {
-    /// Which it is.
+    /// The kind of the queue.
     pub kind: QueueKind,
-    /// Its pages.
+    /// The root of the queue's pages.
     pub root: TreeRoot,
     /// The numbers of its elements.
     pub numbers: Range<u64>,
@@ -91,18 +91,19 @@ pub struct Queue {
     pages: Arc<Pages>,
     kind: QueueKind,
     pub(super) root: TreeRoot,
-    /// Number of the first element, and of the first that does not exist yet.
+    /// Number of the first element, and of the first element that does not exist yet.
     head: u64,
     end: u64,
     /// Blocks of all elements.
     blocks: u64,
-    /// Blocks of those that were taken since the pool was opened.
+    /// Blocks of the elements that were taken since the pool was opened.
     taken_blocks: u64,
-    /// By page. The element of the first number of a page comes first in it, consumed or not.
+    /// The pages in memory. A page starts with the element that has its first number, consumed or
+    /// not.
     resident: BTreeMap<u64, Arc<Elements>>,
-    /// Pages of `resident` that the tree on disk does not have like this.
+    /// Pages of `resident` that differ from the tree on disk.
     dirty: BTreeSet<u64>,
-    /// First page that the tree on disk has.
+    /// The first page that the tree on disk has.
     first_stored: u64,
 }
 
@@ -148,18 +149,18 @@ impl Queue {
         Ok(queue)
     }
 
-    /// References that wait.
+    /// The number of waiting references.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// The references that wait, by numbers that begin with the opening of the pool. The reference behind
-    /// them has the next number.
+    /// The waiting references, numbered from the opening of the pool. The next reference gets the end of
+    /// the range.
     pub fn numbers(&self) -> Range<u64> {
         self.taken_blocks..self.taken_blocks + self.blocks
     }
 
-    /// Elements.
+    /// The number of elements.
     fn len(&self) -> u64 {
         self.end - self.head
     }
@@ -187,9 +188,9 @@ impl Queue {
         }
     }
 
-    /// Blocks of `run` that the last element could take, if it is one that they follow.
+    /// The number of blocks of `run` that the last element can take, if they follow it.
     fn extend_last(&mut self, run: PbaRun, domain: DomainId) -> Option<u64> {
-        // Not where its page is full: whether that is in memory is chance, and replay must do the
+        // Not if its page is full: whether that page is in memory is chance, and replay must do the
         // same.
         let is_page_open = index_in_page(self.end) != 0;
         let number = self.end.checked_sub(1);
@@ -216,13 +217,13 @@ impl Queue {
         self.end += 1;
     }
 
-    /// The number of elements at the head that have `blocks_max` blocks at most, whatever is pushed
-    /// meanwhile; their pages are in memory then.
+    /// The number of elements at the head with at most `blocks_max` blocks in total, even if more
+    /// are pushed concurrently. Loads their pages.
     pub fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
         let (mut count, mut blocks) = (0, 0);
         for number in self.head..self.end {
             let element = self.element(number)?;
-            // The last one may grow until it is taken.
+            // The last element may grow until it is taken.
             blocks += match number + 1 == self.end {
                 true => u64::from(ELEMENT_BLOCKS_MAX),
                 false => u64::from(element.count),
@@ -235,7 +236,7 @@ impl Queue {
         Ok(count)
     }
 
-    /// The items of a batch that would be made of the head now, with `blocks_max` blocks at most.
+    /// The items that a batch of at most `blocks_max` blocks from the head would have now.
     pub fn peek_head(&mut self, blocks_max: u64) -> Result<Vec<BatchItem>> {
         let end = self.head + self.count_head(blocks_max)?;
         let elements = (self.head..end).map(|number| self.element(number));
@@ -297,14 +298,14 @@ impl Queue {
         }
     }
 
-    /// The checkpoint that sealed these pages failed: they are dirty still.
+    /// Marks the pages of a failed checkpoint as dirty again.
     pub(super) fn unseal(&mut self, sealed: SealedQueue) {
         let first = page_of(self.head);
         let pages = sealed.pages.into_iter().map(|(page, _)| page);
         self.dirty.extend(pages.filter(|page| *page >= first));
     }
 
-    /// The checkpoint is durable: its pages can be read again when they are needed.
+    /// Notes that the checkpoint is durable, so that its pages can be dropped and read again.
     pub(super) fn publish(&mut self, root: TreeRoot, sealed: &SealedQueue) {
         self.root = root;
         self.first_stored = sealed.gone.end;
@@ -314,8 +315,8 @@ impl Queue {
             .retain(|page, _| dirty.contains(page) || *page == last || head.contains(page));
     }
 
-    /// Pushing must not need the disk: a last page that is not full is always in memory, even when
-    /// all of its elements are consumed.
+    /// Loads the last page if it is not full, even if all of its elements are consumed: pushing
+    /// must not need the disk.
     fn load_last(&mut self) -> Result<()> {
         if index_in_page(self.end) != 0 {
             self.element(self.end - 1)?;

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 pub struct PbaRun {
     /// The first block.
     pub start: Pba,
-    /// How many there are.
+    /// The number of blocks.
     pub count: u64,
 }
 
@@ -23,7 +23,7 @@ impl PbaRun {
     }
 }
 
-/// Several of them; few in most cases.
+/// Several runs; few in most cases.
 pub type PbaRuns = SmallVec<[PbaRun; 4]>;
 
 /// Consecutive blocks of a volume.
@@ -31,12 +31,12 @@ pub type PbaRuns = SmallVec<[PbaRun; 4]>;
 pub struct BlockRange {
     /// The first block.
     pub first: Lba,
-    /// How many there are.
+    /// The number of blocks.
     pub count: u64,
 }
 
 impl BlockRange {
-    /// So many blocks from the first one on.
+    /// `count` blocks from `first` on.
     pub fn new(first: Lba, count: u64) -> Self {
         Self { first, count }
     }
@@ -46,17 +46,17 @@ impl BlockRange {
         self.first.segment()
     }
 
-    /// The slots of blocks of one segment.
+    /// The slots of these blocks, which are in one segment.
     pub fn slots(self) -> Range<usize> {
         self.first.slot()..self.first.slot() + self.count as usize
     }
 
-    /// By number.
+    /// The blocks' numbers.
     pub fn blocks(self) -> Range<u64> {
         self.first.0..self.first.0 + self.count
     }
 
-    /// Cut where segments end.
+    /// The range, cut at the ends of segments.
     pub fn by_segment(self) -> impl Iterator<Item = Self> {
         let mut at = self.first;
         let end = self.first + self.count;

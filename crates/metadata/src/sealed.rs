@@ -1,4 +1,4 @@
-//! The metadata as it was when a checkpoint was sealed, and its way to the pages.
+//! The metadata as it was when a checkpoint was sealed, and writing it to pages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Sealed {
     leaves: Vec<SealedLeaf>,
     space: Vec<SealedSpacePage>,
     space_root: TreeRoot,
-    /// Where the pool ends from now on: it was shrinking, and nothing is beyond any more.
+    /// The pool's new end, if it was shrinking and nothing is beyond it any more.
     cut: Option<u64>,
     catalogue: SealedCatalogue,
     catalogue_root: TreeRoot,
@@ -49,8 +49,8 @@ pub struct Trees {
 }
 
 impl MetadataState {
-    /// Everything that changed, as the records up to now left it; changes to come belong to the next
-    /// checkpoint.
+    /// Takes everything that changed, with the state after the records up to now; later changes
+    /// belong to the next checkpoint.
     pub fn seal(&mut self, maps: &Maps) -> Result<Sealed> {
         let leaves = maps.seal();
         let counts = leaves
@@ -75,7 +75,7 @@ impl MetadataState {
         })
     }
 
-    /// The checkpoint failed: its changes are dirty still.
+    /// Marks the changes of a failed checkpoint as dirty again.
     pub fn unseal(&mut self, maps: &Maps, sealed: Sealed) -> Result<()> {
         maps.unseal(sealed.leaves);
         self.space.unseal(sealed.space)?;
@@ -86,7 +86,7 @@ impl MetadataState {
         Ok(())
     }
 
-    /// The root is durable: its trees are now those on disk.
+    /// Makes the trees, whose root is durable, the trees on disk.
     pub fn publish(&mut self, sealed: &Sealed, trees: &Trees) -> Result<()> {
         let pages = sealed.catalogue.pages.iter();
         for volume in pages.flat_map(|(_, records)| records.iter().flatten()) {
@@ -128,7 +128,7 @@ impl Sealed {
         Ok(trees)
     }
 
-    /// The metadata fields of a root; the rest is as in the current one.
+    /// The metadata fields of a root; the other fields are taken from `current`.
     pub fn root(&self, trees: &Trees, current: &Root) -> Root {
         Root {
             next_volume_id: self.catalogue.next_volume_id,
@@ -151,8 +151,8 @@ impl Sealed {
         }
     }
 
-    /// The root is durable: the maps' trees are those on disk. This waits until the old ones have
-    /// no readers, so it is done before the uncommitted state is taken.
+    /// Makes the maps' trees, whose root is durable, the trees on disk. This waits until the old
+    /// ones have no readers, so call it before taking the uncommitted state.
     pub fn publish_maps(&self, maps: &Maps, trees: &Trees) {
         for leaves in self
             .leaves
@@ -171,9 +171,9 @@ impl Sealed {
     }
 }
 
-/// No record before the log position leaves anything beyond the new end, and none behind it can: so
-/// the blocks there can go with this checkpoint. While an opening replays, records behind it can,
-/// because they were written before the shrinking began.
+/// The end at which this checkpoint can cut the pool, if any. No record before the log position
+/// leaves anything beyond the new end, and none after it can. While an opening replays, later
+/// records can, because they were written before the shrink began.
 fn cut_now(metadata: &MetadataState) -> Option<u64> {
     let space = metadata.space();
     let is_empty = space.busy_beyond() == 0 || !Guard::CutWhenEmpty.holds();
@@ -268,7 +268,7 @@ fn write_queue(writer: &mut PageWriter<'_>, sealed: &SealedQueue) -> Result<Tree
     tree::rewrite(writer, owner, sealed.root, &changes)
 }
 
-/// A batch is small and soon over: all of it is rewritten.
+/// Rewrites the whole batch, which is small and soon settled.
 fn write_batch(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot> {
     tree::discard(writer, BATCH_OWNER, sealed.batch_root)?;
     let mut changes: Vec<Change> = Vec::new();
@@ -280,7 +280,7 @@ fn write_batch(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot>
     tree::rewrite(writer, BATCH_OWNER, TreeRoot::default(), &changes)
 }
 
-/// Writes a leaf, unless it is empty: its absence means the same.
+/// Writes a leaf, unless it is empty: an absent leaf means the same.
 fn write_leaf(
     writer: &mut PageWriter<'_>,
     kind: PageKind,

@@ -1,7 +1,7 @@
 //! Which segments of a volume may hold something, in order.
 //!
-//! A volume with a thousand snapshots has a thousand layers. A request that goes through many
-//! segments asks each of them once for its next entry, and again when it has come there.
+//! A volume with a thousand snapshots has a thousand layers. A request that visits many segments
+//! looks up each layer's next entry once, and again when it has come there.
 
 use std::sync::Arc;
 
@@ -13,37 +13,37 @@ use crate::error::Result;
 /// The segments in which one of some layers may have something.
 pub struct Segments {
     which: Which,
-    /// Those that are not empty, and those that are not frozen, from the bottom: an entry that a merge
-    /// takes out of a layer meanwhile is in the next one by then.
+    /// From the bottom, the layers that are not empty and those that are not frozen. In this order, an
+    /// entry that a concurrent merge takes out of a layer is already in the next one.
     layers: Vec<Ahead>,
-    /// The value of [`Maps::arranged`] when they were collected.
+    /// The value of [`Maps::arranged`] when the layers were collected.
     arranged: Option<u64>,
-    /// The count of changes of frozen layers when their next entries were looked up.
+    /// The count of changes of frozen layers when the next entries were looked up.
     changes: Option<u64>,
 }
 
-/// Which layers are asked.
+/// The layers to search.
 enum Which {
-    /// This one and those below it.
+    /// A layer and all layers below it.
     Under(Arc<Layer>),
-    /// These, one above the other, from the bottom.
+    /// A list of layers, one above the other, from the bottom.
     Listed(Vec<Arc<Layer>>),
 }
 
 struct Ahead {
     layer: Arc<Layer>,
     is_frozen: bool,
-    /// The first segment that it has, as far as was asked for.
+    /// The first segment with entries, as far as the layer was searched.
     next: Option<SegmentIndex>,
 }
 
 impl Segments {
-    /// Of layers one above the other, from the bottom.
+    /// The segments of layers that stand one above the other, from the bottom.
     pub fn of<'a>(layers: impl IntoIterator<Item = &'a Arc<Layer>>) -> Self {
         Self::new(Which::Listed(layers.into_iter().cloned().collect()))
     }
 
-    /// Of a layer and those below it.
+    /// The segments of a layer and those below it.
     pub fn under(layer: &Arc<Layer>) -> Self {
         Self::new(Which::Under(Arc::clone(layer)))
     }
@@ -57,26 +57,27 @@ impl Segments {
         }
     }
 
-    /// Whether they are those of this layer and below.
+    /// Whether this was made for this layer and those below it.
     pub fn is_under(&self, layer: &Arc<Layer>) -> bool {
         matches!(&self.which, Which::Under(top) if Arc::ptr_eq(top, layer))
     }
 
-    /// The first one at or after `from`, which never goes back.
+    /// The first segment at or after `from`, which never goes back.
     pub fn next(&mut self, maps: &Maps, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
         let changes = maps.frozen_changes();
         let is_kept = self.changes == Some(changes);
         self.look(maps, from, is_kept)?;
         let is_still = changes.is_multiple_of(2) && maps.frozen_changes() == changes;
         if is_kept && !is_still {
-            // It may have moved to a layer that was not asked again.
+            // The segment may have moved to a layer that was not searched again.
             self.look(maps, from, false)?;
         }
         self.changes = is_still.then_some(changes);
         Ok(self.layers.iter().filter_map(|ahead| ahead.next).min())
     }
 
-    /// Asks all layers, or, if frozen ones have not changed, those that may have another entry now.
+    /// Searches all layers; if `is_kept`, because frozen layers have not changed, only those whose
+    /// next entry may differ.
     fn look(&mut self, maps: &Maps, from: SegmentIndex, is_kept: bool) -> Result<()> {
         loop {
             let arranged = maps.arranged();
@@ -91,7 +92,7 @@ impl Segments {
                     ahead.next = maps.next_segment(&ahead.layer, from, Wanted::Mapped)?;
                 }
             }
-            // A merge may have moved it to a layer that was empty, and was not asked.
+            // A merge may have moved the segment to a layer that was empty and not searched.
             if maps.arranged() == arranged {
                 return Ok(());
             }

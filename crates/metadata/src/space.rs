@@ -1,4 +1,4 @@
-//! Free space: the blocks that maps refer to, and those that may be handed out.
+//! Free space: which blocks maps refer to, and which may be handed out.
 //!
 //! Two bits are kept for each block. *Named* means that a map refers to it; only `apply` changes
 //! this bit, and checkpoints store it. *Busy* is named or in flight: handed out and not yet
@@ -44,19 +44,19 @@ pub struct Space {
     /// Blocks of each page that are not busy.
     free: Vec<u16>,
     free_total: u64,
-    /// Of these, beyond the end.
+    /// The free blocks beyond the end.
     free_beyond: u64,
-    /// Blocks in flight: busy, not named, and a block.
+    /// The number of blocks in flight: busy and not named, without positions that are no blocks.
     held_total: u64,
     resident: ClockCache<u32, SpacePage>,
     dirty: Vec<u32>,
     recent: RecentPlaces,
     /// Where the search for the next whole place starts.
     next_place: u64,
-    /// The place of blocks that cannot be beside those of their segment.
+    /// Where blocks go that cannot be next to others of their segment.
     cursor: u64,
-    /// Blocks that are not handed out, and whether they could be: they were released, and stay in
-    /// flight.
+    /// Blocks that are not handed out. True if a block was released since and would be free
+    /// otherwise; it stays in flight.
     quarantined: BTreeMap<u64, bool>,
 }
 
@@ -163,7 +163,7 @@ impl Space {
         self.blocks - self.end - self.free_beyond
     }
 
-    /// Free blocks that a pool would have that ended there.
+    /// The number of free blocks that the pool would have if it ended at `end`.
     pub fn free_before(&mut self, end: u64) -> Result<u64> {
         Ok(self.free_total - self.count_free_from(end)?)
     }
@@ -188,7 +188,7 @@ impl Space {
         Ok(count)
     }
 
-    /// Hands out blocks before `end` only, from now on.
+    /// Sets the end before which blocks are handed out.
     pub fn set_end(&mut self, end: u64) -> Result<()> {
         self.free_beyond = self.count_free_from(end)?;
         self.end = end;
@@ -235,7 +235,7 @@ impl Space {
         self.dirty.len()
     }
 
-    /// The pool has more blocks from now on, all of them free. The caller sets its end.
+    /// Adds blocks to the pool, all of them free. The caller sets its end.
     pub fn grow(&mut self, blocks: u64) {
         let before = std::mem::replace(&mut self.blocks, blocks);
         let last_page = (before - 1) / BLOCKS_PER_SPACE_PAGE;
@@ -273,7 +273,7 @@ impl Space {
         Ok(())
     }
 
-    /// A map refers to these blocks now; they were in flight.
+    /// Marks blocks in flight as named: a map refers to them now.
     pub(super) fn name(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             let held = bits::all(&page.busy[..], bits_.clone(), true)
@@ -291,7 +291,8 @@ impl Space {
         })
     }
 
-    /// No map refers to these blocks any more; they are in flight until [`Space::release`].
+    /// Marks blocks as not named: no map refers to them any more. They are in flight until
+    /// [`Space::release`].
     pub(super) fn unname(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             if !bits::all(&page.named[..], bits_.clone(), true) {
@@ -311,7 +312,7 @@ impl Space {
         })
     }
 
-    /// These blocks, in flight so far, can be handed out again, except quarantined ones.
+    /// Lets blocks in flight be handed out again, except quarantined ones.
     pub fn release(&mut self, run: PbaRun) -> Result<()> {
         let end = run.start.0 + run.count;
         let (mut at, mut pieces) = (run.start.0, PbaRuns::new());
@@ -348,7 +349,7 @@ impl Space {
         Ok(())
     }
 
-    /// The block may be handed out, once it is released or if it has been.
+    /// Lets the block be handed out, now if it has been released, or else once it is.
     pub fn end_quarantine(&mut self, pba: Pba) -> Result<()> {
         match self.quarantined.remove(&pba.0) {
             Some(true) => self.let_go(PbaRun {
@@ -406,7 +407,7 @@ impl Space {
         Ok(blocks.end)
     }
 
-    /// The first blocks of a range that can be handed out, `most` at most.
+    /// The first run of at most `most` blocks in a range that can be handed out.
     pub fn next_free(&mut self, blocks: Range<u64>, most: u64) -> Result<Option<PbaRun>> {
         let end = blocks.end.min(self.end);
         let mut at = blocks.start;
@@ -448,7 +449,7 @@ impl Space {
         })
     }
 
-    /// Loads the bitmaps of these blocks, so that the next steps cannot fail for want of them.
+    /// Loads the bitmaps of these blocks, so that the next steps cannot fail to read them.
     pub fn prepare(&mut self, runs: &[PbaRun]) -> Result<()> {
         runs.iter().try_for_each(|run| {
             self.each_page(*run, |_, _, _| {
@@ -487,8 +488,8 @@ impl Space {
         Ok(free)
     }
 
-    /// The result of a repair: the maps refer to these blocks, or they do not. Returns whether the
-    /// change could be made; blocks that were handed out meanwhile cannot be claimed.
+    /// Corrects, in a repair, whether the maps refer to these blocks. Returns whether the change
+    /// could be made; blocks that have been handed out since the count cannot be marked as named.
     pub fn correct(&mut self, run: PbaRun, named: bool) -> Result<bool> {
         if named {
             if !self.is_free(run)? {
@@ -504,7 +505,7 @@ impl Space {
     }
 
     /// Replaces an unreadable page by one counted from the maps. Returns whether it did: a page in
-    /// memory was read, or is new, and needs no rebuilding.
+    /// memory was read, or is new, and needs no rebuild.
     pub fn rebuild_page(&mut self, index: u32, named: Bitmap) -> Result<bool> {
         if self.resident.get(index).is_some() {
             return Ok(false);
@@ -536,7 +537,7 @@ impl Space {
         Ok(sealed)
     }
 
-    /// The checkpoint that sealed these pages failed: they are dirty still.
+    /// Marks the pages of a failed checkpoint as dirty again.
     pub(super) fn unseal(&mut self, sealed: Vec<SealedSpacePage>) -> Result<()> {
         for SealedSpacePage { index, .. } in sealed {
             let page = self.page(index)?;
@@ -625,7 +626,7 @@ fn load(pages: &Pages, root: TreeRoot, blocks: u64, index: u32) -> Result<SpaceP
     Ok(new_page(named, blocks, index))
 }
 
-/// Nothing is in flight yet; positions that are not blocks are busy for ever.
+/// A page without blocks in flight; positions that are not blocks are busy for ever.
 fn new_page(named: Box<Bitmap>, blocks: u64, index: u64) -> SpacePage {
     let mut busy = named.clone();
     if index == 0 {

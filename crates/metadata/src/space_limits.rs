@@ -1,9 +1,9 @@
-//! Quotas and reservations: a volume's share of the pool, and the blocks that others leave to it.
+//! Quotas and reservations: limits on a volume's use of the pool, and blocks that are kept for it.
 //!
-//! Both are of a volume together with its snapshots, whose layers count their entries.
+//! Both belong to a volume together with its snapshots, whose layers count their entries.
 //!
-//! - The **quota** bounds what they map: every entry that holds data, shared or not. So whether a
-//!   write is refused does not depend on what others have stored.
+//! - The **quota** bounds the entries of all layers that hold data, shared or not. So whether a
+//!   write is refused does not depend on the data of other volumes.
 //! - The **reservation** is a number of blocks that they can own. Free blocks are kept from others
 //!   for the missing part. Only private blocks count as owned: a shared one takes a new block when
 //!   it is rewritten, while others keep the old one. So a reservation holds when a volume becomes
@@ -11,11 +11,11 @@
 //!
 //! Invariant: the pool has as many free blocks as are kept for all volumes together. An operation
 //! that takes a block for another volume, makes a private one shared, or reserves more, checks
-//! first, holding the uncommitted state; released blocks are kept before they are free. It does not
-//! hold for a while if a clone inherits blocks that a deleted snapshot owned, or the device loses
-//! blocks; then others get none.
+//! first, holding the uncommitted state; released blocks are kept before they are free. The
+//! invariant is broken for a while if a clone inherits blocks that a deleted snapshot owned, or if
+//! the device loses blocks; then other volumes get none.
 //!
-//! All of it follows from the records, and is counted again when the pool is opened. Numbers change
+//! All figures follow from the records, and are counted again when the pool is opened. They change
 //! only under the uncommitted state; reading them needs no lock.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,9 +29,9 @@ use crate::sync::{AtomicU64, Mutex, lock};
 
 /// The use, limit and reservation of one volume, in blocks.
 pub struct SpaceLimits {
-    /// Entries that hold data.
+    /// The number of entries that hold data.
     mapped: AtomicU64,
-    /// Of these, the private ones.
+    /// The number of private entries.
     owned: AtomicU64,
     /// The most entries that may hold data.
     quota: AtomicU64,
@@ -44,7 +44,7 @@ pub struct SpaceLimits {
 pub(super) struct SpaceLimitsTable {
     block_size: u64,
     unused_reservations: Arc<AtomicU64>,
-    /// Those whose layers exist.
+    /// The limits of volumes whose layers exist.
     volumes: Mutex<FxHashMap<VolumeId, Weak<SpaceLimits>>>,
 }
 
@@ -57,13 +57,13 @@ impl SpaceLimitsTable {
         }
     }
 
-    /// The limits of a volume, according to its new record, or of a snapshot's volume.
+    /// The limits of a volume according to its new record; for a snapshot, of its volume.
     pub(super) fn of(&self, record: &VolumeRecord) -> Arc<SpaceLimits> {
         let mut volumes = lock(&self.volumes);
         let id = record.snapshot_of.unwrap_or(record.id);
         let known = volumes.get(&id).and_then(Weak::upgrade);
         let space_limits = known.unwrap_or_else(|| {
-            // Only occasionally, so that it costs little however many there are.
+            // Only occasionally, so that it costs little however many volumes there are.
             if volumes.len().is_power_of_two() {
                 volumes.retain(|_, space_limits| space_limits.strong_count() > 0);
             }
@@ -103,34 +103,34 @@ impl SpaceLimits {
         }
     }
 
-    /// Entries that hold data, in all layers of the volume and its snapshots.
+    /// The number of entries that hold data, in all layers of the volume and its snapshots.
     pub fn mapped(&self) -> u64 {
         self.mapped.load(Relaxed)
     }
 
-    /// Of these, the private ones.
+    /// The number of private entries.
     pub fn owned(&self) -> u64 {
         self.owned.load(Relaxed)
     }
 
-    /// Blocks that it can count on.
+    /// The blocks reserved for the volume.
     pub fn reserved(&self) -> u64 {
         self.reserved.load(Relaxed)
     }
 
-    /// Blocks that are kept for it.
+    /// The free blocks kept for this volume.
     pub fn unused_reservation(&self) -> u64 {
         self.reserved().saturating_sub(self.owned())
     }
 
-    /// Blocks that are kept for others.
+    /// The free blocks kept for other volumes.
     pub fn unused_by_others(&self) -> u64 {
         self.unused_reservations
             .load(Relaxed)
             .saturating_sub(self.unused_reservation())
     }
 
-    /// Counts so many more entries; or, as complements, fewer. The caller holds the uncommitted state.
+    /// Counts more entries; or, given complements, fewer. The caller holds the uncommitted state.
     pub(super) fn add(&self, mapped: u64, owned: u64) {
         let before = self.unused_reservation();
         self.mapped.fetch_add(mapped, Relaxed);
@@ -152,7 +152,8 @@ impl SpaceLimits {
         }
     }
 
-    /// Whether so many more entries may hold data. Exact while the uncommitted state is held.
+    /// Whether the quota admits `more` entries that hold data. Exact while the uncommitted state is
+    /// held.
     pub fn admit(&self, more: u64, block_size: u64) -> Result<()> {
         let (mapped, quota) = (self.mapped(), self.quota.load(Relaxed));
         if more == 0 || mapped.saturating_add(more) <= quota {
@@ -167,8 +168,8 @@ impl SpaceLimits {
         Err(StoreError::new(StoreErrorKind::QuotaReached, message))
     }
 
-    /// The blocks that would be kept for it if it owned this many fewer and this many were reserved
-    /// for it.
+    /// The free blocks that would be kept for the volume if it owned `fewer` blocks less and
+    /// `reserved` blocks were reserved for it.
     pub fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
         reserved.saturating_sub(self.owned().saturating_sub(fewer))
     }
@@ -218,7 +219,7 @@ mod tests {
         assert!(volume.admit(1, 4096).is_ok());
         let error = volume.admit(2, 4096).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::QuotaReached);
-        // It may have been lowered since; a write that adds nothing is admitted all the same.
+        // The quota may have been lowered since; a write that adds nothing is still admitted.
         volume.set(5, 0);
         assert!(volume.admit(0, 4096).is_ok() && volume.admit(1, 4096).is_err());
     }

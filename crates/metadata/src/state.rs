@@ -22,24 +22,25 @@ pub struct MetadataState {
     pub(super) claims_max: u64,
     /// Announced and unsettled items of finder, collector or counting.
     pub(super) batches: Batches,
-    /// How far answers of the index are out of date.
+    /// Changes when earlier answers of the index become outdated.
     pub(super) lookup_version: Arc<LookupVersion>,
-    /// No write may make a claim: the collector waits until there is none.
+    /// While set, no write may make a claim: the collector waits until there is none.
     pub(super) hits_held: bool,
-    /// Trees of layers that are gone: the next checkpoint gives their pages up.
+    /// Trees of removed layers, whose pages the next checkpoint releases.
     pub(super) gone: Vec<Arc<Layer>>,
-    /// An opening has applied all that the log and the copy of its tail have.
+    /// Set once an opening has applied all records of the log and of the tail copy.
     pub(super) is_recovered: bool,
 }
 
-/// Changes whenever an earlier answer of the index is worth nothing any more: published blocks became
-/// free, and may hold other content; or the index is being counted again, and a batch that the old one
-/// had answered may end otherwise.
+/// A counter that changes whenever earlier answers of the index become invalid: published blocks
+/// became free and may hold other content; or the index is being counted again, and a batch that the
+/// old one had answered may end otherwise.
 #[derive(Default)]
 pub struct LookupVersion(AtomicU64);
 
 impl LookupVersion {
-    /// Before the index is asked. Whoever sees a version here sees the index as it was then, or later.
+    /// The version to read before a lookup: after seeing a version, a lookup sees the index as it was
+    /// then, or later.
     pub fn now(&self) -> u64 {
         self.0.load(Acquire)
     }
@@ -56,7 +57,8 @@ impl MetadataState {
         &self.space
     }
 
-    /// To hand out blocks and take them back. Only records change the *named* bits.
+    /// Free space, for handing out blocks and taking them back. Only records change the *named*
+    /// bits.
     pub fn space_mut(&mut self) -> &mut Space {
         &mut self.space
     }
@@ -76,27 +78,27 @@ impl MetadataState {
         &self.claims
     }
 
-    /// To be asked without a lock.
+    /// The lookup version, which can be read without a lock.
     pub fn lookup_version(&self) -> &Arc<LookupVersion> {
         &self.lookup_version
     }
 
-    /// What the index has answered by now admits no hit.
+    /// Makes all earlier answers of the index unfit for a hit.
     pub fn outdate_lookups(&mut self) {
         self.lookup_version.raise();
     }
 
-    /// From now on writes make no claims, or make some again.
+    /// Stops writes from making claims, or lets them again.
     pub fn hold_hits(&mut self, held: bool) {
         self.hits_held = held;
     }
 
-    /// What finder, collector or counting have announced.
+    /// The open batch of the finder, the collector or counting, if any.
     pub fn batches(&self) -> &Batches {
         &self.batches
     }
 
-    /// To look at references that wait for the collector, or to be counted: it may have to read them.
+    /// A queue, for reading its references, which may load pages.
     pub fn queue_mut(&mut self, kind: QueueKind) -> &mut Queue {
         match kind {
             QueueKind::Dropped => &mut self.queue,
@@ -104,12 +106,12 @@ impl MetadataState {
         }
     }
 
-    /// An opening has applied all that the log and the copy of its tail have.
+    /// Notes that an opening has applied all records of the log and of the tail copy.
     pub fn end_recovery(&mut self) {
         self.is_recovered = true;
     }
 
-    /// Pages besides those of the maps that the next checkpoint must write.
+    /// The number of pages, besides the maps', that the next checkpoint must write.
     pub fn dirty_pages(&self) -> usize {
         self.space.dirty_count() + self.queue.dirty_count() + self.claims.dirty_count()
     }

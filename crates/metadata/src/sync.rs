@@ -1,4 +1,4 @@
-//! Locks and atomics: the standard library's, or, under the `shuttle` feature, those of a
+//! Locks and atomics: the standard library's or, under the `shuttle` feature, those from a
 //! scheduler that tries interleavings.
 
 #[cfg(not(feature = "shuttle"))]
@@ -21,19 +21,19 @@ pub use std::thread::yield_now;
 #[cfg(feature = "shuttle")]
 pub use shuttle::thread::yield_now;
 
-/// Takes a lock whose data is valid between any two statements, so that a panic of another thread
-/// which held it is no reason to stop. The uncommitted state, the job lock and the catalogue's are
-/// not such locks: see `Pool::uncommitted`, `Pool::job` and `Store::changing`.
+/// Takes a lock whose data is valid between any two statements, so that poisoning can be ignored.
+/// The uncommitted state, the job lock and the catalogue's are not such locks: see
+/// `Pool::uncommitted`, `Pool::job` and `Store::changing`.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], for reading.
+/// Like [`lock`], for reading.
 pub fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], for writing.
+/// Like [`lock`], for writing.
 pub fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

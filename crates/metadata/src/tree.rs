@@ -1,7 +1,7 @@
 //! The copy-on-write trees on disk: layer maps, free space and catalogue.
 //!
 //! A tree maps leaf numbers to leaf pages through one to four levels of 256 pointers. Pages on disk
-//! never change; `rewrite` makes the next version beside them, sharing unchanged pages.
+//! never change; `rewrite` writes the next version to other places, sharing unchanged pages.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use onefold_format::{PageNumber, Pointer, TreeRoot};
 use super::pages::{PageWriter, Pages};
 use crate::error::{Result, StoreError};
 
-/// A node with what lies below it; a leaf at level 0.
+/// A node and its subtree; a leaf at level 0.
 #[derive(Clone, Copy)]
 struct Subtree {
     level: u8,
-    /// The number of its first leaf.
+    /// The number of the first leaf.
     first: u64,
     pointer: Pointer,
 }
@@ -43,7 +43,7 @@ impl Subtree {
     }
 }
 
-/// Leaves below a node of this level.
+/// The number of leaves below a node of this level.
 fn span(level: u8) -> u64 {
     NODE_FANOUT.pow(u32::from(level))
 }
@@ -148,7 +148,7 @@ fn walk_below(
     Ok(())
 }
 
-/// Reads every page, a node before the pages below it, and visits it as it is on disk.
+/// Reads every page, a node before the pages below it, and visits its content on disk.
 pub fn each_page(
     pages: &Pages,
     owner: u64,
@@ -187,7 +187,7 @@ fn each_page_below(
     Ok(())
 }
 
-/// A leaf that changed: where it is now, or that it is gone.
+/// A changed leaf: its new pointer, or `None` if it is gone.
 pub(super) type Change = (u64, Option<Pointer>);
 
 /// Writes the next version of a tree, in which the leaves in `changes`, sorted and each listed

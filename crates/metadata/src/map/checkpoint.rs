@@ -1,4 +1,4 @@
-//! What a checkpoint takes from the maps, and gives back.
+//! Sealing the maps' dirty segments for a checkpoint, and taking them back if it fails.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -28,8 +28,8 @@ impl Maps {
         sealed
     }
 
-    /// The checkpoint that sealed these segments failed: they are dirty still. Those of a layer
-    /// that was removed meanwhile went with it.
+    /// Marks the segments of a failed checkpoint as dirty again, except segments of a layer that
+    /// has been removed since.
     pub(crate) fn unseal(&self, sealed: Vec<SealedLeaf>) {
         for SealedLeaf { dirty, .. } in sealed {
             if !read(&self.layers).contains_key(&dirty.layer.id) {
@@ -43,7 +43,7 @@ impl Maps {
         }
     }
 
-    /// The root that reaches this tree is durable: it is now the tree on disk.
+    /// Makes this tree, whose root is durable, the layer's tree on disk.
     pub(crate) fn publish(&self, layer: &Layer, root: TreeRoot, sealed: &[SealedLeaf]) {
         *write(&layer.root) = root;
         for SealedLeaf { dirty, .. } in sealed {

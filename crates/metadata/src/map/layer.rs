@@ -13,21 +13,21 @@ use crate::map::occupancy::Occupancy;
 use crate::space_limits::SpaceLimits;
 use crate::sync::{AtomicU64, Mutex, RwLock, lock, read, write};
 
-/// One map from LBA to PBA.
+/// A map from LBA to PBA, and its place among the layers.
 pub struct Layer {
-    /// Its number, never used again.
+    /// The layer's number, which is never reused.
     pub id: LayerId,
-    /// Whose blocks its own may be shared with.
+    /// The domain whose volumes may share blocks with this layer.
     pub domain: DomainId,
-    /// Taken by threads that change entries, from before they look them up.
+    /// Held by threads that change entries, from before they look them up.
     pub locks: Arc<BlockLocks>,
     /// The layer below this one.
     pub(super) below: RwLock<Option<Arc<Layer>>>,
-    /// The layers of which this is the one below. If there are any, this one is frozen.
+    /// The layers directly above this one. If there are any, this layer is frozen.
     pub(super) above: Mutex<Vec<LayerId>>,
     pub(super) occupancy: Occupancy,
-    /// A layer below this one; those between the two are empty. Of a layer of [`Maps`](super::Maps), the
-    /// nearest one that is not empty; of a removed one, the one below.
+    /// A layer below this one, with only empty layers between them. In [`Maps`](super::Maps), the
+    /// nearest one that is not empty; for a removed layer, the one directly below.
     pub(super) next: RwLock<Option<Arc<Layer>>>,
     /// The tree on disk. Held for reading while a segment is loaded from it and put into the cache,
     /// so that publishing a new root waits until the pages that it releases are not in use, and no
@@ -36,7 +36,7 @@ pub struct Layer {
     /// Segments that changed since the tree on disk was written; some may not be in it at all.
     pub(super) fresh: Mutex<BTreeSet<SegmentIndex>>,
     pub(super) counts: Counts,
-    /// Its entries count against these limits.
+    /// The limits against which the layer's entries count.
     pub space_limits: Arc<SpaceLimits>,
     pub(super) hash_cache: RwLock<Option<Arc<HashCache>>>,
 }
@@ -50,7 +50,7 @@ pub(super) struct Counts {
 }
 
 impl Layer {
-    /// As the volume's record has it; its entries count against these limits from now on.
+    /// A layer as in the volume's record; its entries count against `space_limits` from now on.
     pub(super) fn new(
         volume: &VolumeRecord,
         space_limits: Arc<SpaceLimits>,
@@ -82,7 +82,7 @@ impl Layer {
         }
     }
 
-    /// How many of its entries are what.
+    /// The number of entries in each state.
     pub fn counts(&self) -> LayerCounts {
         LayerCounts {
             private: self.counts.private.load(Relaxed),
@@ -91,7 +91,7 @@ impl Layer {
         }
     }
 
-    /// Entries that hold data.
+    /// The number of entries that hold data.
     pub fn logical_blocks(&self) -> u64 {
         let LayerCounts {
             private,
@@ -106,7 +106,7 @@ impl Layer {
         read(&self.hash_cache).clone()
     }
 
-    /// From now on what is written is noted there.
+    /// Sets or clears the cache that notes fingerprints of future writes.
     pub fn set_hash_cache(&self, cache: Option<Arc<HashCache>>) {
         *write(&self.hash_cache) = cache;
     }
@@ -137,12 +137,12 @@ impl Layer {
         next
     }
 
-    /// Whether something may be mapped in it.
+    /// Whether the layer may have mapped entries.
     pub(crate) fn has_entries(&self) -> bool {
         !self.occupancy.is_empty()
     }
 
-    /// Its tree has a page of this segment, as opening finds.
+    /// Notes, while a pool is opened, that the layer's tree has a page of this segment.
     pub(crate) fn note_segment(&self, segment: SegmentIndex) {
         self.occupancy.insert(segment);
     }
@@ -152,7 +152,7 @@ impl Layer {
         !lock(&self.above).is_empty()
     }
 
-    /// The layers of which this is the one below.
+    /// The layers directly above this one.
     pub fn above(&self) -> Vec<LayerId> {
         lock(&self.above).clone()
     }

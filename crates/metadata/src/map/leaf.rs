@@ -10,10 +10,10 @@ use super::layer::Layer;
 use crate::heat::Heat;
 use crate::sync::{RwLock, read};
 
-/// One segment of a layer's map.
+/// A segment of a layer's map.
 pub struct Leaf {
     pub(super) state: RwLock<LeafState>,
-    /// When its blocks were written last.
+    /// How recently its blocks were written.
     pub heat: Heat,
 }
 
@@ -65,7 +65,7 @@ impl Leaf {
         Arc::clone(&read(&self.state).entries)
     }
 
-    /// Visits all entries, which do not change meanwhile.
+    /// Visits all entries under the lock, so they do not change during the call.
     pub fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
         look(&read(&self.state).entries)
     }

@@ -1,11 +1,10 @@
 //! Which segments of a layer may have entries, in memory.
 //!
-//! A clear bit is certain: nothing is in such a segment. A set one says "perhaps": it stays when the segment is
-//! emptied, and where a layer has more segments than bits, several share one. So a lookup passes
-//! a layer that did not change a segment without asking its tree. Bits are not stored: opening a pool walks the trees
-//! and sets them.
+//! A clear bit is certain: such a segment is empty. A set bit means "perhaps": it stays set when the segment is
+//! emptied, and if a layer has more segments than bits, several share one. So a lookup can skip a layer that did not
+//! change a segment without reading its tree. Bits are not stored: opening a pool walks the trees and sets them.
 //!
-//! All layers share one budget. A layer for which nothing is left of it has no bits: it may have entries everywhere.
+//! All layers share one budget. A layer that finds the budget exhausted has no bits: it may have entries everywhere.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
@@ -14,14 +13,14 @@ use onefold_format::SegmentIndex;
 
 use crate::sync::{AtomicU64, AtomicUsize};
 
-/// Most bits that a layer has, one for each segment of 32 GiB in blocks of 4 KiB: the layers of a thousand snapshots
+/// The most bits of a layer, one for each segment of 32 GiB in blocks of 4 KiB: the layers of a thousand snapshots
 /// take 2 MiB.
 const BITS_MAX: u64 = 1 << 14;
 
 /// The smallest number of bits: one word.
 const BITS_MIN: u64 = 64;
 
-/// The memory that the bits of all layers may still take.
+/// The memory still available for the bits of all layers.
 pub(super) struct OccupancyBudget {
     left_bytes: AtomicUsize,
 }
@@ -48,7 +47,7 @@ pub(super) struct Occupancy {
 }
 
 impl Occupancy {
-    /// Of a layer with this many segments, all of them empty.
+    /// The occupancy of a layer with this many segments, all of them empty.
     pub(super) fn new(segments: u64, budget: Arc<OccupancyBudget>) -> Self {
         let bits = segments.clamp(BITS_MIN, BITS_MAX).next_power_of_two();
         Self {
@@ -58,7 +57,7 @@ impl Occupancy {
         }
     }
 
-    /// Nothing was ever in the layer.
+    /// Whether the layer never had an entry.
     pub(super) fn is_empty(&self) -> bool {
         self.bits.get().is_none()
     }
@@ -74,7 +73,7 @@ impl Occupancy {
         }
     }
 
-    /// The segment has entries from now on. Callers take turns.
+    /// Marks the segment as having entries. Callers must not run concurrently.
     pub(super) fn insert(&self, segment: SegmentIndex) {
         if self.is_empty() {
             let words = (0..self.words).map(|_| AtomicU64::new(0));
@@ -127,7 +126,7 @@ mod tests {
         }
         assert!(!occupancy.is_empty());
         assert_eq!(found(&occupancy), [0, 63, 64, 999]);
-        // A volume that has grown since.
+        // A segment beyond the original end: the volume has grown since.
         occupancy.insert(SegmentIndex(u64::MAX));
         assert!(occupancy.may_have(SegmentIndex(u64::MAX)));
     }

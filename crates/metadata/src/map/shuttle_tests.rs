@@ -69,7 +69,7 @@ pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
     (maps, [bottom, middle, live])
 }
 
-/// Into a layer that has no entries where the other has some.
+/// Merges `gone` into `above`, which has no entries where `gone` has some.
 pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
     let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Blocking::Yes).unwrap());
     let moved = lower.with(Segment::clone);

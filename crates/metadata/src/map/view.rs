@@ -1,5 +1,5 @@
-//! Views: what a frozen layer and those below it have together for a segment, cached beside the
-//! segments.
+//! Views: the combined entries of a frozen layer and those below it for a segment, cached next to
+//! the segments.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) fn view_key(layer: LayerId) -> LayerId {
     LayerId(layer.0 | 1 << 63)
 }
 
-/// Absent entries become those of the layer below.
+/// Replaces absent entries by entries of the layer below.
 pub fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
     for (entry, lower) in entries.iter_mut().zip(lower) {
         if *entry == Entry::ABSENT {
@@ -30,15 +30,16 @@ pub fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
     }
 }
 
-/// The layers whose views contain one layer, kept because changes come many to a layer.
+/// The layers whose views contain one layer, kept because one layer often changes many times in a
+/// row.
 #[derive(Default)]
 pub(super) struct Containing {
-    /// That layer, and the value of [`Maps::arranged`] then.
+    /// The layer, and the value of [`Maps::arranged`] when the list was made.
     of: Option<(LayerId, u64)>,
     layers: Vec<LayerId>,
 }
 
-/// A change of frozen layers, until it is dropped.
+/// Marks a change of frozen layers as in progress until it is dropped.
 pub(super) struct FrozenChange<'a>(&'a Maps);
 
 impl Drop for FrozenChange<'_> {
@@ -73,8 +74,8 @@ impl Maps {
             let view = self.view(&below, segment, blocking)?;
             fill_absent(resolved, &view[slots.clone()]);
         }
-        // An entry that a merge moved here meanwhile left the layer below only after it had
-        // arrived; that layer may be gone already, and with it the last one below.
+        // A merge may have moved an entry here during the lookup. It left the layer below only
+        // after it had arrived, and that layer may already be gone.
         let own = match own {
             None => self.leaf_if_any(layer, segment, blocking)?,
             own => own,
@@ -92,9 +93,9 @@ impl Maps {
 
     /// The combined entries of a frozen layer and those below it, for one segment.
     ///
-    /// Layers without entries are passed by, so a snapshot that changed nothing has no view: it uses
-    /// that of the first layer below in which something is. If such a layer gets its first entry,
-    /// which a merge takes out of the one below, the view is looked up again.
+    /// Lookups skip layers without entries, so a snapshot that changed nothing has no view: it uses
+    /// the view of the first layer below that has entries. If a skipped layer gets its first entry,
+    /// which a merge takes out of the layer below, the view is looked up again.
     pub fn view(
         &self,
         layer: &Arc<Layer>,
@@ -113,10 +114,10 @@ impl Maps {
         }
     }
 
-    /// A view in the cache always matches the layers. A change of frozen layers raises a counter
-    /// before and after, and drops the affected views between the two; a view is made again if the
-    /// counter was odd or has changed since its making began, and goes into the cache only while it
-    /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
+    /// A view in the cache always matches the layers. A change of frozen layers increments a
+    /// counter before and after, and drops the affected views in between. A view is made again if
+    /// the counter was odd or has changed since its making began, and goes into the cache only if
+    /// it has not. Readers that still hold an old view are in an epoch that keeps its blocks (P3).
     fn view_of_occupied(
         &self,
         layer: &Arc<Layer>,
@@ -154,7 +155,7 @@ impl Maps {
     }
 
     /// The combined entries of this layer and those below it at one moment of the call. Puts nothing into
-    /// the cache: this is for callers that go through more segments than it should hold for them.
+    /// the cache: for callers that visit more segments than the cache should hold for them.
     pub fn peek_resolved(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<Arc<Segment>> {
         loop {
             let changes = self.frozen_changes();
@@ -171,7 +172,7 @@ impl Maps {
     fn compose(&self, top: &Arc<Layer>, segment: SegmentIndex) -> Result<Arc<Segment>> {
         let mut composed: Option<Arc<Segment>> = None;
         let mut next = Some(Arc::clone(top));
-        // Just after a snapshot the view that readers used until then is that of the layer below.
+        // Just after a snapshot, the view that readers have used is the view of the layer below.
         let second = top.next_occupied().map(|layer| layer.id);
         while let Some(layer) = next {
             let has_segment = layer.occupancy.may_have(segment);
@@ -205,12 +206,14 @@ impl Maps {
         std::iter::successors(Some(Arc::clone(layer)), |layer| layer.below()).collect()
     }
 
-    /// Valid while no frozen layer changes, and not afterwards.
+    /// Counts changes of frozen layers: what a caller read stays valid while the count is
+    /// unchanged, and even.
     pub fn frozen_changes(&self) -> u64 {
         self.frozen_changes.load(SeqCst)
     }
 
-    /// While this has not changed, the layers are as they were, and which of them are empty.
+    /// A counter: while it stays the same, the arrangement of the layers is unchanged, and so is
+    /// the set of empty ones.
     pub(crate) fn arranged(&self) -> u64 {
         self.arranged.load(SeqCst)
     }

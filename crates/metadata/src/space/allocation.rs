@@ -1,4 +1,4 @@
-//! Which free blocks a request gets: beside those that its volume owns, in one run, or in pieces.
+//! Choosing free blocks for a request: next to blocks of its volume, in one run, or in pieces.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::placement::{PLACE_BLOCKS, Placement, PlacementOffset};
 use crate::run::{BlockRange, PbaRun, PbaRuns};
 
-/// Pages searched for one run that fits the whole request, before it is cut into pieces.
+/// The pages searched for a run that fits the whole request, before it is cut into pieces.
 const WHOLE_RUN_TRIES: usize = 32;
 
-/// Pages searched for a whole place, before blocks go wherever there is room.
+/// The pages searched for a whole place, before blocks go wherever there is room.
 const PLACE_TRIES: usize = 4;
 
 impl Space {
-    /// Hands out blocks for the runs of `placement`, in their order: beside those of their segment;
-    /// else in a place of their own; else in one run if there is one. At least `kept` blocks stay
+    /// Hands out blocks for the runs of `placement`, in their order: next to other blocks of their
+    /// segment; else in a new place; else in one run if there is one. At least `kept` blocks stay
     /// free.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Space {
         self.allocate_anywhere(count)
     }
 
-    /// Takes all of these runs if all of them are free blocks of the pool.
+    /// Takes these runs if all of them are free blocks of the pool.
     fn take_all_free(&mut self, runs: PbaRuns) -> Result<Option<PbaRuns>> {
         for run in &runs {
             let end = run.start.0.checked_add(run.count);
@@ -76,8 +76,8 @@ impl Space {
         Ok(Some(runs))
     }
 
-    /// Finds consecutive places, wholly free, for `blocks` blocks: their first block. Searches a
-    /// few pages only, and continues from there the next time.
+    /// Finds consecutive places, wholly free, for `blocks` blocks, and returns their first block.
+    /// Searches only a few pages, and continues from there the next time.
     fn find_places(&mut self, blocks: u64) -> Result<Option<u64>> {
         let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
         let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
@@ -137,7 +137,8 @@ impl Space {
         Ok(runs)
     }
 
-    /// A run behind the one found last; else at the start of whole places; else the first that fits.
+    /// The run after the one found last; else one at the start of whole places; else the first that
+    /// fits.
     fn find_whole_run(&mut self, count: u64) -> Result<Option<PbaRun>> {
         let next = PbaRun {
             start: Pba(self.cursor),
