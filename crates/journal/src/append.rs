@@ -1,4 +1,4 @@
-//! Appending records: they are applied at once, and durable with the next commit.
+//! Appending records: they are applied at once, and become durable with the next commit.
 
 use std::time::Duration;
 
@@ -20,17 +20,18 @@ const LOG_MARGIN_BYTES: u64 = 8 << 10;
 /// Whether records may be appended to this state.
 pub type Admit<'a> = &'a dyn Fn(&MetadataState) -> Result<()>;
 
-/// Why a record cannot be appended now.
+/// The reason why a record cannot be appended now, and the remedy.
 enum Pressure {
-    /// A commit helps.
+    /// The tail is full: a commit helps.
     Tail,
-    /// A checkpoint helps.
+    /// Too many changes are in memory: a checkpoint helps.
     Changes,
-    /// More pages for metadata help, or a checkpoint while there are enough for it.
+    /// Pages for metadata are short: growing the part helps, or a checkpoint while there are enough
+    /// pages for it.
     Pages,
 }
 
-/// What housekeeping does before a writer has to.
+/// Housekeeping that is due before writers have to wait for it.
 enum Due {
     Commit,
     Checkpoint,
@@ -41,8 +42,9 @@ impl Journal {
     /// `old_blocks` are the layer's own blocks that the records will release. Nothing changes if `admit`
     /// refuses the records; it sees the state to which they are applied.
     ///
-    /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
-    /// fit changes nothing either. Any other error leaves the pool without writes: see [`Journal::fail`].
+    /// With [`Blocking::No`] nothing has changed if the call would have to wait. A first record that does
+    /// not fit changes nothing either. After any other error the pool takes no writes: see
+    /// [`Journal::fail`].
     pub fn append(
         &self,
         records: &[Record],
@@ -98,7 +100,7 @@ impl Journal {
         }
     }
 
-    /// Makes room for records, so that appending some soon need not wait for it.
+    /// Makes room for records, so that appending them soon does not have to wait.
     pub fn make_room(&self) -> Result<()> {
         let pressure = self.pressure(&*self.uncommitted()?);
         pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
@@ -112,7 +114,7 @@ impl Journal {
         }
     }
 
-    /// Returns whether the records are in memory that outlives the process.
+    /// Appends and applies records. Returns whether they are in memory that outlives the process.
     fn append_and_apply(
         &self,
         uncommitted: &mut Uncommitted,
@@ -182,7 +184,7 @@ impl Journal {
         }
     }
 
-    /// What housekeeping should do well before writers would have to.
+    /// Decides which housekeeping is due, well before writers would have to wait for it.
     fn due_for(&self, uncommitted: &Uncommitted) -> Option<Due> {
         let log_bytes = self.log_span.used() + uncommitted.tail.log_bytes();
         if log_bytes > self.log_span.ring_bytes / 2
@@ -202,7 +204,7 @@ impl Journal {
             || dirty_pages >= self.limits.dirty_space_pages_max)
     }
 
-    /// Sleeps until a checkpoint is due, `timeout` at most.
+    /// Sleeps until a checkpoint is due, for at most `timeout`.
     pub fn wait_until_due(&self, timeout: Duration) {
         let (due, wake) = &self.due;
         let slept = wake.wait_timeout_while(lock(due), timeout, |due| !*due);
@@ -213,7 +215,7 @@ impl Journal {
         *due = false;
     }
 
-    /// Housekeeping: writes a checkpoint if one is due, else commits the records in memory if they
+    /// Housekeeping: writes a checkpoint if one is due, else commits the records in memory if there
     /// are many or `commit` is set, and frees blocks that durable records released. Data that was
     /// rewritten in place is not synced for its own sake: no client asked for that, and the host
     /// writes it out in its own time.

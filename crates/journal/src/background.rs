@@ -1,18 +1,18 @@
-//! Hook that runs background work on an executor that the caller installs, and hurries it when somebody
-//! waits for it.
+//! The hook that runs background work on an executor installed by the caller, and hurries it when a
+//! caller waits for it.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use onefold_metadata::sync::{AtomicU64, Mutex, lock};
 
-/// Runs background work; a function that runs its argument is one.
+/// Runs background work. A function that runs its argument is one.
 pub trait BackgroundExecutor: Send + Sync {
-    /// Runs work to its end and returns, once.
+    /// Runs `work` to its end, once, and returns.
     fn run(&self, work: &mut (dyn FnMut() + Send));
 
-    /// While it is hurried, no work waits for an idle processor, the work in progress included. It must
-    /// not wait for the work.
+    /// Switches hurrying on or off. While on, no work waits for an idle processor, including the work
+    /// in progress. This must not wait for the work.
     fn set_hurried(&self, _is_hurried: bool) {}
 }
 
@@ -27,12 +27,12 @@ impl<F: Fn(&mut (dyn FnMut() + Send)) + Send + Sync> BackgroundExecutor for F {
 pub struct BackgroundWork {
     executor: OnceLock<Box<dyn BackgroundExecutor>>,
     under_way: AtomicU64,
-    /// How many [`Hurry`] there are. Held while the executor learns that this is none, or is some again. The
-    /// last of the locks that a thread takes.
+    /// The number of [`Hurry`] values. Held while the executor is notified that it became or ceased to be
+    /// zero. Lock order: last.
     hurrying: Mutex<u64>,
 }
 
-/// Somebody waits for background work, which is hurried until this is dropped.
+/// Hurries background work until it is dropped, while a caller waits for that work.
 #[must_use]
 pub struct Hurry(Arc<BackgroundWork>);
 
@@ -47,7 +47,7 @@ impl Drop for Hurry {
 }
 
 impl BackgroundWork {
-    /// The first executor stays.
+    /// Installs the executor. Only the first call has an effect.
     pub fn set(&self, executor: Box<dyn BackgroundExecutor>) {
         let hurrying = lock(&self.hurrying);
         if self.executor.set(executor).is_ok() && *hurrying > 0 {
@@ -55,17 +55,17 @@ impl BackgroundWork {
         }
     }
 
-    /// Whether there is an executor.
+    /// Whether an executor is installed.
     pub(super) fn is_set(&self) -> bool {
         self.executor.get().is_some()
     }
 
-    /// Whether it has work now.
+    /// Whether background work is in progress.
     pub fn is_working(&self) -> bool {
         self.under_way.load(Relaxed) > 0
     }
 
-    /// Hurries the work in progress, and all that begins while the result exists.
+    /// Hurries the work in progress, and all work that begins while the result exists.
     pub fn hurry(self: &Arc<Self>) -> Hurry {
         let mut hurrying = lock(&self.hurrying);
         *hurrying += 1;
@@ -75,14 +75,14 @@ impl BackgroundWork {
         Hurry(Arc::clone(self))
     }
 
-    /// The caller holds `hurrying`.
+    /// Switches hurrying. The caller holds `hurrying`.
     fn set_hurried(&self, is_hurried: bool) {
         if let Some(executor) = self.executor.get() {
             executor.set_hurried(is_hurried);
         }
     }
 
-    /// Does work that holds nothing a guest could wait for: on the background executor, or here if
+    /// Runs work that holds nothing a guest could wait for: on the background executor, or here if
     /// none is installed.
     #[expect(
         clippy::expect_used,
@@ -104,7 +104,7 @@ impl BackgroundWork {
     }
 }
 
-/// Counts work as ended, even by a panic.
+/// Counts work as ended when dropped, even by a panic.
 struct Ended<'a>(&'a AtomicU64);
 
 impl Drop for Ended<'_> {
@@ -135,7 +135,7 @@ mod tests {
         assert!(panicked.is_err() && !background.is_working());
     }
 
-    /// Records each change of urgency.
+    /// An executor that records each change of urgency.
     struct Noting(Arc<Mutex<Vec<bool>>>);
 
     impl BackgroundExecutor for Noting {

@@ -28,10 +28,10 @@ use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::Journal;
 
-/// Blocks that a reader could not read, kept until they are checked.
+/// The most blocks that are remembered after a failed read until they are checked.
 const SUSPECTS_MAX: usize = 1024;
 
-/// Between two messages of the log about requests that failed: guests try again and again.
+/// The pause between two log messages about failed requests, because guests retry again and again.
 const TELL_PAUSE: Duration = Duration::from_secs(1);
 
 /// The list of bad blocks, and the scrub's progress.
@@ -41,9 +41,9 @@ pub struct BadBlocks {
     /// How often blocks were taken off the list.
     clears: AtomicU64,
     state: RwLock<State>,
-    /// Those that a request could not read.
+    /// Blocks that a request could not read.
     suspects: Mutex<BTreeSet<Pba>>,
-    /// When the log last heard of a request that failed.
+    /// When a failed request was last logged.
     told: Mutex<Option<Instant>>,
     part: Mutex<SavedPart>,
 }
@@ -52,9 +52,9 @@ pub struct BadBlocks {
 struct State {
     listed: BTreeMap<Pba, BadBlock>,
     progress: ScrubProgress,
-    /// No longer listed, but still in the part on disk.
+    /// Blocks that are no longer listed, but still in the part on disk.
     cleared: BTreeSet<Pba>,
-    /// Why the list that was there could not be read, until a scrub has gone over the whole pool.
+    /// Why the previous list could not be read; kept until a scrub has covered the whole pool.
     problem: Option<String>,
 }
 
@@ -62,12 +62,12 @@ struct SavedPart {
     disk: Option<Arc<dyn Disk>>,
     name: String,
     pool: PoolId,
-    /// Of the last writing.
+    /// The sequence of the last write.
     sequence: u64,
 }
 
 impl BadBlocks {
-    /// Reads the part, or makes it if there is none and `may_create` is set.
+    /// Reads the part, or creates it if there is none and `may_create` is set.
     pub fn open(engine: &dyn Engine, pool: PoolId, may_create: bool) -> Result<Self> {
         let name = engine.describe(Part::Scrub);
         let disk = match engine.open(Part::Scrub) {
@@ -137,7 +137,8 @@ impl BadBlocks {
         self.count.load(Relaxed) > 0
     }
 
-    /// Changes whenever blocks are taken off the list: what was read of them before may be outdated.
+    /// A count that changes whenever blocks are taken off the list: earlier lookups of them may be
+    /// outdated.
     pub fn clears(&self) -> u64 {
         self.clears.load(SeqCst)
     }
@@ -160,7 +161,7 @@ impl BadBlocks {
         found.map(|(_, block)| *block).collect()
     }
 
-    /// All of them.
+    /// All listed blocks.
     pub fn all(&self) -> Vec<BadBlock> {
         read(&self.state).listed.values().copied().collect()
     }
@@ -170,19 +171,19 @@ impl BadBlocks {
         read(&self.state).progress
     }
 
-    /// Returns its state then. Durable with the next save.
+    /// Changes the progress and returns the result. Durable with the next save.
     pub fn change_progress(&self, change: impl FnOnce(&mut ScrubProgress)) -> ScrubProgress {
         let state = &mut *write(&self.state);
         change(&mut state.progress);
         state.progress
     }
 
-    /// Why blocks that were known to be bad are not any more.
+    /// Why earlier knowledge of bad blocks was lost, if it was.
     pub fn problem(&self) -> Option<String> {
         read(&self.state).problem.clone()
     }
 
-    /// The whole pool has been gone over since.
+    /// Forgets the problem, after a scrub has covered the whole pool.
     pub fn forget_problem(&self) {
         write(&self.state).problem = None;
     }
@@ -196,7 +197,7 @@ impl BadBlocks {
         }
     }
 
-    /// Whether the log may hear of another request that failed.
+    /// Whether another failed request may be logged now.
     pub fn may_tell(&self, now: Instant) -> bool {
         let mut told = lock(&self.told);
         let may = told.is_none_or(|at| now.duration_since(at) >= TELL_PAUSE);
@@ -206,12 +207,12 @@ impl BadBlocks {
         may
     }
 
-    /// The blocks that requests could not read, which are forgotten here.
+    /// Removes and returns the blocks that requests could not read.
     pub fn take_suspects(&self) -> BTreeSet<Pba> {
         std::mem::take(&mut *lock(&self.suspects))
     }
 
-    /// Takes blocks off the list; durable, and let go, with the next saving.
+    /// Takes blocks off the list. The next save makes this durable and lets them be handed out.
     fn clear(&self, blocks: impl IntoIterator<Item = Pba>) -> bool {
         let state = &mut *write(&self.state);
         let mut is_any = false;
@@ -226,18 +227,18 @@ impl BadBlocks {
         is_any
     }
 
-    /// A block that could not be read, and that the index does not have, was rewritten.
+    /// Notes that blocks were rewritten: they could not be read, and the index does not have them.
     pub fn rewritten(&self, blocks: Range<u64>) {
         let written = self.within(blocks).into_iter();
         let unshared = written.filter(|block| block.fingerprint.is_none());
         self.clear(unshared.map(|block| block.pba));
     }
 
-    /// Puts blocks on the list, or updates those on it. Durable when it returns. The caller holds
+    /// Puts blocks on the list, or updates their entries. Durable when it returns. The caller holds
     /// the job lock, or the blocks' entries cannot change for another reason.
     pub fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
         let is_kept = |block: &&BadBlock| !journal.data.is_lost(block.pba);
-        // Lost blocks are on a list of their own.
+        // Lost blocks are on a separate list.
         let blocks: Vec<BadBlock> = blocks.iter().filter(is_kept).copied().collect();
         if blocks.is_empty() {
             return Ok(());
@@ -266,7 +267,7 @@ impl BadBlocks {
         self.save(journal)
     }
 
-    /// Takes blocks off the list that are good, or that no entry refers to any more. Durable when
+    /// Takes blocks off the list that are good, or to which no entry refers any more. Durable when
     /// it returns.
     pub fn unlist(&self, journal: &Journal, blocks: impl IntoIterator<Item = Pba>) -> Result<()> {
         match self.clear(blocks) {
@@ -275,14 +276,14 @@ impl BadBlocks {
         }
     }
 
-    /// Takes blocks off the list, listed still or cleared already, and lets them go. Durable when it
-    /// returns.
+    /// Takes blocks off the list, whether still listed or already cleared, and lets them be handed
+    /// out. Durable when it returns.
     pub fn forget(&self, journal: &Journal, blocks: Vec<Pba>) -> Result<()> {
         self.clear(blocks);
         self.save(journal)
     }
 
-    /// Writes list and progress as they are now, and lets go of the blocks that were cleared.
+    /// Writes the list and the progress as they are now, and lets cleared blocks be handed out.
     pub fn save(&self, journal: &Journal) -> Result<()> {
         let mut part = lock(&self.part);
         let (listed, progress, cleared) = {
@@ -310,8 +311,8 @@ impl BadBlocks {
         Ok(())
     }
 
-    /// Housekeeping: cleared blocks become available. So does a block that was freed and that the
-    /// device could read; an unreadable one stays out of use.
+    /// Housekeeping: makes cleared blocks available, and blocks that were freed and that the device
+    /// could read; an unreadable one stays out of use.
     pub fn tidy(&self, journal: &Journal) -> Result<()> {
         if !self.is_any() && read(&self.state).cleared.is_empty() {
             return Ok(());
@@ -328,7 +329,7 @@ impl BadBlocks {
         self.save(journal)
     }
 
-    /// After opening: no block of the list is handed out.
+    /// Quarantines all listed blocks after opening.
     pub fn quarantine_listed(&self, journal: &Journal) -> Result<()> {
         let mut uncommitted = journal.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
@@ -354,8 +355,8 @@ impl SavedPart {
         let bytes: Vec<u8> = pages.iter().flat_map(|page| page.iter().copied()).collect();
         let at = sequence % SLOTS * SLOT_PAGES * PAGE_BYTES as u64;
         let written = disk.write_at(&bytes, at).and_then(|()| disk.sync());
-        // Remains of a failed write are ignored: the next one has another number, and goes to the
-        // same slot, so that the other one stays whole.
+        // Remains of a failed write are ignored: the next write has another sequence and goes to
+        // the same slot, so that the other slot stays whole.
         self.sequence = sequence + u64::from(written.is_err());
         written.map_err(|error| StoreError::io(format_args!("writing {}", self.name), error))
     }
@@ -364,12 +365,12 @@ impl SavedPart {
 /// The content of the part.
 #[derive(Default)]
 struct Newest {
-    /// 0 where nothing was ever written, or nothing can be read.
+    /// The sequence; 0 if nothing was ever written, or if nothing can be read.
     sequence: u64,
     progress: ScrubProgress,
     listed: Vec<BadBlock>,
     problem: Option<FormatError>,
-    /// A slot begins with something that this pool cannot have written.
+    /// A slot begins with bytes that this pool cannot have written.
     has_foreign: bool,
     /// A slot begins with a page of this pool, whatever its other faults.
     has_own: bool,
@@ -382,7 +383,7 @@ impl Newest {
     }
 }
 
-/// The slot with the higher sequence of those that are whole.
+/// The whole slot with the higher sequence.
 fn newest(disk: &dyn Disk, pool: PoolId) -> std::io::Result<Newest> {
     let mut newest = Newest::default();
     for slot in 0..SLOTS {
@@ -411,7 +412,7 @@ enum Owner {
     /// Zeros: never written, or a crash kept the first sector from the medium.
     Nothing,
     Pool(PoolId),
-    /// It is no page.
+    /// The slot does not begin with a page.
     Unknown,
 }
 

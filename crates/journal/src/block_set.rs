@@ -1,4 +1,4 @@
-//! A set of blocks of the pool that is empty in almost every pool, and that every read asks.
+//! A set of blocks of the pool that is empty in almost every pool, and that every read checks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,20 +10,21 @@ use onefold_metadata::sync::{AtomicBool, RwLock, read, write};
 /// Blocks, as runs that neither overlap nor touch.
 #[derive(Default)]
 pub(super) struct BlockSet {
-    /// Where each run begins, and where it ends.
+    /// The start and the end of each run.
     runs: RwLock<BTreeMap<u64, u64>>,
-    /// Whether there may be any: no lock is taken while there are none. Changed under the lock.
+    /// Whether the set may have blocks: while it has none, no lock is taken. Changed under the
+    /// lock.
     is_any: AtomicBool,
 }
 
 impl BlockSet {
-    /// Whether it may have any blocks.
+    /// Whether the set may have any blocks.
     #[inline]
     pub(super) fn is_any(&self) -> bool {
         self.is_any.load(SeqCst)
     }
 
-    /// Adds blocks, some of which may be in it.
+    /// Adds blocks, some of which may already be in the set.
     pub(super) fn add(&self, blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
@@ -40,7 +41,7 @@ impl BlockSet {
         self.is_any.store(true, SeqCst);
     }
 
-    /// Takes blocks out. Returns whether any of them was in it.
+    /// Removes blocks. Returns whether any of them was in the set.
     pub(super) fn remove(&self, blocks: Range<u64>) -> bool {
         if !self.is_any() || blocks.is_empty() {
             return false;
@@ -63,7 +64,7 @@ impl BlockSet {
         is_removed
     }
 
-    /// The first of these blocks that is in it.
+    /// The first of these blocks that is in the set.
     pub(super) fn first_within(&self, blocks: &Range<u64>) -> Option<u64> {
         if !self.is_any() {
             return None;
@@ -77,7 +78,7 @@ impl BlockSet {
         }
     }
 
-    /// All of its blocks.
+    /// All blocks of the set, as runs.
     pub(super) fn runs(&self) -> Vec<LostRun> {
         let runs = read(&self.runs);
         let all = runs.iter().map(|(start, end)| LostRun {
@@ -87,7 +88,7 @@ impl BlockSet {
         all.collect()
     }
 
-    /// How many blocks it has.
+    /// The number of blocks in the set.
     pub(super) fn blocks(&self) -> u64 {
         match self.is_any() {
             true => read(&self.runs)

@@ -1,13 +1,13 @@
-//! The checkpoint: changed metadata is written beside the old, and one root switches over.
+//! The checkpoint: changed metadata is written to new places, and one root switches over.
 //!
 //! 1. seal under the uncommitted state, in one commit: every changed segment, free-space page and catalogue
 //!    page as they are after exactly the records before the log position (a *sharp* checkpoint, so
 //!    that replay can compare each record with the map it changes)
 //! 2. write them to places that no durable root reaches, and the trees above them
 //! 3. sync the pages (P2), then write and sync the root
-//! 4. only now are the old pages and the log before the position released
+//! 4. only now release the old pages and the log before the position
 //!
-//! Requests go on during a checkpoint: they change copies.
+//! Requests continue during a checkpoint: they change copies.
 
 use onefold_format::Root;
 use onefold_format::page::PAGE_BYTES;
@@ -17,13 +17,13 @@ use super::Journal;
 use super::failure::StopsOnPanic;
 
 impl Journal {
-    /// Writes a checkpoint that holds everything up to some moment after this call.
+    /// Writes a checkpoint with everything up to some moment after this call.
     pub fn checkpoint(&self) -> Result<()> {
         self.checkpoints.run(|root| self.write_checkpoint(root))
     }
 
     fn write_checkpoint(&self, current: &mut Root) -> Result<()> {
-        // Its first step empties the list of changes.
+        // The first step empties the list of changes.
         let _stops = StopsOnPanic::new(&self.failure, "a checkpoint");
         let mut log = self.commits.lock();
         let sealed = self.seal_and_commit(&mut log, |uncommitted| {

@@ -23,17 +23,17 @@ impl Journal {
             .run(|log| self.seal_and_commit(log, |_| Ok(())))
     }
 
-    /// A commit that no guest waits for. Most of it is the host's work of writing the data out, so
-    /// that is done in the background first, and little is left for the time in which guests'
-    /// flushes queue behind the commit.
+    /// Commits when no guest waits for it. Most of a commit is the host's work of writing the data
+    /// out, so that is done in the background first, and little is left for the time in which
+    /// guests' flushes queue behind the commit.
     pub fn commit_in_background(&self) -> Result<()> {
         self.write_data_out()?;
         self.commit()
     }
 
     /// Syncs the data on the background executor, if there is one, and once more for writes during
-    /// the first sync. It does not replace a commit's own sync, but a failure is reported only
-    /// once, so it counts as much.
+    /// the first sync. This does not replace a commit's own sync, but its failure counts as much,
+    /// because the kernel reports a failure only once.
     pub(super) fn write_data_out(&self) -> Result<()> {
         if self.background.is_set() && self.data.is_unsynced() {
             self.background
@@ -42,7 +42,7 @@ impl Journal {
         Ok(())
     }
 
-    /// One commit; `at_seal` sees the uncommitted state exactly as the sealed records left it.
+    /// Commits once. `at_seal` sees the uncommitted state exactly as the sealed records left it.
     pub(super) fn seal_and_commit<T>(
         &self,
         log: &mut Log,
@@ -56,9 +56,9 @@ impl Journal {
         let tail = uncommitted.seal();
         self.log_span.seal(tail.log_bytes());
         drop(uncommitted);
-        // A writer raises this flag after it has written its data, and before its record is
-        // appended: a record in `tail` whose flag was seen by an earlier commit is of data that
-        // this earlier commit synced.
+        // A writer raises this flag after it has written its data and before its record is
+        // appended. So if an earlier commit saw the flag of a record in `tail`, that commit has
+        // also synced the record's data.
         let has_unsynced = self.data.take_unsynced();
         let synced = match has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
             true => self.sync_data().inspect_err(|_| self.data.doubt(&tail)),
@@ -76,13 +76,13 @@ impl Journal {
         Ok(sealed)
     }
 
-    /// Syncs the data that was written by now, whether or not any record waits for it.
+    /// Syncs the data written before this call, whether or not any record waits for it.
     pub fn sync_written(&self) -> Result<()> {
         self.sync_data()
     }
 
-    /// Once it fails there are no more writes or records, so all that are not durable are in the
-    /// tail and in those of commits in progress.
+    /// Syncs the data. After a failure there are no more writes or records, so all records that are
+    /// not durable are in the tail or in the tails of commits in progress.
     pub(super) fn sync_data(&self) -> Result<()> {
         let what = || format!("syncing the pool's data {}", self.data.name());
         let synced = self.ledger.counted(|| self.data.sync());

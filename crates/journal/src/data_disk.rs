@@ -1,7 +1,7 @@
 //! The pool's data: where blocks are read and written. Only a commit syncs it.
 //!
-//! Zeros are not stored, so nobody reads a block that holds nothing else. Where a write of a block is never torn, one
-//! that does is a block that was lost, of an object that a later write to another block has made again.
+//! Zeros are not stored, so no reader ever reads a block that holds only zeros. If the disk never tears the write of
+//! a block, such a block was lost: its object is gone, and a later write to another block has recreated it.
 
 use std::io;
 use std::ops::Range;
@@ -21,9 +21,9 @@ use super::log::Tail;
 pub struct DataDisk {
     disk: Arc<dyn Disk>,
     name: String,
-    /// Writes go past the host's cache, so that each of them waits for the disk.
+    /// Writes bypass the host's cache, so that each of them waits for the disk.
     writes_wait: bool,
-    /// A block of zeros was lost: see above.
+    /// A block that reads as zeros was lost: see above.
     zeros_are_losses: bool,
     /// Data was written since the last sync started.
     unsynced: AtomicBool,
@@ -34,7 +34,7 @@ pub struct DataDisk {
 }
 
 impl DataDisk {
-    /// Nothing of it is unsynced. Reads of the lost blocks fail.
+    /// The data part, with nothing unsynced. Reads of the lost blocks fail.
     pub fn new(disk: Arc<dyn Disk>, name: String, block_size: u32, lost: &[LostRun]) -> Self {
         let data = Self {
             writes_wait: !disk.is_cached(),
@@ -57,15 +57,15 @@ impl DataDisk {
         self.writes_wait
     }
 
-    /// Reads bytes; see `onefold_engine::Disk`. A block that was lost is an error, as in every other read.
+    /// Reads bytes; see `onefold_engine::Disk`. A lost block is an error, as in every other read.
     pub fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         self.check_kept(buf.len(), at)?;
         self.disk.read_at(buf, at)?;
         self.check_whole(buf, at)
     }
 
-    /// Refuses bytes that were read if a block of them was lost, or may have been: zeros that are part of a block
-    /// say nothing of the rest. The ordinary read finds out, which may wait.
+    /// Refuses bytes if a block of them was lost, or may have been: zeros in a part of a block do not prove that
+    /// the rest is zeros. An ordinary read, which may wait, finds out.
     ///
     /// # Errors
     ///
@@ -77,7 +77,8 @@ impl DataDisk {
         }
     }
 
-    /// The same once all of a block is known of which a part was read.
+    /// Refuses bytes of a lost block. Reads the whole block if only a part of it was read, and that
+    /// part is zeros.
     fn check_whole(&self, read: &[u8], at: u64) -> io::Result<()> {
         for (at, mut is_lost) in self.zeros_in(read, at) {
             if !is_lost {
@@ -92,7 +93,7 @@ impl DataDisk {
         Ok(())
     }
 
-    /// Where the blocks begin of which only zeros were read, and whether all of the block was; none where zeros
+    /// The blocks of which only zeros were read, by start, and whether all of the block was read; none if zeros
     /// prove nothing.
     fn zeros_in(&self, read: &[u8], at: u64) -> impl Iterator<Item = (u64, bool)> {
         let (unit, mut rest, mut at) = (self.block_size, read, at);
@@ -132,7 +133,7 @@ impl DataDisk {
         Ok(())
     }
 
-    /// Reads data that the host has in memory; false if it has not.
+    /// Reads data that the host has in memory; returns false if it does not.
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
         self.check_kept(buf.len(), at)?;
         let is_read = self.disk.try_read_at(buf, at)?;
@@ -142,7 +143,7 @@ impl DataDisk {
         Ok(is_read)
     }
 
-    /// As [`DataDisk::try_read_at`], for each range.
+    /// Like [`DataDisk::try_read_at`], for several ranges.
     pub fn try_read_each(&self, ranges: &mut [ReadRange<'_>]) -> Result<bool, (usize, io::Error)> {
         for (n, ReadRange { buf, offset }) in ranges.iter_mut().enumerate() {
             let read = self.try_read_at(buf, *offset);
@@ -153,7 +154,7 @@ impl DataDisk {
         Ok(true)
     }
 
-    /// Reads what the disk has, lost or not.
+    /// Reads the disk's content, lost or not.
     pub(super) fn read_medium(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         self.disk.read_at(buf, at)
     }
@@ -194,7 +195,7 @@ impl DataDisk {
         })
     }
 
-    /// How many blocks are lost.
+    /// The number of lost blocks.
     pub fn lost_blocks(&self) -> u64 {
         self.lost.blocks()
     }
@@ -209,18 +210,18 @@ impl DataDisk {
         self.lost.runs()
     }
 
-    /// These blocks are lost from now on.
+    /// Marks blocks as lost.
     pub(super) fn lose(&self, run: PbaRun) {
         self.lost.add(run.start.0..run.start.0 + run.count);
     }
 
-    /// A block is not lost any more. Returns whether it was.
+    /// Marks a block as not lost. Returns whether it was.
     pub(super) fn find(&self, pba: Pba) -> bool {
         self.lost.remove(pba.0..pba.0 + 1)
     }
 
-    /// The flag is raised after the write and before the record, or the reply: a commit that finds it
-    /// raised then syncs this write.
+    /// Writes bytes. The flag is raised after the write and before the record, or the reply: a commit
+    /// that then finds it raised syncs this write.
     pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let written = self.disk.write_at(bytes, at);
         self.unsynced.store(true, SeqCst);
@@ -240,8 +241,8 @@ impl DataDisk {
         self.disk.prepared_bytes_max()
     }
 
-    /// Prepares a write; see `onefold_engine::Disk`. Whoever hears of its end calls
-    /// [`DataDisk::mark_unsynced`] first, as [`DataDisk::write_at`] does.
+    /// Prepares a write; see `onefold_engine::Disk`. On its completion the caller first calls
+    /// [`DataDisk::mark_unsynced`], as [`DataDisk::write_at`] does.
     pub fn prepare_write(&self, bytes: &[u8], at: u64) -> Option<Box<dyn PreparedWrite>> {
         self.disk.prepare_write(bytes, at)
     }
@@ -253,14 +254,14 @@ impl DataDisk {
 
     /// Prepares a read; see `onefold_engine::Disk`. The caller passes its bytes to [`DataDisk::check_found`].
     pub fn prepare_read(&self, ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
-        // A pool with lost blocks reads in the ordinary way, which finds out which they are.
+        // A pool with lost blocks uses ordinary reads, which find out which blocks are lost.
         if self.lost.is_any() {
             return None;
         }
         self.disk.prepare_read(ranges)
     }
 
-    /// Begins the writes that were started.
+    /// Submits the writes that were started.
     pub fn submit(&self) {
         self.disk.submit();
     }
@@ -273,12 +274,12 @@ impl DataDisk {
         self.unsynced.load(SeqCst)
     }
 
-    /// Data was written.
+    /// Notes that data was written.
     pub fn mark_unsynced(&self) {
         self.unsynced.store(true, SeqCst);
     }
 
-    /// Whether there is anything to sync; there is nothing any more from now on, until the next write.
+    /// Takes the flag: returns whether there is anything to sync, and clears it until the next write.
     pub(super) fn take_unsynced(&self) -> bool {
         self.unsynced.swap(false, SeqCst)
     }
@@ -287,7 +288,7 @@ impl DataDisk {
         self.disk.sync()
     }
 
-    /// A sync failed: the new blocks of these records are not trusted.
+    /// Marks the new blocks of these records as doubted, after a failed sync.
     pub(super) fn doubt(&self, tail: &Tail) {
         self.doubted.add(tail);
     }
@@ -297,7 +298,7 @@ impl DataDisk {
         self.doubted.check(blocks)
     }
 
-    /// Later reads come from the medium.
+    /// Drops the host's cache, so that later reads come from the medium.
     pub(super) fn forget_cached(&self) -> io::Result<()> {
         self.disk.forget_cached()
     }
@@ -310,7 +311,7 @@ impl DataDisk {
         self.disk.set_len(len)
     }
 
-    /// Where the host has allocated something next.
+    /// The next address for which the host has allocated space.
     pub(super) fn next_data(&self, at: u64) -> io::Result<Option<u64>> {
         self.disk.next_data(at)
     }

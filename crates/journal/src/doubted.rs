@@ -1,10 +1,10 @@
-//! Blocks that may not hold their written data.
+//! Blocks that may not hold the data written to them.
 //!
-//! After a failed sync the disk may lack written data, and the host's cache keeps it only as long
-//! as it likes. A block that was new then shows its last owner's content: another volume's data,
-//! perhaps in the place of flushed bytes of this one, because a write to part of a block copies the
-//! rest. So reads of such blocks fail until the pool is opened again, which compares them with what
-//! was written. A block that was rewritten in place has older content of its own at worst.
+//! After a failed sync the disk may lack written data, and the host's cache may drop it at any
+//! time. A block that was new then shows its last owner's content: another volume's data, perhaps
+//! in the place of flushed bytes of this one, because a write to part of a block copies the rest.
+//! So reads of such blocks fail until the pool is opened again, which compares them with the
+//! checksums. A block that was rewritten in place has older content of its own at worst.
 
 use std::io;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use super::new_blocks::new_blocks;
 pub(super) struct Doubted(BlockSet);
 
 impl Doubted {
-    /// A sync of the data failed: the new blocks of these records are not trusted.
+    /// Adds the new blocks of these records, after a sync of the data failed.
     pub(super) fn add(&self, tail: &Tail) {
         let records = tail.frames().flat_map(record::decode_all);
         for record in records.filter_map(std::result::Result::ok) {

@@ -1,12 +1,13 @@
-//! Epochs: how to know that no read of a block is left.
+//! Epochs: how to find out that no read of a block is left.
 //!
 //! A read pins the current epoch before it looks a block up and unpins it when the data has been
 //! read. A released block is tagged with the epoch current at that time; a read that looked it up
 //! before pinned that epoch or an earlier one. Once those pins are gone no reader has the block
 //! (P3), in whichever volume the reader was.
 //!
-//! Pins of the last four epochs are counted apart. The epoch advances only when the counter that
-//! the new one takes over has drained, so one slow read delays reuse but never the other reads.
+//! Pins of the last four epochs are counted separately. The epoch advances only when the counter
+//! that the new one takes over has drained, so one slow read delays reuse but never the other
+//! reads.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -15,7 +16,7 @@ use onefold_metadata::sync::AtomicU64;
 
 const COUNTERS: u64 = 4;
 
-/// A counter on a cache line of its own.
+/// A counter that has a cache line to itself.
 #[derive(Default)]
 #[repr(align(64))]
 struct Counter(AtomicU64);
@@ -25,7 +26,7 @@ pub(super) struct Epochs {
     pins: [Counter; COUNTERS as usize],
 }
 
-/// Keeps every block that was mapped when it was taken from being reused.
+/// Prevents the reuse of every block that was mapped when the pin was taken.
 pub struct Pin<'a> {
     counter: &'a AtomicU64,
 }
@@ -61,7 +62,7 @@ impl Epochs {
         }
     }
 
-    /// Counts a reader in the current epoch, which it returns.
+    /// Counts a reader in the current epoch, and returns the epoch.
     fn count_reader(&self) -> u64 {
         loop {
             let epoch = self.current.load(SeqCst);
@@ -81,7 +82,7 @@ impl Epochs {
         Epoch(self.current.load(SeqCst))
     }
 
-    /// Moves on to the next epoch if its counter is free. To be called by one thread at a time.
+    /// Advances to the next epoch if its counter is free. Only one thread at a time may call this.
     pub(super) fn advance(&self) {
         let next = self.current.load(SeqCst) + 1;
         if self.counter(next).load(SeqCst) == 0 {
@@ -93,7 +94,7 @@ impl Epochs {
     pub(super) fn is_drained(&self, epoch: Epoch) -> bool {
         let current = self.current.load(SeqCst);
         let oldest_counted = current - (COUNTERS - 1);
-        // Epochs older than that gave their counter away, so they had drained.
+        // Older epochs gave their counter away, so they had drained.
         epoch.0 < current
             && (oldest_counted..=epoch.0).all(|old| self.counter(old).load(SeqCst) == 0)
     }
@@ -126,11 +127,11 @@ mod shuttle_tests {
     use super::{COUNTERS, Epoch, Epochs};
     use onefold_metadata::sync::{AtomicU64, Mutex, lock};
 
-    /// A map of one entry, which refers to one block after the other, each once.
+    /// A map of one entry, which refers to one block after another, each once.
     struct OneEntry {
         epochs: Epochs,
         entry: AtomicU64,
-        /// Released and not reused yet.
+        /// Blocks that were released and not reused yet.
         deferred_frees: Mutex<Vec<(Epoch, u64)>>,
         reused_below: AtomicU64,
     }

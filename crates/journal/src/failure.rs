@@ -1,4 +1,4 @@
-//! Why a pool takes no writes any more (P8).
+//! The failure after which a pool takes no more writes (P8).
 //!
 //! The first failure is kept, and ends with the process: the state of the disk is known again only
 //! once the pool has been opened again.
@@ -30,8 +30,8 @@ impl Failure {
     }
 }
 
-/// Stops the pool if it is dropped by a panic: the work is half done, and the next caller must not
-/// continue as if it had been done.
+/// Stops the pool when it is dropped during a panic: the work is half done, and the next caller
+/// must not continue as if it had been completed.
 pub struct StopsOnPanic<'a> {
     failure: &'a Failure,
     what: &'static str,

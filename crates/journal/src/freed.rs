@@ -1,20 +1,20 @@
-//! Space that was freed and that the host may have back, as far as it is remembered: see `host_space.rs`.
+//! Freed space that the host may have back, as far as it is remembered: see `host_space.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges remembered at most: about 1 MiB of memory. Beyond, some are dealt with at once.
+/// The most ranges remembered: about 1 MiB of memory. Beyond that, some are processed at once.
 const RANGES_MAX: usize = 16_384;
 
 /// Freed space that has not been processed yet, as ranges of units.
 #[derive(Default)]
 pub(super) struct Freed {
-    /// From the first unit to the one behind the last; they do not touch.
+    /// Ranges from their first unit to the end; they do not touch.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Freed {
-    /// Remembers a range, which may overlap others. Returns whether there are too many now.
+    /// Remembers a range, which may overlap others. Returns whether there are now too many.
     pub(super) fn add(&mut self, mut added: Range<u64>) -> bool {
         while let Some((&start, &end)) = self.ranges.range(..=added.end).next_back()
             && end >= added.start
@@ -26,7 +26,7 @@ impl Freed {
         self.ranges.len() > RANGES_MAX
     }
 
-    /// Takes up to so many units off the front.
+    /// Takes up to `units` units off the front.
     pub(super) fn take(&mut self, units: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.pop_first()?;
         let cut = end.min(start.saturating_add(units));

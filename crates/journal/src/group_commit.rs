@@ -1,11 +1,11 @@
-//! Work that many callers want and one of them does: commits and checkpoints.
+//! Work that many callers request and one of them does: commits and checkpoints.
 
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_metadata::sync::{AtomicU64, Mutex, MutexGuard, lock};
 use onefold_metadata::{Guard, Result};
 
-/// A ticket machine: many callers want the work and one does it.
+/// A ticket machine: many callers request the work and one does it.
 ///
 /// Guarantee: [`GroupCommit::run`] returns only after a run of the work that *started* after the
 /// call has ended.
@@ -27,8 +27,8 @@ impl<T> GroupCommit<T> {
         }
     }
 
-    /// Does the work, unless a run of it that started after this call has ended by the time that it
-    /// is this caller's turn. A failed run counts only for its own caller.
+    /// Does the work, unless a run of it that started after this call has ended before it is this
+    /// caller's turn. A failed run counts only for its own caller.
     pub(super) fn run(&self, work: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
         let arrived = self.started.load(SeqCst);
         let mut state = lock(&self.state);
@@ -52,7 +52,7 @@ impl<T> GroupCommit<T> {
     }
 }
 
-/// See [`GroupCommit::lock`].
+/// The guard of [`GroupCommit::lock`].
 pub(super) struct SharedGuard<'a, T>(MutexGuard<'a, GroupCommitState<T>>);
 
 impl<T> std::ops::Deref for SharedGuard<'_, T> {
@@ -91,7 +91,7 @@ mod shuttle_tests {
 
     #[test]
     fn shuttle_a_run_is_joined_only_if_it_started_later() {
-        // Over all schedules: plain counters, so that they do not add any of their own.
+        // Across all schedules: plain counters, so that they do not add schedules of their own.
         static FEWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
         static MOST: AtomicUsize = AtomicUsize::new(0);
         shuttle::check_random(

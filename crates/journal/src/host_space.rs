@@ -1,8 +1,8 @@
 //! Giving free space back to the host.
 //!
 //! Freed blocks can be handed out again at once. Discarding their space is only noted, and done
-//! later by [`Journal::give_back`]: hole punching blocks writers to the file, and by then many of
-//! the blocks may be in use again, which saves both the hole and the allocation after it.
+//! later by [`Journal::give_back`]: hole punching blocks writers to the file, and in the meantime
+//! many of the blocks may be in use again, which saves both the hole and the allocation after it.
 //!
 //! The notes are hints in memory, of whole units of 64 KiB, and a crash loses them. So after each
 //! opening all free space is walked once, at the same slow pace, for other space that the host has
@@ -20,10 +20,10 @@ use super::Journal;
 /// The granularity: smaller holes cost the file system more than the space is worth.
 const UNIT_BYTES: u64 = 64 << 10;
 
-/// Ranges checked for one that can be discarded: a check is cheap, but not free.
+/// The most ranges checked for one that can be discarded: a check is cheap, but not free.
 const LOOKS_MAX: usize = 64;
 
-/// Blocks that a step of the walk checks: 256 pages of the free-space map.
+/// Blocks checked by a step of the walk: 256 pages of the free-space map.
 const WALK_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
 
 impl Journal {
@@ -40,7 +40,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Returns up to `bytes` of freed space to the host; whether there may be more.
+    /// Returns up to `bytes` of freed space to the host, and whether there may be more.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
         for _ in 0..LOOKS_MAX {
             let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
@@ -55,8 +55,8 @@ impl Journal {
         Ok(true)
     }
 
-    /// Continues the walk that is due after opening. Returns whether there is more of it to do for
-    /// this caller: one walks at a time, and holds no lock while the host punches holes.
+    /// Continues the walk that is due after opening. Returns whether more of it is left for this
+    /// caller: one walks at a time, and holds no lock while the host punches holes.
     pub fn walk_free(&self, bytes: u64) -> Result<bool> {
         let Some(mut cursor) = lock(&self.free_walk).take() else {
             return Ok(false);
@@ -68,7 +68,7 @@ impl Journal {
         walked.map(|is_over| !is_over)
     }
 
-    /// Returns whether the walk is over.
+    /// Continues the walk from the cursor. Returns whether it is over.
     fn walk_free_from(&self, cursor: &mut u64, most: u64) -> Result<bool> {
         for _ in 0..LOOKS_MAX {
             match self.trim_step(cursor, most, self.unit_blocks().min(most))? {
@@ -81,7 +81,8 @@ impl Journal {
     }
 
     /// Gives back the next free blocks at or after the cursor for which the host may have allocated
-    /// space, if there are so many side by side. Returns how many, or nothing at the end.
+    /// space, if at least `fewest` are consecutive. Returns the number of blocks, or `None` at the
+    /// end.
     pub fn trim_step(&self, cursor: &mut u64, most: u64, fewest: u64) -> Result<Option<u64>> {
         let block_size = self.block_size();
         let data = self.data.next_data(*cursor * block_size);
@@ -101,7 +102,7 @@ impl Journal {
         };
         space.take(run)?;
         drop(uncommitted);
-        // The byte found is perhaps data before the run, and the run is a hole already.
+        // The byte found may be data before the run, and the run may already be a hole.
         let end = (run.start.0 + run.count) * block_size;
         match self.data.next_data(run.start.0 * block_size) {
             Ok(Some(at)) if at < end => {
@@ -116,7 +117,8 @@ impl Journal {
         }
     }
 
-    /// These blocks are not handed out meanwhile, because data written to them would be lost.
+    /// Discards free blocks. The caller keeps them from being handed out, because data written to
+    /// them would be lost.
     fn discard(&self, free: &[PbaRun]) -> Result<()> {
         if !Guard::DiscardBeforeReuse.holds() {
             self.take_back(free)?;
@@ -137,7 +139,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Hands out those units whose blocks are all free.
+    /// Takes the units whose blocks are all free.
     fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
         let unit = self.unit_blocks();
         let mut uncommitted = self.uncommitted()?;

@@ -1,15 +1,15 @@
-//! The ledger: which syncs of the data were under way when a process died, and which volumes had
-//! written in place since the last one that succeeded.
+//! The ledger: which syncs of the data were in progress when a process died, and which volumes had
+//! written in place since the last sync that succeeded.
 //!
-//! The kernel tells of data that it could not write once, and to the process that asked. If that
-//! process is dead by then, the next one's sync succeeds, and nothing says that the disk lacks data
+//! The kernel reports data that it could not write once, to the process that syncs next. If that
+//! process dies first, the next process's sync succeeds, and nothing shows that the disk lacks data
 //! for which guests have been answered. So each sync is counted, in memory that outlives the process,
 //! when it begins and when it has succeeded. The counts of a session that is over differ if a sync was
-//! under way, or failed; they agree again only once the next opening has made every loss durable.
+//! in progress, or failed; they agree again only once the next opening has made every loss durable.
 //!
 //! A block that is rewritten in place leaves no record, and no checksum to compare. So its volume is
-//! marked before the rewrite, and again before the reply, with the number of syncs that have begun by
-//! then. A sync with a higher number that succeeds has made the rewrite durable.
+//! marked before the rewrite, and again before the reply, with the number of syncs begun so far. A
+//! sync with a higher number that succeeds has made the rewrite durable.
 //!
 //! Nothing is counted where writes are durable once they have returned, as in Ceph.
 
@@ -30,38 +30,38 @@ use super::tail_memory::TailMemory;
 pub struct SyncLedger {
     memory: TailMemory,
     is_counting: bool,
-    /// Syncs that have begun. Read without a lock after a write has ended: a sync that is not in it
-    /// begins later, and covers the write.
+    /// The number of syncs that have begun. Read without a lock after a write has ended: a sync
+    /// that is not counted yet begins later, and covers the write.
     begun: AtomicU64,
     ended: Mutex<Ended>,
-    /// Slots in use, held while one is written.
+    /// The number of slots in use; held while a slot is written.
     slots: Mutex<usize>,
 }
 
 #[derive(Default)]
 struct Ended {
-    /// Syncs that have succeeded.
+    /// The number of syncs that have succeeded.
     count: u64,
-    /// The highest number of them; nothing before the session begins: a sync of the opening proves
-    /// nothing about what earlier processes wrote.
+    /// The highest number among them; `None` before the session begins, because a sync of the
+    /// opening proves nothing about writes of earlier processes.
     good: Option<u64>,
 }
 
 /// When a volume was last marked as written in place.
 #[derive(Default)]
 pub struct RewriteMark {
-    /// One more than the mark's label; 0 before the first one.
+    /// The mark's label plus one; 0 before the first mark.
     label: AtomicU64,
-    /// One more than the volume's slot; 0 before it has one.
+    /// The volume's slot plus one; 0 before it has one.
     slot: AtomicU64,
 }
 
-/// What an earlier process of this boot left; nothing where there was none.
+/// The ledger left by an earlier process of this boot; `None` if there was none.
 pub type FoundLedger = std::result::Result<Option<Ledger>, FormatError>;
 
 impl SyncLedger {
-    /// Continues the ledger of an earlier process, which is returned. `is_counting` unless the data is
-    /// durable once it is written.
+    /// Continues the ledger of an earlier process, which is returned. `is_counting` is false if data
+    /// is durable as soon as it is written.
     pub fn open(memory: TailMemory, is_counting: bool) -> (Self, FoundLedger) {
         let found = match memory.ledger() {
             Some(host) if is_counting => {
@@ -88,7 +88,7 @@ impl SyncLedger {
         (ledger, found)
     }
 
-    /// Whether it counts anything.
+    /// Whether syncs and rewrites are counted at all.
     pub(super) fn is_counting(&self) -> bool {
         self.is_counting
     }
@@ -97,13 +97,13 @@ impl SyncLedger {
     ///
     /// # Errors
     ///
-    /// Those of the sync.
+    /// Errors of the sync.
     pub fn counted(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         if !self.is_counting || !Guard::SyncsCounted.holds() {
             return sync();
         }
         let number = {
-            // One at a time, so that the word never goes back.
+            // One thread at a time, so that the word never goes back.
             let _ended = lock(&self.ended);
             let number = self.begun.fetch_add(1, SeqCst) + 1;
             self.write(Word::Begun, number);
@@ -114,7 +114,7 @@ impl SyncLedger {
             Ok(()) => {
                 let mut ended = lock(&self.ended);
                 ended.count += 1;
-                // Should the process die between the two, one sync too many is doubted.
+                // If the process dies between the two, one sync too many is doubted.
                 if let Some(good) = &mut ended.good {
                     *good = number.max(*good);
                     self.write(Word::Good, *good);
@@ -126,8 +126,8 @@ impl SyncLedger {
         synced
     }
 
-    /// Notes that the host reports data that it could not write. The host tells that once, so a process
-    /// that dies before the loss is listed leaves it here for the next one.
+    /// Notes that the host reports data that it could not write. The host reports it only once, so a
+    /// process that dies before the loss is listed leaves it here for the next one.
     pub fn note_failure(&self) {
         if self.is_counting {
             self.write(Word::Failed, 1);
@@ -167,7 +167,7 @@ impl SyncLedger {
         mark.label.store(label + 1, SeqCst);
     }
 
-    /// Starts again: all that an earlier process has lost is durably known.
+    /// Starts again, once all losses of earlier processes are durably listed.
     pub(super) fn begin_session(&self) {
         let Some(memory) = self.memory.ledger() else {
             return;
@@ -225,15 +225,15 @@ mod shuttle_tests {
 
     const VOLUME: VolumeId = VolumeId(7);
 
-    /// A disk with a cache: what was written, and what of it is durable.
+    /// A disk with a cache: the data written, and which of it is durable.
     #[derive(Default)]
     struct Disk {
         written: u64,
         durable: u64,
     }
 
-    /// However writes and syncs meet: as long as an answered write is not durable, its volume is in the
-    /// ledger.
+    /// However writes and syncs interleave, a volume is in the ledger as long as an answered write of
+    /// it is not durable.
     #[test]
     fn an_answered_rewrite_is_durable_or_its_volume_is_marked() {
         shuttle::check_random(
@@ -263,7 +263,7 @@ mod shuttle_tests {
                         marked.mark(&mark, VOLUME);
                         lock(&written).written = n;
                         marked.mark(&mark, VOLUME);
-                        // It is answered from here on; the process may die.
+                        // The write is answered from here on; the process may die.
                         let mut left = vec![0; LEDGER_BYTES];
                         bytes.read_at(&mut left, 0);
                         let is_durable = lock(&written).durable >= n;

@@ -1,18 +1,17 @@
-//! Whether the disk has the data of the records that an earlier process left behind.
+//! Whether the disk has the data of the records that an earlier process left in the tail copy.
 //!
-//! After a sync that failed, or that was under way when its process died, the disk may lack data of
-//! requests that were answered. Each new block of a record that the log lacks is read from the medium and compared with
-//! the checksum that the tail's copy has of it. Blocks that were rewritten in place since cannot be
-//! compared.
+//! If a sync failed, or was in progress when its process died, the disk may lack data of answered requests. Each new
+//! block of a record that the log lacks is read from the medium and compared with its checksum in the tail copy. Blocks
+//! that were rewritten in place since cannot be compared.
 //!
 //! | a sync | all compared blocks are | then |
 //! | --- | --- | --- |
-//! | is known to have failed | - | what differs, and what cannot be compared, is lost |
-//! | was under way | different, some of them | likewise: it failed |
-//! | was under way | as written | nothing is lost; if it failed all the same, it lost rewrites in place |
+//! | is known to have failed | - | blocks that differ or cannot be compared are lost |
+//! | was in progress | different, some of them | as above: it failed |
+//! | was in progress | as written | nothing is lost; if it did fail, it lost rewrites in place |
 //!
-//! A sync that failed may also have lost rewrites in place. They cannot be told from those that it did
-//! not lose, so every volume that had any since the last good sync is damaged.
+//! A failed sync may also have lost rewrites in place. Lost rewrites cannot be distinguished from
+//! durable ones, so every volume that had any since the last good sync is damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,23 +29,23 @@ use super::tail_copy::LeftBehind;
 /// Bytes read at a time.
 const READ_BYTES: u64 = 1 << 20;
 
-/// Blocks that are read for nothing rather than that a new read begins.
+/// The largest gap that is read through instead of starting a new read.
 const GAP_BLOCKS: u64 = 16;
 
-/// Why the data of an earlier process may be lost.
+/// Whether, and why, the data of an earlier process may be lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Doubt {
-    /// It was made durable, or the host has lost it anyway.
+    /// The data was made durable, or the host has lost it anyway.
     None,
-    /// A sync of the data was under way when the process died.
+    /// A sync of the data was in progress when the process died.
     Unsettled,
     /// A sync failed, or the host reports a write that it has lost.
     Known,
 }
 
 impl Doubt {
-    /// From what the process left in the ledger, and whether the host reports lost writes. `is_closed`
-    /// if the process closed its session: then every sync succeeded.
+    /// Judges by the ledger that the process left, and by whether the host reports lost writes.
+    /// `is_closed` if the process closed its session: then every sync succeeded.
     pub fn new(found: Option<&Ledger>, host_reports: bool, is_closed: bool) -> Self {
         match found {
             Some(found) if !is_closed && (found.has_failed || host_reports) => Self::Known,
@@ -56,24 +55,24 @@ impl Doubt {
     }
 }
 
-/// The outcome of comparing what an earlier process left behind with the disk.
+/// The result of comparing an earlier process's new blocks with the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LossReport {
     /// Blocks that were compared.
     pub compared_blocks: u64,
     /// Blocks that could not be compared, because they were rewritten.
     pub uncompared_blocks: u64,
-    /// Blocks that differed and got their content again, from the block that they are a copy of.
+    /// Blocks that differed and were restored from the block of which they are a copy.
     pub restored_blocks: u64,
     /// Blocks that lost their content.
     pub lost_blocks: u64,
-    /// A sync failed: if not, it was under way, and no compared block differs.
+    /// Whether a sync failed; if not, it was in progress, and no compared block differs.
     pub has_failed: bool,
     /// Volumes that may have lost answered writes, by name.
     pub volumes: Vec<String>,
 }
 
-/// What is lost.
+/// The lost blocks, the damaged volumes, and the report.
 #[derive(Default)]
 pub(super) struct Lost {
     pub(super) report: LossReport,
@@ -85,13 +84,13 @@ pub(super) struct Lost {
 struct NewRun<'a> {
     run: PbaRun,
     layer: LayerId,
-    /// What the first of their entries was before.
+    /// The previous entry of the first block.
     old: Entry,
-    /// A checksum of each, or nothing.
+    /// The checksum of each block, or nothing.
     sums: &'a [u32],
 }
 
-/// Blocks with the layer that they are of.
+/// Blocks with the layer to which they belong.
 type Blocks = Vec<(Pba, LayerId)>;
 
 impl Journal {
@@ -132,7 +131,7 @@ impl Journal {
         different.sort_unstable();
         lost.blocks = joined(&different);
         if lost.blocks.len() > LOST_RUNS_MAX as usize {
-            // The good blocks between them are given up with the requests that wrote them.
+            // The good blocks between them are given up together with the requests that wrote them.
             let is_hit = |new: &&NewRun<'_>| {
                 let at = different.partition_point(|(pba, _)| *pba < new.run.start);
                 different
@@ -150,7 +149,7 @@ impl Journal {
         Ok(lost)
     }
 
-    /// The volumes that see one of these layers, and those that had rewrites in place.
+    /// The volumes that see one of these layers, and the volumes with rewrites in place.
     fn damaged_volumes(
         &self,
         left: &[LeftBehind],
@@ -186,7 +185,7 @@ impl Journal {
             .collect();
         let sees_any = |layer: LayerId| {
             let chain = std::iter::successors(Some(layer), |at| below.get(at).copied().flatten());
-            // A damaged catalogue could have a circle.
+            // A damaged catalogue could contain a cycle.
             chain
                 .take(below.len() + 1)
                 .any(|layer| layers.contains(&layer))
@@ -246,21 +245,21 @@ fn new_runs(left: &[LeftBehind]) -> Result<Vec<NewRun<'_>>> {
     Ok(runs)
 }
 
-/// What comparing found.
+/// The result of a comparison.
 #[derive(Default)]
 struct Compared {
-    /// Blocks that differ from what was written.
+    /// Blocks that differ from the written data.
     different: Blocks,
     /// Blocks that cannot be compared.
     unknown: Blocks,
-    /// Blocks that differed, and have what was written now.
+    /// The number of blocks that differed and were restored.
     restored: u64,
 }
 
 /// Compares new blocks with the medium.
 ///
-/// A block may be a copy: data is moved, too, and what was flushed long ago must not be lost with its new place. The
-/// block before it has the content still, because it is not reused until the record is durable.
+/// A block may be a copy: data is also moved, and content flushed long ago must not be lost with its new place. The
+/// block before it still has the content, because it is not reused until the record is durable.
 fn compare(
     data: &DataDisk,
     block_size: u64,
@@ -316,7 +315,7 @@ fn compare(
     Ok(compared)
 }
 
-/// Writes a block anew if its entry had the same content before. Returns whether it had.
+/// Writes a block again if its previous entry's block has the same content. Returns whether it did.
 fn restore(data: &DataDisk, block_size: u64, old: Entry, sum: u32, pba: Pba) -> Result<bool> {
     let Some(copied) = old.pba() else {
         return Ok(false);
@@ -331,7 +330,7 @@ fn restore(data: &DataDisk, block_size: u64, old: Entry, sum: u32, pba: Pba) -> 
     Ok(true)
 }
 
-/// The bytes of these blocks; none if the device cannot read them.
+/// The bytes of these blocks; empty if the device cannot read them.
 fn read_blocks(data: &DataDisk, block_size: u64, start: Pba, end: Pba) -> Vec<u8> {
     let mut bytes = vec![0; ((end.0 - start.0) * block_size) as usize];
     match data.read_medium(&mut bytes, start.0 * block_size) {
@@ -343,7 +342,7 @@ fn read_blocks(data: &DataDisk, block_size: u64, start: Pba, end: Pba) -> Vec<u8
     }
 }
 
-/// Consecutive blocks as runs; they are in order.
+/// Consecutive blocks, joined into runs; the input is sorted.
 fn joined(blocks: &[(Pba, LayerId)]) -> Vec<PbaRun> {
     let mut runs: Vec<PbaRun> = Vec::new();
     for (pba, _) in blocks {

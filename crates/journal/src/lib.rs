@@ -5,21 +5,23 @@
 //! Must not: start threads, or know volumes, the index, or why blocks are shared.
 //!
 //! A [`Journal`] is an instance with private fields; a process can have several. Only a commit or a
-//! checkpoint syncs. Others have read-only access to maps and metadata, and read and write data.
+//! checkpoint syncs. Other crates have read-only access to maps and metadata, and read and write
+//! data.
 //!
 //! | file | purpose |
 //! | --- | --- |
 //! | `append.rs` | appends and applies records |
 //! | `commit.rs` `group_commit.rs` `log.rs` `log_span.rs` | makes them durable |
 //! | `checkpoint.rs` `reader.rs` | keeps the log short; reads a checkpoint |
-//! | `replay.rs` `log_end.rs` `session_end.rs` | brings a pool to where the last commit left it |
-//! | `tail_copy.rs` `tail_memory.rs` `new_blocks.rs` | how changes that are not durable yet outlive the process |
-//! | `ledger.rs` `rewritten.rs` | how the next process knows of a failed sync, and of blocks rewritten in place |
-//! | `left_behind.rs` `losses.rs` | what a failed sync lost |
+//! | `replay.rs` `log_end.rs` `session_end.rs` | brings a pool to its state after the last commit |
+//! | `tail_copy.rs` `tail_memory.rs` `new_blocks.rs` | how changes that are not durable outlive the process |
+//! | `ledger.rs` `rewritten.rs` | how the next process learns of a failed sync, and of blocks rewritten in place
+//! |
+//! | `left_behind.rs` `losses.rs` | the losses of a failed sync |
 //! | `data_disk.rs` `doubted.rs` `block_set.rs` `failure.rs` | the data; reads and writes that are refused after a failed sync |
 //! | `reuse.rs` `epoch.rs` | hands out blocks, and frees them once they have no readers |
 //! | `room.rs` `watermarks.rs` | free blocks, and those kept for some purpose |
-//! | `host_space.rs` `freed.rs` | lets the host have free space |
+//! | `host_space.rs` `freed.rs` | returns free space to the host |
 //! | `size.rs` | the pool's size |
 //! | `bad_blocks.rs` | the list of bad blocks, and the scrub's progress |
 //! | `background.rs` | the hook for the background executor |
@@ -108,29 +110,29 @@ pub struct Journal {
     pages: Arc<Pages>,
     maps: Maps,
     background: Arc<BackgroundWork>,
-    /// Records in memory and the state that they change. Its holder sees maps and metadata exactly
-    /// as the records left them.
+    /// The records in memory and the state that they change. The lock's holder sees maps and
+    /// metadata exactly as the records left them.
     uncommitted: Mutex<Uncommitted>,
     commits: GroupCommit<Log>,
     checkpoints: GroupCommit<Root>,
     log_span: LogSpan,
-    /// Which syncs of the data succeeded, for the next process.
+    /// The syncs of the data that succeeded, for the next process.
     ledger: Arc<SyncLedger>,
-    /// Which new blocks were rewritten in place, for the next process.
+    /// The new blocks that were rewritten in place, for the next process.
     rewritten: Arc<Rewritten>,
     epochs: Arc<Epochs>,
     lookup_version: Arc<LookupVersion>,
     /// Blocks that durable records released, until their readers have drained.
     deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
-    /// Held while drained blocks are moved from there to free space.
+    /// Held while drained blocks are moved from `deferred_frees` to free space.
     reclaiming: Mutex<()>,
     freed: Mutex<Freed>,
     /// Where the walk over free space that follows opening continues.
     free_walk: Mutex<Option<u64>>,
     failure: Failure,
-    /// The treatment of writes for which there is no room: the next checkpoint makes it durable.
+    /// How writes end for which there is no room; the next checkpoint makes it durable.
     when_full: AtomicU8,
-    /// The newest root's.
+    /// The minor version in the newest root.
     minor: AtomicU8,
     space_report: SpaceReport,
     due: (Mutex<bool>, Condvar),
@@ -142,19 +144,19 @@ pub struct JournalParts {
     pub superblock: Superblock,
     /// Shares of the memory limit.
     pub limits: Limits,
-    /// Where the blocks are.
+    /// The part with the blocks.
     pub data: DataDisk,
-    /// Where the metadata is.
+    /// The part with the metadata.
     pub pages: Arc<Pages>,
-    /// As the root has them, like `metadata`.
+    /// The maps according to the root.
     pub maps: Maps,
-    /// As the root has it.
+    /// The metadata according to the root.
     pub metadata: MetadataState,
     /// Memory that outlives the process.
     pub tail_memory: TailMemory,
-    /// The syncs of the opening are in it already.
+    /// The ledger, which already counts the syncs of the opening.
     pub ledger: Arc<SyncLedger>,
-    /// At the root's log position.
+    /// The log, at the root's position.
     pub log: Log,
     /// The newest root.
     pub root: Root,
@@ -171,7 +173,7 @@ struct Uncommitted {
 
 impl Uncommitted {
     /// Takes the records in memory; later ones belong to the next commit. The caller holds the log,
-    /// and the records that were sealed before are durable.
+    /// and previously sealed records are durable.
     fn seal(&mut self) -> Tail {
         let next = Tail::new(self.tail.end());
         if !self.tail.is_empty() {
@@ -181,7 +183,7 @@ impl Uncommitted {
     }
 }
 
-/// The metadata as the records left it. Nothing changes while this is held.
+/// The metadata as the records left it. Nothing changes while this guard is held.
 pub struct Metadata<'a>(MutexGuard<'a, Uncommitted>);
 
 impl Deref for Metadata<'_> {
@@ -199,9 +201,9 @@ impl Metadata<'_> {
     }
 }
 
-/// Looking may load pages of the free-space map, and of the queue.
+/// Queries may load pages of the free-space map, and of the queue.
 impl Metadata<'_> {
-    /// The first mapped block of these, or their end.
+    /// The first mapped block of a range, or the range's end.
     pub fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
         self.0.metadata.space_mut().next_named(blocks)
     }
@@ -216,19 +218,19 @@ impl Metadata<'_> {
         self.0.metadata.space_mut().free_before(end)
     }
 
-    /// Elements at the head of a queue that hold at most so many blocks.
+    /// The number of elements at the head of a queue that hold at most `blocks_max` blocks.
     pub fn count_head(&mut self, kind: QueueKind, blocks_max: u64) -> Result<u64> {
         self.0.metadata.queue_mut(kind).count_head(blocks_max)
     }
 
-    /// The items of a batch that would be made of the head of a queue now, with so many blocks at most.
+    /// The items that a batch of at most `blocks_max` blocks from the head of a queue would have now.
     pub fn peek_head(&mut self, kind: QueueKind, blocks_max: u64) -> Result<Vec<BatchItem>> {
         self.0.metadata.queue_mut(kind).peek_head(blocks_max)
     }
 }
 
 impl Journal {
-    /// A journal of what an opening found; the log is still to be replayed.
+    /// A journal of the state that an opening found; the log still has to be replayed.
     pub fn new(parts: JournalParts) -> Self {
         let JournalParts {
             superblock,
@@ -296,23 +298,25 @@ impl Journal {
         self.pages.cached_count()
     }
 
-    /// Blocks that are released from now on have a later epoch than all before, or the same.
+    /// The current epoch: blocks released from now on get this epoch or a later one.
     pub fn epoch(&self) -> Epoch {
         self.epochs.current()
     }
 
-    /// Which answers of the index can still admit a hit: those asked for at the same version.
+    /// The present lookup version: an answer of the index can admit a hit only if it was requested
+    /// at this version.
     pub fn lookup_version(&self) -> u64 {
         self.lookup_version.now()
     }
 
-    /// What the index has answered by now admits no hit: it is being counted again.
+    /// Makes all earlier answers of the index unfit for a hit, because the index is being counted
+    /// again.
     pub fn outdate_lookups(&self) -> Result<()> {
         self.uncommitted()?.metadata.outdate_lookups();
         Ok(())
     }
 
-    /// From now on writes make no claims, or make some again: see
+    /// Stops writes from making claims, or lets them again: see
     /// [`onefold_metadata::Refusal::Held`].
     pub fn hold_hits(&self, held: bool) -> Result<()> {
         self.uncommitted()?.metadata.hold_hits(held);
@@ -324,12 +328,12 @@ impl Journal {
         &self.data
     }
 
-    /// Keeps every block that is mapped now from being reused (P3).
+    /// Prevents the reuse of every block that is mapped now (P3).
     pub fn pin(&self) -> Pin<'_> {
         self.epochs.pin()
     }
 
-    /// As [`Journal::pin`], for a read that ends on another thread.
+    /// Like [`Journal::pin`], for a read that ends on another thread.
     pub fn pin_long(&self) -> LongPin {
         self.epochs.pin_long()
     }
@@ -338,7 +342,7 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// Those of a thread that panicked while it changed the metadata.
+    /// If a thread panicked while it changed the metadata.
     pub fn metadata(&self) -> Result<Metadata<'_>> {
         self.uncommitted().map(Metadata)
     }
@@ -358,12 +362,13 @@ impl Journal {
         self.failure.set(error);
     }
 
-    /// Does so if it is dropped by a panic.
+    /// A guard that stops all writes when it is dropped during a panic.
     pub fn stops_on_panic(&self, what: &'static str) -> StopsOnPanic<'_> {
         StopsOnPanic::new(&self.failure, what)
     }
 
-    /// A volume is about to rewrite blocks in place. They are not written before this returns.
+    /// Notes that a volume is about to rewrite blocks in place. The caller writes them only after
+    /// this returns.
     pub fn begin_rewrite(&self, mark: &RewriteMark, volume: VolumeId, run: PbaRun) {
         self.ledger.mark(mark, volume);
         if Guard::RewritesMarked.holds() {
@@ -371,17 +376,18 @@ impl Journal {
         }
     }
 
-    /// A volume has rewritten blocks in place. Its request is not answered before this returns.
+    /// Notes that a volume has rewritten blocks in place. The caller answers the request only after
+    /// this returns.
     pub fn end_rewrite(&self, mark: &RewriteMark, volume: VolumeId) {
         self.ledger.mark(mark, volume);
     }
 
-    /// Whether records with new blocks come with checksums of them.
+    /// Whether records with new blocks need checksums of them.
     pub fn wants_sums(&self) -> bool {
         self.ledger.is_counting()
     }
 
-    /// `ReadOnly` after a failure.
+    /// Fails with `ReadOnly` after a failure.
     pub fn check_writable(&self) -> Result<()> {
         match self.failure.is_set() {
             true => Err(self.failure.read_only_error()),
@@ -391,14 +397,14 @@ impl Journal {
 
     /// Refuses data read from blocks whose content may be another volume's, after a failed sync.
     pub fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
-        // No lock is taken while all is well.
+        // While all is well, no lock is taken.
         match self.failure.is_set() {
             true => self.data.check_believed(blocks),
             false => Ok(()),
         }
     }
 
-    /// How writes end for which there is no room.
+    /// How writes end when there is no room for them.
     pub fn when_full(&self) -> WhenFull {
         match self.when_full.load(SeqCst) {
             0 => WhenFull::Pause,
@@ -406,7 +412,7 @@ impl Journal {
         }
     }
 
-    /// Durable when it returns.
+    /// Sets how writes end when there is no room for them. Durable when it returns.
     pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
         let before = self.when_full.swap(when_full as u8, SeqCst);
         self.checkpoint()

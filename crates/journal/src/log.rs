@@ -13,20 +13,20 @@ use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{FormatError, PoolId, Record};
 use onefold_metadata::{Guard, PbaRuns, Result, StoreError};
 
-/// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
-/// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
+/// The most log bytes that the records of one call take. A piece of a write needs at most a map
+/// record of 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
 pub(super) const RECORDS_BYTES_MAX: u64 = 32 << 10;
 
 /// Records that no commit has sealed yet, cut where frames will be.
 pub(super) struct Tail {
-    /// Position of its first frame.
+    /// Position of the tail's first frame.
     position: u64,
     chunks: Vec<Vec<u8>>,
     /// Bytes of records.
     bytes: usize,
-    /// Bytes that all but the last of the chunks take in the log.
+    /// Log bytes of all chunks except the last.
     full_bytes: u64,
-    /// Blocks that these records release.
+    /// Blocks that the records release.
     pub(super) released: PbaRuns,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct TailMark {
 }
 
 impl Tail {
-    /// No records; the first will be at `position`.
+    /// An empty tail; its first frame will be at `position`.
     pub(super) fn new(position: u64) -> Self {
         Self {
             position,
@@ -49,8 +49,8 @@ impl Tail {
         }
     }
 
-    /// Makes all of the next records, of so many bytes together, part of one frame: a crash leaves all
-    /// of them or none.
+    /// Puts all of the next records, `bytes` bytes in total, into one frame: after a crash all or none
+    /// of them are there.
     pub(super) fn keep_together(&mut self, bytes: usize) {
         let fits = |chunk: &&mut Vec<u8>| chunk.len() + bytes <= FRAME_PAYLOAD_MAX;
         if self.chunks.last_mut().filter(fits).is_none() {
@@ -112,7 +112,7 @@ impl Tail {
         self.bytes
     }
 
-    /// Bytes that these records take in the log at most, wherever frames are cut.
+    /// The most bytes that these records take in the log, wherever frames are cut.
     pub(super) fn log_bytes(&self) -> u64 {
         let last = self.chunks.last();
         self.full_bytes + last.map_or(0, |chunk| frame::frame_bytes(chunk.len()))
@@ -124,7 +124,7 @@ impl Tail {
         self.push(Vec::new());
     }
 
-    /// The last chunk gets no more records.
+    /// Adds a chunk; the one before gets no more records.
     fn push(&mut self, chunk: Vec<u8>) {
         self.full_bytes = self.log_bytes();
         self.chunks.push(chunk);
@@ -159,7 +159,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log that goes on at `end`.
+    /// A log that continues at `end`.
     pub fn new(
         disk: Arc<dyn Disk>,
         name: String,
@@ -252,7 +252,7 @@ pub(super) struct ReadFrame {
 }
 
 impl ReadFrame {
-    /// The place behind it.
+    /// The end of the frame.
     pub(super) fn end(&self) -> LogMark {
         LogMark {
             position: self.header.position + self.bytes,
@@ -276,7 +276,8 @@ impl LogReader<'_> {
         &self.log.name
     }
 
-    /// The frame at `position`, whole and of this pool, and its payload; or why there is none.
+    /// The frame at `position` and its payload, if it is whole and of this pool; or why there is
+    /// none.
     pub(super) fn frame(
         &mut self,
         position: u64,
@@ -302,7 +303,7 @@ impl LogReader<'_> {
         Ok(Ok((frame, &bytes[FRAME_HEADER_BYTES..])))
     }
 
-    /// The position in the header of a whole frame of some pool, wherever it is.
+    /// The position in the header of a whole frame of any pool, wherever it is.
     pub(super) fn frame_of(
         &mut self,
         position: u64,
@@ -327,7 +328,7 @@ impl LogReader<'_> {
         Ok(frame::check(&unchecked, bytes).map(|()| (unchecked, bytes)))
     }
 
-    /// Bytes of the ring from a position on, not more than it has.
+    /// Bytes of the ring from a position on, at most as many as the ring has.
     pub(super) fn bytes(&mut self, position: u64, count: usize) -> Result<&[u8]> {
         let window_end = self.window_start + self.window.len() as u64;
         if position < self.window_start || position + count as u64 > window_end {

@@ -1,8 +1,8 @@
-//! The content behind the last frame that replay could take: nothing, the rest of a commit that was
-//! cut short, or damage.
+//! The log after the last frame that replay could read: nothing, the rest of a commit that was cut
+//! short, or damage.
 //!
-//! Positions never repeat, so a frame at its own position behind the end was written after
-//! everything that was replayed. Its commit and session tell the rest:
+//! Positions never repeat, so a frame at its own position after the end was written after
+//! everything that was replayed. Its commit and session decide the case:
 //!
 //! - A later commit was written only after the one at the end was durable: damage.
 //! - A frame of the newest session belongs to a commit that was in progress, or was damaged since.
@@ -21,12 +21,12 @@ use super::log::{LogMark, LogReader};
 /// A commit at the end of the log of which some frames are missing or do not verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IncompleteCommit {
-    /// Its number.
+    /// The commit's number.
     pub commit: u64,
-    /// The position in the log from which on it could not be replayed.
+    /// The position in the log from which it could not be replayed.
     pub position: u64,
-    /// Bytes of log from there to the end of the last frame that can still be made out: an upper
-    /// bound for the records in them. 0 where no frame can.
+    /// Bytes of log from there to the end of the last frame that can still be recognised: an upper
+    /// bound for the records in them. 0 if there is no such frame.
     pub bytes: u64,
 }
 
@@ -34,23 +34,23 @@ pub struct IncompleteCommit {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     pub(super) mark: LogMark,
-    /// Session of the last frame that was replayed; 0 if there was none.
+    /// Session of the last replayed frame; 0 if there was none.
     pub(super) session: u64,
-    /// That frame was the last of its commit.
+    /// The last replayed frame completed its commit.
     pub(super) is_commit_whole: bool,
-    /// The highest session that a frame can be of.
+    /// The highest session that a frame can have.
     pub(super) newest_session: u64,
 }
 
-/// The content found behind the end.
+/// The content found after the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Behind {
     pub(super) incomplete: Option<IncompleteCommit>,
-    /// The ring has frames of this pool, of whatever age.
+    /// The ring has frames of this pool, of any age.
     pub(super) has_frames: bool,
 }
 
-/// Makes sure that the log has the superblock's length.
+/// Checks that the log has the superblock's length.
 pub fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
     if found == log_bytes {
         return Ok(());
@@ -62,7 +62,7 @@ pub fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
     )))
 }
 
-/// The remedy for a log that is not the pool's.
+/// The remedy for a log that belongs to another pool.
 fn remedy(log_bytes: u64) -> String {
     format!(
         "put the pool's own log back; if that is lost, an empty file of {log_bytes} bytes in its \
@@ -71,11 +71,11 @@ fn remedy(log_bytes: u64) -> String {
     )
 }
 
-/// Goes over the whole ring behind the end.
+/// Scans the whole ring after the end.
 ///
 /// # Errors
 ///
-/// `Damaged` where the end cannot be one, or the ring has frames of another pool; `Io`.
+/// `Damaged` if the log cannot end here, or if the ring has frames of another pool; `Io`.
 pub(super) fn examine(reader: &mut LogReader<'_>, end: &End) -> Result<Behind> {
     let (start, pool) = (end.mark.position, reader.pool());
     let mut behind = Behind::default();
@@ -135,7 +135,7 @@ fn resembling(reader: &mut LogReader<'_>, end: &End) -> Result<Option<u64>> {
     Ok(found.map(|found| mark.position + frame::frame_bytes(found.payload_bytes)))
 }
 
-/// Refuses a whole frame that another pool wrote just there.
+/// Refuses the log if another pool wrote a whole frame at its end.
 fn check_not_foreign(reader: &mut LogReader<'_>, at: u64, pool: PoolId) -> Result<()> {
     let ring_bytes = reader.ring_bytes();
     let found = reader.frame_of(at, pool)?;

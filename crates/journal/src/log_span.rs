@@ -9,7 +9,7 @@ pub(super) struct LogSpan {
     pub(super) ring_bytes: u64,
     start: AtomicU64,
     end: AtomicU64,
-    /// Sealed and being written.
+    /// Bytes that are sealed and being written.
     sealed: AtomicU64,
 }
 
@@ -24,7 +24,7 @@ impl LogSpan {
         }
     }
 
-    /// Bytes that replay would read now, including those of a commit in progress.
+    /// Bytes that a replay would read now, including a commit in progress.
     pub(super) fn used(&self) -> u64 {
         self.end.load(SeqCst) + self.sealed.load(SeqCst) - self.start.load(SeqCst)
     }

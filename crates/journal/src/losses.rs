@@ -1,16 +1,16 @@
 //! The part `losses`: blocks whose content a failed sync lost, and the volumes that lost answered
 //! writes.
 //!
-//! A lost block reads as one that the device cannot read, for guests and for every job, until it is
-//! freed. A write to it gets a new block. A volume that lost writes fails each flush until its user
-//! accepts the loss, because a client that outlived the loss knows nothing of it.
+//! A lost block reads as a block that the device cannot read, for guests and for every job, until
+//! it is freed. A write to it gets a new block. A volume that lost writes fails each flush until
+//! its user accepts the loss, because a client that outlived the loss does not know of it.
 //!
 //! Invariants:
 //! - A block is on the list on disk before a record that refers to it is durable.
 //! - A lost block is not handed out before the list without it is durable. So an address in the list
 //!   always means the intended block, whatever a crash undoes.
 //!
-//! The part is made with the first loss. Most pools have none.
+//! The part is created with the first loss. Most pools have none.
 //!
 //! Lock order: the part, then the uncommitted state, then the damaged volumes.
 
@@ -42,16 +42,16 @@ struct SavedPart {
     disk: Option<Arc<dyn Disk>>,
     name: String,
     pool: PoolId,
-    /// Number of the last writing.
+    /// The sequence of the last write.
     sequence: u64,
 }
 
 impl LossList {
-    /// Reads the part, if there is one. Returns the lost blocks as well.
+    /// Reads the part, if it exists. Returns the lost blocks as well.
     ///
     /// # Errors
     ///
-    /// `Damaged` where neither list can be read: no block of the pool could be trusted then.
+    /// `Damaged` if neither list can be read: then no block of the pool could be trusted.
     pub fn open(engine: &dyn Engine, pool: PoolId) -> Result<(Self, Vec<LostRun>)> {
         let name = engine.describe(Part::Losses);
         let disk = match engine.open(Part::Losses) {
@@ -81,7 +81,7 @@ impl LossList {
         Ok((list, losses.runs))
     }
 
-    /// Whether a volume lost answered writes, and nobody has accepted that.
+    /// Whether a volume lost answered writes and its user has not accepted the loss.
     #[inline]
     pub fn is_damaged(&self, volume: VolumeId) -> bool {
         self.is_any_damaged.load(SeqCst) && lock(&self.volumes).contains_key(&volume)
@@ -124,7 +124,8 @@ impl LossList {
         part.write(&self.now(journal))
     }
 
-    /// A volume's user accepts what it lost. Durable when it returns. Returns whether it was damaged.
+    /// Accepts a volume's loss on behalf of its user. Durable when it returns. Returns whether the
+    /// volume was damaged.
     pub fn accept(&self, journal: &Journal, volume: VolumeId) -> Result<bool> {
         let mut part = lock(&self.part);
         let Some(found) = lock(&self.volumes).remove(&volume) else {
@@ -139,8 +140,8 @@ impl LossList {
         Ok(true)
     }
 
-    /// Housekeeping: lost blocks that nothing refers to any more leave the list and are handed out
-    /// again.
+    /// Housekeeping: takes lost blocks off the list once nothing refers to them, and lets them be
+    /// handed out again.
     pub fn tidy(&self, journal: &Journal) -> Result<()> {
         if !journal.data.has_lost() {
             return Ok(());
@@ -174,7 +175,7 @@ impl LossList {
         Ok(())
     }
 
-    /// After opening: no lost block is handed out.
+    /// Quarantines all lost blocks after opening.
     pub fn quarantine(&self, journal: &Journal) -> Result<()> {
         let mut uncommitted = journal.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
@@ -189,8 +190,8 @@ impl LossList {
         Ok(())
     }
 
-    /// The list as it is now. Where there are too many runs, gaps between them count as lost in memory
-    /// already: see `left_behind.rs`.
+    /// The present list. If there are too many runs, the gaps between them already count as lost in
+    /// memory: see `left_behind.rs`.
     fn now(&self, journal: &Journal) -> Losses {
         Losses {
             volumes: self.damaged(),
@@ -227,16 +228,16 @@ impl SavedPart {
             .iter()
             .try_for_each(|(number, page)| disk.write_at(&page[..], number.0 * PAGE_BYTES as u64))
             .and_then(|()| disk.sync());
-        // Remains of a failed writing are ignored: the next one has another number, and goes to the
-        // same places, so that the other list stays whole.
+        // Remains of a failed write are ignored: the next write has another sequence and goes to
+        // the same place, so that the other list stays whole.
         self.sequence = sequence + u64::from(written.is_err());
         written.map_err(failed)
     }
 }
 
-/// The list with the higher sequence of those that are whole, and its sequence.
+/// The whole list with the higher sequence, and its sequence.
 fn newest(disk: &dyn Disk, pool: PoolId, name: &str) -> Result<(u64, Losses)> {
-    // As for every other part: only what the medium has counts.
+    // As for every other part, only the medium's content counts.
     let settled = disk.sync().and_then(|()| disk.forget_cached());
     settled.map_err(|error| StoreError::io(format_args!("syncing {name}"), error))?;
     let (mut newest, mut problems, mut is_new) = ((0, Losses::default()), Vec::new(), false);
@@ -249,7 +250,7 @@ fn newest(disk: &dyn Disk, pool: PoolId, name: &str) -> Result<(u64, Losses)> {
             Err(error) => problems.push(format!("list {list}: {error}")),
         }
     }
-    // The first writing was cut short: what it had to say is found again, or is gone with the host.
+    // The first write was cut short: its losses are found again, or are gone with the host.
     if newest.0 > 0 || is_new {
         return Ok(newest);
     }
@@ -260,7 +261,7 @@ fn newest(disk: &dyn Disk, pool: PoolId, name: &str) -> Result<(u64, Losses)> {
     )))
 }
 
-/// A list; nothing where none was ever written.
+/// Reads a list; `None` if none was ever written.
 fn read_list(
     disk: &dyn Disk,
     pool: PoolId,

@@ -1,4 +1,4 @@
-//! A checkpoint that stays readable while requests go on.
+//! A checkpoint that stays readable while requests continue.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::map_page::{self, Segment};
@@ -14,20 +14,20 @@ use onefold_metadata::{
 
 use super::Journal;
 
-/// Pages of a map between two calls of `pace`, which is called at its end in any case.
+/// Pages of a map read between two calls of `pace`, which is also called at the map's end.
 pub const PAGES_AT_ONCE: u64 = 16;
 
-/// Pages that are kept for the scan alone before it continues in a newer checkpoint: 4 MiB.
+/// Pages that may be kept for the scan alone before it continues in a newer checkpoint: 4 MiB.
 pub const HELD_BACK_MAX: usize = 1024;
 
-/// Pages of a map that are read at the same time.
+/// Pages of a map that are read concurrently.
 const MAP_PAGES_TOGETHER: usize = 64;
 
 /// A page of a map.
 pub struct MapPage {
     /// The segment that it describes.
     pub segment: SegmentIndex,
-    /// What refers to it.
+    /// The pointer to the page.
     pub pointer: Pointer,
     /// The entries, or why they cannot be read.
     pub entries: Result<Box<Segment>>,
@@ -37,7 +37,7 @@ fn decoded(page: &PageBytes) -> Result<Box<Segment>> {
     map_page::decode(page).map_err(|error| StoreError::format("map page", error))
 }
 
-/// A checkpoint that stays readable.
+/// Reads a checkpoint and keeps its pages from being reused.
 pub struct CheckpointReader<'a> {
     journal: &'a Journal,
     /// The root of the checkpoint.
@@ -46,7 +46,7 @@ pub struct CheckpointReader<'a> {
     pub volumes: Vec<VolumeRecord>,
     /// The unsettled items of finder, collector or counting.
     pub open: Option<OpenBatch>,
-    /// It is of just now: nothing but requests has changed anything since.
+    /// Whether the checkpoint is from just now: only requests have changed anything since.
     pub is_fresh: bool,
     hold: Option<PagesHold<'a>>,
 }
@@ -73,20 +73,20 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// Switches to a checkpoint of now. The old one is released first, so that the pages of the two
-    /// are not kept together; after an error nothing can be read by it.
+    /// Switches to a new checkpoint. The old one is released first, so that the pages of both are
+    /// not kept together; after an error nothing can be read with this reader.
     pub fn renew(&mut self) -> Result<()> {
         drop(self.hold.take());
         *self = Self::take(self.journal)?;
         Ok(())
     }
 
-    /// Pages that are kept for checkpoints that are held.
+    /// The number of pages kept for readers.
     pub fn held_back_count(&self) -> usize {
         self.journal.pages.held_back_count()
     }
 
-    /// Reads every page of the maps that are wanted, many at the same time, and visits them in their order.
+    /// Reads every page of the wanted maps, many concurrently, and visits them in order.
     pub fn each_map_page(
         &self,
         is_wanted: &dyn Fn(&VolumeRecord) -> bool,
@@ -138,7 +138,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(found.map(|(index, pointer)| (SegmentIndex(index), pointer)))
     }
 
-    /// The page of one segment of a map, if it has any.
+    /// The page of one segment of a map, if there is one.
     pub fn map_page(
         &self,
         volume: &VolumeRecord,
@@ -152,7 +152,7 @@ impl<'a> CheckpointReader<'a> {
         tree::lookup(&self.journal.pages, SPACE_OWNER, self.root.space, index)
     }
 
-    /// Reads it.
+    /// Reads a page of the free-space map.
     pub fn read_space_page(&self, index: u64, pointer: Pointer) -> Result<Box<PageBytes>> {
         let pages = &self.journal.pages;
         pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)
@@ -177,7 +177,7 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// The entries of one page.
+    /// Reads the entries of a page.
     pub fn entries(
         &self,
         volume: &VolumeRecord,
@@ -225,7 +225,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    /// Blocks that an open batch of the finder has still to settle, of any volume.
+    /// Blocks of any volume that an open batch of the finder has not settled yet.
     pub fn unsettled_blocks(&self) -> Vec<Pba> {
         let batch = self.open.iter();
         let finder = batch.filter(|batch| matches!(batch.kind, BatchKind::Finder(_)));

@@ -1,4 +1,4 @@
-//! Replay: the records of the log and of the copy of its tail, applied after an opening.
+//! Replay: applying the records of the log and of the tail copy when a pool is opened.
 
 use onefold_engine::Engine;
 use onefold_format::{FormatError, Record, Root, record};
@@ -13,40 +13,40 @@ use super::tail_copy::{LeftBehind, undecodable};
 use super::watermarks::PAGES_FOR_FINDER;
 use super::{Journal, Uncommitted};
 
-/// The content of the log.
+/// The result of replaying the log.
 #[derive(Debug, Default)]
 pub struct Replayed {
     pub records: u64,
     /// Bytes of frames with records.
     pub log_bytes: u64,
-    /// The log ends in a commit that is not whole.
+    /// The commit at the log's end, if it is incomplete.
     pub incomplete_commit: Option<IncompleteCommit>,
-    /// There were commits, and none of them is left in the log.
+    /// There were commits, but none of them is left in the log.
     pub is_log_replaced: bool,
-    /// The session that was closed at its end.
+    /// The session that is closed at the log's end.
     pub closed_session: Option<u64>,
 }
 
-/// The process that had the pool before, and where its losses are listed.
+/// The process that had the pool before, and the list for its losses.
 pub struct Predecessor<'a> {
-    /// Its ledger.
+    /// The predecessor's ledger.
     pub ledger: FoundLedger,
-    /// It closed its session.
+    /// Whether the predecessor closed its session.
     pub is_closed: bool,
     /// The host reports writes that it has lost since the pool was last opened.
     pub host_reports_losses: bool,
     /// The known losses of the pool.
     pub losses: &'a LossList,
-    /// Where the list is made.
+    /// The engine in which the list is created.
     pub engine: &'a dyn Engine,
 }
 
-/// What was taken over from the process before.
+/// The result of taking over from the previous process.
 #[derive(Debug, Default)]
 pub struct TakenOver {
     /// Records that the log lacked.
     pub records: u64,
-    /// What comparing found, if a sync may have failed.
+    /// The result of the comparison, if a sync may have failed.
     pub losses: Option<LossReport>,
 }
 
@@ -109,12 +109,13 @@ impl Journal {
                 report.closed_session = closed_session;
                 return Ok(report);
             }
-            // Memory is bounded here as well: the changes replayed so far become a checkpoint.
+            // Memory is bounded here as well: a checkpoint takes the changes replayed so far.
             self.checkpoint()?;
         }
     }
 
-    /// The blocks that durable records released are free at once: there are no readers yet.
+    /// Replays a frame. Blocks that durable records released are free at once: there are no readers
+    /// yet.
     fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
         let mut uncommitted = self.uncommitted()?;
         let mut released = PbaRuns::new();
@@ -125,8 +126,7 @@ impl Journal {
         Ok(count)
     }
 
-    /// Applies encoded records; the new blocks in them are taken first. Returns how many records
-    /// there were.
+    /// Applies encoded records, after taking the new blocks in them. Returns the number of records.
     fn apply_all(
         &self,
         payload: &[u8],
@@ -155,17 +155,17 @@ impl Journal {
         Ok(count)
     }
 
-    /// Takes over the requests that a dead process had answered and not made durable, and makes
-    /// them durable (P12). Where a sync may have failed, finds what it lost, and lists that first.
+    /// Takes over the requests that a dead process had answered and not made durable, and makes them
+    /// durable (P12). If a sync may have failed, finds its losses, and lists them first.
     ///
-    /// The log is replayed, and everything that the host's cache had was synced. Records become frames
-    /// at the very places for which they were meant. So if this process dies as well, the next one
-    /// finds by the log's end which of them are still missing.
+    /// The log has been replayed, and the host's cache has been synced. Records become frames at the
+    /// very positions for which they were meant. So if this process dies as well, the next one can see
+    /// from the log's end which of them are still missing.
     ///
     /// # Errors
     ///
-    /// `Damaged` where what the process left behind cannot be decoded, unless its session `is_closed`:
-    /// then the log has everything.
+    /// `Damaged` if the tail copy cannot be decoded, unless the session `is_closed`: then the log has
+    /// everything.
     pub fn take_over_tail(&self, from: &Predecessor<'_>) -> Result<TakenOver> {
         let end = self.commits.lock().end.position;
         self.uncommitted()?.tail = Tail::new(end);
@@ -199,7 +199,8 @@ impl Journal {
         let records = self.apply_left_behind(&left)?;
         from.losses.quarantine(self)?;
         if records > 0 {
-            // Their data was synced when the pool was opened; this tells the commit so.
+            // Their data was synced when the pool was opened; with the flag, the commit syncs it like
+            // any other.
             self.data.mark_unsynced();
             self.commit()?;
             self.reclaim()?;
@@ -213,7 +214,7 @@ impl Journal {
         })
     }
 
-    /// Applies the records that the log lacks, and returns how many there were.
+    /// Applies the records that the log lacks, and returns their number.
     fn apply_left_behind(&self, left: &[LeftBehind]) -> Result<u64> {
         let mut count = 0;
         for frame in left.chunk_by(|a, b| a.position == b.position) {
@@ -246,7 +247,7 @@ impl Journal {
     }
 
     /// Makes a root with the next session's number durable, before any frame carries it: so a frame
-    /// that the crash tore can never be taken for one of the frames to come.
+    /// torn by the crash can never be mistaken for one of the new session.
     pub fn start_session(&self) -> Result<()> {
         let mut root = self.checkpoints.lock();
         let mut log = self.commits.lock();
@@ -269,13 +270,14 @@ impl Journal {
 }
 
 impl Journal {
-    /// All that the log and the copy of its tail have is applied.
+    /// Ends recovery: everything in the log and in the tail copy has been applied.
     pub fn end_recovery(&self) -> Result<()> {
         self.uncommitted()?.metadata.end_recovery();
         Ok(())
     }
 
-    /// A host without room for more pages is no reason not to open: it is reported when it matters.
+    /// Reserves pages. A host without room for them does not prevent opening: the shortage is
+    /// reported when it matters.
     pub fn secure_first_pages(&self) -> Result<()> {
         let secured = self.pages.secure(PAGES_FOR_FINDER);
         secured.or_else(|error| match error.kind() {
@@ -285,7 +287,7 @@ impl Journal {
     }
 }
 
-/// The frame that was written after those read so far, if there is one.
+/// The frame that follows the frames read so far, if there is one.
 fn next_frame<'a>(
     reader: &'a mut LogReader<'_>,
     end: LogMark,
@@ -301,7 +303,7 @@ fn next_frame<'a>(
     }
 }
 
-/// The end of a log, by its frames alone. Damage if it does not continue without a gap.
+/// The end of a log, by its frames alone. `Damaged` if they do not continue without a gap.
 pub fn follow_log(log: &Log) -> Result<LogMark> {
     let mut reader = log.reader();
     let (mut end, mut session, mut is_commit_whole) = (log.end, log.session, true);
@@ -318,7 +320,7 @@ pub fn follow_log(log: &Log) -> Result<LogMark> {
     Ok(end)
 }
 
-/// Whether a whole frame is the one that was written after those read so far.
+/// Whether a whole frame directly follows the frames read so far.
 fn follows(frame: &ReadFrame, end: LogMark, session: u64, is_commit_whole: bool) -> bool {
     let header = &frame.header;
     if !Guard::SessionsKeptApart.holds() {

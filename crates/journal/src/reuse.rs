@@ -1,4 +1,4 @@
-//! Blocks are handed out, released, and handed out again once no reader can still see their old
+//! How blocks are handed out, released, and handed out again once no reader can still see their old
 //! content (P3).
 
 use onefold_format::space_page::Bitmap;
@@ -64,14 +64,14 @@ impl Journal {
         }
     }
 
-    /// Takes back blocks that were handed out and that no record refers to.
+    /// Takes back blocks that were handed out and to which no record refers.
     pub fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
         let mut uncommitted = self.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         runs.iter().try_for_each(|run| space.release(*run))
     }
 
-    /// These blocks' records are durable; they wait for their readers now.
+    /// Defers the freeing of blocks whose records are durable until their readers have drained.
     pub(super) fn give_up(&self, runs: PbaRuns) {
         if !runs.is_empty() {
             lock(&self.deferred_frees).push_back((self.epochs.current(), runs));
@@ -99,7 +99,7 @@ impl Journal {
         self.free(&drained)
     }
 
-    /// Whether no block that was released by then still waits for its readers.
+    /// Whether the readers of all blocks released up to `then` have drained.
     pub fn is_reclaimed(&self, then: Epoch) -> bool {
         let _turn = lock(&self.reclaiming);
         let deferred_frees = lock(&self.deferred_frees);
@@ -108,12 +108,14 @@ impl Journal {
             .is_none_or(|(epoch, _)| *epoch > then)
     }
 
-    /// Makes the free-space map agree with the maps about these blocks. Returns whether it did not.
+    /// Makes the free-space map agree with the maps about these blocks. Returns whether they
+    /// disagreed.
     pub fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
         self.uncommitted()?.metadata.space_mut().correct(run, named)
     }
 
-    /// The same for a page of it that cannot be read.
+    /// Replaces an unreadable page of the free-space map by one counted from the maps. Returns
+    /// whether it did.
     pub fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
         self.uncommitted()?
             .metadata

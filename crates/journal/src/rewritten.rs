@@ -1,14 +1,14 @@
 //! New blocks that were rewritten in place before a commit made their records durable.
 //!
-//! The copy of the tail has a checksum of each new block, with which an opening compares the disk
-//! where a sync may have failed. Such a block may be rewritten, without a record. Then the checksum
-//! says nothing any more, and the next process must know: so the block is marked in memory that
-//! outlives the process before it is rewritten.
+//! The tail copy has a checksum of each new block, with which an opening compares the disk if a
+//! sync may have failed. Such a block may be rewritten without a record. Then its checksum is
+//! outdated, and the next process must know: so the block is marked in memory that outlives the
+//! process before it is rewritten.
 //!
-//! Blocks of records that are durable are rewritten far more often, and need no mark. Two bit sets of
-//! this process, one for each half of the tail's copy, tell which blocks are new. A bit stands for all
-//! blocks whose numbers differ by a multiple of [`MARK_BITS`]; a mark too many only keeps a block from
-//! being compared.
+//! Blocks whose records are durable are rewritten far more often, and need no mark. Two bit sets of
+//! this process, one for each half of the tail copy, record which blocks are new. A bit stands for all
+//! blocks whose numbers differ by a multiple of [`MARK_BITS`]; a superfluous mark only prevents a
+//! comparison.
 //!
 //! Ordering: a block's bit is set before the request that put it to use is answered, and while its
 //! blocks are locked; so a rewrite, which locks them, finds it. A half is cleared only once its records
@@ -32,7 +32,7 @@ const PIECE_BYTES: usize = 4096;
 /// Words of a set that share a bit of its summary.
 const SUMMED: usize = 64;
 
-/// Which blocks are new, by half, and the marks of those that were rewritten.
+/// The new blocks of each half, and the marks of rewritten ones.
 pub(super) struct Rewritten {
     memory: Option<Arc<dyn HostMemory>>,
     new: [NewBlocks; 2],
@@ -41,7 +41,7 @@ pub(super) struct Rewritten {
 /// The new blocks of one half.
 struct NewBlocks {
     words: Box<[AtomicU64]>,
-    /// Bit `n`: one of the words from `SUMMED n` on may have bits.
+    /// Bit `n`: whether the words from `SUMMED n` on may have bits.
     summary: Box<[AtomicU64]>,
 }
 
@@ -56,7 +56,7 @@ impl NewBlocks {
 }
 
 impl Rewritten {
-    /// No block is new.
+    /// Sets without any new block.
     pub(super) fn new(memory: &TailMemory) -> Self {
         Self {
             memory: memory.halves().cloned(),
@@ -64,7 +64,7 @@ impl Rewritten {
         }
     }
 
-    /// These blocks are new in a half.
+    /// Notes blocks as new in a half.
     pub(super) fn note_new(&self, half: usize, run: PbaRun) {
         if self.memory.is_none() {
             return;
@@ -77,7 +77,7 @@ impl Rewritten {
         }
     }
 
-    /// Marks those of these blocks that are new. They are not rewritten before it returns.
+    /// Marks new blocks among these as rewritten. The caller rewrites them only after this returns.
     #[inline]
     pub(super) fn mark(&self, run: PbaRun) {
         let Some(memory) = &self.memory else { return };
@@ -91,7 +91,7 @@ impl Rewritten {
         }
     }
 
-    /// No block is new in this half any more.
+    /// Clears a half: none of its blocks is new any more.
     pub(super) fn clear(&self, half: usize) {
         let Some(memory) = &self.memory else { return };
         let new = &self.new[half];
@@ -130,7 +130,7 @@ impl Rewritten {
     }
 }
 
-/// The marks of both halves that an earlier process left, little-endian; nothing where there is no memory for
+/// The marks of both halves that an earlier process left, little-endian; `None` if there is no memory for
 /// them.
 pub(super) struct Marks(Option<[Vec<u8>; 2]>);
 
@@ -173,15 +173,15 @@ mod shuttle_tests {
     use super::*;
     use crate::tail_memory::tests::Bytes;
 
-    /// Which half takes records, and the new blocks of both: what the lock of the uncommitted state
-    /// guards.
+    /// The state under the lock of the uncommitted state: which half takes records, and the new
+    /// blocks of both.
     #[derive(Default)]
     struct Tail {
         half: usize,
         new: [BTreeSet<u64>; 2],
     }
 
-    /// Whatever commits do at the same time, a block that is rewritten is marked in the half that has
+    /// Whatever commits run concurrently, a block that is rewritten is marked in the half that has
     /// its record.
     #[test]
     fn a_new_block_is_marked_before_it_is_rewritten() {
@@ -214,7 +214,7 @@ mod shuttle_tests {
                             tail.new[half].insert(block);
                         }
                         marks.mark(run);
-                        // It is rewritten from here on; the process may die.
+                        // The block is rewritten from here on; the process may die.
                         let tail = lock(&tail);
                         let left = marks.left_behind();
                         let is_new = tail.new.iter().any(|new| new.contains(&block));

@@ -1,5 +1,5 @@
-//! The pool's room, and its consequences for callers that want some: space that the host lacks,
-//! blocks kept free for others, and the pages that the next checkpoint needs.
+//! The pool's room: space that the host lacks, blocks kept free for others, and the pages that the
+//! next checkpoint needs.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -11,22 +11,22 @@ use onefold_metadata::{
 use super::Journal;
 use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
 
-/// The number of blocks that can be handed out, and the resulting level.
+/// The number of blocks that can be handed out, and the host's figures behind it.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     pub level: SpaceLevel,
-    /// Free blocks that the host has space for.
+    /// Free blocks for which the host has space.
     pub available: u64,
     /// Space that the host could still allocate, if that is known.
     pub host_free_bytes: Option<u64>,
     /// Bytes that the host has allocated for data.
     pub allocated_bytes: u64,
-    /// Of these, those of free blocks, which need no more space of the host.
+    /// Bytes that the host has allocated for free blocks, which therefore need no more space.
     pub spare_bytes: u64,
 }
 
 impl Journal {
-    /// Asks the host, and compares its space with the pool's.
+    /// Queries the host, and compares its space with the pool's.
     pub fn room(&self) -> Result<Room> {
         let allocated_bytes = self.data.allocated_bytes();
         let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(self.data.name(), e))?;
@@ -44,7 +44,7 @@ impl Journal {
         report.host_lacks.store(free - available, SeqCst);
         let refused_at = report.refused_at.load(SeqCst);
         if available >= refused_at {
-            // One that was refused meanwhile stays.
+            // A refusal that came in concurrently stays.
             let _ = report
                 .refused_at
                 .compare_exchange(refused_at, 0, SeqCst, SeqCst);
@@ -62,8 +62,8 @@ impl Journal {
         })
     }
 
-    /// A guest's write found too few blocks, or the host too little space for them. The log hears of it
-    /// before the client does.
+    /// Notes that a guest's write found too few blocks, or too little space on the host. Logs it before
+    /// the client gets the error.
     pub fn refused(&self) -> Result<()> {
         let room = self.room()?;
         let refused_at = &self.space_report.refused_at;
@@ -74,13 +74,13 @@ impl Journal {
         }
     }
 
-    /// Free blocks that are not for imports because the host has no space for them.
+    /// Free blocks that imports cannot use because the host has no space for them.
     pub(super) fn host_lacks(&self) -> u64 {
         self.space_report.host_lacks.load(SeqCst)
     }
 
-    /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
-    /// is written if it helps.
+    /// Ensures that `beyond` pages for metadata are left after the next checkpoint; writes that
+    /// checkpoint if it helps.
     pub fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
         let metadata = self.metadata()?;
         let Some(wanted) = self.pages_lacking(&metadata, beyond) else {
@@ -100,7 +100,7 @@ impl Journal {
         wanted.map_or(Ok(()), |wanted| self.pages.secure(wanted))
     }
 
-    /// Makes sure that the next checkpoint can be written, after more changes or now.
+    /// Ensures that the next checkpoint can be written, after more changes or now.
     pub(super) fn make_room_for_pages(&self) -> Result<()> {
         let wanted = self.pages_lacking(&*self.metadata()?, PAGES_FOR_RECLAIMING);
         match wanted.map_or(Ok(()), |wanted| self.pages.secure(wanted)) {
@@ -114,14 +114,15 @@ impl Journal {
         self.maps.dirty_count() + metadata.dirty_pages() > 0
     }
 
-    /// The pages that the next checkpoint may write, and so many more, if they are not there.
+    /// The number of pages to reserve if the next checkpoint's pages, and `beyond` more, are not
+    /// all there.
     pub(super) fn pages_lacking(&self, metadata: &MetadataState, beyond: u64) -> Option<u64> {
         let changes = self.maps.dirty_count() + metadata.dirty_pages();
         let wanted = 2 * changes as u64 + beyond;
         (self.pages.spare() < wanted).then_some(wanted)
     }
 
-    /// Blocks for writes that overwrite data only.
+    /// The number of blocks kept for writes that overwrite data.
     pub fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
         self.watermarks(metadata.space()).reserve
     }
@@ -175,8 +176,8 @@ impl Journal {
         }
     }
 
-    /// Blocks that a volume leaves to others when it takes this many: the blocks kept for it come
-    /// before the pool's reserve.
+    /// Blocks that a volume must leave to others when it takes this many: the blocks kept for it
+    /// come before the pool's reserve.
     pub(super) fn kept_from(
         &self,
         space_limits: &SpaceLimits,
@@ -195,7 +196,8 @@ impl Journal {
         }
     }
 
-    /// Why a request gets no blocks although so many are free: they are kept for others, or the host has no room for them.
+    /// The error of a request that gets no blocks although `free` are free: they are kept for others, or the host has
+    /// no room for them.
     pub(super) fn pool_is_full(
         &self,
         wanted: u64,
@@ -228,8 +230,8 @@ impl Journal {
         StoreError::new(StoreErrorKind::NoSpace, message)
     }
 
-    /// Free blocks for which the host has no room. A guest's write may find blocks that the host has allocated; an import
-    /// leaves those to it.
+    /// Free blocks for which the host has no room. A guest's write may find blocks that the host has already allocated;
+    /// an import leaves those to guests.
     fn lacking_for(&self, purpose: Purpose) -> u64 {
         match purpose {
             Purpose::Import => self.host_lacks(),
@@ -237,7 +239,8 @@ impl Journal {
         }
     }
 
-    /// How many of the blocks that the volume owns others could be kept for, were they shared.
+    /// The number of blocks owned by the volume that could become shared, without a lack of free
+    /// blocks to keep for it.
     pub fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
         let reserved = space_limits.reserved();
         if reserved == 0 {
@@ -251,7 +254,7 @@ impl Journal {
         Ok(beyond + unclaimed)
     }
 
-    /// Whether the volume may own this many blocks fewer: more are kept for it then.
+    /// Whether the volume may own this many blocks fewer, because more are then kept for it.
     pub fn admit_sharing(
         &self,
         space_limits: &SpaceLimits,
@@ -266,8 +269,7 @@ impl Journal {
         )
     }
 
-    /// Whether this many bytes can be reserved for a volume; without existing limits, for a new
-    /// one.
+    /// Whether this many bytes can be reserved for a volume; for a new one if no limits are given.
     pub fn admit_reservation(
         &self,
         space_limits: Option<&SpaceLimits>,
@@ -284,7 +286,7 @@ impl Journal {
         self.admit_keeping(metadata, before, after)
     }
 
-    /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
+    /// Whether the pool can keep `after` free blocks for a volume instead of `before`.
     fn admit_keeping(&self, metadata: &MetadataState, before: u64, after: u64) -> Result<()> {
         let space = &metadata.space();
         let reserve = self.watermarks(space).reserve;

@@ -1,9 +1,9 @@
-//! The end of a session: a frame without records, behind which the log has nothing.
+//! The end of a session: a frame without records, after which the log is empty.
 //!
 //! At an opening the host's cache may hold blocks that the medium never got: a sync failed, and the
-//! kernel dropped the data that it could not write, but still shows it. After a closed session it
-//! holds none, and only then is it trusted; after any other the data is read from the medium.
-//! Whether there are records to replay says nothing about that, because blocks are rewritten in
+//! kernel dropped the data that it could not write, but still shows it. After a closed session the
+//! cache holds none, and only then is it trusted; otherwise the data is read from the medium.
+//! Records to replay, or their absence, prove nothing about that, because blocks are rewritten in
 //! place without one.
 //!
 //! The mark is certain: it is written only after every sync of the data in its session succeeded,
@@ -15,7 +15,7 @@ use onefold_metadata::{Result, StoreError};
 use super::Journal;
 
 impl Journal {
-    /// Commits the remaining records, with the mark that closes the session. The caller makes sure
+    /// Commits the remaining records, with the mark that closes the session. The caller ensures
     /// that no request is in flight.
     pub fn close_session(&self) -> Result<()> {
         let mut log = self.commits.lock();
@@ -25,7 +25,7 @@ impl Journal {
         })
     }
 
-    /// Later reads of data come from the medium.
+    /// Makes later reads of data come from the medium.
     pub fn read_data_afresh(&self) -> Result<()> {
         let forgotten = self.data.forget_cached();
         forgotten.map_err(|error| {

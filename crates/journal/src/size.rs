@@ -6,7 +6,7 @@ use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 use super::Journal;
 
 impl Journal {
-    /// Makes the pool larger, durably; one that has as many blocks already shrinks no more.
+    /// Grows the pool, durably; a shrink is cancelled if the pool already has as many blocks.
     pub fn grow(&self, blocks: u64) -> Result<()> {
         let size_bytes = blocks * self.block_size();
         let mut root = self.checkpoints.lock();
@@ -28,7 +28,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Hands out nothing beyond `end` from now on, durably.
+    /// Stops handing out blocks beyond `end`, durably.
     pub fn begin_shrink(&self, end: u64) -> Result<()> {
         let mut root = self.checkpoints.lock();
         self.check_writable()?;
@@ -41,7 +41,7 @@ impl Journal {
         self.switch_size(&mut root, blocks, Some(end))
     }
 
-    /// Lets the pool keep its size, durably.
+    /// Cancels a shrink, durably.
     pub fn cancel_shrink(&self) -> Result<()> {
         let mut root = self.checkpoints.lock();
         if root.shrink_to.is_none() {
@@ -53,7 +53,7 @@ impl Journal {
         self.uncommitted()?.metadata.space_mut().set_end(blocks)
     }
 
-    /// Cuts the data part of a pool that does not shrink any more.
+    /// Cuts the data part of a pool that no longer shrinks.
     pub fn cut_data(&self) -> Result<()> {
         let root = self.checkpoints.lock();
         match root.shrink_to {
@@ -62,14 +62,14 @@ impl Journal {
         }
     }
 
-    /// Makes the data part as long as a pool of this size. The caller holds the root.
+    /// Sets the length of the data part for a pool of this size. The caller holds the root.
     fn set_data_len(&self, size_bytes: u64) -> Result<()> {
         let set = self.data.set_len(size_bytes);
         set.map_err(|error| StoreError::io("resizing the pool", error))?;
         self.sync_data()
     }
 
-    /// Makes a root durable that differs from the one before in the pool's size only.
+    /// Makes a root durable that differs from the previous one only in the pool's size.
     fn switch_size(&self, root: &mut Root, blocks: u64, shrink_to: Option<u64>) -> Result<()> {
         let next = Root {
             sequence: root.sequence + 1,

@@ -1,19 +1,19 @@
-//! The copy of the log's tail, in memory that outlives the process (P12).
+//! The tail copy: the log's tail in memory that outlives the process (P12).
 //!
-//! A guest can outlive the daemon: its client reconnects and goes on as if every answered write
-//! were there, because a disk that is only reset loses nothing. Data is in the host's cache or on
-//! the disk by then, but the records that locate it are in memory until a commit. So each of them
-//! is copied here before its request is answered, and the next opening takes over those that the
-//! log lacks.
+//! A guest can outlive the daemon: its client reconnects and continues as if every answered write
+//! were there, because a disk that is only reset loses nothing. The data is then in the host's
+//! cache or on the disk, but the records that locate it are in memory until a commit. So each
+//! record is copied here before its request is answered, and the next opening takes over the
+//! records that the log lacks.
 //!
-//! The memory has two halves. One has the records that no commit has sealed yet, the other those
-//! that a commit has sealed and is making durable. Each entry has its frame's position in the log;
-//! an opening that finds the log's end there knows which entries the log has already, even if the
-//! process died in the middle of writing the frames or of taking records over.
+//! The memory has two halves. One has the records that no commit has sealed yet, the other the
+//! records that a commit has sealed and is making durable. Each entry has its frame's position in
+//! the log; an opening that finds the log's end there can tell which entries the log already has,
+//! even if the process died in the middle of writing the frames or of taking records over.
 //!
-//! A copy counts only in the boot of the host that made it: after a power loss the data that it
-//! refers to may be gone. After a failed sync some of it may be gone, too; so an entry has a checksum
-//! of each new block, with which an opening finds out (`left_behind.rs`).
+//! A copy counts only in the boot of the host that made it: after a power loss the data to which it
+//! refers may be gone. After a failed sync some of the data may be gone, too; so an entry has a
+//! checksum of each new block, with which an opening finds out (`left_behind.rs`).
 
 use std::sync::Arc;
 
@@ -27,20 +27,20 @@ use super::new_blocks::new_blocks_of;
 use super::rewritten::Rewritten;
 use super::tail_memory::{HALF_BYTES, TailMemory, half_at};
 
-/// Most bytes of one request's entries: its records, which may belong to several frames, and the
-/// checksums of the blocks of a piece.
+/// The most bytes of one request's entries: its records, which may belong to several frames, and
+/// the checksums of the blocks of a piece.
 const REQUEST_BYTES_MAX: usize = RECORDS_BYTES_MAX as usize + 4 * TAIL_ENTRY_BYTES + 4 * 512;
 
-/// The copy of the log's tail.
+/// Writes the tail copy.
 pub(super) struct TailCopy {
     memory: TailMemory,
     rewritten: Arc<Rewritten>,
-    /// The half that has the records which no commit has sealed.
+    /// The half for records that no commit has sealed.
     half: usize,
-    /// The place of its next entry, and the checksum to continue.
+    /// The place of the next entry, and the checksum to continue.
     at: usize,
     seed: u32,
-    /// An opening has taken over what there was.
+    /// Whether the opening has taken over the records of earlier processes.
     has_begun: bool,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct TailCopy {
 pub(super) struct LeftBehind {
     /// The position of the frame that has or should have them.
     pub(super) position: u64,
-    /// As a frame has them.
+    /// The records, encoded as in a frame.
     pub(super) records: Vec<u8>,
-    /// A checksum of each of their new blocks, or nothing.
+    /// The checksums of their new blocks, or nothing.
     pub(super) sums: Vec<u32>,
 }
 
 impl TailCopy {
-    /// Nothing is written to the memory before a session begins.
+    /// A tail copy; nothing is written to the memory before a session begins.
     pub(super) fn new(memory: TailMemory, rewritten: Arc<Rewritten>) -> Self {
         Self {
             memory,
@@ -67,7 +67,7 @@ impl TailCopy {
         }
     }
 
-    /// Whether appending records to it lets a request be answered.
+    /// Whether a request may be answered once its records are appended here.
     pub(super) fn is_there(&self) -> bool {
         self.memory.halves().is_some()
     }
@@ -86,7 +86,7 @@ impl TailCopy {
     ///
     /// # Errors
     ///
-    /// `Damaged` where there are remains that cannot be decoded.
+    /// `Damaged` if there are remains that cannot be decoded.
     pub(super) fn left_behind(&self) -> Result<Vec<LeftBehind>> {
         let halves = [0, 1].map(|half| self.entries_of(half));
         let mut halves = halves.into_iter().collect::<Result<Vec<_>>>()?;
@@ -137,8 +137,8 @@ impl TailCopy {
             .collect()
     }
 
-    /// From now on the half whose records are no longer needed takes those of a new tail, whose
-    /// first frame will be at `position`.
+    /// Switches to the other half, whose records are no longer needed, for a new tail whose first
+    /// frame will be at `position`.
     pub(super) fn begin(&mut self, position: u64) {
         self.half = 1 - self.half;
         self.at = TAIL_ENTRIES_AT;
@@ -175,13 +175,13 @@ impl TailCopy {
         self.begin(position);
     }
 
-    /// These blocks are new in the tail.
+    /// Notes blocks as new in the tail.
     pub(super) fn note_new(&self, run: PbaRun) {
         self.rewritten.note_new(self.half, run);
     }
 
-    /// Appends the records that came to `tail` after `mark`, with a checksum of each of their new
-    /// blocks, or none. Returns whether they are there for the next process.
+    /// Appends the records that were added to `tail` after `mark`, with the checksums of their new
+    /// blocks, or none. Returns whether the next process can read them.
     pub(super) fn append(&mut self, tail: &Tail, mark: TailMark, sums: &[u32]) -> bool {
         let Some(memory) = self.memory.halves().filter(|_| self.has_begun) else {
             return false;
@@ -210,7 +210,7 @@ impl TailCopy {
             memory.write_at(&sums, start + at + TAIL_ENTRY_BYTES + records.len());
             at = end;
         }
-        // All of a request's entries count, or none.
+        // This one word makes all of a request's entries count.
         memory.write_word((at - TAIL_ENTRIES_AT) as u64, start + TAIL_END_AT);
         self.at = at;
         true

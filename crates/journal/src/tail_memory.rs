@@ -1,4 +1,4 @@
-//! Where things are in the host's memory of a pool: see [`onefold_format::tail`].
+//! The layout of a pool's memory on the host: see [`onefold_format::tail`].
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use onefold_format::tail::LEDGER_BYTES;
 use onefold_format::{PoolId, TailOwner};
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
-/// Bytes of each half: room for some 65,000 changes between two commits. With less room, guests with
-/// many random writes make housekeeping commit so often that they notice.
+/// Bytes of each half: room for some 65,000 changes between two commits. With less room, random
+/// writes make housekeeping commit so often that guests notice.
 pub(super) const HALF_BYTES: usize = 8 << 20;
 
 /// Bits of the marks of each half. Blocks whose numbers differ by a multiple of it, 16 GiB in a pool
@@ -16,8 +16,8 @@ pub(super) const HALF_BYTES: usize = 8 << 20;
 #[cfg(not(any(feature = "simulation", feature = "shuttle")))]
 pub(super) const MARK_BITS: u64 = 1 << 22;
 
-/// Few, so that blocks of simulated pools share marks, too; and each word takes time under the scheduler that
-/// tries interleavings.
+/// Few bits, so that blocks of simulated pools share marks, too, and because each word takes time under the
+/// scheduler that tries interleavings.
 #[cfg(any(feature = "simulation", feature = "shuttle"))]
 pub(super) const MARK_BITS: u64 = 1 << 12;
 
@@ -31,17 +31,17 @@ pub(super) const MEMORY_BYTES: usize = HALVES_AT + 2 * HALF_BYTES;
 /// A pool's memory that outlives the process.
 #[derive(Clone)]
 pub struct TailMemory {
-    /// Nothing where the host has no room for it.
+    /// The memory; `None` if the host has no room for it.
     memory: Option<Arc<dyn HostMemory>>,
     pub(super) owner: TailOwner,
 }
 
 impl TailMemory {
-    /// Finds or makes the memory of a pool, and writes nothing to it.
+    /// Finds or creates the memory of a pool, and writes nothing to it.
     ///
     /// # Errors
     ///
-    /// `Io`, but for want of room: then there is only the ledger, or nothing.
+    /// `Io`, except for lack of room: then there is only the ledger, or nothing.
     pub fn open(engine: &dyn Engine, pool: PoolId) -> Result<Self> {
         let opening = |error| StoreError::io("opening the copy of the log's tail", error);
         let find = |bytes| match engine.host_memory(bytes).map_err(opening) {
@@ -66,7 +66,7 @@ impl TailMemory {
         })
     }
 
-    /// For a test's memory.
+    /// A test's memory.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn of(memory: Arc<dyn HostMemory>, owner: TailOwner) -> Self {
         Self {
@@ -75,12 +75,12 @@ impl TailMemory {
         }
     }
 
-    /// All of it; nothing where the host has no room even for the ledger.
+    /// The memory that holds the ledger; `None` if the host has no room even for the ledger.
     pub(super) fn ledger(&self) -> Option<&Arc<dyn HostMemory>> {
         self.memory.as_ref()
     }
 
-    /// The same where there is room for records and marks, too.
+    /// The memory, if it also has room for records and marks.
     pub(super) fn halves(&self) -> Option<&Arc<dyn HostMemory>> {
         self.memory
             .as_ref()
@@ -88,12 +88,12 @@ impl TailMemory {
     }
 }
 
-/// Where a half begins.
+/// The offset of a half.
 pub(super) fn half_at(half: usize) -> usize {
     HALVES_AT + half * HALF_BYTES
 }
 
-/// Where this word of a half's marks is.
+/// The offset of this word of a half's marks.
 pub(super) fn mark_at(half: usize, word: usize) -> usize {
     LEDGER_BYTES + half * MARKS_BYTES + word * size_of::<u64>()
 }

@@ -13,8 +13,8 @@ impl Journal {
         self.minor.load(SeqCst)
     }
 
-    /// Raises the minor version of the pool to this one, if it is lower. What needs the version is written only when this has
-    /// returned: it is durable then, and a release that does not know the version only reads the pool.
+    /// Raises the minor version of the pool to this one, if it is lower. It is durable when this returns; only then may
+    /// the caller write data that needs it. A release that does not know the version opens the pool read-only.
     pub fn ensure_minor(&self, minor: u8) -> Result<()> {
         let mut root = self.checkpoints.lock();
         if root.minor >= minor {

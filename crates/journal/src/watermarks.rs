@@ -1,4 +1,4 @@
-//! How full the pool is, and which writes still get blocks then.
+//! How full the pool is, and which writes still get blocks.
 //!
 //! | level | free blocks | then |
 //! | --- | --- | --- |
@@ -8,36 +8,38 @@
 //! | reserve | a 128th | only writes that overwrite data get blocks |
 //! | full | none, or fewer than a write needs | that write waits or fails |
 //!
-//! Free blocks that the host has no space for do not count: where the pool's file is sparse, its file
+//! Free blocks for which the host has no space do not count: if the pool's file is sparse, its file
 //! system may have less room than the pool.
 //!
-//! The reserve is for copy-on-write: a guest can go on overwriting blocks that are shared or in a
-//! snapshot, which it needs even for deleting its own files. Operations that free blocks need none:
-//! trims, deletions, merges of snapshots, the finder, the collector and checkpoints work in a full
-//! pool as in an empty one.
+//! The reserve is for copy-on-write: a guest can continue to overwrite blocks that are shared or in
+//! a snapshot, which it needs even for deleting its own files. Operations that free blocks need no
+//! reserve: trims, deletions, merges of snapshots, the finder, the collector and checkpoints work
+//! in a full pool as in an empty one.
 //!
 //! They do need pages for metadata, which come from the host. So that a host without room does not
 //! stop operations that make room, the pages of the next checkpoint are always secured before its
-//! changes are made, and others stop first: the finder, whose index grows, then writes that map new
-//! blocks.
+//! changes are made, and other work stops first: the finder, whose index grows, then writes that
+//! map new blocks.
 
 use onefold_metadata::Guard;
 use onefold_metadata::sync::{AtomicU8, AtomicU64};
 
-/// Bytes from which on the share of the pool is no reason for a warning, or for stopping anything.
+/// The cap on the levels: this much free space is never a reason for a warning, or for stopping
+/// anything.
 const LOW_BYTES_MAX: u64 = 64 << 30;
 const SCARCE_BYTES_MAX: u64 = 8 << 30;
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
-/// Pages for metadata beyond two for each change, one for itself and one for those above it,
-/// without which a checkpoint is written before anything else is changed: those of a whole batch,
-/// of the catalogue, and some spare ones. Trims, deletions and the collector can rely on these.
+/// Pages for metadata, besides two for each change (one for itself and one for those above it).
+/// With fewer, a checkpoint is written before anything else changes. They suffice for the pages of
+/// a whole batch and of the catalogue, with some to spare, so trims, deletions and the collector
+/// can rely on them.
 pub(super) const PAGES_FOR_RECLAIMING: u64 = 256;
 
-/// Pages without which no new block is mapped.
+/// With fewer pages, no new block is mapped.
 pub(super) const PAGES_FOR_GUESTS: u64 = 512;
 
-/// Pages without which the finder rests.
+/// With fewer pages, the finder rests.
 pub const PAGES_FOR_FINDER: u64 = 768;
 
 /// How full a pool is, from best to worst.
@@ -60,10 +62,10 @@ pub enum SpaceLevel {
 }
 
 impl SpaceLevel {
-    /// From best to worst.
+    /// All levels, from best to worst.
     const ALL: [Self; 5] = [Self::Ok, Self::Low, Self::Scarce, Self::Reserve, Self::Full];
 
-    /// The levels between the one logged last and this one, which are to be logged now.
+    /// The levels after the one logged last, up to this one, which should be logged now.
     pub(super) fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
         let all = Self::ALL.into_iter();
         all.filter(move |level| *level as u8 > reported && *level <= self)
@@ -109,7 +111,7 @@ impl Watermarks {
         }
     }
 
-    /// Blocks that have to stay free for others.
+    /// The number of blocks that must stay free for other purposes.
     pub(super) fn kept_from(&self, purpose: Purpose) -> u64 {
         match purpose {
             Purpose::Import => self.scarce,
@@ -124,10 +126,10 @@ impl Watermarks {
 pub(super) struct SpaceReport {
     /// The level logged last.
     pub(super) level: AtomicU8,
-    /// One more than the blocks that were available when a write found too few; 0 where none has, or
-    /// more are available since.
+    /// The number of available blocks, plus one, when a write found too few; 0 if no write has, or
+    /// if more are available since.
     pub(super) refused_at: AtomicU64,
-    /// Free blocks that the host had no space for at the last look.
+    /// Free blocks for which the host had no space at the last check.
     pub(super) host_lacks: AtomicU64,
 }
 
