@@ -1,4 +1,4 @@
-//! Leaf of the open batch: its items, in the order in which the index is asked about them.
+//! Leaf of the open batch: its items, in the order in which they are passed to the index.
 //!
 //! ```text
 //! page   64 + 16 n   item n, 252 of them; one with PBA 0 ends them, and zeros follow

@@ -1,7 +1,7 @@
 //! Reading and writing fixed-width little-endian fields at fixed offsets of a fixed-size buffer.
 //!
-//! Offsets are constants of the structures and the buffers have their full size by the time one
-//! of these is called, so the slices below cannot fail; a wrong constant fails the first test.
+//! Offsets are constants of the structures and the buffers have their full size before one of these
+//! is called, so the slices below cannot fail; a wrong constant fails the first test.
 
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array_at(bytes, at))

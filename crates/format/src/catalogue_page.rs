@@ -74,7 +74,7 @@ const _: () = assert!(BODY + RECORDS_PER_PAGE * VOLUME_RECORD_BYTES <= PAGE_BYTE
 const _: () = assert!(128 + NAME_BYTES_MAX < 192, "a name is followed by a zero");
 const _: () = assert!(192 + NAME_BYTES_MAX < VOLUME_RECORD_BYTES, "likewise");
 
-/// Where a volume is in its life.
+/// The stage of a volume's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum VolumeState {
@@ -122,40 +122,40 @@ pub struct LayerCounts {
     pub private: u64,
     /// Unshareable entries.
     pub unshareable: u64,
-    /// Shared ones.
+    /// Shared entries.
     pub shared: u64,
 }
 
 /// The catalogue's record of a volume, or of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeRecord {
-    /// Identifies it for ever.
+    /// The volume's id, which is never reused.
     pub id: VolumeId,
-    /// Its live layer, or a snapshot's frozen one.
+    /// The volume's live layer, or the snapshot's frozen one.
     pub layer: LayerId,
     /// The frozen layer below this one.
     pub below: Option<LayerId>,
-    /// The volume that this is a snapshot of; none for a volume.
+    /// For a snapshot, its volume; `None` for a volume.
     pub snapshot_of: Option<VolumeId>,
-    /// Where it is in its life.
+    /// The stage of the volume's life.
     pub state: VolumeState,
-    /// Size in bytes, a multiple of [`SECTOR_BYTES`]. What is beyond it in the last block is zeros.
+    /// Size in bytes, a multiple of [`SECTOR_BYTES`]. The last block holds zeros beyond it.
     pub size_bytes: u64,
     /// When it was created, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
     /// The live layer's map; empty in a log record.
     pub map: TreeRoot,
-    /// Its name: see [`name_is_valid`].
+    /// The volume's name: see [`name_is_valid`].
     pub name: String,
     /// Whether and when its blocks are shared.
     pub dedup: DedupMode,
-    /// The domain inside which they are shared.
+    /// The domain inside which the volume's blocks are shared.
     pub domain: DomainId,
     /// The domain's name for users: same rules as a volume's name.
     pub domain_name: String,
-    /// Whether bytes are compared before two blocks are made one.
+    /// Whether bytes are compared before blocks are shared.
     pub verify: bool,
-    /// Passes of the finder that a block must not be rewritten in before it is published, 1 to
+    /// Passes of the finder during which a block must not be rewritten before it is published, 1 to
     /// [`COLD_PASSES_MAX`].
     pub cold_passes: u8,
     /// Time between two passes, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
@@ -167,14 +167,15 @@ pub struct VolumeRecord {
     /// The most data that the volume and its snapshots may map, in bytes, up to
     /// [`ALLOTMENT_BYTES_MAX`]; 0 for no bound.
     pub quota_bytes: u64,
-    /// Room in the pool that others leave to it, in bytes, up to [`ALLOTMENT_BYTES_MAX`].
+    /// Room in the pool that other volumes leave to this one, in bytes, up to
+    /// [`ALLOTMENT_BYTES_MAX`].
     pub reservation_bytes: u64,
     /// Entries of the live layer, as its map on disk has them; zeros in a log record.
     pub counts: LayerCounts,
 }
 
-/// Whether `name` is valid for a volume or a domain: a letter or digit, then up to 62 of those and
-/// `.`, `_`, `-`.
+/// Whether `name` is valid for a volume or a domain: a letter or digit, then up to 62 letters,
+/// digits and `.`, `_`, `-`.
 #[must_use]
 pub fn name_is_valid(name: &str) -> bool {
     let starts_well = name
@@ -288,7 +289,7 @@ impl VolumeRecord {
     }
 }
 
-/// The id at `at`; none where there is a zero.
+/// The id at `at`; `None` if it is zero.
 fn id_or_none(bytes: &[u8], at: usize, field: &'static str) -> Result<Option<u64>, FormatError> {
     match u64_at(bytes, at) {
         0 => Ok(None),
@@ -297,7 +298,7 @@ fn id_or_none(bytes: &[u8], at: usize, field: &'static str) -> Result<Option<u64
     }
 }
 
-/// A snapshot is of a volume, and a volume of none.
+/// The volume of a snapshot; a volume must have none.
 fn snapshot_of_at(bytes: &[u8]) -> Result<Option<VolumeId>, FormatError> {
     let field = "volume of a snapshot";
     let volume = id_or_none(bytes, 104, field)?;
@@ -309,7 +310,7 @@ fn snapshot_of_at(bytes: &[u8]) -> Result<Option<VolumeId>, FormatError> {
     }
 }
 
-/// The number, if it is in this range.
+/// The value, if it is in this range.
 fn within<N>(value: N, range: RangeInclusive<N>, field: &'static str) -> Result<N, FormatError>
 where
     N: Copy + PartialOrd + Into<u64>,

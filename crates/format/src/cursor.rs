@@ -5,26 +5,27 @@ use crate::error::FormatError;
 /// Most bytes in a text.
 pub const TEXT_BYTES_MAX: usize = u16::MAX as usize;
 
-/// What is left to read.
+/// The bytes left to read.
 pub(crate) struct Cursor<'a>(pub(crate) &'a [u8]);
 
-/// A value that no release writes.
+/// The error for a value that no release writes.
 pub(crate) fn impossible(field: &'static str, value: u64) -> FormatError {
     FormatError::Field { field, value }
 }
 
-/// A `u16` length and the bytes.
+/// Appends a `u16` length and the bytes.
 ///
 /// # Panics
 ///
-/// For a text that is too long, which is the writer's mistake.
+/// If the text is too long, which is the writer's mistake.
 pub(crate) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     assert!(text.len() <= TEXT_BYTES_MAX, "a text of {}", text.len());
     out.extend((text.len() as u16).to_le_bytes());
     out.extend(text);
 }
 
-/// Seven bits at a time from the lowest, the highest bit of a byte saying that another one follows.
+/// Appends a number, seven bits at a time from the lowest; the highest bit of a byte says that
+/// another one follows.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 1 << 7 {
         out.push(number as u8 | 1 << 7);
@@ -62,7 +63,7 @@ impl<'a> Cursor<'a> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// Each number has one form: a last byte of zero is refused.
+    /// Reads a varint. Each number has one form: a last byte of zero is refused.
     pub(crate) fn varint(&mut self) -> Result<u64, FormatError> {
         let mut number = 0;
         for shift in (0..u64::BITS).step_by(7) {
@@ -93,7 +94,7 @@ impl<'a> Cursor<'a> {
         String::from_utf8(text).map_err(|_| impossible(field, len))
     }
 
-    /// Nothing may be left.
+    /// Fails if any bytes are left.
     pub(crate) fn finish(self) -> Result<(), FormatError> {
         match self.0 {
             [] => Ok(()),

@@ -44,8 +44,8 @@ pub enum State {
     Zero,
     /// This entry alone owns the block; it may be rewritten in place and it may be published.
     Private(Pba),
-    /// As private, but never published: its bytes differ from those of a block with the same
-    /// fingerprint, its run is too short, or it was copied to be the entry's own.
+    /// Like private, but never published: its bytes differ from a block with the same fingerprint,
+    /// its run is too short, or it was copied to be the entry's own.
     Unshareable(Pba),
     /// The block is published, or being published, and is not written any more.
     Shared(Pba),
@@ -124,8 +124,8 @@ impl Entry {
         }
     }
 
-    /// The entry that follows this one in a run, `count` places on: the next block where there is
-    /// a block, else the same. The run must end below [`PBA_END`].
+    /// The entry that follows this one in a run, `count` places on: for an entry with a block, the
+    /// next block; otherwise the same. The run must end below [`PBA_END`].
     #[must_use]
     pub fn successor(self, count: u64) -> Self {
         if self.pba().is_some() {

@@ -1,6 +1,6 @@
-//! Faults in bytes that were read back.
+//! Faults in stored bytes.
 
-/// Why a structure could not be decoded. The caller adds where it was read from.
+/// Why a structure could not be decoded. The caller adds the place of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -36,7 +36,7 @@ pub enum FormatError {
         /// Minor version found.
         minor: u8,
     },
-    /// The bytes are not those that were written.
+    /// The bytes are not as they were written.
     #[error("checksum {found:#010x} instead of {expected:#010x}")]
     Checksum {
         /// The checksum in the bytes, or in the pointer to them.
@@ -65,7 +65,7 @@ pub enum FormatError {
     Field {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The field's value.
         value: u64,
     },
     /// Bytes that must be zero are not.

@@ -17,24 +17,24 @@ use crate::units::{PageNumber, PoolId};
 /// The first or the last page of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportMark {
-    /// The pool whose metadata it is.
+    /// The pool whose metadata was exported.
     pub pool: PoolId,
     /// Pages before this one: 0 makes it the first page.
     pub place: u64,
     /// When the export was made, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
-    /// Of all pages before this one, in order; see [`add_to_checksum`].
+    /// The checksum of all pages before this one, in order; see [`add_to_checksum`].
     pub checksum: u32,
 }
 
-/// The checksum of the bytes covered by `checksum`, followed by `page`. That of no bytes is 0.
+/// Extends `checksum` by the bytes of `page`. The checksum of no bytes is 0.
 #[must_use]
 pub fn add_to_checksum(checksum: u32, page: &PageBytes) -> u32 {
     crc32c::crc32c_append(checksum, page)
 }
 
 impl ExportMark {
-    /// The page that holds it.
+    /// The page that holds the mark.
     #[must_use]
     pub fn encode(&self) -> Box<PageBytes> {
         let mut page = page::blank();
@@ -44,7 +44,7 @@ impl ExportMark {
         page
     }
 
-    /// Reads it back, at its place in the file.
+    /// Decodes a mark from its place in the file.
     ///
     /// # Errors
     ///

@@ -52,15 +52,15 @@ const _: () = assert!((FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX) as u64 <= LOG_BYT
 /// A frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Opening of the pool that wrote it.
+    /// The opening of the pool that wrote the frame.
     pub session: u64,
-    /// The commit that it is part of.
+    /// The commit to which the frame belongs.
     pub commit: u64,
-    /// Its own address, in bytes since the log began.
+    /// The frame's address, in bytes since the log began.
     pub position: u64,
-    /// Checksum of the frame before it.
+    /// Checksum of the previous frame.
     pub previous_checksum: u32,
-    /// Whether its commit ends with it.
+    /// Whether this is the last frame of its commit.
     pub last: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct UncheckedFrame {
     pub header: FrameHeader,
     /// Bytes of records that follow.
     pub payload_bytes: usize,
-    /// The checksum that it must have.
+    /// The expected checksum.
     pub checksum: u32,
 }
 
@@ -163,7 +163,7 @@ fn claimed(bytes: &[u8]) -> UncheckedFrame {
     }
 }
 
-/// The pool that a header claims to be of; `None` where no header starts.
+/// The pool in a header that has not been checked; `None` if no header starts here.
 #[must_use]
 pub fn claimed_pool(bytes: &[u8]) -> Option<PoolId> {
     let is_header = bytes.len() >= FRAME_HEADER_BYTES && u32_at(bytes, 0) == MAGIC;
@@ -199,7 +199,7 @@ pub fn resembling(
 /// # Errors
 ///
 /// Any [`FormatError`]; [`FormatError::Newer`] means a whole frame of a later release, all others
-/// that no frame is here.
+/// mean that there is no frame here.
 pub fn check(frame: &UncheckedFrame, bytes: &[u8]) -> Result<(), FormatError> {
     let needed = FRAME_HEADER_BYTES + frame.payload_bytes;
     let Some(bytes) = bytes.get(..needed) else {

@@ -22,11 +22,11 @@
 //! | [`frame`] | the unit in which the log is written |
 //! | [`record`] | the payload of a frame: changes of maps, catalogue, queue and open batch |
 //! | [`tail`] | records and counts of syncs in memory that outlives the process |
-//! | [`secret`] | the key from which fingerprints take theirs |
+//! | [`secret`] | the key from which the keys of fingerprints are derived |
 //! | [`export`] | both ends of an export of metadata |
 //! | [`trace`] | the unit of a trace: the chunks of some data |
 //! | [`scrub_page`] | the scrub's progress, and the list of bad blocks |
-//! | [`loss_page`] | what a failed sync lost |
+//! | [`loss_page`] | the losses of a failed sync |
 //! | [`backup`] | the objects of a backup repository |
 
 pub mod backup;
@@ -76,8 +76,9 @@ pub const MAJOR_VERSION: u8 = 1;
 /// Minor version of everything written by this build: a higher one opens read-only.
 pub const MINOR_VERSION: u8 = 2;
 
-/// The minor version that a pool needs for deduplication in line, for shortest runs of more than one block, and for a list of lost blocks.
+/// The minor version that a pool needs for deduplication in line, for shortest runs of more than one block, and for a
+/// list of lost blocks.
 pub const MINOR_OF_CLAIMS: u8 = 1;
 
-/// The minor version that a pool needs for a volume whose size is no multiple of the block size.
+/// The minor version that a pool needs for a volume whose size is not a multiple of the block size.
 pub const MINOR_OF_SHORT_BLOCKS: u8 = 2;

@@ -8,11 +8,11 @@
 //! 128 + 16 n       item 248 k + n, in the list's page k
 //! ```
 //!
-//! An item is a volume (its number u64, Unix seconds u64) or, behind all volumes, a run of lost blocks
+//! An item is a volume (its number u64, Unix seconds u64) or, after all volumes, a run of lost blocks
 //! (first block u64, blocks u64).
 //!
-//! All of the list is written each time, in pages that have one sequence. Page `k` of it is page
-//! `2 k + sequence % 2` of the part. A torn write leaves the other list as it was.
+//! The whole list is written each time, in pages that have one sequence. Page `k` of it is page `2
+//! k + sequence % 2` of the part. A torn write leaves the other list intact.
 
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -22,10 +22,10 @@ use crate::units::{PageNumber, Pba, PoolId, VolumeId, is_run};
 /// Items in a page.
 pub const LOSSES_PER_PAGE: usize = 248;
 
-/// Lists of the part, which take turns.
+/// The part's lists, written alternately.
 pub const LOSS_LISTS: u64 = 2;
 
-/// Most volumes of a list: as many as a pool may have numbers for at a time, with room.
+/// Most volumes of a list: more than a pool can have at a time.
 pub const LOST_VOLUMES_MAX: u32 = 1 << 20;
 
 /// Most runs of lost blocks: 16 MiB of pages.
@@ -48,16 +48,16 @@ pub struct DamagedVolume {
 pub struct LostRun {
     /// The first block.
     pub start: Pba,
-    /// Blocks.
+    /// The number of blocks.
     pub count: u64,
 }
 
 /// The content of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// In the order of their numbers.
+    /// The damaged volumes, by number.
     pub volumes: Vec<DamagedVolume>,
-    /// In the order of their addresses.
+    /// The lost runs, by address.
     pub runs: Vec<LostRun>,
 }
 
@@ -99,7 +99,7 @@ impl Losses {
 /// The content of a page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LossPage {
-    /// Number of the writing that it is part of; each one has a higher number than all before.
+    /// The sequence of the list; each write has a higher one.
     pub sequence: u64,
     /// Volumes in all pages of the list.
     pub volumes: u32,
@@ -110,7 +110,7 @@ pub struct LossPage {
 }
 
 impl LossPage {
-    /// Pages of its list.
+    /// The number of pages of the list.
     #[must_use]
     pub fn pages(&self) -> u64 {
         let items = self.volumes as usize + self.runs as usize;

@@ -3,7 +3,7 @@
 //! ```text
 //! page      64 + 12 n   pointer n, 256 of them, then zeros
 //! pointer    0 page      48 bits   0: nothing there
-//!            6 info      u16       above a leaf: what the leaf counts; else 0
+//!            6 info      u16       above a leaf: the leaf's count; else 0
 //!            8 checksum  u32       of the page pointed to
 //! root       0 pointer   12 bytes  to the top page, which is never a leaf
 //!           12 levels    u8        1 to 4; 0 for an empty tree
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The checksum in the pointer makes the trees self-verifying from the root down: after a lost
-//! write an older page is in the place, and reading it finds that.
+//! write an older page is in the place, and the checksum shows that.
 
 use crate::bytes::{array_at, is_zero, put, u32_at};
 use crate::error::FormatError;
@@ -78,7 +78,7 @@ pub(crate) fn pointer_at(bytes: &[u8], at: usize) -> Result<Option<Pointer>, For
 /// The pointers of an inner page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// One for each child; a child that is absent has nothing below it.
+    /// The pointer to each child; a child that is absent has nothing below it.
     pub children: Box<[Option<Pointer>; NODE_FANOUT as usize]>,
 }
 
@@ -125,24 +125,24 @@ impl Node {
         }
     }
 
-    /// Whether nothing is below.
+    /// Whether all children are absent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.children.iter().all(Option::is_none)
     }
 }
 
-/// Where a tree starts: a pointer to its top page, and how high that is.
+/// Where a tree starts: a pointer to its top page, and the number of levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TreeRoot {
-    /// The top page; nothing for an empty tree.
+    /// The top page; `None` for an empty tree.
     pub top: Option<Pointer>,
     /// Levels of nodes above the leaves, 1 to [`LEVELS_MAX`]; 0 for an empty tree.
     pub levels: u8,
 }
 
 impl TreeRoot {
-    /// Encoded as the pointer, the level and three zeros: 16 bytes.
+    /// Encodes the pointer, the level and three zeros: 16 bytes.
     pub(crate) fn put(&self, bytes: &mut [u8], at: usize) {
         put_pointer(bytes, at, self.top);
         put(bytes, at + POINTER_BYTES, &[self.levels, 0, 0, 0]);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0 magic        u32      "1FLD"
-//!  4 kind         u8       what the page is
+//!  4 kind         u8       of the page
 //!  5 major        u8
 //!  6 minor        u8
 //!  7 level        u8       height above the leaves of its tree
@@ -31,7 +31,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// Where a page's body starts.
 pub const BODY: usize = 64;
 
-/// "1FLD".
+/// The magic number: "1FLD".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"1FLD");
 
 /// Owner of the pages of the claims. No layer has this id.
@@ -109,15 +109,15 @@ pub struct PageHeader {
     pub kind: PageKind,
     /// Height above the leaves of its tree: 0 for a leaf.
     pub level: u8,
-    /// The pool it belongs to.
+    /// The page's pool.
     pub pool: PoolId,
-    /// Its own address.
+    /// The page's address.
     pub page: PageNumber,
-    /// The tree it belongs to.
+    /// The tree to which the page belongs.
     pub owner: u64,
-    /// The first leaf below it; its own index for a leaf.
+    /// The first leaf below the page; a leaf's own index.
     pub index: u64,
-    /// The checkpoint that wrote it.
+    /// The checkpoint that wrote the page.
     pub sequence: u64,
 }
 
@@ -132,7 +132,7 @@ pub fn seal(page: &mut PageBytes, header: &PageHeader) -> u32 {
     seal_as(page, header, MINOR_VERSION)
 }
 
-/// The same, for a page that says with its minor version who may write beside it.
+/// Like [`seal`], for a page whose minor version says which releases may write to the pool.
 pub(crate) fn seal_as(page: &mut PageBytes, header: &PageHeader, minor: u8) -> u32 {
     put(page, 0, &MAGIC.to_le_bytes());
     put(
@@ -151,13 +151,12 @@ pub(crate) fn seal_as(page: &mut PageBytes, header: &PageHeader, minor: u8) -> u
     checksum
 }
 
-/// Checks a page that was read and returns its sequence and its checksum. `expected.sequence` is
-/// not compared: the checksum in the pointer to the page distinguishes an old page from the right
-/// one.
+/// Checks a page and returns its sequence and its checksum. `expected.sequence` is not compared:
+/// the checksum in the pointer to the page distinguishes an old page from the right one.
 ///
 /// # Errors
 ///
-/// The first difference from `expected`, most telling first.
+/// The most telling difference from `expected`.
 pub fn open(page: &PageBytes, expected: &PageHeader) -> Result<(u64, u32), FormatError> {
     let magic = u32_at(page, 0);
     if magic != MAGIC {
@@ -217,12 +216,12 @@ pub fn open(page: &PageBytes, expected: &PageHeader) -> Result<(u64, u32), Forma
     Ok((u64_at(page, 48), stored))
 }
 
-/// Checks a page of some tree by itself: that it is whole, of `pool`, and of a version that this
-/// build reads. Its place is returned, not compared.
+/// Checks a page of any tree without a pointer to it: that it is whole, of `pool`, and of a version
+/// that this build reads. Its place is returned, not compared.
 ///
 /// # Errors
 ///
-/// As [`open`]; [`FormatError::Field`] for a page that is not of a tree.
+/// Errors of [`open`]; [`FormatError::Field`] for a page that does not belong to a tree.
 pub fn open_of_tree(page: &PageBytes, pool: PoolId) -> Result<PageHeader, FormatError> {
     let kind = OF_TREES.into_iter().find(|kind| *kind as u8 == page[4]);
     let header = PageHeader {
@@ -260,8 +259,8 @@ pub(crate) fn minor(page: &PageBytes) -> u8 {
     page[6]
 }
 
-/// Whether a page that has been checked was written by a later minor version, which this build
-/// reads but must not write beside.
+/// Whether a page that has been checked was written by a later minor version, whose pool this build
+/// reads but must not change.
 #[must_use]
 pub fn is_of_later_minor(page: &PageBytes) -> bool {
     page[5] == MAJOR_VERSION && page[6] > MINOR_VERSION

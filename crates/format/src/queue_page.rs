@@ -7,9 +7,9 @@
 //!                                         48..64  domain
 //! ```
 //!
-//! Elements are numbered since the pool began; number e is at place e % 504 of leaf e / 504. They
-//! are added at one end and taken off at the other, so the elements of a page have no gap between
-//! them.
+//! Elements are numbered since the pool was created; number e is at place e % 504 of leaf e / 504.
+//! They are added at one end and taken off at the other, so the elements of a page have no gap
+//! between them.
 
 use crate::bytes::{put, u64_at};
 use crate::error::FormatError;
@@ -38,14 +38,14 @@ const _: () = assert!(
 );
 const _: () = assert!(ELEMENT_BLOCKS_MAX as u64 == 1 << (DOMAIN_SHIFT - COUNT_SHIFT));
 
-/// One reference to each block of a run, dropped or claimed together.
+/// References to the blocks of a run, one each, dropped or claimed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueElement {
     /// First block of the run.
     pub pba: Pba,
     /// Blocks in the run, 1 to [`ELEMENT_BLOCKS_MAX`].
     pub count: u16,
-    /// The domain whose key their fingerprints need.
+    /// The domain whose key the blocks' fingerprints need.
     pub domain: DomainId,
 }
 
@@ -56,7 +56,7 @@ pub type Elements = [Option<QueueElement>; ELEMENTS_PER_PAGE];
 pub const NO_ELEMENTS: Elements = [None; ELEMENTS_PER_PAGE];
 
 impl QueueElement {
-    /// Its blocks, in order.
+    /// The element's blocks, in order.
     pub fn blocks(&self) -> impl Iterator<Item = Pba> + use<> {
         let start = self.pba;
         (0..u64::from(self.count)).map(move |n| start + n)

@@ -16,7 +16,7 @@
 //!         28 reserved  u32
 //!         32 old       u64     entry of the first block; the others follow it in a run
 //!         40 new       u64     likewise
-//! unmap    2           whatever the blocks of a range are, they become `to`
+//! unmap    2           the blocks of a range, in any state, become `to`
 //!         16 lba       u64     below 2^38
 //!         24 count     u32     1 to 512, all in one segment
 //!         28 to        u32     0 absent, 1 zero
@@ -33,7 +33,7 @@
 //!                                                    40..49  place of its first block
 //!                                                    49..58  blocks - 1
 //!                                                    58..64  zeros
-//! outcome 17           what has become of consecutive items of the finder's batch
+//! outcome 17           the outcome of consecutive items of the finder's batch
 //!         16 number    u64     of the batch
 //!         24 position  u16     of the first item
 //!         26 count     u16     1 to 16,384
@@ -44,23 +44,23 @@
 //!         16 number    u64     of the batch
 //!         24 elements  u32     1 to 16,384
 //!         28 reserved  u32
-//! release 19           what has become of consecutive items of the collector's batch
+//! release 19           the outcome of consecutive items of the collector's batch
 //!         16 number    u64     of the batch
 //!         24 position  u16     of the first item
 //!         26 count     u16     1 to 16,384
 //!         28 release   u32     1 remaining, 2 freed, 3 quarantined
-//! freeze  20           a volume's live layer becomes a snapshot's, and the volume goes on in an
+//! freeze  20           a volume's live layer becomes a snapshot's, and the volume continues in an
 //!                      empty one
 //!         16 slot      u64     the snapshot's
 //!         24 live      u64     the volume's new layer
 //!         32 below     u64     the layer below that one
 //!         40 record    256 bytes, the snapshot's, its map empty
-//! merge   21           what a segment of a frozen layer has moves to the layer above where that
-//!                      has nothing, and is given up elsewhere
+//! merge   21           entries of a segment of a frozen layer move to the layer above where that
+//!                      has none, and are released elsewhere
 //!         16 above     u64     the layer above
 //!         24 segment   u64     below 2^29
 //! count   22           the first claims become the counting batch: its intent; as collect
-//! counted 23           what has become of consecutive items of the counting batch; as release,
+//! counted 23           the outcome of consecutive items of the counting batch; as release,
 //!                      with 1 counted, 2 quarantined
 //! ```
 //!
@@ -167,7 +167,7 @@ pub struct PublishRun {
     pub count: u32,
 }
 
-/// The outcome of an item of the finder's batch. The block is that of the first item; the following
+/// The outcome of an item of the finder's batch. The block belongs to the first item; the following
 /// items have the following blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -175,12 +175,14 @@ pub enum Outcome {
     Inserted,
     /// The entry now refers to this equal block of the index, and its own block is free.
     Aliased(Pba),
-    /// The entry was rewritten meanwhile; the reference that was counted to this block is dropped.
+    /// The entry was rewritten concurrently; the reference that was counted to this block is
+    /// dropped.
     Dangling(Pba),
     /// This block of the index has the fingerprint but other bytes: the reference that was counted
     /// to it is dropped, and the entry is unshareable.
     Rejected(Pba),
-    /// The index is full: the entry is private again, or its block free if it had moved on.
+    /// The index is full: the entry is private again, or its block is free if the entry had been
+    /// rewritten.
     Declined,
 }
 
@@ -208,7 +210,7 @@ pub enum ClaimOutcome {
     Quarantined = 2,
 }
 
-/// One change.
+/// A change of a pool's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
     /// A run of blocks in one segment changes from `old` to `new`. If `new` is shared, each of its
@@ -233,7 +235,7 @@ pub enum Record {
         lba: Lba,
         /// Blocks in the range, 1 to 512.
         count: u32,
-        /// Their new state.
+        /// The new state of the blocks.
         to: UnmapTo,
     },
     /// A slot of the catalogue holds this volume now.
@@ -247,14 +249,14 @@ pub enum Record {
     VolumeGone {
         /// The slot.
         slot: u64,
-        /// Whose it was.
+        /// The volume that was in the slot.
         volume: VolumeId,
-        /// Its live layer, in which nothing was mapped any more.
+        /// The volume's live layer, in which nothing was mapped any more.
         layer: LayerId,
     },
     /// Private entries of one segment become shared and items of the finder's batch.
     Publish {
-        /// The layer whose entries they are.
+        /// The layer of the entries.
         layer: LayerId,
         /// The batch, 1 to 2^63 - 1.
         number: u64,
@@ -264,7 +266,7 @@ pub enum Record {
     },
     /// Consecutive items of the finder's batch are settled.
     Outcome {
-        /// The layer whose entries they are.
+        /// The layer of the entries.
         layer: LayerId,
         /// The batch, 1 to 2^63 - 1.
         number: u64,
@@ -272,7 +274,7 @@ pub enum Record {
         position: u32,
         /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
         count: u32,
-        /// Their outcome.
+        /// The items' outcome.
         outcome: Outcome,
     },
     /// The queue's first elements become the items of the collector's batch.
@@ -290,19 +292,20 @@ pub enum Record {
         position: u32,
         /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
         count: u32,
-        /// Their outcome.
+        /// The items' outcome.
         release: Release,
     },
-    /// A volume's live layer becomes that of a snapshot, and the volume continues in an empty one:
-    /// above the one that was frozen, or, in a rollback to an older snapshot, above that one's.
+    /// A volume's live layer becomes a snapshot's, and the volume continues in an empty one: above
+    /// the frozen layer or, in a rollback to an older snapshot, above that snapshot's.
     Freeze {
         /// The snapshot's slot of the catalogue.
         slot: u64,
-        /// The snapshot; its layer is the one that is frozen, and its map is empty here.
+        /// The snapshot; its layer is the one that is frozen here, and its map is empty in the
+        /// record.
         snapshot: VolumeRecord,
         /// The volume's new layer.
         live: LayerId,
-        /// The layer below it, which exists; it may be the one that is frozen here.
+        /// The existing layer below the new one; it may be the one that is frozen here.
         below: LayerId,
     },
     /// The entries of a frozen layer's segment move to the layer above where it has none, and are
@@ -310,9 +313,9 @@ pub enum Record {
     Merge {
         /// The frozen layer.
         layer: LayerId,
-        /// The only one that is above it.
+        /// The only layer above it.
         above: LayerId,
-        /// The segment of both.
+        /// The segment in both layers.
         segment: SegmentIndex,
     },
     /// The first claims become the items of the counting batch.
@@ -330,7 +333,7 @@ pub enum Record {
         position: u32,
         /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
         count: u32,
-        /// Their outcome.
+        /// The items' outcome.
         outcome: ClaimOutcome,
     },
 }
@@ -451,7 +454,7 @@ impl Record {
     }
 }
 
-/// Writes a record of the catalogue without its map, which is the layers' business.
+/// Writes a record of the catalogue without its map, which is part of the layers.
 fn put_volume(record: &mut [u8], at: usize, volume: &VolumeRecord) {
     VolumeRecord {
         map: TreeRoot::default(),
@@ -512,7 +515,7 @@ fn items_fit(position: u32, count: u32) -> bool {
 }
 
 impl Outcome {
-    /// The code, and the block or 0.
+    /// The outcome's code, and its block or 0.
     fn to_parts(self) -> (u32, u64) {
         match self {
             Self::Inserted => (1, 0),

@@ -55,7 +55,7 @@ const OPEN_BATCH_BYTES: usize = 28;
 /// Where [`Root::when_full`] is: settings fill the page from its end.
 const WHEN_FULL: usize = PAGE_BYTES - 4;
 
-/// How the pool treats a write for which it has no room.
+/// How the pool treats a write for which there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "api",
@@ -72,24 +72,24 @@ pub enum WhenFull {
     Fail = 1,
 }
 
-/// Whose batch is open.
+/// The component whose batch is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchKind {
-    /// The finder's, which has the index count references of this layer.
+    /// The finder, which has the index count references of this layer.
     Finder(LayerId),
-    /// The collector's, which has the index release references.
+    /// The collector, which has the index release references.
     Collector,
-    /// The one that has the index count claims.
+    /// Counting, which has the index count claims.
     Counting,
 }
 
-/// The batch whose intent is recorded and whose last outcome is not. Its items are the leaves of
+/// The batch whose intent is recorded but whose last outcome is not. Its items are the leaves of
 /// [`Root::batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenBatchHead {
-    /// Its number, 1 to 2^63 - 1.
+    /// The batch's number, 1 to 2^63 - 1.
     pub number: u64,
-    /// Whose it is.
+    /// The component that announced the batch.
     pub kind: BatchKind,
     /// Items in it, 1 to [`BATCH_ITEMS_MAX`].
     pub items: u32,
@@ -97,7 +97,7 @@ pub struct OpenBatchHead {
     pub done: u32,
 }
 
-/// A checkpoint: where everything starts.
+/// A checkpoint: the page from which everything else is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
     /// The minor version of the pool, in the page's header: a release that knows a lower one only reads the pool.
@@ -118,7 +118,7 @@ pub struct Root {
     pub next_layer_id: u64,
     /// The volumes.
     pub catalogue: TreeRoot,
-    /// One bit per block: a map refers to it, or it is free.
+    /// The free-space map: a bit per block, set if a map refers to the block.
     pub space: TreeRoot,
     /// Blocks of the pool, the label's included.
     pub pool_blocks: u64,
@@ -130,13 +130,13 @@ pub struct Root {
     pub queue_head: u64,
     /// Number that the next element will have; equal to [`Root::queue_head`] for an empty queue.
     pub queue_end: u64,
-    /// The open batch's items; empty where none is open.
+    /// The open batch's items; empty if no batch is open.
     pub batch: TreeRoot,
     /// The open batch, if there is one.
     pub open_batch: Option<OpenBatchHead>,
     /// First domain id never used, up to [`DOMAIN_END`].
     pub next_domain_id: u32,
-    /// Blocks that the pool is to have, fewer than it has, while it is shrinking.
+    /// The number of blocks to which the pool is shrinking.
     pub shrink_to: Option<u64>,
     /// Claims: references that entries have and the index does not count yet.
     pub claims: TreeRoot,
@@ -144,18 +144,18 @@ pub struct Root {
     pub claims_head: u64,
     /// Number that the next claim will have; equal to [`Root::claims_head`] if there are none.
     pub claims_end: u64,
-    /// A setting of the pool.
+    /// How the pool treats a write for which there is no room.
     pub when_full: WhenFull,
 }
 
 impl Root {
-    /// The slot that this root goes to.
+    /// The slot of this root.
     #[must_use]
     pub fn slot(&self) -> PageNumber {
         PageNumber(self.sequence % ROOT_SLOTS)
     }
 
-    /// The page that holds it.
+    /// The page that holds the root.
     #[must_use]
     pub fn encode(&self, pool: PoolId) -> Box<PageBytes> {
         let mut page = page::blank();
@@ -296,7 +296,7 @@ impl Root {
     }
 }
 
-/// The size that a pool of so many blocks shrinks to, if it does.
+/// The size to which a pool of `pool_blocks` blocks is shrinking, if it is.
 fn shrink_to_at(page: &PageBytes, pool_blocks: u64) -> Result<Option<u64>, FormatError> {
     match u64_at(page, 240) {
         0 => Ok(None),
@@ -309,7 +309,7 @@ fn shrink_to_at(page: &PageBytes, pool_blocks: u64) -> Result<Option<u64>, Forma
 }
 
 impl OpenBatchHead {
-    /// Encoded as number, layer, kind, items and done: 28 bytes.
+    /// Encodes number, layer, kind, items and done: 28 bytes.
     fn put(&self, bytes: &mut [u8], at: usize) {
         let (kind, layer) = match self.kind {
             BatchKind::Finder(layer) => (BATCH_OF_FINDER, layer.0),

@@ -1,18 +1,18 @@
 //! A page of the part `scrub`: the scrub's progress, and the known bad blocks.
 //!
 //! ```text
-//!  64 next block   u64    where the scrub goes on
-//!  72 left         u64    blocks that the run under way has still to pass; 0: none is under way
-//!  80 rate         u64    bytes a second that the run may read; 0: as many as it can
+//!  64 next block   u64    where the scrub continues
+//!  72 left         u64    blocks left in the run in progress; 0: no run is in progress
+//!  80 rate         u64    bytes a second that the run may read; 0: no limit
 //!  88 ended        u64    Unix seconds at which the last run ended; 0: none has
 //!  96 bad blocks   u32    in all pages of the slot together
 //! 100 reserved     u32
 //! 104 reserved     24 bytes
-//! 128 + 32 n       bad block 124 k + n, if there are so many, in the slot's page k
+//! 128 + 32 n       bad block 124 k + n, if it exists, in the slot's page k
 //! ```
 //!
-//! All of it is written each time, in pages that have one sequence, to the slot `sequence % 2` of
-//! the part. A torn write leaves the other slot as it was.
+//! Everything is written each time, in pages that have one sequence, to the slot `sequence % 2` of
+//! the part. A torn write leaves the other slot intact.
 
 use crate::bytes::{array_at, is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -22,7 +22,7 @@ use crate::units::{PBA_END, PageNumber, Pba, PoolId, is_run};
 /// Bad blocks in a page.
 pub const BAD_BLOCKS_PER_PAGE: usize = 124;
 
-/// Pages of a slot; the other slot begins behind them.
+/// Pages of a slot; the other slot begins after them.
 pub const SLOT_PAGES: u64 = 64;
 
 /// Slots of the part.
@@ -47,7 +47,7 @@ const FAULT_CHANGED: u8 = 2;
 pub struct ScrubProgress {
     /// The next block of the scrub.
     pub next_block: u64,
-    /// Blocks that are left of the run in progress, free ones included; 0 without one.
+    /// Blocks left in the run in progress, free ones included; 0 without a run.
     pub left_blocks: u64,
     /// Bytes a second that the run in progress may read; 0 for no bound.
     pub bytes_per_second: u64,
@@ -60,21 +60,21 @@ pub struct ScrubProgress {
 pub enum Fault {
     /// The device cannot read it.
     Unreadable,
-    /// It can be read, but its content is not what was stored.
+    /// The block can be read, but its content differs from the stored content.
     Changed,
 }
 
 /// A block that is known to be bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadBlock {
-    /// Which.
+    /// The block's address.
     pub pba: Pba,
-    /// Its fault.
+    /// The block's fault.
     pub fault: Fault,
-    /// Attempts to repair it, up to [`ATTEMPTS_MAX`].
+    /// The number of attempts to repair the block, up to [`ATTEMPTS_MAX`].
     pub attempts: u8,
-    /// The fingerprint under which the index has it; none for a block that is not in the index, or
-    /// whose row is not known. Never none if it has changed.
+    /// The block's fingerprint in the index; `None` for a block that is not in the index, or whose
+    /// row is not known. A changed block always has one.
     pub fingerprint: Option<[u8; 16]>,
 }
 
@@ -162,7 +162,7 @@ pub fn encode(
 /// The content of a page of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScrubPage {
-    /// Of the writing that it is part of; each one has a higher number than all before.
+    /// The sequence of the write to which the page belongs; each write has a higher one.
     pub sequence: u64,
     /// The scrub's progress.
     pub progress: ScrubProgress,
@@ -173,7 +173,7 @@ pub struct ScrubPage {
 }
 
 impl ScrubPage {
-    /// Pages of its slot that belong to it.
+    /// The number of pages in use in the slot.
     #[must_use]
     pub fn pages(&self) -> u64 {
         (self.bad_blocks as usize)

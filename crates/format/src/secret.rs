@@ -5,9 +5,9 @@
 //! 96 zeros
 //! ```
 //!
-//! The keys of all fingerprints are derived from it, one for each domain. It is a part of its own
-//! so that copies of metadata, made for inspection or to be sent elsewhere, do not include the
-//! secret by accident.
+//! The keys of all fingerprints are derived from the secret, one for each domain. It is a separate
+//! part, so that copies of metadata, made for inspection or to be sent elsewhere, do not include
+//! the secret by accident.
 
 use std::fmt;
 
@@ -19,11 +19,11 @@ use crate::units::{PageNumber, PoolId};
 /// Bytes in a secret.
 pub const SECRET_BYTES: usize = 32;
 
-/// A secret that only readers of the pool's files may know.
+/// A secret, which only readers of the pool's files may know.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; SECRET_BYTES]);
 
-/// Prints nothing of it: messages and logs are read by others.
+/// Prints nothing of the secret, because others read messages and logs.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
@@ -31,7 +31,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The page that holds it.
+    /// The page that holds the secret.
     #[must_use]
     pub fn encode(&self, pool: PoolId) -> Box<PageBytes> {
         let mut page = page::blank();
@@ -40,7 +40,7 @@ impl Secret {
         page
     }
 
-    /// Reads it back.
+    /// Decodes a secret.
     ///
     /// # Errors
     ///

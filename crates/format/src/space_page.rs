@@ -23,7 +23,7 @@ const _: () = assert!(
     "a pointer counts them all"
 );
 
-/// One bit per block.
+/// A bit for each block of a page.
 pub type Bitmap = [u64; WORDS];
 
 /// No map refers to any block.

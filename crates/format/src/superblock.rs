@@ -43,7 +43,7 @@ pub enum IndexKind {
 /// The permanent properties of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// Identifies the pool.
+    /// The pool's id.
     pub pool: PoolId,
     /// Bytes in a block.
     pub block_size: u32,
@@ -51,12 +51,12 @@ pub struct Superblock {
     pub index: IndexKind,
     /// Bytes in the log's ring.
     pub log_bytes: u64,
-    /// When it was created, in seconds since the Unix epoch.
+    /// When the pool was created, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
 }
 
 impl Superblock {
-    /// The page that holds it.
+    /// The page that holds the superblock.
     #[must_use]
     pub fn encode(&self) -> Box<PageBytes> {
         let mut page = page::blank();
@@ -68,7 +68,7 @@ impl Superblock {
         page
     }
 
-    /// Reads it back.
+    /// Decodes a superblock.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ fn header(pool: PoolId) -> PageHeader {
     }
 }
 
-/// The first page of the data part: it identifies the pool, so that no foreign device is written
-/// to.
+/// The first page of the data part. It identifies the pool, so that nothing is written to a foreign
+/// device.
 #[must_use]
 pub fn encode_data_label(pool: PoolId) -> Box<PageBytes> {
     let mut page = page::blank();

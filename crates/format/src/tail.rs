@@ -1,9 +1,9 @@
-//! The host's memory of a pool: records that no commit has made durable yet, and which syncs of the
-//! data were under way. It outlives the process but not the host.
+//! The host's memory of a pool: records that no commit has made durable yet, and the syncs of the
+//! data that are in progress. It outlives the process but not the host.
 //!
-//! It begins with the ledger, of 64 KiB, in which the syncs of the data are counted, and the volumes
-//! are noted that wrote in place. Two bit sets of 512 KiB follow: the marks of new blocks that were
-//! rewritten in place, for each half. The two halves of 8 MiB have the records.
+//! It begins with the ledger, of 64 KiB, which counts the syncs of the data and notes the volumes
+//! that wrote in place. Two bit sets of 512 KiB follow: the marks of new blocks that were rewritten
+//! in place, for each half. The two halves of 8 MiB have the records.
 //!
 //! A half:
 //!
@@ -14,7 +14,7 @@
 //!  6 reserved           u16
 //!  8 pool               16 bytes
 //! 24 boot               16 bytes   the kernel's id of the boot in which it was written
-//! 40 position           u64     where the first of its records will stand in the log
+//! 40 position           u64     of the first record's frame in the log
 //! 48 reserved           12 bytes
 //! 60 checksum           u32     CRC-32C of the 60 bytes before
 //! 64 end                u64     bytes of entries
@@ -29,7 +29,7 @@
 //! 40 reserved           20 bytes
 //! 60 checksum           u32     as in a half
 //! 64 begun              u64     syncs of the data that have begun
-//! 72 ended              u64     those that have succeeded
+//! 72 ended              u64     syncs that have succeeded
 //! 80 good               u64     number of the last sync that has succeeded, counted from 1
 //! 88 failed             u64     1: a sync has failed
 //! 96 + 16 n             slot n: label u64, volume u64
@@ -38,9 +38,9 @@
 //! An entry has the records that one request appended to one frame of the log:
 //!
 //! ```text
-//!  0 checksum           u32     CRC-32C of the header's checksum and all bytes of the entry behind this one
+//!  0 checksum           u32     CRC-32C of the header's checksum and all bytes of the entry after this field
 //!  4 length             u32     bytes of records
-//!  8 position           u64     where the frame will stand that has these records
+//!  8 position           u64     position of the frame that will have these records
 //! 16 sums               u32     how many checksums of blocks follow
 //! 20 records
 //!    checksums          u32     CRC-32C of each new block of these records, in their order; or none
@@ -78,7 +78,7 @@ pub const LEDGER_SLOTS_AT: usize = 96;
 /// Bytes of a slot.
 pub const LEDGER_SLOT_BYTES: usize = 16;
 
-/// Slots of the ledger. The last one stands for all volumes that have none.
+/// Slots of the ledger. The last one stands for all volumes without a slot.
 pub const LEDGER_SLOTS: usize = (LEDGER_BYTES - LEDGER_SLOTS_AT) / LEDGER_SLOT_BYTES;
 
 /// The volume of the slot that stands for every volume without one.
@@ -86,16 +86,16 @@ pub const OTHER_VOLUMES: VolumeId = VolumeId(u64::MAX);
 
 const LEDGER_MAGIC: u32 = u32::from_le_bytes(*b"1FSL");
 const TAIL_MAGIC: u32 = u32::from_le_bytes(*b"2FTL");
-/// Of a half of the first layout, which had no ledger.
+/// The magic number of a half in the first layout, which had no ledger.
 const OLD_TAIL_MAGIC: u32 = u32::from_le_bytes(*b"1FTL");
 const CHECKSUM_AT: usize = 60;
 
-/// Whose memory this is: of one pool, in one boot of the kernel.
+/// The owner of the memory: a pool, in one boot of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TailOwner {
     /// The pool.
     pub pool: PoolId,
-    /// The boot. In another one the host has lost what this memory describes.
+    /// The boot. In another boot the data that this memory describes may be gone.
     pub boot: [u8; 16],
 }
 
@@ -127,14 +127,14 @@ pub struct Ledger {
     pub begun: u64,
     /// Syncs that have succeeded.
     pub ended: u64,
-    /// A sync has failed.
+    /// Whether a sync has failed.
     pub has_failed: bool,
     /// Volumes that were written in place since the last sync that succeeded.
     pub unsynced: Vec<VolumeId>,
 }
 
 impl Ledger {
-    /// Reads the ledger that this owner wrote; nothing if there is none of it.
+    /// Reads the ledger that this owner wrote; `None` if there is none.
     ///
     /// # Errors
     ///
@@ -180,9 +180,9 @@ impl Ledger {
 /// A half's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TailHeader {
-    /// Whose records these are.
+    /// The owner of the records.
     pub owner: TailOwner,
-    /// Position of its first frame: bytes since the log began.
+    /// Position of the first frame: bytes since the log began.
     pub position: u64,
 }
 
@@ -198,7 +198,7 @@ impl TailHeader {
     }
 
     /// Reads the header that this owner wrote, with the checksum that the checksums of its entries
-    /// continue; nothing if there is none of this owner.
+    /// continue; `None` if there is none of this owner.
     ///
     /// # Errors
     ///
@@ -227,7 +227,7 @@ impl TailHeader {
     }
 }
 
-/// Adds magic, version and checksum, which is returned.
+/// Adds magic, version and checksum; returns the checksum.
 fn seal(bytes: &mut [u8; TAIL_HEADER_BYTES], magic: u32) -> u32 {
     put(bytes, 0, &magic.to_le_bytes());
     put(bytes, 4, &[MAJOR_VERSION, MINOR_VERSION]);
@@ -236,7 +236,7 @@ fn seal(bytes: &mut [u8; TAIL_HEADER_BYTES], magic: u32) -> u32 {
     checksum
 }
 
-/// The checksum of a header of this owner; nothing if it has written none here.
+/// The checksum of this owner's header; `None` if this owner has written none here.
 fn check_header(bytes: &[u8], magic: u32, owner: &TailOwner) -> Result<Option<u32>, FormatError> {
     if bytes.len() < TAIL_HEADER_BYTES {
         return short(TAIL_HEADER_BYTES, bytes.len());
@@ -300,7 +300,7 @@ pub fn encode_entry(
     bytes
 }
 
-/// The checksum that an entry has of a new block.
+/// The checksum of a new block in an entry.
 #[must_use]
 pub fn block_sum(block: &[u8]) -> u32 {
     crc32c::crc32c(block)
@@ -314,7 +314,7 @@ pub struct TailEntries<'a> {
 }
 
 impl<'a> TailEntries<'a> {
-    /// Those in `bytes`, all of them, behind the header whose checksum is `seed`.
+    /// The entries in `bytes`, which is all space after the header whose checksum is `seed`.
     #[must_use]
     pub fn new(seed: u32, bytes: &'a [u8]) -> Self {
         Self { seed, rest: bytes }
@@ -353,7 +353,7 @@ impl<'a> TailEntries<'a> {
 pub struct TailEntry<'a> {
     /// The position of the frame that will have them.
     pub position: u64,
-    /// Encoded records, as a frame's payload has them.
+    /// Encoded records, as in a frame's payload.
     pub records: &'a [u8],
     /// A checksum of 4 bytes for each new block of the records, or nothing.
     pub sums: &'a [u8],
@@ -362,7 +362,7 @@ pub struct TailEntry<'a> {
 impl<'a> Iterator for TailEntries<'a> {
     type Item = Result<TailEntry<'a>, FormatError>;
 
-    /// Nothing follows an entry that cannot be decoded.
+    /// Iteration ends at an entry that cannot be decoded.
     fn next(&mut self) -> Option<Self::Item> {
         (!self.rest.is_empty()).then(|| self.take())
     }

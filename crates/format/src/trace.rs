@@ -1,5 +1,5 @@
-//! The unit of a trace: the chunks of a data set, without its content. A trace is a file of its
-//! own, not a part of a pool.
+//! The unit of a trace: the chunks of a data set, without its content. A trace is a separate file,
+//! not a part of a pool.
 //!
 //! ```text
 //!  0 magic     u32   "1FTR"
@@ -28,8 +28,8 @@
 //! 8 end      files u64, empty files u64, bytes u64, skipped u64, unopened disks u64, complete u8
 //! ```
 //!
-//! Inputs and kinds are numbered in the order in which they come. The frame of the end is the last one:
-//! a trace without it is cut.
+//! Inputs and kinds are numbered in order of appearance. The frame of the end is the last one: a trace
+//! without it was cut short.
 
 use crate::bytes::{array_at, put, u32_at, u64_at};
 use crate::cursor::{Cursor, impossible, put_text, put_varint};
@@ -54,30 +54,31 @@ const _: () = assert!(CHECKSUM_AT + 4 == TRACE_HEADER_BYTES);
 /// The content of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceFrame {
-    /// How the data was cut; the first frame, and only that.
+    /// How the data was cut; always the first frame, and only there.
     Start {
-        /// Each way to cut, as it is written on a command line.
+        /// Each way to cut, as on the command line.
         ways: Vec<String>,
     },
-    /// An input; they have numbers from 0 on.
+    /// An input; inputs are numbered from 0.
     Input {
-        /// Its path, as it was given.
+        /// The input's path, as given by the user.
         path: Vec<u8>,
     },
-    /// A kind of file; they have numbers from 0 on.
+    /// A kind of file; kinds are numbered from 0.
     Kind {
         /// The file name extension.
         name: String,
     },
     /// A file.
     File {
-        /// Of its first byte, in all files of the trace one after another with a gap after each.
+        /// The position of the file's first byte, in all files of the trace one after another with
+        /// a gap after each.
         position: u64,
-        /// How long it is.
+        /// The file's length.
         bytes: u64,
-        /// Number of its input.
+        /// The number of the file's input.
         input: u16,
-        /// Its path, or the hash in its place.
+        /// The file's path, or a hash in its place.
         name: Vec<u8>,
     },
     /// Chunks of a file that follow one another.
@@ -86,32 +87,32 @@ pub enum TraceFrame {
     Sample {
         /// Number of the way to cut.
         way: u16,
-        /// Chunks whose fingerprints end in so many zero bits are in the sample.
+        /// The sample consists of chunks whose fingerprints end in this number of zero bits.
         zero_bits: u16,
-        /// Some of them.
+        /// Some chunks of the sample.
         units: Vec<TraceUnit>,
     },
-    /// A file that could not be read, or that changed meanwhile.
+    /// A file that could not be read, or that changed while it was read.
     Problem {
-        /// Its path.
+        /// The file's path.
         path: Vec<u8>,
         /// The problem.
         what: String,
     },
-    /// The last frame.
+    /// The totals: the last frame.
     End(TraceEnd),
 }
 
 /// Chunks of a file that follow one another.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TraceChunks {
-    /// Position of the first one, counted as for files.
+    /// Position of the first chunk, counted as for files.
     pub position: u64,
     /// Number of the input.
     pub input: u16,
     /// Number of the kind of file.
     pub kind: u16,
-    /// The file has from two to the power of this bytes on.
+    /// The file has at least two to the power of this number of bytes.
     pub size_class: u8,
     /// Number of the way to cut.
     pub way: u8,
@@ -122,52 +123,52 @@ pub struct TraceChunks {
 /// Chunks of one length that follow one another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRun {
-    /// Of each, in bytes; not 0.
+    /// The length of each chunk in bytes; not 0.
     pub bytes: u64,
-    /// Their content.
+    /// The content of the chunks.
     pub content: TraceContent,
 }
 
 /// The content of a run's chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceContent {
-    /// So many chunks of zeros; not 0.
+    /// The number of chunks, all zeros; not 0.
     Zeros(u64),
-    /// Something with this fingerprint each; at least one.
+    /// The fingerprint of each chunk; at least one.
     Data(Vec<u128>),
 }
 
 /// A chunk in a sample, and its compressed size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceUnit {
-    /// Of the chunk.
+    /// The chunk's fingerprint.
     pub fingerprint: u128,
-    /// Where it was found.
+    /// The position at which the chunk was found.
     pub position: u64,
-    /// Its length.
+    /// The chunk's length.
     pub bytes: u32,
     /// Compressed size, in bytes.
     pub compressed_bytes: u32,
-    /// Length of the group that begins with it; 0 where none was compressed.
+    /// Length of the group that begins with the chunk; 0 if none was compressed.
     pub group_bytes: u32,
     /// Compressed size of the group, in bytes.
     pub compressed_group_bytes: u32,
 }
 
-/// Totals of everything that was read.
+/// Totals of all data that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceEnd {
-    /// Files.
+    /// The number of files.
     pub files: u64,
-    /// Of these, those without content.
+    /// The number of files without content.
     pub empty_files: u64,
-    /// Their size, in bytes.
+    /// The size of all files, in bytes.
     pub bytes: u64,
     /// Links and special files, which were not read.
     pub skipped: u64,
-    /// Files that begin as qcow2 images and were read as they are.
+    /// Files that begin like qcow2 images and were read as plain files.
     pub unopened_disks: u64,
-    /// Everything was read to its end.
+    /// Whether everything was read to its end.
     pub is_complete: bool,
 }
 
@@ -199,7 +200,7 @@ impl TraceFrame {
         put(frame, CHECKSUM_AT, &checksum.to_le_bytes());
     }
 
-    /// Returns the number of its kind.
+    /// Writes the payload, and returns the number of its kind.
     fn put_payload(&self, out: &mut Vec<u8>) -> u8 {
         match self {
             Self::Start { ways } => {
@@ -263,7 +264,7 @@ impl TraceFrame {
     }
 }
 
-/// Uses only the fields needed to find the frame's end.
+/// Decodes a header. Uses only the fields needed to find the frame's end.
 ///
 /// # Errors
 ///
@@ -353,7 +354,7 @@ impl TraceChunks {
 }
 
 impl TraceRun {
-    /// Of all its chunks together.
+    /// The length of all chunks of the run together.
     #[must_use]
     pub fn all_bytes(&self) -> u64 {
         let count = match &self.content {

@@ -1,4 +1,4 @@
-//! The memory that outlives the process: what is read back of it, and what is refused.
+//! The memory that outlives the process: which content is read back, and which is refused.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -59,8 +59,8 @@ fn a_header_comes_back() {
     assert_eq!(hex, golden.concat(), "what version 1.2 writes");
 }
 
-/// What another pool wrote, or another boot, is none of this owner's; a header of its own that has
-/// changed is damage.
+/// Memory written by another pool, or in another boot, does not belong to this owner; its own
+/// header, if changed, is damage.
 #[test]
 fn a_header_is_of_another_owner_or_whole() {
     for bytes in [HEADER.encode().0, encode_ledger(&OWNER)] {

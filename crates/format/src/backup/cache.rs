@@ -1,4 +1,5 @@
-//! A file of a host's cache of pack tables. The repository has nothing of it. Without it, the tables of all packs are read.
+//! A file of a host's cache of pack tables. The repository does not contain it; without it, the host reads the tables
+//! of all packs.
 //!
 //! ```text
 //! header   64 bytes
@@ -33,8 +34,8 @@
 //! 52 zeros         12 bytes
 //! ```
 //!
-//! A row says that a pack has a content, stored or moved: the first 8 bytes of the content's fingerprint, a `u64`, and the place of
-//! the pack among those of the file, a `u32`.
+//! A row says that a pack has a content, stored or moved: the first 8 bytes of the content's fingerprint, a `u64`, and
+//! the pack's place in the file's list of packs, a `u32`.
 
 use super::manifest::PackReference;
 use super::object::{RepositoryId, SourceId};
@@ -91,12 +92,12 @@ pub struct CachedPack {
 pub struct CachedRow {
     /// The first 8 bytes of the content's fingerprint.
     pub word: u64,
-    /// The place of the pack among those of the file.
+    /// The pack's place in the file's list of packs.
     pub pack: u32,
 }
 
 impl CacheHeader {
-    /// The bytes of the header, with which those of the packs are authenticated.
+    /// Encodes the header; its checksum covers `packs`, the bytes of the packs.
     #[must_use]
     pub fn encode(&self, packs: &[u8]) -> [u8; CACHE_HEADER_BYTES] {
         let mut bytes = [0; CACHE_HEADER_BYTES];
@@ -111,7 +112,7 @@ impl CacheHeader {
         bytes
     }
 
-    /// Reads it back. The checksum is that of [`CacheHeader::check`].
+    /// Decodes a header. [`CacheHeader::check`] verifies the checksum.
     ///
     /// # Errors
     ///
@@ -172,7 +173,7 @@ impl CachedPack {
         bytes
     }
 
-    /// Reads it back.
+    /// Decodes a cached pack.
     ///
     /// # Errors
     ///
@@ -226,7 +227,7 @@ impl CachedRow {
         bytes
     }
 
-    /// Reads it back.
+    /// Decodes a row.
     #[must_use]
     pub fn decode(bytes: &[u8; CACHED_ROW_BYTES]) -> Self {
         Self {

@@ -1,7 +1,7 @@
-//! Numbers of backups that are closed: such a backup was forgotten, or never completed, and does not exist whatever is
-//! found of it. The sealed chunk of a [tombstone](super::ObjectName::Tombstone), which closes one number, of an object that
-//! [several](super::ObjectName::Closed) were folded into, and of the number that a process is
-//! [working on](super::ObjectName::UnderWay).
+//! Closed numbers of backups: such a backup was forgotten, or never completed, and does not exist even if parts of it
+//! are found. This is the sealed chunk of a [tombstone](super::ObjectName::Tombstone), which closes one number, of an
+//! object that combines [several](super::ObjectName::Closed) tombstones, and of the number that a process is [working
+//! on](super::ObjectName::UnderWay).
 //!
 //! ```text
 //!  0 time       u64   seconds since the Unix epoch
@@ -21,12 +21,12 @@ use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
 
-/// Numbers of backups that do not exist any more.
+/// Numbers of backups that do not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Closed {
     /// When this was written: seconds since the Unix epoch.
     pub unix_seconds: u64,
-    /// Packs of the source with lower numbers may have been written, even if they are not there any more.
+    /// Packs of the source with lower numbers may have been written, even if they no longer exist.
     pub next_pack: u64,
     /// The numbers: ascending ranges, neither empty nor adjacent.
     pub backups: Vec<Range<u64>>,
@@ -59,7 +59,7 @@ impl Closed {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Closed {
                 structure: "closed numbers",
             });
         }
-        // Each is two bytes at least, so a forged number cannot take much memory.
+        // Each run takes at least two bytes, so a forged number cannot take much memory.
         if runs as usize > bytes.len() {
             return Err(impossible("runs of closed numbers", runs.into()));
         }

@@ -1,16 +1,16 @@
-//! Popular blocks that no backup needed when pruning looked, and that are about to be removed: the sealed chunk
-//! of their object. Whoever begins a backup from then on takes them for absent.
+//! Popular blocks that no backup needed when prune looked, and that will be removed: the sealed chunk of their
+//! object. Backups that begin afterwards treat them as absent.
 //!
 //! ```text
-//!  0 time    u64   since when: seconds since the Unix epoch
-//!  8 state   u8    0 it is not known yet who has to end before they go; 1 the list is complete
+//!  0 time    u64   when they were condemned: seconds since the Unix epoch
+//!  8 state   u8    0 the leases that must end first are not known yet; 1 the list is complete
 //!  9 zeros   3 bytes
 //! 12 runs    u32   of numbers
 //! 16 leases  u32   that must have ended
 //! ```
 //!
-//! then the numbers, as runs in ascending order: two varints each, the numbers since the end of the one
-//! before, and how many; then for each lease the source and the number of its holder, a `u64` each.
+//! then the numbers, as runs in ascending order: two varints each, the numbers since the end of the run
+//! before, and the length of the run; then for each lease the source and the number of its holder, a `u64` each.
 
 use super::manifest::{NumberRun, decode_numbers, put_numbers};
 use super::object::SourceId;
@@ -18,23 +18,24 @@ use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
 
-/// The right of a process to change a source, as others see it.
+/// The lease of a source, as other processes see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseName {
     /// The source.
     pub source: SourceId,
-    /// The number of whoever holds it.
+    /// The number of the lease's holder.
     pub holder: u64,
 }
 
-/// Popular blocks that are about to be removed.
+/// Popular blocks that will be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condemned {
-    /// Since when: seconds since the Unix epoch.
+    /// When they were condemned: seconds since the Unix epoch.
     pub since_unix_seconds: u64,
-    /// Their numbers, in ascending order.
+    /// The blocks' numbers, in ascending order.
     pub numbers: Vec<NumberRun>,
-    /// Whoever may have begun a backup before, and so may need them; nothing as long as that is not known.
+    /// Holders that may have begun a backup before, and so may need the blocks; `None` while they are not
+    /// known.
     pub before: Option<Vec<LeaseName>>,
 }
 
@@ -55,7 +56,7 @@ impl Condemned {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///
@@ -70,7 +71,7 @@ impl Condemned {
             });
         }
         let (runs, leases) = (rest.u32()?, rest.u32()?);
-        // Each is a byte at least, so a forged number cannot take much memory.
+        // Each item takes at least a byte, so a forged number cannot take much memory.
         if runs.max(leases) as usize > bytes.len() {
             return Err(impossible("entries", runs.max(leases).into()));
         }

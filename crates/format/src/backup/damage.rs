@@ -1,4 +1,5 @@
-//! Stored blocks that were found damaged: the sealed chunk of an object. No new backup refers to them.
+//! Stored blocks that were found damaged: the sealed chunk of an object. New backups do not refer to
+//! them.
 //!
 //! ```text
 //!  0 time   u64   when they were found: seconds since the Unix epoch
@@ -10,8 +11,8 @@
 //! damaged numbers, less the pack's first, as runs in ascending order: two varints each, the numbers since the end of the
 //! run before, and the length of the run.
 //!
-//! The witness says which pack it is, in all its generations. What is remembered of a pack says nothing of another one with
-//! its number.
+//! The witness identifies the pack in all its generations. Damage noted for one pack does not apply to another pack
+//! with the same number.
 
 use super::manifest::{NumberRun, PackReference, decode_numbers, put_numbers};
 use super::pack::{BLOCKS_PER_PACK, Witness};
@@ -20,13 +21,13 @@ use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
 
-/// Bytes of a pack in the chunk, at least.
+/// The fewest bytes of a pack in the chunk.
 const PACK_BYTES_MIN: usize = 30;
 
 /// Stored blocks that were found damaged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// When: seconds since the Unix epoch.
+    /// When the damage was found: seconds since the Unix epoch.
     pub unix_seconds: u64,
     /// The packs, ascending by number and witness.
     pub packs: Vec<DamagedPack>,
@@ -57,7 +58,7 @@ impl Damage {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///

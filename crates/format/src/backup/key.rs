@@ -1,5 +1,5 @@
-//! The master key of a repository, wrapped by a key that a passphrase or a key file gives. There is an
-//! object for each of them, and any one opens the repository.
+//! The master key of a repository, wrapped by a key that is derived from a passphrase or a key file.
+//! Each of them has an object, and any one opens the repository.
 //!
 //! ```text
 //!   0 object header  80 bytes
@@ -38,10 +38,10 @@ const WRAPPED_AT: usize = BODY + 40;
 const ZEROS_AT: usize = WRAPPED_AT + WRAPPED_BYTES;
 const CHECKSUM_AT: usize = KEY_BYTES - 4;
 
-/// The most memory that a derivation may ask for, in KiB: a forged object must not take all.
+/// The most memory that a derivation may request, in KiB: a forged object must not take all of it.
 pub const MEMORY_KIB_MAX: u32 = 4 << 20;
 
-/// The most passes that a derivation may ask for.
+/// The most passes that a derivation may request.
 pub const PASSES_MAX: u32 = 1000;
 
 /// How the wrapping key is derived.
@@ -51,9 +51,9 @@ pub enum Derivation {
     Passphrase {
         /// Memory in KiB.
         memory_kib: u32,
-        /// Passes over it.
+        /// Passes over that memory.
         passes: u32,
-        /// Lanes of it.
+        /// Lanes of that memory.
         lanes: u32,
     },
     /// From the content of a key file.
@@ -63,21 +63,21 @@ pub enum Derivation {
 /// The master key, wrapped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WrappedKey {
-    /// Its number: random.
+    /// The key's number: random.
     pub number: u64,
     /// How the wrapping key is derived.
     pub derivation: Derivation,
     /// The derivation's salt.
     pub salt: [u8; 16],
-    /// Whether its secret is a recovery key: a key file that was made at random. For people only.
+    /// Whether the secret is a recovery key, a key file that was made at random. For users only.
     pub is_recovery: bool,
-    /// When it was made.
+    /// When the wrapped key was made.
     pub created_unix_seconds: u64,
     /// The master key, sealed.
     pub wrapped: [u8; WRAPPED_BYTES],
 }
 
-/// Without what is wrapped: messages and logs are read by others.
+/// Leaves out the wrapped key, because others read messages and logs.
 impl fmt::Debug for WrappedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WrappedKey")
@@ -122,7 +122,7 @@ impl WrappedKey {
         bytes
     }
 
-    /// Reads key `number` of a repository.
+    /// Decodes key `number` of a repository.
     ///
     /// # Errors
     ///

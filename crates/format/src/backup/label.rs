@@ -1,5 +1,5 @@
 //! The name and the origin of a source, if they have changed since its birth: the sealed chunk of an object in the
-//! source's folder `labels`. Of several, the one with the highest number counts.
+//! source's folder `labels`. The label with the highest number counts.
 //!
 //! ```text
 //!  0 origin         see below
@@ -32,7 +32,7 @@ impl fmt::Display for MachineId {
     }
 }
 
-/// Where a disk comes from: it tells the disk from every other one, whatever their names are.
+/// Where a disk comes from. Distinguishes the disk from every other one, whatever their names are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// A volume.
@@ -51,7 +51,7 @@ pub enum Origin {
     },
 }
 
-/// For messages.
+/// The text for messages.
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -106,7 +106,7 @@ impl Origin {
     }
 }
 
-/// The name and the origin that a source has now.
+/// The present name and origin of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
     /// The name by which users know the source.
@@ -129,7 +129,7 @@ impl Label {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///

@@ -1,41 +1,41 @@
-//! Who changes a source: the sealed chunk of the object in its holder's folder.
+//! A process that changes a source: the sealed chunk of the object in its holder's folder.
 //!
 //! ```text
-//!  0 boot       16 bytes   names the boot of the holder's machine
-//! 16 namespace  u64        in which the process has its number
+//!  0 boot       16 bytes   identifies the boot of the holder's machine
+//! 16 namespace  u64        of the process's number
 //! 24 process    u64        its number
 //! 32 started    u64        when it started: ticks of the kernel since the boot
 //! 40 since      u64        seconds since the Unix epoch
 //! 48 host       text
-//!    doing      text       what it does, for messages
+//!    doing      text       the holder's operation, for messages
 //! ```
 
 use crate::cursor::{Cursor, put_text};
 use crate::error::FormatError;
 
-/// A process, among all of all machines.
+/// Identifies a process across all machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessId {
-    /// Names the boot of its machine.
+    /// Identifies the boot of the process's machine.
     pub boot: [u8; 16],
-    /// In which it has its number.
+    /// The namespace of the process's number.
     pub namespace: u64,
-    /// Its number.
+    /// The process's number.
     pub process: u64,
-    /// When it started: ticks of the kernel since the boot.
+    /// When the process started: ticks of the kernel since the boot.
     pub started: u64,
 }
 
-/// Who changes a source.
+/// The holder of a source's lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// The process.
     pub holder: ProcessId,
-    /// Since when: seconds since the Unix epoch.
+    /// When the lease was taken: seconds since the Unix epoch.
     pub since_unix_seconds: u64,
-    /// Its machine, for messages.
+    /// The name of the holder's machine, for messages.
     pub host: String,
-    /// What it does, for messages.
+    /// The holder's operation, for messages.
     pub doing: String,
 }
 
@@ -58,7 +58,7 @@ impl Lease {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///

@@ -3,10 +3,10 @@
 //! ```text
 //!   0 size          u64      bytes of the disk
 //!   8 block size    u32      bytes
-//!  12 changed by    u8       who said what changed since the parent: 0 nobody, 1 the pool's layers
+//!  12 changed by    u8       origin of the list of changes since the parent: 0 none, 1 the pool's layers
 //!  13 zeros         3 bytes
-//!  16 time          u64      of the moment that it holds: seconds since the Unix epoch
-//!  24 parent        u64      number of the backup before it, or 0
+//!  16 time          u64      of the backup's content: seconds since the Unix epoch
+//!  24 parent        u64      number of the parent backup, or 0
 //!  32 pool          16 bytes    of the volume, or zeros
 //!  48 volume        u64      its number in the pool, or 0
 //!  56 snapshot      u64      number of the base: the snapshot that was backed up, or 0
@@ -22,12 +22,12 @@
 //! 120 recipe        16 bytes    the witness of the recipe: the salt of its object
 //! ```
 //!
-//! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the source's own
-//! numbers that the backup uses, as runs in ascending order: two varints each, the blocks since the end of the
-//! one before, and how many; then those of popular blocks in the same way; then the witness of each pack that has
-//! any of the own numbers, 16 bytes each, in ascending order; then those of popular packs; then the name of the host that
-//! made the backup, a text; then the name of the user's snapshot that was backed up, a text, empty if there was none; then
-//! the tags, each a text.
+//! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the source's own numbers
+//! that the backup uses, as runs in ascending order: two varints each, the blocks since the end of the run before, and
+//! the length of the run; then the numbers of popular blocks in the same way; then the witness of each pack that has
+//! any of the own numbers, 16 bytes each, in ascending order; then the witnesses of popular packs; then the name of the
+//! host that made the backup, a text; then the name of the user's snapshot that was backed up, a text, empty if there
+//! was none; then the tags, each a text.
 
 use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible, put_text, put_varint};
@@ -38,16 +38,16 @@ use super::object::BackupNumber;
 use super::pack::{BLOCKS_PER_PACK, Witness};
 use super::recipe::{BLOCKS_PER_RECIPE_PAGE, NUMBER_END};
 
-/// Who said what changed since the parent.
+/// The origin of the list of changes since the parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangedBy {
-    /// Nobody: everything was read.
+    /// No such list: everything was read.
     Nobody,
-    /// The layers of the pool.
+    /// The pool's layers list the changes.
     Layers,
 }
 
-/// Figures of a backup.
+/// The figures of a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Blocks with data.
@@ -56,7 +56,7 @@ pub struct Counts {
     pub read_blocks: u64,
     /// Blocks that were stored for the source itself.
     pub new_blocks: u64,
-    /// Bytes of the packs that were written for it.
+    /// Bytes of the packs that were written for the backup.
     pub stored_bytes: u64,
     /// Blocks with data that are popular.
     pub popular_blocks: u64,
@@ -78,7 +78,7 @@ pub struct PoolSnapshot {
 pub struct NumberRun {
     /// The first number.
     pub first: u64,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
@@ -87,18 +87,18 @@ pub struct NumberRun {
 pub struct PackReference {
     /// The pack's number.
     pub number: u64,
-    /// Its witness.
+    /// The pack's witness.
     pub witness: Witness,
 }
 
-/// The witness of a pack, among those that a backup needs.
+/// The witness of pack `number`, if it is among `packs`.
 #[must_use]
 pub fn witness_of(packs: &[PackReference], number: u64) -> Option<Witness> {
     let found = packs.binary_search_by_key(&number, |pack| pack.number);
     found.ok().map(|at| packs[at].witness)
 }
 
-/// The numbers of the packs that have any of these numbers of blocks, ascending and each once.
+/// The numbers of the packs that contain any of these blocks, ascending and each once.
 pub fn packs_of(runs: &[NumberRun]) -> impl Iterator<Item = u64> + '_ {
     let mut next = 0;
     runs.iter().flat_map(move |run| {
@@ -109,51 +109,51 @@ pub fn packs_of(runs: &[NumberRun]) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-/// What makes a backup exist.
+/// The content of a manifest, which makes a backup exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// Bytes of the disk.
     pub size_bytes: u64,
     /// Bytes of a block.
     pub block_size: u32,
-    /// Who said what changed.
+    /// The origin of the list of changes.
     pub changed_by: ChangedBy,
-    /// The moment that it holds.
+    /// The moment of the backup's content: seconds since the Unix epoch.
     pub unix_seconds: u64,
-    /// The backup before it.
+    /// The parent backup.
     pub parent: Option<BackupNumber>,
     /// The snapshot that was backed up, if there was one.
     pub base: Option<PoolSnapshot>,
-    /// Figures.
+    /// The backup's figures.
     pub counts: Counts,
-    /// Distinguishes the recipe from every other one that ever has its number: the salt of its object.
+    /// Distinguishes the recipe from any other recipe with the same number: the salt of its object.
     pub recipe: Witness,
     /// Sealed bytes of each page of the recipe; 0 for a page of zeros.
     pub recipe_pages: Vec<u32>,
-    /// The source's own blocks that it uses, in ascending order.
+    /// The source's own blocks that the backup uses, in ascending order.
     pub own: Vec<NumberRun>,
-    /// The popular blocks that it uses, in ascending order.
+    /// The popular blocks that the backup uses, in ascending order.
     pub popular: Vec<NumberRun>,
-    /// The packs with its own blocks: those of [`packs_of`] its numbers.
+    /// The packs that contain the source's own blocks: [`packs_of`] their numbers.
     pub own_packs: Vec<PackReference>,
-    /// The packs with its popular blocks, likewise.
+    /// The packs that contain the popular blocks: [`packs_of`] their numbers.
     pub popular_packs: Vec<PackReference>,
     /// The name of the host that made the backup.
     pub host: String,
-    /// The name of the user's snapshot that was backed up, without that of its volume; empty if the backup is not of one.
+    /// The name of the user's snapshot that was backed up, without the volume's name; empty if there was none.
     pub snapshot: String,
-    /// Its tags.
+    /// The backup's tags.
     pub tags: Vec<String>,
 }
 
 impl Manifest {
-    /// Blocks of the disk, of which the last may be cut.
+    /// The number of blocks of the disk; the last one may be shorter.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.size_bytes.div_ceil(self.block_size.into())
     }
 
-    /// Blocks of a page of the recipe.
+    /// The number of blocks in a page of the recipe.
     #[must_use]
     pub fn blocks_of_page(&self, page: u64) -> u64 {
         let first = page * BLOCKS_PER_RECIPE_PAGE;
@@ -212,7 +212,7 @@ impl Manifest {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///
@@ -249,7 +249,7 @@ impl Manifest {
         if u64::from(pages) != blocks.div_ceil(BLOCKS_PER_RECIPE_PAGE) {
             return Err(impossible("recipe pages", pages.into()));
         }
-        // Each is a byte at least, so a forged number cannot take much memory.
+        // Each item takes at least a byte, so a forged number cannot take much memory.
         let most = pages.max(own).max(popular).max(tags);
         if most as usize > bytes.len() {
             return Err(impossible("entries", most.into()));
@@ -313,7 +313,7 @@ fn decode_witnesses(
     packs.collect()
 }
 
-/// Runs in ascending order that do not touch.
+/// Encodes runs in ascending order that do not touch.
 pub(super) fn put_numbers(out: &mut Vec<u8>, runs: &[NumberRun]) {
     let mut end = 0;
     for run in runs {

@@ -1,4 +1,4 @@
-//! The structures of a backup repository. They have a version of their own, and share nothing with a
+//! The structures of a backup repository. They have a separate version, and share nothing with a
 //! pool's.
 //!
 //! | file | structure |
@@ -11,12 +11,12 @@
 //! | [`pack`] | the table of a pack: its groups, and the fingerprints of its blocks |
 //! | [`recipe`] | a page of a recipe: which block is at which address |
 //! | [`manifest`] | the object that makes a backup exist |
-//! | [`lease`] | who changes a source |
-//! | [`condemned`] | popular blocks that are about to be removed |
-//! | [`closed`] | numbers of backups that do not exist any more |
+//! | [`lease`] | the process that changes a source |
+//! | [`condemned`] | popular blocks that will be removed |
+//! | [`closed`] | numbers of backups that do not exist |
 //! | [`table`] | the copy of a pack's table |
 //! | [`damage`] | stored blocks that were found damaged |
-//! | [`cache`] | what a host has read of the tables of packs |
+//! | [`cache`] | a host's cache of pack tables |
 
 pub mod cache;
 pub mod closed;
@@ -50,7 +50,7 @@ pub use repository::{RepositoryObject, Sealing, Writers};
 pub use source::Source;
 pub use table::TableCopy;
 
-/// Major version of every object that this build writes: any other one is refused.
+/// Major version of every object that this build writes; any other is refused.
 pub const REPOSITORY_MAJOR_VERSION: u8 = 2;
 
 /// Minor version of every object that this build writes: a repository with a higher one can be read.

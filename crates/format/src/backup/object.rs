@@ -1,4 +1,4 @@
-//! The header of every object in a repository, and what names the object.
+//! The header of every object in a repository, and the object's name.
 //!
 //! ```text
 //!  0 magic       u32   "1FBO"
@@ -16,7 +16,8 @@
 //! 76 checksum    u32   CRC-32C of the header with this field zero
 //! ```
 //!
-//! An object names itself: one that was renamed, or copied from another repository, is refused.
+//! An object names itself: an object that was renamed, or copied from another repository, is
+//! refused.
 
 use std::fmt;
 
@@ -35,7 +36,7 @@ const CHECKSUM_AT: usize = 76;
 /// The folders over which the packs of a source are spread.
 const PACK_FOLDERS: u64 = 256;
 
-/// Names a repository: random, drawn when it is created.
+/// Identifies a repository: random, drawn when it is created.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RepositoryId(pub [u8; 16]);
 
@@ -51,8 +52,8 @@ impl fmt::Debug for RepositoryId {
     }
 }
 
-/// Names a source inside its repository: drawn at the birth of the source. That of popular blocks follows from their
-/// domain.
+/// Identifies a source inside its repository: drawn at the birth of the source. The id of popular blocks is derived
+/// from their domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(pub u64);
 
@@ -62,7 +63,7 @@ impl fmt::Display for SourceId {
     }
 }
 
-/// Numbers the backups of a source from 1 on; never used twice.
+/// Numbers the backups of a source from 1 on; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackupNumber(pub u64);
 
@@ -72,12 +73,12 @@ impl fmt::Display for BackupNumber {
     }
 }
 
-/// What an object is, and which.
+/// The kind and the identity of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObjectName {
     /// The repository itself.
     Repository,
-    /// A copy of that object, byte for byte.
+    /// A copy of the repository object, byte for byte.
     RepositoryCopy,
     /// The master key, wrapped by one passphrase or key file.
     Key(u64),
@@ -89,30 +90,30 @@ pub enum ObjectName {
         source: SourceId,
         /// The number of its first block, in packs.
         number: u64,
-        /// Raised whenever the pack is rewritten with less in it.
+        /// Incremented whenever the pack is rewritten with fewer blocks.
         generation: u32,
     },
-    /// Which block is where in a backup.
+    /// The recipe of a backup: which block is at which address.
     Recipe(SourceId, BackupNumber),
-    /// What makes a backup exist.
+    /// The manifest of a backup, which makes it exist.
     Manifest(SourceId, BackupNumber),
-    /// Who changes a source: in the folder of this number.
+    /// The lease to change a source: in the folder of this number.
     Lease(SourceId, u64),
-    /// A backup that is not to be forgotten.
+    /// Protects a backup from being forgotten.
     Protection(SourceId, BackupNumber),
-    /// The popular blocks that are about to be removed.
+    /// The popular blocks that will be removed.
     Condemned(SourceId),
-    /// Who reads a backup: in the folder of this number.
+    /// The lease to read a backup: in the folder of this number.
     Reader(SourceId, BackupNumber, u64),
-    /// That a backup was forgotten, or never completed.
+    /// Notes that a backup was forgotten, or never completed.
     Tombstone(SourceId, BackupNumber),
-    /// Tombstones that were folded into one object; with each that was added, the next generation.
+    /// Tombstones that were folded into one object; each addition makes the next generation.
     Closed(SourceId, u32),
-    /// A copy of the source in one of its folders, which says that the folder is the one that it was.
+    /// A copy of the source in one of its folders, which proves that the folder is the original one.
     Copy(SourceId, Place),
-    /// The backup that the holder of a lease is making, in the folder of this number.
+    /// The number of the backup that the holder of a lease is making, in the folder of this number.
     UnderWay(SourceId, u64),
-    /// That backups of a source may need popular blocks.
+    /// Notes that backups of a source may need popular blocks.
     User {
         /// The popular blocks.
         popular: SourceId,
@@ -121,7 +122,7 @@ pub enum ObjectName {
     },
     /// The name and the origin of a source; with each change, the next generation.
     Label(SourceId, u32),
-    /// Room that is set aside.
+    /// Reserved room.
     Reserve,
     /// The copy of a pack's table.
     Table {
@@ -136,18 +137,18 @@ pub enum ObjectName {
     Damage(SourceId, u64),
 }
 
-/// A folder of a source that is there from the source's birth.
+/// A folder that a source has from its birth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Of manifests.
+    /// The folder of manifests.
     Manifests,
-    /// Of recipes.
+    /// The folder of recipes.
     Recipes,
-    /// Of packs.
+    /// The folder of packs.
     Packs,
-    /// Of tombstones.
+    /// The folder of tombstones.
     Tombstones,
-    /// Of the sources that popular blocks are for.
+    /// The folder of the sources that use popular blocks.
     Users,
 }
 
@@ -166,7 +167,7 @@ impl Place {
         }
     }
 
-    /// The folder, from the repository's.
+    /// The path of the folder inside the repository.
     #[must_use]
     pub fn path(self, source: SourceId) -> String {
         match self {
@@ -226,7 +227,7 @@ impl ObjectName {
         }
     }
 
-    /// Where the object is, from the repository's folder.
+    /// The path of the object inside the repository.
     #[must_use]
     pub fn path(self) -> String {
         match self {
@@ -265,19 +266,19 @@ impl ObjectName {
         }
     }
 
-    /// The folder whose folders have the packs of a source.
+    /// The folder with the folders of a source's packs.
     #[must_use]
     pub fn packs(source: SourceId) -> String {
         format!("sources/{source}/packs")
     }
 
-    /// The folder whose folders have the copies of the tables of these packs.
+    /// The folder with the folders of the copies of a source's pack tables.
     #[must_use]
     pub fn tables(source: SourceId) -> String {
         format!("sources/{source}/tables")
     }
 
-    /// The folder of what is remembered of damaged blocks of a source.
+    /// The folder of notes on damaged blocks of a source.
     #[must_use]
     pub fn damage(source: SourceId) -> String {
         format!("sources/{source}/damage")
@@ -295,13 +296,13 @@ impl ObjectName {
         format!("sources/{source}/backups")
     }
 
-    /// The folder of the backups of a source that are not to be forgotten.
+    /// The folder of the protected backups of a source.
     #[must_use]
     pub fn protections(source: SourceId) -> String {
         format!("sources/{source}/protected")
     }
 
-    /// The folder whose folders have those of whoever reads a backup.
+    /// The folder with the folders of readers of backups.
     #[must_use]
     pub fn readers(source: SourceId) -> String {
         format!("sources/{source}/readers")
@@ -313,13 +314,13 @@ impl ObjectName {
         format!("sources/{source}/forgotten")
     }
 
-    /// The folder of the tombstones of a source that were folded.
+    /// The folder of the folded tombstones of a source.
     #[must_use]
     pub fn closed(source: SourceId) -> String {
         format!("sources/{source}/closed")
     }
 
-    /// The folder of the sources that popular blocks are for.
+    /// The folder of the sources that use popular blocks.
     #[must_use]
     pub fn users(popular: SourceId) -> String {
         format!("sources/{popular}/users")
@@ -331,20 +332,20 @@ impl ObjectName {
         format!("sources/{source}/labels")
     }
 
-    /// The folder that has the folder of whoever changes a source, if somebody does.
+    /// The folder that has the folder of the lease's holder, if there is one.
     #[must_use]
     pub fn writer(source: SourceId) -> String {
         format!("sources/{source}/writer")
     }
 }
 
-/// Where an object of a pack is, in the folder whose folders have those of all packs.
+/// The path of a pack's object, inside the folder with the folders of all packs.
 fn of_pack(folder: &str, number: u64, generation: u32) -> String {
     let part = number % PACK_FOLDERS;
     format!("{folder}/{part:02x}/{number}.{generation}")
 }
 
-/// The salt in the bytes of a header.
+/// The salt in a header.
 #[must_use]
 pub fn salt_of(header: &[u8; OBJECT_HEADER_BYTES]) -> [u8; 16] {
     array_at(header, SALT_AT)
@@ -353,11 +354,11 @@ pub fn salt_of(header: &[u8; OBJECT_HEADER_BYTES]) -> [u8; 16] {
 /// The header of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectHeader {
-    /// Its repository.
+    /// The object's repository.
     pub repository: RepositoryId,
-    /// Its name.
+    /// The object's name.
     pub name: ObjectName,
-    /// The salt of the key of its chunks; zeros where it has none.
+    /// The salt of the key of the object's chunks; zeros if there is none.
     pub salt: [u8; 16],
 }
 
@@ -380,11 +381,11 @@ impl ObjectHeader {
         bytes
     }
 
-    /// Reads the header of the object that is found under `name`, in `repository` where that is known.
+    /// Decodes the header of the object found under `name`, in `repository` if that is known.
     ///
     /// # Errors
     ///
-    /// Any [`FormatError`]: it is not this object.
+    /// Any [`FormatError`] means that it is not this object.
     pub fn decode(
         bytes: &[u8; OBJECT_HEADER_BYTES],
         name: ObjectName,

@@ -28,17 +28,17 @@
 //! 16 witness     16 bytes   drawn when the pack was first written
 //! ```
 //!
-//! then for each group a `u32`: its sealed bytes, with the highest bit set if it is compressed; then for
-//! each block a `u8`: 0 gone, 1 stored, 2 lost, 3 moved; then for each block 16 bytes: its fingerprint, or zeros
-//! where it is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
-//! A lost block was damaged; its fingerprint tells with what it can be mended.
+//! then for each group a `u32`: its sealed bytes, with the highest bit set if it is compressed; then for each block
+//! a `u8`: 0 gone, 1 stored, 2 lost, 3 moved; then for each block 16 bytes: its fingerprint, or zeros if it is gone.
+//! Block *n* belongs to group *n* / 64, which holds its stored blocks in order. A lost block was damaged; its
+//! fingerprint identifies the content that can repair it.
 //!
-//! A moved block is stored among the popular ones. For each of them, in order, a `u64` follows: its number there; then
-//! a `u32`: how many popular packs have these numbers; then for each pack, in ascending order, its number, a `u64`, and its
-//! witness, 16 bytes.
+//! A moved block is stored as a popular block. For each of them, in order, a `u64` follows: its number there; then a
+//! `u32`: the number of popular packs with these blocks; then for each pack, in ascending order, its number, a `u64`,
+//! and its witness, 16 bytes.
 //!
 //! All generations of a pack have its witness, and no other pack has it. A manifest names the witness of each pack
-//! that it needs, so that a different pack with the same number is never used in its place.
+//! that it needs, so that a different pack with the same number is never used instead.
 
 use super::TAG_BYTES;
 use super::manifest::{PackReference, witness_of};
@@ -61,7 +61,7 @@ const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"1FPT");
 const CHECKSUM_AT: usize = 28;
 const COMPRESSED: u32 = 1 << 31;
 
-/// The end of a pack, from which the rest is found.
+/// The end of a pack, from which its other parts are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackTrailer {
     /// How many groups there are.
@@ -86,7 +86,7 @@ impl PackTrailer {
         bytes
     }
 
-    /// Reads it back.
+    /// Decodes a trailer.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl PackTrailer {
     }
 }
 
-/// Distinguishes a pack from every other one that ever has its number. All generations of the pack have it.
+/// Distinguishes a pack from any other pack with the same number. All generations of the pack have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Witness(pub [u8; 16]);
 
@@ -135,16 +135,16 @@ pub struct StoredGroup {
     pub is_compressed: bool,
 }
 
-/// What a pack has under a number.
+/// The content of a pack under one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
-    /// Nothing any more: no backup needed it.
+    /// Nothing: no backup needed the block.
     Gone,
     /// A block, with its fingerprint.
     Stored([u8; 16]),
-    /// Nothing, though a backup needs it: the fingerprint of a block that was damaged.
+    /// Nothing, though a backup needs it: the fingerprint of a damaged block.
     Lost([u8; 16]),
-    /// Nothing: the block is stored among the popular ones.
+    /// Nothing: the block is stored as a popular block.
     Moved {
         /// The block's fingerprint.
         fingerprint: [u8; 16],
@@ -154,13 +154,13 @@ pub enum Slot {
 }
 
 impl Slot {
-    /// Whether it is not gone.
+    /// Whether the slot is anything but gone.
     #[must_use]
     pub fn is_any(self) -> bool {
         self != Self::Gone
     }
 
-    /// The fingerprint of a block that is there.
+    /// The fingerprint, if the block is stored here.
     #[must_use]
     pub fn stored(self) -> Option<[u8; 16]> {
         match self {
@@ -169,7 +169,7 @@ impl Slot {
         }
     }
 
-    /// The fingerprint of a block that ought to be there.
+    /// The fingerprint, if the block is lost.
     #[must_use]
     pub fn lost(self) -> Option<[u8; 16]> {
         match self {
@@ -178,7 +178,7 @@ impl Slot {
         }
     }
 
-    /// The fingerprint of a block that is there, or among the popular ones.
+    /// The fingerprint, if the block is stored here or as a popular block.
     #[must_use]
     pub fn content(self) -> Option<[u8; 16]> {
         match self {
@@ -187,7 +187,7 @@ impl Slot {
         }
     }
 
-    /// The number of the popular block, if it is one now.
+    /// The number of the popular block, if the block was moved.
     #[must_use]
     pub fn moved(self) -> Option<u64> {
         match self {
@@ -206,7 +206,7 @@ pub struct PackTable {
     pub witness: Witness,
     /// The groups, in order.
     pub groups: Vec<StoredGroup>,
-    /// What it has, by number less its first.
+    /// The slots, by number less the pack's first.
     pub slots: Vec<Slot>,
     /// The popular packs that have its moved blocks, in ascending order.
     pub popular_packs: Vec<PackReference>,
@@ -245,7 +245,7 @@ impl PackTable {
         out
     }
 
-    /// Reads it back.
+    /// Decodes a table.
     ///
     /// # Errors
     ///
@@ -317,7 +317,7 @@ impl PackTable {
         })
     }
 
-    /// The packs among `known`, in ascending order, that have moved blocks of these.
+    /// The packs among `known`, in ascending order, that contain moved blocks of these slots.
     #[must_use]
     pub fn popular_packs_of(slots: &[Slot], known: &[PackReference]) -> Vec<PackReference> {
         let numbers = slots.iter().filter_map(|slot| slot.moved());
@@ -332,7 +332,7 @@ impl PackTable {
     }
 }
 
-/// Those that have the moved blocks, and no others.
+/// Decodes the popular packs; they must be exactly the packs with the moved blocks.
 fn decode_popular_packs(
     rest: &mut Cursor<'_>,
     slots: &[Slot],

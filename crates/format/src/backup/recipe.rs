@@ -7,7 +7,7 @@
 //! bit. Runs of a page are as long as can be.
 //!
 //! The bytes are compressed with zstd and sealed: page *n* of the disk is chunk *n* of the recipe. A page
-//! of zeros is left out. Where each page is, the manifest says.
+//! of zeros is left out. The manifest has the place of each page.
 
 use crate::cursor::{Cursor, impossible, put_varint};
 use crate::error::FormatError;
@@ -21,7 +21,7 @@ pub const RECIPE_PAGE_BYTES_MAX: usize = BLOCKS_PER_RECIPE_PAGE as usize * 12;
 /// Numbers stay below this.
 pub const NUMBER_END: u64 = 1 << 62;
 
-/// What blocks hold.
+/// The content of a run's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// Zeros.
@@ -33,7 +33,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// What the block holds that comes `blocks` after this one in its run.
+    /// The content `blocks` blocks after this one in its run.
     #[must_use]
     pub fn plus(self, blocks: u64) -> Self {
         match self {
@@ -47,14 +47,14 @@ impl Target {
 /// Consecutive blocks of the disk that hold zeros, or blocks with consecutive numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecipeRun {
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
-    /// What they hold.
+    /// The content of the first block.
     pub target: Target,
 }
 
 impl RecipeRun {
-    /// Adds a run to those before it, of which it may be the continuation.
+    /// Appends the run to `runs`, extending the last one if it continues it.
     pub fn push(self, runs: &mut Vec<RecipeRun>) {
         if self.blocks == 0 {
             return;
@@ -69,7 +69,7 @@ impl RecipeRun {
     }
 }
 
-/// The bytes of a page with these runs, made by [`RecipeRun::push`].
+/// Encodes a page of runs made by [`RecipeRun::push`].
 #[must_use]
 pub fn encode_page(runs: &[RecipeRun]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -96,7 +96,7 @@ pub fn encode_page(runs: &[RecipeRun]) -> Vec<u8> {
     out
 }
 
-/// Reads it back: the runs of a page of `blocks` blocks.
+/// Decodes the runs of a page of `blocks` blocks.
 ///
 /// # Errors
 ///

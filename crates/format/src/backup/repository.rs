@@ -27,25 +27,25 @@ const CHECKSUM_AT: usize = REPOSITORY_BYTES - 4;
 /// How chunks are protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealing {
-    /// A keyed hash shows that a chunk is what was written. Everybody can read it.
+    /// A keyed hash proves that a chunk is unchanged. Anyone can read it.
     Authenticated,
     /// AES-256-GCM.
     Encrypted,
 }
 
-/// How many hosts may write.
+/// How many hosts may write to the repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writers {
-    /// Any number: the file system gives a name to one of those who want it.
+    /// Any number: when several processes create a name, the file system lets exactly one succeed.
     Many,
-    /// One: the file system may give a name twice, and nothing keeps a second host out.
+    /// A single host: the file system may give a name twice, and nothing keeps a second host out.
     One,
 }
 
 /// The repository's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RepositoryObject {
-    /// Its id.
+    /// The repository's id.
     pub id: RepositoryId,
     /// How chunks are protected.
     pub sealing: Sealing,
@@ -81,7 +81,7 @@ impl RepositoryObject {
         bytes
     }
 
-    /// Reads it back.
+    /// Decodes the object.
     ///
     /// # Errors
     ///

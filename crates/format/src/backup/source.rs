@@ -9,7 +9,7 @@
 //!    domain      text    blocks are shared inside it
 //! ```
 //!
-//! It never changes. The folders of the source have copies of it. A [label](super::label) that is written later
+//! A source never changes. Its folders have copies of it. A [label](super::label) that is written later
 //! replaces its name and origin.
 
 use crate::bytes::is_zero;
@@ -24,7 +24,7 @@ use super::label::{Label, Origin};
 pub struct Source {
     /// The name by which users know the source; empty for popular blocks.
     pub name: String,
-    /// Sources share blocks with those of the same domain.
+    /// The domain inside which sources share blocks.
     pub domain: String,
     /// Bytes of a block.
     pub block_size: u32,
@@ -33,7 +33,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Whether it is the popular blocks of its domain.
+    /// Whether this is the source of a domain's popular blocks.
     #[must_use]
     pub fn is_popular(&self) -> bool {
         self.name.is_empty()
@@ -65,7 +65,7 @@ impl Source {
         out
     }
 
-    /// Reads it back.
+    /// Decodes the chunk's content.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The copy of a pack's table, with which the pack is read where its own table, header or trailer is damaged, and known
-//! where the pack is gone: the sealed chunk of an object of its own.
+//! The copy of a pack's table: the sealed chunk of a separate object. It is used to read the pack if its table, header
+//! or trailer is damaged, and to know its blocks if the pack is gone.
 //!
 //! ```text
 //!  0 header  80 bytes   the object header of the pack, which has the salt of its chunks
@@ -11,7 +11,7 @@ use super::pack::PackTable;
 use crate::cursor::Cursor;
 use crate::error::FormatError;
 
-/// What a pack is opened with.
+/// The parts of a pack that are needed to open it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableCopy {
     /// The bytes of the pack's header.
@@ -27,7 +27,8 @@ impl TableCopy {
         [&self.header[..], &self.table.encode()].concat()
     }
 
-    /// Reads it back. The header is not checked here: it is decoded when the pack is opened by it.
+    /// Decodes the chunk's content. The header is not checked here: it is decoded when the pack is
+    /// opened with it.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! The structures of a repository: round trips, damage, their pages, and their bytes for ever.
+//! The structures of a repository: round trips, damage, pages, and bytes that stay readable for
+//! ever.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -271,7 +272,7 @@ fn damage() -> Damage {
     }
 }
 
-/// A structure's name, its bytes, and what a decoder makes of any bytes.
+/// A structure's name, its bytes, and the result of decoding arbitrary bytes as it.
 type Specimen = (
     &'static str,
     Vec<u8>,
@@ -353,7 +354,7 @@ fn golden_repository_structures() {
     }
 }
 
-/// Whatever is cut or changed: never a panic, and the plain ones are refused.
+/// Whatever is cut or changed, decoding never panics, and plain structures are refused.
 #[test]
 fn damage_of_repository_structures_is_refused_or_harmless() {
     for (name, bytes, decode) in specimens() {
@@ -372,7 +373,8 @@ fn damage_of_repository_structures_is_refused_or_harmless() {
                     !has_checksum || read.is_err(),
                     "{name}, byte {at}, bit {bit}"
                 );
-                // Sealing refuses these before they are decoded; each value has one form all the same.
+                // Sealing refuses these before they are decoded; nevertheless each value has only one
+                // form.
                 assert_ne!(
                     read.ok(),
                     Some(whole.clone()),
@@ -525,7 +527,7 @@ fn object_document() {
     );
 }
 
-/// With a checksum of all before it at the end.
+/// Replaces the checksum at `at`, which covers all bytes before it.
 fn resealed(mut bytes: Vec<u8>, at: usize) -> Vec<u8> {
     bytes[at] |= 1;
     let end = bytes.len() - 4;
@@ -572,7 +574,7 @@ fn key_document() {
         };
         let read = WrappedKey::decode(&key.encode(REPOSITORY), key.number, REPOSITORY);
         assert_eq!(read.as_ref(), Ok(&key));
-        // What the checksum covers.
+        // The bytes that the checksum covers.
         key.encode(REPOSITORY)[..172].to_vec()
     };
     let trials = vec![

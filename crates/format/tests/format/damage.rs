@@ -121,16 +121,16 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
         ],
     ),
     ("queue_page", &[56..60]),
-    // Behind the last item, except for the PBA that would make another one.
+    // After the last item, except for the PBA that would make another one.
     ("batch_page", &[56..60, 3280..3288, 3293..4096]),
     ("secret", &[56..60, 96..4096]),
     ("export", &[56..60, 76..4096]),
-    // Behind the third bad block, and at the end of each.
+    // After the third bad block, and at the end of each.
     (
         "scrub_page",
         &[56..60, 100..128, 155..160, 187..192, 219..4096],
     ),
-    // Behind the fifth item.
+    // After the fifth item.
     ("loss_page", &[56..60, 72..128, 208..4096]),
 ];
 
@@ -364,14 +364,14 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("root", 144, &((1_u64 << 40) + 1).to_le_bytes()),
     ("root", 152, &0_u64.to_le_bytes()),
     ("root", 152, &u64::MAX.to_le_bytes()),
-    // Elements, and no tree that holds them.
+    // Elements without a tree that holds them.
     ("root", 160, &[0; 16]),
     ("root", 176, &0x7_1235_u64.to_le_bytes()),
     ("root", 184, &((504_u64 << 32) + 1).to_le_bytes()),
     // An open batch without items, and items without an open batch.
     ("root", 192, &[0; 16]),
     ("root", 208, &[0; 28]),
-    // All of a batch but its number.
+    // All fields of a batch except its number.
     ("root", 192, &[0; 24]),
     ("root", 208, &0_u64.to_le_bytes()),
     ("root", 208, &0x56_u64.to_le_bytes()),
@@ -389,7 +389,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("root", 236, &65_537_u32.to_le_bytes()),
     ("root", 240, &1_u64.to_le_bytes()),
     ("root", 240, &26_214_400_u64.to_le_bytes()),
-    // The claims: no tree for those that there are; head and end.
+    // The claims: no tree although there are some; head and end.
     ("root", 248, &[0; 16]),
     ("root", 264, &0x9_0abd_u64.to_le_bytes()),
     ("root", 272, &((504_u64 << 32) + 1).to_le_bytes()),
@@ -461,7 +461,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("scrub_page", 64, &(1_u64 << 40).to_le_bytes()),
     ("scrub_page", 72, &((1_u64 << 40) + 1).to_le_bytes()),
     ("scrub_page", 96, &7937_u32.to_le_bytes()),
-    // A fourth block; none; the same one twice; one that has changed without a known fingerprint.
+    // A fourth block; none; the same block twice; a changed block without a known fingerprint.
     ("scrub_page", 96, &4_u32.to_le_bytes()),
     ("scrub_page", 128, &[0; 8]),
     ("scrub_page", 160, &1_u64.to_le_bytes()),
@@ -477,7 +477,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("loss_page", 48, &[0; 8]),
     ("loss_page", 64, &((1_u32 << 20) + 1).to_le_bytes()),
     ("loss_page", 68, &((1_u32 << 20) + 1).to_le_bytes()),
-    // No volume; the same one twice; no block; a run behind the last block; runs that overlap.
+    // No volume; the same one twice; no block; a run after the last block; runs that overlap.
     ("loss_page", 128, &[0; 8]),
     ("loss_page", 144, &3_u64.to_le_bytes()),
     ("loss_page", 160, &[0; 8]),
@@ -510,7 +510,7 @@ fn the_first_mark_of_an_export_is_of_no_pages() {
     ));
 }
 
-/// A reader of pages in sequence knows of them only their own headers.
+/// A reader of pages in sequence has only their headers to identify them.
 #[test]
 fn pages_of_trees_are_told_from_others() {
     for sample in pages() {
@@ -865,7 +865,7 @@ proptest! {
         let _ = Record::decode(&bytes);
         prop_assert!(record::decode_all(&bytes).count() <= bytes.len());
         let _ = read_frame(&bytes);
-        // The same behind a header and a checksum that are right.
+        // The same bytes after a valid header and with a valid checksum.
         page[..BODY].copy_from_slice(&samples::pages()[0].page[..BODY]);
         page[4] = kind;
         reseal(&mut page);

@@ -9,7 +9,7 @@ mod pages;
 
 use std::ops::Range;
 
-/// Fields that only have room so far.
+/// Fields that only reserve room so far.
 const ALWAYS_ZERO: &[&str] = &["zeros", "reserved"];
 
 /// Every byte of a number of 64 bits.
@@ -42,7 +42,7 @@ pub(crate) fn table(document: &str, heading: &str) -> Vec<Row> {
     rows
 }
 
-/// The same for a table whose offsets and lengths are bits, the lowest first.
+/// The rows of a table whose offsets and lengths are bits, the lowest first.
 fn bit_table(document: &str, heading: &str) -> Vec<Row> {
     let document = document.replace("| bit | bits |", "| offset | bytes |");
     table(&document, heading)
@@ -61,12 +61,12 @@ pub(crate) enum Trial {
     Part(Vec<u8>, Vec<u8>),
     /// The sample's value of this field.
     Is(Vec<u8>),
-    /// Another table describes the content.
+    /// Another table describes the field's content.
     Elsewhere,
 }
 
-/// Tries every row of a table. `refuses` tells whether the decoder refuses the sample with a one at
-/// this offset.
+/// Tries every row of a table. `refuses` returns whether the decoder refuses the sample with a one
+/// at this offset.
 pub(crate) fn check(
     rows: &[Row],
     sample: &[u8],

@@ -59,7 +59,7 @@ fn golden(name: &str, bytes: &[u8], dump: impl Fn(&[u8]) -> String) -> Vec<u8> {
     kept
 }
 
-/// The golden bytes of a version, which mean what its golden text says.
+/// The bytes of a version's golden file, whose meaning must match its golden text.
 fn meaning(
     version: &str,
     name: &str,
@@ -77,7 +77,7 @@ fn meaning(
     kept
 }
 
-/// The same for a page, which is also opened as a reader does.
+/// Like [`golden`], for a page, which is also opened as a reader does.
 fn golden_page(name: &str, dump: impl Fn(&PageBytes) -> String) -> Box<PageBytes> {
     let sample = page(name);
     let kept = golden(name, &sample.page[..], |bytes| {
@@ -123,7 +123,7 @@ fn golden_superblock() {
     assert_eq!(Superblock::decode(&kept), Ok(samples::superblock()));
 }
 
-/// The plainest page: nothing but a header. It stands for `page` as well.
+/// The plainest page, only a header, which also stands for `page`.
 #[test]
 fn golden_data_label() {
     let kept = golden_page("data_label", |_| "body of zeros\n".to_owned());
@@ -233,7 +233,7 @@ fn golden_batch_page() {
     assert_eq!(batch_page::decode(&kept), Ok(samples::items()));
 }
 
-/// The text beside the bytes shows how a message or a log would print a secret.
+/// The text next to the bytes shows how a message or a log would print a secret.
 #[test]
 fn golden_secret() {
     let kept = golden_page("secret", |page| {
@@ -319,7 +319,7 @@ fn golden_record() {
     assert_eq!(read, Ok(samples::records()));
 }
 
-/// Entries as records hold them, eight bytes each; a map page has the lower seven.
+/// Entries as in records, eight bytes each; a map page has the lower seven.
 #[test]
 fn golden_entry() {
     let segment = samples::segment();
@@ -343,7 +343,7 @@ fn golden_entry() {
     assert_eq!(decode(&kept), entries);
 }
 
-/// A file that no test reads would rot.
+/// A golden file that no test reads would rot.
 #[test]
 fn every_golden_file_is_read_by_a_test() {
     let names = |version| {

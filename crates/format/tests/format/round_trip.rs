@@ -322,7 +322,7 @@ fn open_batches() -> impl Strategy<Value = (u64, OpenBatchHead)> {
     )
 }
 
-/// Head and end of a queue, and the tree of one that is not empty.
+/// Head and end of a queue, and the tree if it is not empty.
 fn queues() -> impl Strategy<Value = (u64, u64, TreeRoot)> {
     let top = (pointers(Just(0)), 1..=LEVELS_MAX);
     (0..=ELEMENTS_END, 0..=ELEMENTS_END, top).prop_map(|(a, b, (top, levels))| {

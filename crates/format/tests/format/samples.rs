@@ -575,7 +575,7 @@ pub(crate) fn reseal(page: &mut PageBytes) {
     page[60..64].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The same for a frame.
+/// Gives a frame that was changed by hand the checksum that its bytes have now.
 pub(crate) fn reseal_frame(bytes: &mut [u8]) {
     bytes[60..64].fill(0);
     let payload = u32::from_le_bytes(bytes[48..52].try_into().expect("four bytes"));
