@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub(crate) struct StatusQuery {
     pub(crate) cookie: u64,
-    /// It is not empty.
+    /// The requested range, which is not empty.
     pub(crate) range: Range<u64>,
     pub(crate) only_first: bool,
     pub(crate) blocking: Blocking,
@@ -23,7 +23,7 @@ struct Run {
 }
 
 impl StatusQuery {
-    /// The whole reply.
+    /// Makes the whole reply.
     pub(crate) fn reply(
         &self,
         export: &dyn Export,
@@ -74,8 +74,8 @@ impl StatusQuery {
         Ok(reply)
     }
 
-    /// Runs as a chunk carries them: neighbours of the same state are merged, and the last one ends
-    /// with the range at most.
+    /// The runs of a chunk: neighbours of the same state are merged, and the last one ends with the
+    /// range at the latest.
     fn descriptors(
         &self,
         descriptors_max: usize,
@@ -94,7 +94,7 @@ impl StatusQuery {
         }
         merged.truncate(descriptors_max);
         if merged.is_empty() {
-            // The protocol knows no answer without a state.
+            // The protocol has no answer without a state.
             let source = "the export told no state of a range".into();
             return Err(ExportError::Failed {
                 failure: Failure::Io,

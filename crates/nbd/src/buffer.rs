@@ -6,9 +6,8 @@
 //! Invariants:
 //! - Bytes lent plus bytes kept for reuse never exceed the pool's limit.
 //! - A [`Share`] never holds more than its maximum, so one client cannot take the whole pool.
-//! - A buffer is never waited for. A caller that gets none works through the memory of its
-//!   connection, piece by piece: slower, but no client can starve another, and there is nothing to
-//!   deadlock on.
+//! - No caller waits for a buffer. A caller that gets none works through its connection's memory,
+//!   piece by piece: slower, but no client can starve another, and no deadlock is possible.
 //!
 //! Memory comes from anonymous maps, not from the allocator: it is aligned, and it really goes back
 //! to the system instead of staying in an arena.
@@ -26,7 +25,7 @@ pub(crate) const ALIGNMENT: usize = 4096;
 /// small ones: direct reads of 1 MiB were three times as fast.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Memory of fixed size, aligned to [`ALIGNMENT`]; in large pages where it consists of such.
+/// Memory of fixed size, aligned to [`ALIGNMENT`]; in large pages if it consists of whole ones.
 #[derive(Debug)]
 pub(crate) struct AlignedBuffer {
     map: MmapMut,
@@ -44,7 +43,7 @@ impl AlignedBuffer {
         // Memory mapped beyond the aligned part is never touched, so it takes addresses only.
         let map = MmapMut::map_anon(len + HUGE_PAGE_BYTES)?;
         let start = map.as_ptr().addr().wrapping_neg() % HUGE_PAGE_BYTES;
-        // A wish: where the system has no large pages, small ones do.
+        // Best effort: a system without large pages uses small ones.
         let _ = map.advise_range(Advice::HugePage, start, len);
         Ok(Self { map, start, len })
     }
@@ -95,8 +94,8 @@ impl BufferPool {
         })
     }
 
-    /// Lends a buffer of `len` bytes on the account of `share`, or nothing if the pool or the share
-    /// is exhausted, or the system out of memory.
+    /// Lends a buffer of `len` bytes on the account of `share`; `None` if the pool or the share is
+    /// exhausted, or the system is out of memory.
     pub(crate) fn take(self: &Arc<Self>, share: &Arc<Share>, len: usize) -> Option<PoolBuffer> {
         let class = class_of(len)?;
         let class_bytes = ALIGNMENT << class;
@@ -133,7 +132,8 @@ impl BufferPool {
             state.bytes += class_bytes;
             state.bytes_peak = state.bytes_peak.max(state.bytes);
         }
-        // The evicted maps go before the new one comes: the limit is on memory, not on numbers.
+        // Unmap the evicted buffers before the new one is mapped: the limit applies to memory, not
+        // to numbers.
         drop(evicted);
         match AlignedBuffer::new(class_bytes) {
             Ok(memory) => Some(memory),
@@ -162,8 +162,8 @@ impl BufferPool {
     }
 }
 
-/// The smallest class that holds `len` bytes, and is made of large pages if it is large; none above
-/// 32 MiB.
+/// The smallest class that holds `len` bytes, and is made of large pages if it is large; `None`
+/// above 32 MiB.
 fn class_of(len: usize) -> Option<usize> {
     let len = match len > SMALL_PAGES_MAX {
         true => len.max(HUGE_PAGE_BYTES),

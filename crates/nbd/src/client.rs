@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use super::wire::{self, command, handshake_flag, info, option, option_reply, transmission_flag};
 
-/// NBD's port.
+/// NBD's default port.
 const PORT: u16 = 10809;
 
 /// The request size that a server accepts by default, per the specification.
@@ -21,7 +21,7 @@ const REQUEST_BYTES: (u32, u32) = (1, 32 << 20);
 /// The longest answer to an option that is read; the specification has strings of 4096 bytes at most.
 const ANSWER_BYTES_MAX: u32 = 64 << 10;
 
-/// Where an export is.
+/// The server and name of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     server: Server,
@@ -35,7 +35,7 @@ enum Server {
 }
 
 impl Address {
-    /// Another export of the same server.
+    /// The address of another export of the same server.
     #[must_use]
     pub fn with_export(&self, export: &str) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Address {
 impl FromStr for Address {
     type Err = String;
 
-    /// The URIs that the NBD project defines, without user, TLS and options.
+    /// Parses the URIs that the NBD project defines, without user, TLS and options.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let unusable = || {
             format!(
@@ -95,7 +95,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Text with `%20` for a space.
+/// Replaces escapes such as `%20` in a text.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -141,7 +141,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Where there is no such server, or it has no such export.
+    /// If there is no such server, or if it has no such export.
     pub fn connect(address: &Address) -> io::Result<Self> {
         let (input, output): (Box<dyn Read + Send>, Box<dyn Write + Send>) = match &address.server {
             Server::Tcp(host, port) => {
@@ -201,7 +201,7 @@ impl Client {
         }
     }
 
-    /// Takes in one piece of information about the export.
+    /// Stores one piece of information about the export.
     fn learn(&mut self, data: &[u8]) {
         let Some((kind, mut rest)) = data.split_first_chunk() else {
             return;
@@ -271,7 +271,7 @@ impl Client {
     }
 }
 
-/// Requests. Each returns when it is answered.
+/// The requests. Each call returns when its request is answered.
 impl Client {
     /// The export's size.
     pub fn bytes(&self) -> u64 {
@@ -292,7 +292,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Where the server refuses, or is gone; so with every request.
+    /// If the server refuses the request, or is gone; the same holds for every request.
     pub fn read(&mut self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         self.call(command::READ, 0, at, bytes.len(), &[])?;
         self.input.read_exact(bytes)
@@ -307,7 +307,7 @@ impl Client {
         self.call(command::WRITE, flags, at, bytes.len(), bytes)
     }
 
-    /// Makes zeros of so many bytes; `flags` are of [`wire::command_flag`].
+    /// Writes `len` zeros; `flags` are of [`wire::command_flag`].
     ///
     /// # Errors
     ///
@@ -316,7 +316,7 @@ impl Client {
         self.call(command::WRITE_ZEROES, flags, at, len, &[])
     }
 
-    /// Tells the server that this many bytes are no longer needed.
+    /// Releases a range that is no longer needed.
     ///
     /// # Errors
     ///
@@ -339,13 +339,13 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// So that the server does not log a lost client.
+    /// Disconnects, so that the server does not log a lost client.
     fn drop(&mut self) {
         let _ = self.call(command::DISC, 0, 0, 0, &[]);
     }
 }
 
-/// An option of the handshake as it is sent.
+/// Encodes an option of the handshake.
 #[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
 pub fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
     [
@@ -357,7 +357,7 @@ pub fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// A request as it is sent, without the data of a WRITE.
+/// Encodes a request, without the data of a WRITE.
 #[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
 pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     [
@@ -371,7 +371,7 @@ pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u3
     .concat()
 }
 
-/// A string with its length. No server takes a name whose length has no room in it.
+/// Encodes a string with its length. No server accepts a name whose length does not fit its field.
 #[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
 pub fn string_bytes(text: &str) -> Vec<u8> {
     [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()

@@ -1,14 +1,14 @@
 //! One client's connection after the handshake: the thread that reads its requests.
 //!
-//! A request is first tried right here, without blocking; the replies of all requests that came
-//! with one read go out with one write. A request that would block goes to the workers, and later
-//! requests overtake it. If no buffer, worker or budget is available, this thread blocks itself and
-//! thereby stops reading: a client can overload only itself. Requests to an export of background work
-//! stay on this thread, which stays on one processor.
+//! A request is first tried right here, without blocking; the replies of all requests that came with
+//! one read go out with one write. A request that would block goes to the workers, and later requests
+//! overtake it. If no buffer, worker or budget is available, this thread blocks itself and thereby
+//! stops reading: a client can overload only itself. Requests to an export of background work stay on
+//! this thread, which is pinned to one processor.
 //!
 //! Invariants:
-//! - No reply is held back while this thread blocks, and no write that was started: it sends the batch
-//!   before it waits for input, for the disk, or for a large payload.
+//! - While this thread blocks, no reply and no started write is held back: it sends the batch before
+//!   it waits for input, for the disk, or for a large payload.
 //! - When [`serve`] returns, no request of this client is in flight and its export is dropped.
 
 use crate::buffer::{BufferPool, Share};
@@ -43,15 +43,16 @@ pub(crate) struct Resources {
     pub(crate) parking: Arc<Parking<QueuedRequest>>,
     /// The part of the pool that one connection may hold.
     pub(crate) share_bytes: usize,
-    /// Lines about clients that are not served.
+    /// Limits log lines about clients that are not served.
     pub(crate) refusals: LogLimit,
-    /// Logs clients that attach and detach: a line each, unless a client does it in a loop.
+    /// Limits log lines about clients that attach and detach: a line each, unless a client does it
+    /// in a loop.
     pub(crate) attachments: LogLimit,
-    /// Lines about requests that failed.
+    /// Limits log lines about requests that failed.
     pub(crate) failures: Arc<LogLimit>,
 }
 
-/// Serves a client until it leaves, or is made to.
+/// Serves a client until it leaves or is cut off.
 pub(crate) fn serve(
     id: u64,
     socket: Arc<Socket>,
@@ -105,7 +106,7 @@ struct Connection<'a> {
     export: Arc<dyn Export>,
     prepared_bytes_max: usize,
     prepared_read_bytes_max: usize,
-    /// Writes were started, and may wait for [`Export::submit`].
+    /// Whether writes were started that may wait for [`Export::submit`].
     has_started: bool,
     input: Input,
     batch: Batch,
@@ -123,7 +124,7 @@ struct Answered {
     outcome: Outcome,
 }
 
-/// A request that its connection did not survive is counted as well.
+/// Counts a request that was still in progress when its connection broke.
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
         self.submit();
@@ -158,7 +159,7 @@ impl Connection<'_> {
         self.send_batch()
     }
 
-    /// The next request, without its payload. `None` when the client has left, or is to be left.
+    /// The next request, without its payload. `None` when the client has left, or should leave.
     fn next_request(&mut self) -> Result<Option<Request>, ConnectionError> {
         if self.input.len() < REQUEST_BYTES {
             self.send_batch()?;
@@ -192,7 +193,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Counts the current request, whose reply does not go by way of the batch.
+    /// Counts the current request, whose reply does not pass through the batch.
     fn count_current(&mut self, outcome: Outcome) {
         if let Some(request) = self.current.take() {
             self.shared.counters.count(request, outcome, Instant::now());
@@ -253,7 +254,7 @@ impl Connection<'_> {
         self.try_or_hand_over(Work::new(cookie, Command::Read { range, whole }, buffer))
     }
 
-    /// A large read without a large buffer.
+    /// Serves a large read without a large buffer.
     fn read_piecewise(
         &mut self,
         cookie: u64,
@@ -293,8 +294,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Sends the header for everything with the first piece. If a later one fails, only the end of
-    /// the connection can tell the client. No other thread may send before the last piece is out.
+    /// Sends the header for everything with the first piece. If a later piece fails, only closing
+    /// the connection can notify the client. No other thread may send before the last piece is out.
     fn read_to_one_reply(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
         let header = read_of(cookie, range.clone()).header(&self.shared);
         let mut pieces = pieces(range.clone());
@@ -381,7 +382,8 @@ impl Connection<'_> {
         self.try_or_hand_over(Work::new(request.cookie, command, Some(buffer)))
     }
 
-    /// A large write without a large buffer. After a piece has failed, the rest is read and
+    /// Serves a large write without a large buffer. After a piece has failed, the rest is read and
+    /// discarded.
     /// discarded.
     fn write_piecewise(
         &mut self,
@@ -415,7 +417,7 @@ impl Connection<'_> {
                 }
             }
         }
-        // The data is in place; only a flush is left.
+        // The data is in place; only a flush is left to do.
         let rest = match fua {
             true => Command::Flush,
             false => Command::Nothing,
@@ -423,7 +425,8 @@ impl Connection<'_> {
         self.try_or_hand_over(Work::new(request.cookie, rest, None))
     }
 
-    /// Fills `buffer` with payload: bytes in the input are copied, the rest is read there directly.
+    /// Fills `buffer` with payload: bytes in the input are copied, and the rest is read directly
+    /// into it.
     fn receive_to(&mut self, buffer: &mut [u8]) -> Result<(), ConnectionError> {
         self.send_batch()?;
         let moved = self.input.move_to(buffer);
@@ -483,13 +486,13 @@ impl Connection<'_> {
         self.reply_to(work, done)
     }
 
-    /// Whether other requests are in progress, or have arrived behind this one's payload. A request without
-    /// any is answered sooner by a worker: nobody needs to collect what goes to the kernel with it.
+    /// Whether other requests are in progress, or have arrived after this one's payload. A request without
+    /// any is answered sooner by a worker: no completion needs to be collected along with it.
     fn has_company(&self, payload_bytes: usize) -> bool {
         self.has_started || self.input.len() > payload_bytes || self.shared.queue.is_pending()
     }
 
-    /// As [`Work::execute`] without blocking, of a write whose data is next in the input.
+    /// Like [`Work::execute`] without blocking, for a write whose data is next in the input.
     fn write_or_prepare(
         &mut self,
         offset: u64,
@@ -501,8 +504,8 @@ impl Connection<'_> {
             .attempt("write", || export.write_or_prepare(offset, data))
     }
 
-    /// Starts a prepared write; returns it if this is not possible. It takes a buffer, because it may have
-    /// to wait for space after all.
+    /// Starts a prepared write; returns the request if this is not possible. The request takes a buffer,
+    /// because it may have to wait for space after all.
     fn start(&mut self, mut work: Work, prepared: PreparedWrite) -> Option<Work> {
         let buffer = self
             .resources
@@ -543,14 +546,14 @@ impl Connection<'_> {
         None
     }
 
-    /// Begins the writes that were started.
+    /// Submits the writes that were started.
     fn submit(&mut self) {
         if std::mem::take(&mut self.has_started) {
             self.export.submit();
         }
     }
 
-    /// A request that goes on without this thread.
+    /// Detaches the current request from this thread.
     fn queued(&mut self, work: Work) -> QueuedRequest {
         self.input.leave_processor();
         QueuedRequest {
@@ -562,13 +565,14 @@ impl Connection<'_> {
         }
     }
 
-    /// Hands a request over to the workers, or starts it; returns it if neither is possible.
+    /// Hands a request over to the workers, or starts it; returns the request if neither is
+    /// possible.
     fn hand_over(&mut self, work: Work) -> Option<Work> {
         let mut work = self.start_read(work)?;
         let len = work.command.memory_bytes();
         let mut taken = None;
         if len == 0 {
-            // Only a flush is left, and the data is no longer needed.
+            // Only a flush is left to do, and the data is no longer needed.
             work.buffer = None;
         } else if work.buffer.is_none() {
             taken = self.resources.pool.take(&self.share, len);

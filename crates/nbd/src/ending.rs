@@ -41,7 +41,7 @@ impl From<Broken> for ConnectionError {
 }
 
 impl ConnectionError {
-    /// Whether requests in progress get no reply any more.
+    /// Whether requests in progress get no reply.
     pub(crate) fn cuts_off(&self) -> bool {
         !matches!(
             self,

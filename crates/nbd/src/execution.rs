@@ -1,4 +1,4 @@
-//! Executing requests on an export, on any thread, with every possible end.
+//! Executing requests on an export, on any thread, and handling every way in which they end.
 
 use crate::block_status::StatusQuery;
 use crate::buffer::PoolBuffer;
@@ -29,7 +29,7 @@ pub(crate) struct ConnectionState {
     /// The export's name.
     pub(crate) name: String,
     pub(crate) terms: Terms,
-    /// The snapshots that the export is compared with, in the order of their numbers.
+    /// The snapshots with which the export is compared, in the order of their numbers.
     pub(crate) changes: Vec<Arc<dyn Changes>>,
     pub(crate) socket: Arc<Socket>,
     pub(crate) queue: SendQueue<Reply>,
@@ -37,29 +37,30 @@ pub(crate) struct ConnectionState {
     pub(crate) workers: Arc<WorkerPool<QueuedRequest>>,
     pub(crate) parking: Arc<Parking<QueuedRequest>>,
     pub(crate) failures: Arc<LogLimit>,
-    /// Nothing more is read from the client.
+    /// Set when nothing more is read from the client.
     pub(crate) ended: AtomicBool,
 }
 
-/// How an attempt ended, if not well.
+/// Why an attempt did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptError {
-    /// It has to be repeated where waiting is allowed.
+    /// The request has to be repeated where waiting is allowed.
     WouldBlock,
-    /// It has to be repeated until there is space.
+    /// The request has to be repeated until there is space.
     WaitForSpace,
-    /// The server stops while it waits for space. It gets no reply: a client that connects again repeats it
-    /// then, as after the death of the server, and to others the end of the connection is no worse than an
-    /// error.
+    /// The server stops while the request waits for space. The client gets no reply: it repeats the request
+    /// when it reconnects, as after a crash of the server; a client that does not reconnect loses no more
+    /// than by an error.
     Unanswered,
-    /// The client's errno.
+    /// The request failed with this errno for the client.
     Failed(Errno),
-    /// The export's state may be anything now: this connection is not continued.
+    /// The export panicked and may be in any state: this connection is closed.
     Panicked,
 }
 
 impl ConnectionState {
-    /// Where its tasks are queued. Snapshots are on the disk of their volume.
+    /// The lane of the connection's tasks. A snapshot has its volume's lane, because it is on the
+    /// same disk.
     pub(crate) fn lane(&self) -> Lane {
         let volume = self.name.split('@').next();
         let mut hasher = DefaultHasher::new();
@@ -70,7 +71,7 @@ impl ConnectionState {
         }
     }
 
-    /// Calls the export, and logs failures in a way that helps the reader of the log.
+    /// Calls the export, and logs failures for the operator.
     pub(crate) fn attempt<T>(
         &self,
         what: &str,
@@ -111,12 +112,12 @@ impl ConnectionState {
         }
     }
 
-    /// Whether the client has gone, or is to go: then nothing waits for space any more.
+    /// Whether the client has gone, or has to go: then nothing waits for space any more.
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) || self.socket.has_ended()
     }
 
-    /// How a request ends that can not wait for space any more.
+    /// The result of a request that can no longer wait for space.
     fn end_of_waiting(&self) -> AttemptError {
         match self.socket.is_draining() {
             true => AttemptError::Unanswered,
@@ -155,9 +156,9 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) cookie: u64,
-    /// The rest of the request: only a flush once the data of one with FUA is in place.
+    /// The part of the request left to do: only a flush once the data of a FUA write is in place.
     pub(crate) command: Command,
-    /// The memory for its data; if none, the connection's own is used.
+    /// The memory for the request's data; without it, the connection's memory is used.
     pub(crate) buffer: Option<PoolBuffer>,
 }
 
@@ -171,8 +172,8 @@ impl Work {
     }
 
     /// Executes the request, with its data in `memory` if it has no buffer. If it would block and must
-    /// not, `command` is the rest of it afterwards. Returns the chunks of the reply to BLOCK_STATUS;
-    /// for other requests, nothing.
+    /// not, `command` is the part left to do. Returns the chunks of the reply to BLOCK_STATUS; for
+    /// other requests, nothing.
     pub(crate) fn execute(
         &mut self,
         shared: &ConnectionState,
@@ -233,7 +234,8 @@ impl Work {
         })
     }
 
-    /// As [`Work::execute`] with [`Blocking::Yes`]; also waits for space, until the client leaves.
+    /// Like [`Work::execute`] with [`Blocking::Yes`]; also waits for space, until the client
+    /// leaves.
     pub(crate) fn execute_until_space(
         &mut self,
         shared: &ConnectionState,
@@ -309,7 +311,7 @@ impl Work {
 }
 
 impl Command {
-    /// The memory that it needs for its data, in bytes.
+    /// The memory needed for the request's data, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             // Lengths come from 32-bit fields.
@@ -321,7 +323,7 @@ impl Command {
         }
     }
 
-    /// For the log.
+    /// The request's name in the log.
     fn name(&self) -> &'static str {
         match self {
             Command::Nothing | Command::Disconnect => "nothing",
@@ -337,7 +339,7 @@ impl Command {
 }
 
 impl AttemptError {
-    /// The client's errno. An export that would block where it may has a defect.
+    /// The errno for the client. An export that would block although it may has a defect.
     pub(crate) fn errno(self) -> Errno {
         match self {
             AttemptError::Failed(errno) => errno,
@@ -348,19 +350,19 @@ impl AttemptError {
     }
 }
 
-/// A request that has to block, on its way to a worker. It holds its own reference to the export so
-/// that the last one is gone before the connection counts the request as delivered.
+/// A request that has to block, on its way to a worker. It holds a separate reference to the export
+/// so that the last one is gone before the connection counts the request as delivered.
 pub(crate) struct QueuedRequest {
     pub(crate) shared: Arc<ConnectionState>,
     pub(crate) export: Arc<dyn Export>,
     pub(crate) work: Work,
     pub(crate) received: Option<Received>,
-    /// It has had to wait for space.
+    /// Present once the request has had to wait for space.
     pub(crate) waiting: Option<Waiting<QueuedRequest>>,
 }
 
-/// A request that goes on without a thread. Dropped before it has heard of its end, it ends as one that
-/// panicked: otherwise its connection would wait for it for ever.
+/// A request in flight without a thread. If it is dropped before its completion arrives, it ends like a
+/// request that panicked: otherwise its connection would wait for it for ever.
 pub(crate) struct StartedRequest(Option<QueuedRequest>);
 
 impl StartedRequest {
@@ -368,7 +370,7 @@ impl StartedRequest {
         Self(Some(request))
     }
 
-    /// Its data was written, or was not.
+    /// Completes a write.
     pub(crate) fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
         if let Some(request) = self.0.take() {
             request.written(written, data);
@@ -409,7 +411,7 @@ impl Task for QueuedRequest {
 }
 
 impl QueuedRequest {
-    /// Its data was written without a worker, or was not.
+    /// Completes a write that ran without a worker.
     fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
         let shared = Arc::clone(&self.shared);
         match shared.attempt(self.work.command.name(), || written) {
@@ -423,7 +425,8 @@ impl QueuedRequest {
         }
     }
 
-    /// Its data was found without a worker, or it needs one after all.
+    /// Completes a read that ran without a worker, or hands it to a worker if the data was not
+    /// found.
     pub(crate) fn read(mut self, found: Option<FoundBytes>) {
         match (found, &mut self.work.buffer) {
             (Some(found), Some(buffer)) => {
@@ -437,7 +440,7 @@ impl QueuedRequest {
         }
     }
 
-    /// Leaves the worker to others; comes back to one later.
+    /// Parks the request, so that the worker is free; a worker retries it later.
     fn wait_for_space(mut self) {
         let shared = Arc::clone(&self.shared);
         if !shared.has_ended() {
@@ -452,7 +455,7 @@ impl QueuedRequest {
         self.deliver(Err(shared.end_of_waiting()));
     }
 
-    /// The request was executed on a worker ([step 9 reply]).
+    /// Delivers the result of an executed request ([step 9 reply]).
     fn deliver(self, done: Result<Vec<u8>, AttemptError>) {
         let Self {
             shared,
@@ -462,7 +465,7 @@ impl QueuedRequest {
             waiting,
         } = self;
         let outcome = Outcome::of(&done);
-        // What was answered before still goes out to a client that is let go.
+        // Earlier replies still go out to a client that is cut off.
         let must_close = done == Err(AttemptError::Panicked);
         let reply = work.into_reply(&shared, done);
         drop(waiting);
@@ -503,7 +506,7 @@ mod tests {
     use std::ops::Range;
     use std::os::unix::net::UnixStream;
 
-    /// Never called.
+    /// Stands in where no export is ever called.
     struct Unused;
 
     impl Export for Unused {

@@ -1,7 +1,8 @@
-//! The requirements of a block protocol on a block device, and on the owner of the devices.
+//! The interface between a block protocol and a block device, and between it and the owner of the
+//! devices.
 //!
-//! [`Export`] is one device as one client sees it; [`Exports`] is the daemon's side: it knows the
-//! names and decides who may attach to what. The protocol code uses nothing else of the store.
+//! [`Export`] is a device as one client sees it; [`Exports`] is the daemon's side: it has the names
+//! and decides which clients may attach. The protocol code uses nothing else of the store.
 
 use crate::volume::PreparedWrite;
 use onefold_store::{Blocking, Hurry, PreparedRead};
@@ -22,12 +23,12 @@ use std::sync::Arc;
 /// from memory, or returns [`ExportError::WouldBlock`] having changed nothing, and is then repeated
 /// with [`Blocking::Yes`] on a thread that may wait. Where [`Export::is_background`], every call may wait.
 pub trait Export: Send + Sync {
-    /// Size in bytes. It may grow while clients are attached: each keeps the size that it was told
-    /// when it attached. It shrinks only while none is.
+    /// Size in bytes. It may grow while clients are attached: each client keeps the size that it
+    /// received when it attached. It shrinks only while no client is attached.
     fn size_bytes(&self) -> u64;
 
-    /// The request size in bytes, a power of two from 512 to 32 MiB, from which on requests are
-    /// efficient.
+    /// The smallest request size at which requests are efficient, in bytes: a power of two from 512
+    /// to 32 MiB.
     fn preferred_block_bytes(&self) -> u32;
 
     /// Whether every change must be refused. The server then calls no method that changes data.
@@ -41,15 +42,15 @@ pub trait Export: Send + Sync {
         false
     }
 
-    /// A request has to wait for space. Until the result is dropped, work that makes room waits for no idle
-    /// processor.
+    /// Called when a request has to wait for space. Until the result is dropped, work that makes room does
+    /// not wait for an idle processor.
     fn hurry(&self) -> Option<Hurry> {
         None
     }
 
-    /// Whether its requests are background work, which must not get in the way of other exports' clients. The server
-    /// then carries them out one after the other on the thread that reads the client's socket. That thread stays on
-    /// one processor: if it may wake up on any, others' requests take longer.
+    /// Whether the export's requests are background work, which must not get in the way of other exports' clients.
+    /// The server then executes them one after the other on the thread that reads the client's socket, and pins that
+    /// thread to one processor: if it could wake up on any, other requests would take longer.
     fn is_background(&self) -> bool {
         false
     }
@@ -58,8 +59,8 @@ pub trait Export: Send + Sync {
     /// between clients, so success must mean that every byte was overwritten.
     fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError>;
 
-    /// Writes all of `data`. With [`Blocking::Yes`] it begins at a memory address that is congruent
-    /// to 0 modulo 4096; with [`Blocking::No`] it may begin anywhere. A read-only device refuses it.
+    /// Writes all of `data`. With [`Blocking::Yes`] it begins at a memory address that is a multiple
+    /// of 4096; with [`Blocking::No`] it may begin anywhere. A read-only device refuses it.
     fn write(&self, _offset: u64, _data: &[u8], _: Blocking) -> Result<(), ExportError> {
         Err(ExportError::read_only())
     }
@@ -69,8 +70,8 @@ pub trait Export: Send + Sync {
         0
     }
 
-    /// As [`Export::write`] with [`Blocking::No`]. But where only the device would have to be waited for, the
-    /// write may come back prepared instead: to be started, and to go on without a thread.
+    /// Like [`Export::write`] with [`Blocking::No`]. But if the write would wait only for the device, it may
+    /// be returned prepared instead: the caller starts it, and it completes without a thread.
     fn write_or_prepare(
         self: Arc<Self>,
         offset: u64,
@@ -84,13 +85,13 @@ pub trait Export: Send + Sync {
         0
     }
 
-    /// A read for which only the device has to be waited for: to be started, and to go on without a thread. Nothing
-    /// if there is more to it; then it is read with [`Blocking::Yes`].
+    /// Prepares a read that waits only for the device: the caller starts it, and it completes without a thread.
+    /// `None` if there is more to it; then it is read with [`Blocking::Yes`].
     fn prepare_read(self: Arc<Self>, _offset: u64, _len: usize) -> Option<PreparedRead> {
         None
     }
 
-    /// Begins the prepared writes that were started, which may wait for this.
+    /// Submits the prepared writes that were started, which may wait for this.
     fn submit(&self) {}
 
     /// Returns when every write that was answered before the call, on any connection, is durable.
@@ -102,7 +103,7 @@ pub trait Export: Send + Sync {
         }
     }
 
-    /// The content of the range is no longer needed. A read-only device refuses it.
+    /// Releases the range's content, which is no longer needed. A read-only device refuses it.
     fn trim(&self, _range: Range<u64>, _: Blocking) -> Result<(), ExportError> {
         Err(ExportError::read_only())
     }
@@ -117,8 +118,8 @@ pub trait Export: Send + Sync {
         Err(ExportError::read_only())
     }
 
-    /// States of the range from its start, at most `extents_max` of them (so perhaps not all of
-    /// it). At least one, none of them empty.
+    /// The states of the range from its start, at most `extents_max` of them (so perhaps not the
+    /// whole range). At least one, and none of them empty.
     fn extents(
         &self,
         range: Range<u64>,
@@ -132,10 +133,10 @@ pub trait Export: Send + Sync {
     fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError>;
 }
 
-/// The differences between an export and a snapshot of it.
+/// The differences between an export and one of its snapshots.
 pub trait Changes: Send + Sync {
-    /// The state of the range, from its start, as [`Export::extents`] returns it. Parts reported as
-    /// equal are equal; the others may be.
+    /// The states of the range, from its start, as [`Export::extents`] returns them. Parts reported
+    /// as equal are equal; the others may be.
     fn extents(
         &self,
         range: Range<u64>,
@@ -149,7 +150,7 @@ pub trait Changes: Send + Sync {
 pub struct ZeroOptions {
     /// Fail with [`Failure::Unsupported`] rather than write the zeros out.
     pub fast_only: bool,
-    /// The client wants space for later writes to the range. A device without a place to note that for each block
+    /// The client wants space for later writes to the range. A device that cannot note that for each block
     /// reserves nothing: see `docs/decisions/0054-zeroing-reserves-nothing.md`.
     pub keep_allocated: bool,
 }
@@ -157,19 +158,19 @@ pub struct ZeroOptions {
 /// Why an [`Export`] did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Only with [`Blocking::No`]: nothing was changed, ask again with [`Blocking::Yes`].
+    /// Only with [`Blocking::No`]: nothing was changed; repeat the call with [`Blocking::Yes`].
     #[error("the request has to wait for the disk")]
     WouldBlock,
-    /// There is no room for it, and the device is set to let it wait: ask again until there is. Part
-    /// of it may have been done. Only from calls that change data, with [`Blocking::Yes`].
+    /// There is no room for the request, and the device is set to let it wait: repeat it until there
+    /// is. Part of it may have been done. Only from calls that change data, with [`Blocking::Yes`].
     #[error("{0}")]
     WaitForSpace(Box<dyn Error + Send + Sync>),
-    /// It failed; the source gives the place and a remedy.
+    /// The request failed; the source gives the place and a remedy.
     #[error("{source}")]
     Failed {
-        /// The client's errno.
+        /// The kind of failure, which determines the client's errno.
         failure: Failure,
-        /// The log's message.
+        /// The message for the log.
         source: Box<dyn Error + Send + Sync>,
     },
 }
@@ -183,12 +184,12 @@ impl ExportError {
     }
 }
 
-/// The kind of failure that a client is told.
+/// The kind of failure that is reported to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// The device or its metadata failed.
     Io,
-    /// The same, where the export has logged it.
+    /// The device or its metadata failed, and the export has logged it.
     LoggedIo,
     /// No space is left.
     NoSpace,
@@ -205,13 +206,13 @@ pub enum Failure {
 /// The daemon's side of a server: the exports, and who may attach.
 pub trait Exports: Send + Sync {
     /// Names in the order of a client's list: those that follow `after`, or the first ones, and at
-    /// most `names_max` of them. An `after` that has gone by now still has its place in the order.
+    /// most `names_max` of them. A deleted `after` still has its place in the order.
     fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String>;
 
     /// The properties of an export that a client may know before it attaches.
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
 
-    /// The export that a client attaches to if it names none; by default the only one that there is.
+    /// The export for a client that names none; by default the only one, if there is only one.
     fn default_export(&self) -> Option<String> {
         let mut names = self.names(None, 2);
         match names.len() {
@@ -220,18 +221,18 @@ pub trait Exports: Send + Sync {
         }
     }
 
-    /// How many exports there are of which each has a place kept for its first client.
+    /// The number of exports that each have a place kept for their first client.
     fn devices(&self) -> usize {
         0
     }
 
-    /// The snapshots of an export that exists, which [`Exports::attach`] can compare it with, in
-    /// order; the first `snapshots_max` of them.
+    /// The snapshots of an existing export with which [`Exports::attach`] can compare it, in order;
+    /// the first `snapshots_max` of them.
     fn snapshots(&self, _name: &str, _snapshots_max: usize) -> Vec<String> {
         Vec::new()
     }
 
-    /// Whether a snapshot is one of those.
+    /// Whether an export has this snapshot.
     fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
         let snapshots = self.snapshots(name, usize::MAX);
         snapshots.iter().any(|other| other == snapshot)
@@ -255,7 +256,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// To an export that is compared with nothing.
+    /// An attached export that is compared with no snapshots.
     pub fn to(export: Arc<dyn Export>) -> Self {
         Self {
             export,
@@ -267,16 +268,16 @@ impl Attached {
 /// The properties of an export that a client may know before it attaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportSummary {
-    /// As [`Export::size_bytes`].
+    /// See [`Export::size_bytes`].
     pub size_bytes: u64,
-    /// As [`Export::preferred_block_bytes`].
+    /// See [`Export::preferred_block_bytes`].
     pub preferred_block_bytes: u32,
-    /// As [`Export::read_only`].
+    /// See [`Export::read_only`].
     pub read_only: bool,
 }
 
 impl ExportSummary {
-    /// The summary of an export at hand.
+    /// The summary of an existing export.
     pub fn of(export: &dyn Export) -> Self {
         Self {
             size_bytes: export.size_bytes(),
@@ -317,7 +318,7 @@ pub enum Peer {
     },
     /// A TCP client.
     Tcp(SocketAddr),
-    /// The kernel would not tell.
+    /// The kernel did not report the peer.
     Unknown,
 }
 

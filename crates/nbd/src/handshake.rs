@@ -24,7 +24,7 @@ use std::io::{self, Read, Write};
 pub struct Session {
     /// The name that the client chose.
     pub name: String,
-    /// The export, attached, with the snapshots that it is to be compared with.
+    /// The attached export, with the snapshots with which it is compared.
     pub attached: Attached,
     /// The agreed terms.
     pub terms: Terms,
@@ -41,7 +41,7 @@ pub struct Terms {
     pub structured_replies: bool,
     /// Whether the client may ask which blocks are stored.
     pub base_allocation: bool,
-    /// With how many snapshots the export is compared.
+    /// The number of snapshots with which the export is compared.
     pub bitmaps: usize,
 }
 
@@ -52,7 +52,7 @@ impl Terms {
     }
 }
 
-/// Why a handshake led nowhere.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The stream failed, ended, or took too long.
@@ -61,7 +61,7 @@ pub enum HandshakeError {
     /// The client does not speak NBD.
     #[error("an option begins with {0:#018x} instead of NBD's magic number")]
     NotAnOption(u64),
-    /// The client asks for something in the handshake that this server does not know.
+    /// The client set a flag in the handshake that this server does not know.
     #[error("unknown client flags {0:#x}")]
     UnknownClientFlags(u32),
     /// The client announced more data than any option has.
@@ -72,17 +72,17 @@ pub enum HandshakeError {
         /// The length announced.
         len: u32,
     },
-    /// The old way to choose an export has no answer for failure but to close the connection.
+    /// The old way to choose an export can report a failure only by closing the connection.
     #[error("cannot attach to export {name:?}: {reason}")]
     NotAttached {
         /// The requested name.
         name: String,
-        /// Why.
+        /// The reason.
         reason: AttachError,
     },
 }
 
-/// Runs the handshake on the server's side. `None`: the client took its leave.
+/// Runs the handshake on the server's side. `None` if the client disconnected.
 ///
 /// # Errors
 /// See [`HandshakeError`]; in each case the connection can only be closed.
@@ -132,7 +132,7 @@ pub fn negotiate<S: Read + Write>(
 
 enum ReadOption {
     Whole(u32, Vec<u8>),
-    /// Longer than anything sensible; its data has been read over.
+    /// The option's data is longer than anything sensible, and was skipped.
     TooBig(u32),
 }
 
@@ -173,7 +173,7 @@ fn read_u32<S: Read>(stream: &mut S) -> io::Result<u32> {
 /// The step after the answer to an option.
 enum Next {
     Option,
-    /// More names, once the present ones are sent.
+    /// Send more names of the list after the present ones.
     List {
         after: String,
         names_left: usize,
@@ -189,14 +189,14 @@ struct Handshake<'a> {
     no_zeroes: bool,
     structured_replies: bool,
     contexts: Contexts,
-    /// The answer to the option at hand.
+    /// The answers to the present option.
     replies: Vec<u8>,
 }
 
 /// The metadata contexts that a client selected.
 #[derive(Default)]
 struct Contexts {
-    /// The export for which; they hold for no other.
+    /// The export of the contexts; they hold for no other.
     export: String,
     base_allocation: bool,
     /// Names of snapshots, in the order of their contexts' numbers.
@@ -251,7 +251,7 @@ impl Handshake<'_> {
         self.list_on(None, LIST_NAMES_MAX)
     }
 
-    /// A page of the list.
+    /// Adds a page of names to the answer.
     fn list_on(&mut self, after: Option<&str>, names_left: usize) -> Next {
         let page_max = LIST_PAGE_NAMES.min(names_left);
         let names = self.exports.names(after, page_max);
@@ -341,7 +341,7 @@ impl Handshake<'_> {
         if selects {
             self.contexts.export.clone_from(&name);
         }
-        // A list includes whole families of names; only named contexts can be selected.
+        // A query can list whole families of names, but only named contexts can be selected.
         let is_named = |text: &str| queries.contains(&text.as_bytes());
         let is_listed = queries.is_empty() || is_named("base:");
         if is_named(BASE_ALLOCATION) || !selects && is_listed {

@@ -8,7 +8,7 @@ use std::io;
 use std::time::Instant;
 
 /// After a large payload, the next one is expected to follow a single header: reading little more
-/// than that leaves its bytes for the memory where they belong, instead of copying them there.
+/// than that leaves the payload to be read directly into its buffer, instead of being copied there.
 const READ_AHEAD_OF_LARGE_PAYLOAD: usize = 8 * REQUEST_BYTES;
 
 /// If fewer bytes than this are left, they are moved to the front of the buffer before the next
@@ -22,7 +22,7 @@ pub(crate) struct Input {
     memory: AlignedBuffer,
     begin: usize,
     end: usize,
-    /// When the last of the bytes at hand came.
+    /// When the last of the buffered bytes arrived.
     received_at: Instant,
     expects_large_payload: bool,
     patience: Patience,
@@ -40,12 +40,12 @@ impl Input {
         })
     }
 
-    /// The bytes at hand.
+    /// The buffered bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.memory.get(self.begin..self.end).unwrap_or_default()
     }
 
-    /// The first `len` bytes, which are at hand.
+    /// The first `len` bytes, which must be buffered.
     pub(crate) fn front_mut(&mut self, len: usize) -> &mut [u8] {
         let end = self.end.min(self.begin + len);
         self.memory.get_mut(self.begin..end).unwrap_or_default()
@@ -59,7 +59,7 @@ impl Input {
         self.received_at
     }
 
-    /// Drops `len` bytes from the front, which are at hand.
+    /// Drops `len` buffered bytes from the front.
     pub(crate) fn consume(&mut self, len: usize) {
         self.begin += len.min(self.len());
         if self.begin == self.end {
@@ -73,12 +73,14 @@ impl Input {
         self.expects_large_payload = yes;
     }
 
-    /// Others have work now: the next wait is without a look, which would only get into their way.
+    /// Makes the next wait skip polling, because other threads have work now and polling would get
+    /// in their way.
     pub(crate) fn leave_processor(&mut self) {
         self.patience.skipped = self.patience.skipped.max(1);
     }
 
-    /// Waits until at least `len` bytes are at hand, which must fit. `false`: the stream ended.
+    /// Waits until at least `len` bytes are buffered; they must fit. Returns false if the stream
+    /// ended.
     pub(crate) fn wait_for(&mut self, socket: &Socket, len: usize) -> io::Result<bool> {
         if self.len() >= len {
             return Ok(true);
@@ -104,7 +106,7 @@ impl Input {
         Ok(true)
     }
 
-    /// Copies the bytes at hand to the front of `target`, as many as fit; returns how many.
+    /// Copies buffered bytes from the front to `target`, as many as fit; returns the number.
     pub(crate) fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len().min(target.len());
         if let (Some(target), Some(bytes)) = (target.get_mut(..len), self.bytes().get(..len)) {
@@ -113,7 +115,7 @@ impl Input {
         len
     }
 
-    /// As [`Input::copy_to`], and consumes the bytes.
+    /// Like [`Input::copy_to`], and consumes the bytes.
     pub(crate) fn move_to(&mut self, target: &mut [u8]) -> usize {
         let len = self.copy_to(target);
         self.consume(len);
@@ -121,12 +123,13 @@ impl Input {
     }
 }
 
-/// Whether to poll for input before sleeping: only for clients for which that has worked lately.
+/// Decides whether to poll for input before sleeping: only for clients for which polling has
+/// recently succeeded.
 #[derive(Debug, Default)]
 struct Patience {
-    /// Vain looks in a row.
+    /// Failed polls in a row.
     failures: u32,
-    /// Waits to come without a look.
+    /// The number of waits left that skip polling.
     skipped: u32,
 }
 

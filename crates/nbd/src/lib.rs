@@ -13,7 +13,7 @@
 //! | `volume` | a volume of the store as an export |
 //! | `server` | accepting connections, shutdown |
 //! | `listener` | unix sockets, TCP, socket activation |
-//! | `unix_socket` | a name with its permissions, on a full file system too |
+//! | `unix_socket` | a socket's name and permissions, also on a full file system |
 //! | `registry` | connected clients; cutting clients off |
 //! | `statistics` | counts of clients' requests |
 //! | `socket` | system calls on a connected socket |
@@ -26,7 +26,7 @@
 //! | `block_status` | the reply to BLOCK_STATUS |
 //! | `input`, `reply` | bytes on their way in and out |
 //! | `send_queue` | turns of the threads that send on a socket |
-//! | [`client`] | the other end, for loads and tests |
+//! | [`client`] | the client side, for loads and tests |
 //! | `buffer`, `workers` | shared by connections: memory and threads that may block |
 //! | `parking` | where requests wait for space, without a thread |
 //! | `log_limit` | a limit on log lines that clients can cause |

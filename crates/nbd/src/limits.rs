@@ -22,19 +22,19 @@ pub(crate) const CONNECTION_BYTES: usize = INPUT_BYTES + SMALL_PAYLOAD_BYTES + (
 /// the execution of all others.
 pub(crate) const BATCH_REPLIES_MAX: usize = 32;
 
-/// Requests of one connection that wait for the disk at a time. Beyond, the connection's own
-/// thread does the waiting and stops reading. As deep as block devices usually queue.
+/// Requests of one connection that wait for the disk at a time. Beyond this, the connection's own
+/// thread waits and stops reading. As deep as block devices usually queue.
 pub(crate) const HANDED_OVER_MAX: usize = 128;
 
-/// One connection holds at most this fraction of the shared pool, so that a client that stops
-/// reading leaves most of it to the others.
+/// A connection holds at most this fraction of the shared pool, so that a client that stops reading
+/// leaves most of it to the others.
 pub(crate) const POOL_FRACTION_PER_CONNECTION: usize = 4;
 
 /// The interval at which parked requests are retried: short enough to go unnoticed when space comes
 /// back, and long enough to cost nothing while it does not.
 pub(crate) const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Once no request has had to wait for space for this long, the log is told.
+/// The end of waiting is logged once no request has had to wait for space for this long.
 pub(crate) const PARKED_QUIET_TIME: Duration = Duration::from_secs(1);
 
 /// Descriptors in one answer to BLOCK_STATUS, for all metadata contexts together: an answer of 16
@@ -59,36 +59,37 @@ pub(crate) const CONTEXTS_LISTED_MAX: usize = 1024;
 /// Longest data of a handshake option that is parsed: the longest name with dozens of queries.
 pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;
 
-/// Longest data of a handshake option that is read over; above, the client is cut off.
+/// Longest data of a handshake option that is skipped; a client that announces more is cut off.
 pub(crate) const OPTION_BYTES_SKIPPED_MAX: u64 = 1 << 20;
 
 /// Longest export name, from the NBD specification.
 pub(crate) const NAME_BYTES_MAX: usize = 4096;
 
-/// A client that has not chosen an export by then is cut off, as it takes up a connection.
+/// A client that has not chosen an export within this time is cut off, because it takes up a
+/// connection.
 pub(crate) const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Connections at a time that have not chosen an export. They do not count against the limit on
-/// attached ones, so silent sockets take no place from guests: more than a host's guests need to
-/// reconnect all at once, as a handshake takes a few round trips.
+/// attached ones, so silent sockets take no place from guests. The limit is more than a host's
+/// guests need to reconnect all at once, as a handshake takes a few round trips.
 pub const HANDSHAKES_MAX: usize = 64;
 
-/// A connection that has not chosen an export, or has chosen one and then asked for nothing, is let
-/// alone for so long. Then it goes if others have no place.
+/// A connection that has not chosen an export, or has chosen one and sent no request, keeps its
+/// place for at least this long. Afterwards it is cut off if another needs the place.
 pub(crate) const SILENCE_TIME_MIN: Duration = Duration::from_secs(2);
 
-/// How often is looked whether there is a place again.
+/// How often to check whether a place has become free.
 pub(crate) const PLACE_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long one that has to go for another may take.
+/// How long a connection may take to make room for another one.
 pub(crate) const PLACE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Failed requests that are logged one by one before the limit of one line a second applies: enough
 /// to see where a disk is bad.
 pub(crate) const FAILURE_LINES_MAX: u32 = 20;
 
-/// Lines about clients that attach or detach, at once; then one a second. A host's guests may all start
-/// together.
+/// Lines about clients that attach or detach, at once; afterwards one a second. A host's guests may all
+/// start together.
 pub(crate) const ATTACHMENT_LINES_MAX: u32 = 256;
 
 /// Pause after the system refused a new connection for lack of descriptors or memory.
@@ -99,6 +100,6 @@ pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// request at a time usually sends the next one sooner.
 pub(crate) const INPUT_POLL_TIME: Duration = Duration::from_micros(30);
 
-/// After so many vain polls in a row a connection's thread polls only once in 2 to the power of
-/// this many waits, so that clients with long pauses cost next to no processor time.
+/// After this number of failed polls in a row a connection's thread polls only once in 2 to the
+/// power of this number of waits, so that clients with long pauses cost next to no processor time.
 pub(crate) const INPUT_POLL_FAILURES_MAX: u32 = 8;

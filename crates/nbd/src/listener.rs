@@ -1,4 +1,4 @@
-//! Where clients connect: unix sockets, TCP, and sockets handed down by systemd.
+//! The addresses at which clients connect: unix sockets, TCP, and sockets handed down by systemd.
 //!
 //! [`crate::unix_socket`] gives unix sockets their names and permissions.
 
@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// An address to listen at: `unix:PATH` or `HOST:PORT`.
+/// An address at which to listen: `unix:PATH` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddress {
     /// A unix stream socket of this name.
@@ -53,12 +53,12 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// Access.
+/// Access restrictions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
     /// Permission bits of a unix socket, such as 0o660; write permission allows to connect.
     pub unix_mode: u32,
-    /// The group id of a unix socket; by default that of the process.
+    /// The group id of a unix socket; by default the process's.
     pub unix_group: Option<u32>,
     /// Allow TCP addresses that other machines can reach. Nothing protects such a connection.
     pub insecure_listen: bool,
@@ -74,10 +74,10 @@ impl Default for ListenOptions {
     }
 }
 
-/// Why an address cannot be listened at. Nothing has been changed.
+/// Why listening at an address failed. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another process accepts connections there.
+    /// Another process accepts connections at this address.
     #[error("{0}: another server is listening there; stop it first, or choose another address")]
     InUse(ListenAddress),
     /// There is a file of that name that is not a socket.
@@ -90,22 +90,22 @@ pub enum ListenError {
         resolved_words(address, resolved)
     )]
     NotLoopback {
-        /// As given.
+        /// The address as given.
         address: ListenAddress,
-        /// The address.
+        /// The resolved address.
         resolved: SocketAddr,
     },
     /// The system refused.
     #[error("cannot listen at {address}: {source}")]
     Io {
-        /// Where.
+        /// The address.
         address: ListenAddress,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// An address, and what its name stands for.
+/// An address, with the socket address to which it resolves.
 fn resolved_words(address: &ListenAddress, resolved: &SocketAddr) -> String {
     let (address, resolved) = (address.to_string(), resolved.to_string());
     match address == resolved {
@@ -126,7 +126,7 @@ impl ListenError {
 pub struct Listener {
     socket: ListenSocket,
     address: ListenAddress,
-    /// The name of a unix socket that we made.
+    /// The name of a unix socket that this process created.
     _name: Option<SocketName>,
 }
 
@@ -136,12 +136,12 @@ enum ListenSocket {
     Tcp(TcpListener),
 }
 
-/// What a service manager passed to this process.
+/// Sockets and files that a service manager passed to this process.
 #[derive(Default)]
 pub struct Inherited {
-    /// Sockets that listen.
+    /// Listening sockets.
     pub listeners: Vec<Listener>,
-    /// Files and devices, with the names under which it kept them (`FDNAME`).
+    /// Files and devices, with the names that the service manager gave them (`FDNAME`).
     pub files: Vec<(String, OwnedFd)>,
 }
 
@@ -208,14 +208,13 @@ impl Listener {
     }
 
     /// The sockets and files that systemd, or a compatible service manager, passed to this process:
-    /// `LISTEN_FDS` of them from descriptor 3 on, meant for the process `LISTEN_PID`. None if it
+    /// `LISTEN_FDS` of them from descriptor 3 on, meant for the process `LISTEN_PID`. Empty if it
     /// was started otherwise. Their creator decides whether others can reach them.
     ///
-    /// To be called once, before threads are started: it takes these variables out of the
-    /// environment.
+    /// Call this once, before threads are started: it takes these variables out of the environment.
     ///
     /// # Errors
-    /// A descriptor is a socket, and not a listening stream socket.
+    /// If a descriptor is a socket, but not a listening stream socket.
     pub fn inherited() -> io::Result<Inherited> {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':').map(str::to_owned);
@@ -251,7 +250,8 @@ impl Listener {
         address: ListenAddress,
         name: Option<SocketName>,
     ) -> io::Result<Self> {
-        // The accepting thread waits in poll; a client that is gone by then must not stop it.
+        // The accepting thread waits in poll; a client that has gone in the meantime must not stop
+        // it.
         match &socket {
             ListenSocket::Unix(listener) => listener.set_nonblocking(true)?,
             ListenSocket::Tcp(listener) => listener.set_nonblocking(true)?,
@@ -263,7 +263,7 @@ impl Listener {
         })
     }
 
-    /// Where clients connect; with the real port if port 0 was asked for.
+    /// The address at which clients connect; with the real port if port 0 was requested.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
@@ -301,7 +301,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Takes a descriptor that is no socket.
+/// Takes a descriptor that is not a socket.
 fn take_file(descriptors: &mut listenfd::ListenFd, index: usize) -> io::Result<Option<OwnedFd>> {
     // `/proc` names the kind without taking the descriptor.
     let number = FIRST_INHERITED + index as RawFd;

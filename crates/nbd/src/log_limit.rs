@@ -22,7 +22,7 @@ struct State {
 }
 
 impl LogLimit {
-    /// One that lets `lines_max` lines through at once.
+    /// A limit that lets `lines_max` lines through at once.
     pub(crate) fn new(lines_max: u32) -> Self {
         Self {
             lines_max,
@@ -42,7 +42,7 @@ impl LogLimit {
         }
     }
 
-    /// Whether there may be another line, and if so how many were left out before it.
+    /// Whether another line may be written now, and if so the number of lines left out before it.
     fn admits_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let earned = now.duration_since(state.since).as_secs() / LINE_INTERVAL.as_secs();

@@ -3,14 +3,14 @@
 //! A full device may want its writes to wait until there is room. That can take days, so a waiting
 //! request holds no thread and nothing of the device: it is parked here with its payload, and every
 //! [`PARKED_RETRY_INTERVAL`] all of them are handed to the workers again. No notification is needed
-//! when space comes back, wherever from; and reads, trims and flushes find the workers free.
+//! when space becomes available, from any source; and the workers stay free for reads, trims and
+//! flushes.
 //!
 //! The limits on the workers' queue also bound parked requests: requests handed over for each
 //! connection, and the memory of their payloads. A connection that has no share left blocks itself,
-//! and reads nothing more meanwhile.
+//! and reads nothing more in that time.
 //!
-//! The thread for this exists while there are parked requests. The log is told when it begins and
-//! when it ends.
+//! The thread for this exists while there are parked requests. Its start and end are logged.
 
 use crate::limits::{PARKED_QUIET_TIME, PARKED_RETRY_INTERVAL};
 use crate::workers::{Lane, Task, WorkerPool, submit_with_threads};
@@ -27,7 +27,7 @@ struct ParkingState<T> {
     parked: Vec<(Lane, T)>,
     /// Requests that have had to wait and are not answered yet, whether parked or being tried.
     waiting: usize,
-    /// When the last one of them was answered.
+    /// When the last of them was answered.
     quiet_since: Instant,
     has_thread: bool,
 }
@@ -35,7 +35,7 @@ struct ParkingState<T> {
 /// A request that has had to wait, until dropped.
 pub(crate) struct Waiting<T> {
     parking: Arc<Parking<T>>,
-    /// What makes room is hurried as long.
+    /// Hurries the work that makes room, for as long.
     _hurry: Option<Hurry>,
 }
 
@@ -51,7 +51,7 @@ impl<T: Task> Parking<T> {
         })
     }
 
-    /// How many requests wait for space.
+    /// The number of requests that wait for space.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().waiting
     }
@@ -82,7 +82,7 @@ impl<T: Task> Parking<T> {
         }
     }
 
-    /// Parks a request. It is returned if there is no thread to retry it.
+    /// Parks a request. Returns it if there is no thread to retry it.
     pub(crate) fn park(&self, lane: Lane, task: T) -> Result<(), T> {
         let mut state = self.lock();
         if !state.has_thread {

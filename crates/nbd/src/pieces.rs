@@ -1,4 +1,4 @@
-//! Large requests without a large buffer: piece by piece, with the memory of their connection.
+//! Large requests without a large buffer: piece by piece, in their connection's memory.
 
 use crate::execution::{AttemptError, ConnectionState, Work};
 use crate::export::Export;

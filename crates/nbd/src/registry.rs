@@ -6,13 +6,13 @@
 //! client.
 //!
 //! Places are limited, and inactive connections lose theirs first:
-//! - Connections that have not chosen an export have [`HANDSHAKES_MAX`] places of their own. If all
-//!   are taken, the oldest goes.
+//! - Connections that have not chosen an export have [`HANDSHAKES_MAX`] separate places. If all are
+//!   taken, the oldest is cut off.
 //! - Attached ones have the server's limit. For each device without a client a place is kept, up to
 //!   half of all, from further clients of other devices. So every guest gets in again after a
 //!   restart, even if others came before it. If there is no place, the oldest client that has never
 //!   sent a request is cut off; if there is none, the newcomer is refused.
-//! - Neither goes within [`SILENCE_TIME_MIN`].
+//! - No connection is cut off within [`SILENCE_TIME_MIN`].
 
 use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
 use crate::limits::{HANDSHAKES_MAX, PLACE_RETRY_PAUSE, PLACE_TIME_MAX, SILENCE_TIME_MIN};
@@ -26,22 +26,22 @@ use std::time::{Duration, Instant, SystemTime};
 /// A client that is attached to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// Counts up from 1 over the life of the server; log messages have it.
+    /// The client's number, counted from 1 over the life of the server; also in log messages.
     pub id: u64,
     /// The export's name.
     pub export: String,
     /// The client.
     pub peer: Peer,
-    /// When it connected.
+    /// When the client connected.
     pub since: SystemTime,
-    /// Its requests so far.
+    /// The client's requests so far.
     pub totals: Totals,
 }
 
 #[derive(Debug)]
 pub(crate) struct Registry {
     connections_max: usize,
-    /// There would be more with more memory.
+    /// Whether the limit on connections is due to memory.
     is_memory_short: bool,
     state: Mutex<RegistryState>,
     gone: Condvar,
@@ -52,7 +52,7 @@ struct RegistryState {
     connections: BTreeMap<u64, Entry>,
     last_id: u64,
     closed: bool,
-    /// Of connections that have ended.
+    /// The totals of connections that have ended.
     past: ServerStatistics,
 }
 
@@ -60,11 +60,11 @@ struct RegistryState {
 struct Entry {
     socket: Arc<Socket>,
     since: SystemTime,
-    /// When it connected, or chose its export.
+    /// When the client connected, or chose its export.
     stage_since: Instant,
-    /// It has to go.
+    /// Set when the client has been cut off to make room.
     dropped: bool,
-    /// Present once the client has chosen.
+    /// The export, once the client has chosen it.
     export: Option<String>,
     counters: Arc<Counters>,
 }
@@ -75,7 +75,7 @@ impl Entry {
     }
 }
 
-/// The server is shutting down.
+/// The error that the server is shutting down.
 #[derive(Debug)]
 pub(crate) struct Closed;
 
@@ -90,7 +90,7 @@ impl RegistryState {
     }
 
     /// Cuts off the oldest silent connection that is attached, or is not, after at least
-    /// `silence_min`. Otherwise returns how long the oldest such still has, if there is any.
+    /// `silence_min`. Otherwise returns how long the oldest one still has, if there is any.
     fn drop_silent(
         &mut self,
         attached: bool,
@@ -120,7 +120,7 @@ impl Registry {
         })
     }
 
-    /// Enters a connection that has yet to choose; see [`Registry::make_room`].
+    /// Enters a connection that has not chosen an export yet; see [`Registry::make_room`].
     pub(crate) fn register(self: &Arc<Self>, socket: Arc<Socket>) -> Result<Registration, Closed> {
         let mut state = self.lock();
         if state.closed {
@@ -145,7 +145,7 @@ impl Registry {
         })
     }
 
-    /// Whether another connection may be accepted. If not, makes the oldest one go that has not
+    /// Whether another connection may be accepted. If not, cuts off the oldest one that has not
     /// chosen an export in time.
     pub(crate) fn make_room(&self) -> bool {
         let mut state = self.lock();
@@ -156,7 +156,8 @@ impl Registry {
         has_room
     }
 
-    /// Makes the oldest connection go that has not chosen an export, as the system has no more.
+    /// Cuts off the oldest connection that has not chosen an export, because the system's resources
+    /// are exhausted.
     pub(crate) fn give_up_one(&self) {
         let _ = self.lock().drop_silent(false, Duration::ZERO);
     }
@@ -191,8 +192,8 @@ impl Registry {
         self.lock().past.exports.remove(export);
     }
 
-    /// Cuts off the clients of an export. Returns how many there were, and how many of its clients
-    /// are left after `time_max`.
+    /// Cuts off the clients of an export. Returns their number, and how many of them are left after
+    /// `time_max`.
     pub(crate) fn disconnect(&self, export: &str, time_max: Duration) -> (usize, usize) {
         let of_export = |entry: &Entry| entry.export.as_deref() == Some(export);
         let mut state = self.lock();
@@ -221,7 +222,7 @@ impl Registry {
         }
     }
 
-    /// Cuts off all clients; returns how many there were.
+    /// Cuts off all clients; returns their number.
     pub(crate) fn close(&self) -> usize {
         let state = self.lock();
         for entry in state.connections.values() {
@@ -282,12 +283,13 @@ impl Registration {
         let registry = &self.registry;
         let limit = registry.connections_max;
         let deadline = Instant::now() + PLACE_TIME_MAX;
-        // Asked without the lock, and only where it may matter.
+        // Queried without the lock, and only if it may matter.
         let is_crowded = registry.lock().attached().count() >= limit / 2;
         let devices = if is_crowded { exports.devices() } else { 0 };
         let mut state = registry.lock();
         while !has_place(&state, limit, name, devices) {
-            // One that was made to go before may still be about it, or not be silent for long enough.
+            // A connection that was cut off before may still be ending, or may not be silent for long
+            // enough.
             let leaving = state.attached().any(|entry| entry.dropped);
             let leaves = leaving || state.drop_silent(true, SILENCE_TIME_MIN) != Err(None);
             if !leaves || Instant::now() >= deadline {
@@ -315,8 +317,7 @@ impl Registration {
         if let Some(entry) = state.connections.get_mut(&self.id) {
             entry.export = None;
         }
-        // A caller that waits for the clients of an export to go must be told of one that was
-        // refused.
+        // Wakes callers that wait for the clients of an export to go: this one was refused.
         self.registry.gone.notify_all();
     }
 }
@@ -345,7 +346,7 @@ impl Drop for Registration {
     }
 }
 
-/// The daemon's exports as one connection is offered them.
+/// The daemon's exports, as offered to one connection.
 pub(crate) struct RegisteringExports<'a> {
     pub(crate) exports: &'a dyn Exports,
     pub(crate) registration: &'a Registration,
@@ -398,7 +399,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    /// A pool with so many devices.
+    /// Exports with this number of devices.
     struct Devices(usize);
 
     impl Exports for Devices {
@@ -422,7 +423,7 @@ mod tests {
         registry.register(socket).unwrap()
     }
 
-    /// A client that attaches and asks for something.
+    /// A client that attaches and sends a request.
     fn client(registry: &Arc<Registry>, export: &str) -> Option<Registration> {
         client_of(registry, export, 3)
     }
@@ -443,7 +444,7 @@ mod tests {
         assert!(b.is_some() && c.is_some());
         assert!(client(&registry, "b").is_none());
         assert!(client(&registry, "d").is_none(), "the limit is the limit");
-        // With all devices attached, any client can have the rest.
+        // When each device has a client, any client can have the other places.
         of_a.pop();
         assert!(client(&registry, "b").is_some());
         drop((b, c));

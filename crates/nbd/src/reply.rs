@@ -79,10 +79,10 @@ impl Sink<Reply> for Socket {
     }
 }
 
-/// Replies that go out with one system call, in memory that is used over and over.
+/// Replies that go out with one system call, in memory that is reused.
 ///
 /// Payloads begin on aligned addresses, where exports read straight into them; the headers are
-/// elsewhere, together.
+/// stored separately, together.
 #[derive(Debug)]
 pub(crate) struct Batch {
     payloads: AlignedBuffer,
@@ -125,8 +125,8 @@ impl Batch {
             .unwrap_or_default()
     }
 
-    /// Adds a reply; if `header` is empty, one that is all payload or the next piece of one that has
-    /// begun. Its payload is the first `payload_bytes` of the slot.
+    /// Adds a reply. With an empty `header`, the reply is all payload, or the next piece of one that
+    /// has begun. Its payload is the first `payload_bytes` of the slot.
     pub(crate) fn push(&mut self, header: &[u8], payload_bytes: usize) {
         self.headers.extend_from_slice(header);
         let payload = self.payloads_end..self.payloads_end + payload_bytes;

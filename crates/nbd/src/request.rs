@@ -11,16 +11,16 @@ use std::ops::Range;
 pub enum Command {
     /// Send the range's content.
     Read {
-        /// Which bytes.
+        /// The range to read.
         range: Range<u64>,
-        /// Whether it must come in one chunk.
+        /// Whether the content must come in one chunk.
         whole: bool,
     },
     /// Store the payload.
     Write {
-        /// Where to.
+        /// The range to write.
         range: Range<u64>,
-        /// Whether it must be durable before the reply.
+        /// Whether the data must be durable before the reply.
         fua: bool,
     },
     /// Do nothing.
@@ -31,23 +31,23 @@ pub enum Command {
     Trim {
         /// The range.
         range: Range<u64>,
-        /// Whether it must be durable before the reply.
+        /// Whether the trim must be durable before the reply.
         fua: bool,
     },
     /// Make the range zeros.
     WriteZeroes {
         /// The range.
         range: Range<u64>,
-        /// How.
+        /// The client's options.
         options: ZeroOptions,
-        /// Whether it must be durable before the reply.
+        /// Whether the zeros must be durable before the reply.
         fua: bool,
     },
     /// Send the range's states.
     BlockStatus {
         /// The range.
         range: Range<u64>,
-        /// Whether only the first state is wanted.
+        /// Whether only the first state is requested.
         only_first: bool,
     },
     /// Bring the range into memory; it is not empty.
@@ -56,12 +56,12 @@ pub enum Command {
     Disconnect,
 }
 
-/// Judges a request. The payload of a refused WRITE must still be read over.
+/// Judges a request. The payload of a refused WRITE must still be skipped.
 ///
-/// Requests of no length are done at once: the specification leaves them undefined.
+/// Requests of length zero are done at once: the specification leaves them undefined.
 pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
     use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
-    // A server that offers FUA has to bear it on every request: old clients send it so.
+    // A server that offers FUA must accept it on every request: old clients send it so.
     let allowed = FUA
         | match request.command {
             command::READ if terms.structured_replies => DF,
@@ -119,7 +119,7 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
     })
 }
 
-/// Whether the payload is received into a buffer of its own.
+/// Whether the payload is received into a separate buffer.
 pub(crate) fn has_large_payload(request: &Request) -> bool {
     request.command == command::WRITE && request.len as usize > SMALL_PAYLOAD_BYTES
 }

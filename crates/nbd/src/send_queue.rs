@@ -14,16 +14,16 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 use std::collections::VecDeque;
 use std::io;
 
-/// Where replies go.
+/// The destination of replies.
 pub(crate) trait Sink<R> {
-    /// Sends as much as possible without blocking; returns whether that was all. Called again with
-    /// the same reply, it continues where it stopped.
+    /// Sends as much as possible without blocking; returns whether that was everything. Called
+    /// again with the same reply, it continues where it stopped.
     fn try_send(&self, reply: &mut R) -> io::Result<bool>;
 
     /// Sends the rest of the reply, blocking as long as necessary.
     fn send(&self, reply: &mut R) -> io::Result<()>;
 
-    /// Makes the other calls, also those in progress, fail from now on.
+    /// Makes the other calls fail from now on, including calls in progress.
     fn close(&self);
 }
 
@@ -42,7 +42,7 @@ struct QueueState<R> {
     writer: Writer,
     ending: bool,
     broken: bool,
-    /// Threads that wait for `changed`. To notify costs a system call even if there are none.
+    /// Threads that wait for `changed`. Notifying costs a system call even if there are none.
     waiting: usize,
 }
 
@@ -50,13 +50,13 @@ struct QueueState<R> {
 enum Writer {
     /// There is no writer thread.
     None,
-    /// It waits.
+    /// The writer thread waits.
     Idle,
-    /// This thread is sending, or about to be.
+    /// The writer thread is sending, or about to.
     Sending,
 }
 
-/// The client cannot be sent anything any more.
+/// The error that nothing more can be sent to the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
@@ -64,7 +64,7 @@ pub(crate) struct Broken;
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Delivered {
-    /// Nothing.
+    /// There is nothing to do.
     Done,
     /// Start a thread that calls [`SendQueue::write`], or else call [`SendQueue::no_writer`].
     NeedsWriter,
@@ -86,7 +86,7 @@ impl<R> SendQueue<R> {
         }
     }
 
-    /// Announces a reply by a worker, unless `pending_max` are announced already.
+    /// Announces a worker's reply, unless `pending_max` are already announced.
     pub(crate) fn announce(&self, pending_max: usize) -> bool {
         let mut state = lock(&self.state);
         let admitted = state.pending < pending_max;
@@ -102,7 +102,7 @@ impl<R> SendQueue<R> {
     }
 
     /// Sends from the connection's own thread: waits until no other thread is sending, calls
-    /// `send`, and then sends the replies queued meanwhile.
+    /// `send`, and then sends the replies queued in that time.
     pub(crate) fn send_from_connection<S: Sink<R>>(
         &self,
         sink: &S,
@@ -150,7 +150,7 @@ impl<R> SendQueue<R> {
         delivered
     }
 
-    /// Works the queue off as far as possible without blocking. The caller is the sender.
+    /// Sends queued replies as far as possible without blocking. The caller is the sender.
     fn try_send_queued<S: Sink<R>>(&self, sink: &S) -> Delivered {
         while let Some(mut reply) = self.next_or_release() {
             match sink.try_send(&mut reply) {
@@ -165,7 +165,7 @@ impl<R> SendQueue<R> {
         Delivered::Done
     }
 
-    /// Works the queue off, waiting for the client. The caller is the sender.
+    /// Sends all queued replies, waiting for the client. The caller is the sender.
     fn send_queued<S: Sink<R>>(&self, sink: &S) {
         while let Some(mut reply) = self.next_or_release() {
             if sink.send(&mut reply).is_err() {
@@ -218,8 +218,7 @@ impl<R> SendQueue<R> {
         drop(queue);
     }
 
-    /// The life of the writer thread: sends replies that workers could not, until the connection
-    /// ends.
+    /// Runs the writer thread: sends replies that workers could not, until the connection ends.
     pub(crate) fn write<S: Sink<R>>(&self, sink: &S) {
         let mut state = lock(&self.state);
         loop {

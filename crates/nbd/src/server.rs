@@ -32,8 +32,8 @@ pub struct ServerLimits {
     /// for the fixed needs of connections, about 290 KiB each, which may lower the number of
     /// connections; the rest is shared by large requests and those that wait for the disk.
     pub memory_bytes: usize,
-    /// Attached clients at a time; more are refused, except for a device's first. Besides, there
-    /// may be [`crate::HANDSHAKES_MAX`] connections that have not chosen an export.
+    /// Attached clients at a time; more are refused, except for a device's first client. In
+    /// addition, there may be [`crate::HANDSHAKES_MAX`] connections that have not chosen an export.
     pub connections: usize,
     /// Threads for requests that wait for the disk.
     pub worker_threads: usize,
@@ -50,7 +50,7 @@ impl Default for ServerLimits {
 }
 
 impl ServerLimits {
-    /// How many clients may be attached at a time, by number and by memory.
+    /// The most clients that may be attached at a time, by number and by memory.
     #[must_use]
     pub fn clients_max(&self) -> usize {
         let affordable = (self.memory_bytes / 2 / CONNECTION_BYTES).max(1);
@@ -58,20 +58,20 @@ impl ServerLimits {
     }
 }
 
-/// An NBD server at work.
+/// A running NBD server.
 pub struct Server {
     registry: Arc<Registry>,
     resources: Arc<Resources>,
-    /// Readable once no more connections are to be accepted.
+    /// Becomes readable once no more connections should be accepted.
     stop: Arc<OwnedFd>,
     acceptor: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// How a shutdown went.
+/// The result of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Shutdown {
-    /// Connections that were cut off because they were not done in time.
+    /// The number of connections that were cut off because they did not finish in time.
     pub cut_off: usize,
     /// Whether no request is in flight any more. If not, some wait for a disk that does not answer,
     /// and their threads still hold their exports.
@@ -79,10 +79,10 @@ pub struct Shutdown {
 }
 
 impl Server {
-    /// Begins to serve `exports` at `listeners`.
+    /// Starts to serve `exports` at `listeners`.
     ///
     /// # Errors
-    /// The system gives no thread or descriptor.
+    /// If the system provides no thread or descriptor.
     pub fn start(
         listeners: Vec<Listener>,
         exports: Arc<dyn Exports>,
@@ -132,13 +132,13 @@ impl Server {
         self.registry.statistics()
     }
 
-    /// Drops the totals of an export that is deleted, once its clients are disconnected: otherwise
-    /// they are kept as long as the server lives. [`ServerStatistics::durations`] stay.
+    /// Drops the totals of a deleted export, once its clients are disconnected: otherwise they are
+    /// kept as long as the server lives. [`ServerStatistics::durations`] stay.
     pub fn forget_statistics(&self, export: &str) {
         self.registry.forget_statistics(export);
     }
 
-    /// How many requests wait until their device has space.
+    /// The number of requests that wait until their device has space.
     pub fn requests_waiting_for_space(&self) -> usize {
         self.resources.parking.waiting()
     }
@@ -153,9 +153,8 @@ impl Server {
         self.resources.pool.bytes_peak()
     }
 
-    /// Cuts off all clients of an export, and waits until their last request has ended. Returns how
-    /// many there were. It does not keep clients from attaching again: let [`Exports::attach`]
-    /// refuse first.
+    /// Cuts off all clients of an export, and waits until their last request has ended. Returns
+    /// their number. Clients can attach again unless [`Exports::attach`] refuses them first.
     ///
     /// # Errors
     /// The number of clients that still have requests in flight after `time_max`.
@@ -188,7 +187,7 @@ impl Server {
     }
 
     fn stop_accepting(&self) {
-        // It fails only when the counter is about to overflow, and is readable then all the same.
+        // The write fails only when the counter is about to overflow, and it is readable then, too.
         let _ = rustix::io::write(&*self.stop, &[1; 8]);
         let acceptor = self
             .acceptor
@@ -208,7 +207,7 @@ impl Drop for Server {
     }
 }
 
-/// State of the accepting thread.
+/// The state of the accepting thread.
 struct Acceptor {
     listeners: Vec<Listener>,
     exports: Arc<dyn Exports>,
@@ -230,7 +229,7 @@ impl Acceptor {
         );
         loop {
             if !self.registry.make_room() {
-                // New connections wait to be accepted meanwhile.
+                // In this time new connections wait to be accepted.
                 if self.stops_within(PLACE_RETRY_PAUSE) {
                     return;
                 }
@@ -297,7 +296,7 @@ impl Acceptor {
     }
 }
 
-/// The life of a connection's thread.
+/// Runs a connection's thread.
 fn run_connection(
     registration: &Registration,
     socket: &Arc<Socket>,

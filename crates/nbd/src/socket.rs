@@ -36,8 +36,8 @@ impl Socket {
         })
     }
 
-    /// Replies are sent in batches, so waiting to fill a packet would only cost time; and a client
-    /// whose machine has vanished is detected, if slowly.
+    /// Wraps a TCP stream. Replies are sent in batches, so waiting to fill a packet would only cost
+    /// time; and a client whose machine has vanished is detected, if slowly.
     pub(crate) fn from_tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
@@ -62,9 +62,9 @@ impl Socket {
         Ok(len)
     }
 
-    /// Polls for input for `time`, which must be short, without sleeping; `None` if none came. It
-    /// does not yield to other threads: one that computes would keep the processor for a whole time
-    /// slice, hundreds of times as long.
+    /// Polls for input for `time`, which must be short, without sleeping; `None` if none arrived.
+    /// It does not yield to other threads: a thread that computes would keep the processor for a
+    /// whole time slice, hundreds of times as long.
     pub(crate) fn recv_within(&self, buf: &mut [u8], time: Duration) -> io::Result<Option<usize>> {
         let started = Instant::now();
         loop {
@@ -80,7 +80,7 @@ impl Socket {
         }
     }
 
-    /// Fills `buf`.
+    /// Fills `buf` with input.
     pub(crate) fn recv_exact(&self, mut buf: &mut [u8]) -> io::Result<()> {
         while !buf.is_empty() {
             let len = self.recv(buf)?;
@@ -103,7 +103,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends as much as the socket takes without blocking and returns that amount.
+    /// Sends as much as the socket takes without blocking, and returns that amount.
     pub(crate) fn try_send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self.sendmsg(slices, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Err(Errno::AGAIN) => Ok(0),
@@ -134,7 +134,7 @@ impl Socket {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Whether the client has gone, or was cut off, or is to send nothing more.
+    /// Whether the client has gone, was cut off, or should send nothing more.
     pub(crate) fn has_ended(&self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         let now = Timespec::default();
@@ -200,7 +200,7 @@ impl Write for DeadlineStream<'_> {
 }
 
 /// The process that connected. Not through rustix: its type cannot hold the process id 0, which the
-/// kernel gives for a peer in a process name space that ours does not see.
+/// kernel reports for a peer in a process name space that this process cannot see.
 fn unix_peer(fd: BorrowedFd<'_>) -> Option<Peer> {
     let mut credentials = libc::ucred {
         pid: 0,

@@ -1,8 +1,8 @@
 //! Counts of clients' requests.
 //!
-//! Each connection counts in memory of its own, so that connections do not slow each other down;
-//! the threads that serve one connection share its counters. A snapshot adds up the connections
-//! that exist and the totals that the registry keeps of those that have ended.
+//! Each connection counts in separate memory, so that connections do not slow each other down; the
+//! threads that serve one connection share its counters. A snapshot adds up the existing
+//! connections and the registry's totals of ended ones.
 //!
 //! Invariants:
 //! - A request that has arrived whole is counted exactly once, whichever thread answers it, and
@@ -56,7 +56,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// All of them.
+    /// All kinds of requests.
     pub const ALL: [Op; 8] = [
         Op::Read,
         Op::Write,
@@ -68,7 +68,7 @@ impl Op {
         Op::Other,
     ];
 
-    /// Its name in metrics.
+    /// The kind's name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -95,7 +95,7 @@ impl Op {
         }
     }
 
-    /// Whether the lengths of its requests are counted.
+    /// Whether the lengths of these requests are counted.
     fn has_bytes(self) -> bool {
         matches!(self, Op::Read | Op::Write | Op::Trim | Op::Zero)
     }
@@ -118,7 +118,7 @@ impl<T> IndexMut<Op> for PerOp<T> {
     }
 }
 
-/// Requests by how they ended.
+/// Numbers of requests by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outcomes {
     /// Answered without an error.
@@ -131,14 +131,14 @@ pub struct Outcomes {
 /// The requests of a client, or of all clients of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Requests that arrived whole, without those to disconnect. One that waits for space, or for
-    /// anything else, is counted when it is answered.
+    /// Requests that arrived whole, without disconnect requests. A request that waits for space, or
+    /// for anything else, is counted when it is answered.
     pub requests: PerOp<Outcomes>,
     /// Bytes of the data sent and stored, and of the ranges trimmed and zeroed, by requests that
     /// succeeded. Zero for other ops.
     pub bytes: PerOp<u64>,
-    /// Requests that found no thread of the server free, or none of their volume's share. One that waits for space is
-    /// counted each time that it is retried and finds none.
+    /// Requests that found no free thread of the server, or none in their volume's share. A request that waits for
+    /// space is counted each time it is retried and finds none.
     pub waited_for_worker: u64,
 }
 
@@ -148,14 +148,14 @@ pub struct Totals {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Histogram {
     /// Requests that took at most the bound in [`DURATION_BUCKETS`] and more than the one before it.
-    /// The last bucket is for those above all bounds. Not cumulative.
+    /// The last bucket is for durations above all bounds. Not cumulative.
     pub buckets: [u64; BUCKETS],
     /// All durations together.
     pub sum: Duration,
 }
 
 impl Histogram {
-    /// How many requests there were.
+    /// The number of requests.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
@@ -166,7 +166,7 @@ impl Histogram {
 pub struct ExportStatistics {
     /// Clients that are attached now.
     pub clients: usize,
-    /// The requests of its present and former clients.
+    /// The requests of the export's present and former clients.
     pub totals: Totals,
 }
 
@@ -175,7 +175,7 @@ pub struct ExportStatistics {
 pub struct ServerStatistics {
     /// By the name of the export; only exports that have had a client.
     pub exports: BTreeMap<String, ExportStatistics>,
-    /// Of all exports together, also those that were forgotten; both outcomes.
+    /// Durations across all exports, including forgotten ones, with both outcomes.
     pub durations: PerOp<Histogram>,
 }
 
@@ -227,7 +227,7 @@ impl Received {
     }
 }
 
-/// The counters of one connection, in cache lines of its own: processors fetch them in pairs.
+/// The counters of one connection, in separate cache lines: processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -236,10 +236,11 @@ pub(crate) struct Counters {
     has_asked: AtomicBool,
 }
 
-/// All are relaxed: a snapshot need not be of one moment, and each value only goes up.
+/// All counters are relaxed: a snapshot does not have to be of one moment, and each value only goes
+/// up.
 #[derive(Debug, Default)]
 struct OpCounters {
-    /// How many requests took how long. The number of requests is their sum and has no counter.
+    /// Requests by duration. The number of requests is the sum and has no counter.
     ok: [AtomicU64; BUCKETS],
     error: [AtomicU64; BUCKETS],
     nanoseconds: AtomicU64,
@@ -247,12 +248,12 @@ struct OpCounters {
 }
 
 impl Counters {
-    /// Notes that the client has asked for something, whole or not.
+    /// Notes that the client has sent a request, whole or not.
     pub(crate) fn note_request(&self) {
         self.has_asked.store(true, Ordering::Relaxed);
     }
 
-    /// A request has to wait for a worker.
+    /// Counts a request that has to wait for a worker.
     pub(crate) fn note_wait(&self) {
         self.waited_for_worker.fetch_add(1, Ordering::Relaxed);
     }

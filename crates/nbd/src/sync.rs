@@ -1,8 +1,8 @@
-//! The synchronisation primitives of everything here that is synchronised by hand.
+//! The synchronisation primitives for all hand-written synchronisation of this crate.
 //!
 //! [`crate::buffer`], [`crate::workers`] and the NBD send queue take them only from here, so that
-//! `tests/interleavings.rs` can compile the same files against shuttle's primitives and walk
-//! through their interleavings.
+//! `tests/interleavings.rs` can compile the same files against shuttle's primitives and explore
+//! their interleavings.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 /// a daemon is restarted. The kernel's own limit (`somaxconn`) counts as well.
 const BACKLOG: i32 = 1024;
 
-/// Bytes of the longest path that [`listen_unix`] can listen at: the kernel takes 107, and a new socket has one more in its
-/// name until it takes its place.
+/// Bytes of the longest path at which [`listen_unix`] can listen: the kernel takes 107, and the name of a new socket is
+/// one byte longer until it takes its place.
 pub const SOCKET_PATH_BYTES_MAX: usize = 106;
 
 /// The name of a listening socket, which is removed on drop.
@@ -34,11 +34,11 @@ pub struct SocketName {
 }
 
 /// Listens at `path`, in place of an existing socket, with exactly this `mode` and this group if
-/// one is given. The caller makes sure that no other process listens there.
+/// one is given. The caller ensures that no other process listens there.
 ///
 /// # Errors
-/// Those of the system. With `StorageFull` and `QuotaExceeded` the file system has no room for a
-/// socket; an old one may be gone then.
+/// Errors of the system. With `StorageFull` and `QuotaExceeded` the file system has no room for a
+/// socket; an old one may then be gone.
 pub fn listen_unix(
     path: &Path,
     mode: u32,
@@ -87,7 +87,7 @@ pub fn lacks_space(error: &io::Error) -> bool {
     )
 }
 
-/// As short as can be: the kernel takes 107 bytes of path.
+/// The temporary name, as short as possible: the kernel takes 107 bytes of path.
 fn hidden_name(path: &Path) -> PathBuf {
     let mut hidden = path.file_name().map_or_else(OsString::new, OsString::from);
     hidden.push("~");
@@ -122,7 +122,7 @@ fn make(path: &Path, mode: u32, group: Option<u32>) -> io::Result<(UnixListener,
     Ok((UnixListener::from(socket), metadata))
 }
 
-/// Why a socket could not be given to a group.
+/// The error of a socket that could not be given to a group.
 fn not_given(error: Errno, group: u32) -> io::Error {
     match error {
         Errno::PERM => io::Error::new(
@@ -136,7 +136,7 @@ fn not_given(error: Errno, group: u32) -> io::Error {
 }
 
 impl Drop for SocketName {
-    /// Removes it, unless another socket has taken its place.
+    /// Removes the name, unless another socket has taken its place.
     fn drop(&mut self) {
         if let Ok(metadata) = fs::symlink_metadata(&self.path)
             && (metadata.dev(), metadata.ino()) == (self.device, self.inode)

@@ -1,4 +1,4 @@
-//! A volume of the store as an [`Export`]: a translation of types, without behaviour of its own.
+//! A volume of the store as an [`Export`]: a translation of types, without any behaviour.
 
 use crate::export::{ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions};
 use onefold_store::{Blocking, Hurry, PreparedRead, StoreError, StoreErrorKind, Volume};
@@ -75,9 +75,9 @@ impl Export for Volume {
             .map_err(|error| waits_or_fails(self, blocking, error))
     }
 
-    /// Zeros are a change of the map, which is always fast; and since zero blocks are never
-    /// stored there is no allocation that a client could ask to keep. Both options are met by
-    /// ignoring them.
+    /// Zeros are a change of the map, which is always fast; and since zero blocks are never stored,
+    /// there is no allocation that a client could request to keep. Ignoring both options satisfies
+    /// them.
     fn write_zeroes(
         &self,
         range: Range<u64>,
@@ -103,15 +103,16 @@ impl Export for Volume {
     }
 }
 
-/// A write to a volume that only has to be started. Dropped, it has never been.
+/// A prepared write to a volume, which only has to be started. If it is dropped, nothing is
+/// written.
 pub struct PreparedWrite {
     write: onefold_store::PreparedWrite,
     volume: Arc<Volume>,
 }
 
 impl PreparedWrite {
-    /// Starts it; it may wait for [`Export::submit`]. `ended` hears how it ended, and what was to be written,
-    /// on a thread on which it must not wait.
+    /// Starts the write; it may wait for [`Export::submit`]. `ended` receives the result and the data, on a
+    /// thread on which it must not block.
     pub(crate) fn start(self, ended: impl FnOnce(Result<(), ExportError>, &[u8]) + Send + 'static) {
         let Self { write, volume } = self;
         write.start(move |written, data| {
@@ -122,11 +123,11 @@ impl PreparedWrite {
     }
 }
 
-/// The differences between a volume and another one.
+/// The differences between a volume and an earlier one.
 pub struct VolumeChanges {
     /// The volume, or a snapshot.
     pub volume: Arc<Volume>,
-    /// The other one.
+    /// The earlier volume or snapshot.
     pub since: Arc<Volume>,
 }
 
@@ -143,7 +144,7 @@ impl Changes for VolumeChanges {
     }
 }
 
-/// For want of room requests wait, if the pool is set so.
+/// The error for the client; for lack of room, the request waits if the pool is set so.
 fn waits_or_fails(volume: &Volume, blocking: Blocking, error: StoreError) -> ExportError {
     let waits = error.kind() == StoreErrorKind::NoSpace && volume.pauses_when_full();
     match blocking {

@@ -1,6 +1,6 @@
 //! The NBD protocol as bytes: constants, decoders and encoders, without any I/O or state.
 //!
-//! Names and numbers are those of the specification
+//! Names and numbers follow the specification
 //! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>).
 
 #![allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
@@ -133,7 +133,7 @@ pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 /// The number by which replies refer to the first bitmap that a client selected; the others follow.
 pub const FIRST_BITMAP_ID: u32 = 2;
 
-/// Error numbers that clients are sent.
+/// Error numbers sent to clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Errno {
@@ -159,7 +159,7 @@ pub const REQUEST_BYTES: usize = 28;
 pub struct Request {
     /// Bits of [`command_flag`], perhaps unknown ones.
     pub flags: u16,
-    /// One of [`command`], perhaps an unknown one.
+    /// A value of [`command`], perhaps an unknown one.
     pub command: u16,
     /// The client's name for the request; the reply repeats it.
     pub cookie: u64,
@@ -239,7 +239,7 @@ pub struct ReplyHeader {
 impl ReplyHeader {
     const BYTES_MAX: usize = 28;
 
-    /// Of a reply whose bytes are all elsewhere.
+    /// The header of a reply whose bytes are all sent separately.
     pub(crate) fn empty() -> Self {
         Self {
             bytes: [0; Self::BYTES_MAX],
@@ -332,7 +332,7 @@ pub(crate) fn push_option_reply(out: &mut Vec<u8>, option: u32, kind: u32, data:
     out.extend_from_slice(data);
 }
 
-/// A string as the protocol writes it where more fields may follow.
+/// A string in the protocol's form, where more fields may follow.
 pub(crate) fn counted_string(string: &str) -> Vec<u8> {
     let len = u32::try_from(string.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes(), string.as_bytes()].concat()
@@ -347,7 +347,7 @@ pub(crate) fn info_export(size_bytes: u64, flags: u16) -> Vec<u8> {
     .concat()
 }
 
-/// Size and flags, as the answer to EXPORT_NAME and INFO have them.
+/// Size and flags, as in the answers to EXPORT_NAME and INFO.
 pub(crate) fn export_fields(size_bytes: u64, flags: u16) -> Vec<u8> {
     [&size_bytes.to_be_bytes()[..], &flags.to_be_bytes()].concat()
 }

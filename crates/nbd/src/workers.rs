@@ -1,14 +1,15 @@
-//! Threads that may wait for the disk, so that the threads that read sockets need not.
+//! Threads that may wait for the disk, so that the threads that read sockets do not have to.
 //!
 //! All connections of a server share one [`WorkerPool`]. Tasks are queued by lane (a connection is
 //! a lane) and lanes take turns, so a client with a hundred slow requests does not delay the one
 //! slow request of another. Threads are started when a task finds none idle, and stay.
 //!
-//! No volume takes all threads, for its disk may not answer for long: it has at most [`SHARE`] times as many at work
-//! as are left. So one alone has seven eighths of them, several that wait have somewhat fewer each, and one that
-//! has none gets one. Its tasks wait for tasks of the volume that have begun, and those wait for no other task.
+//! A volume whose disk does not answer must not take all threads: a volume has at most [`SHARE`] times as many at
+//! work as are left. So a single volume has seven eighths of them, several that wait have somewhat fewer each, and a
+//! volume without any gets one. Tasks wait only for tasks of their volume that have begun, and those wait for no
+//! other task.
 //!
-//! The queue has no limit of its own: a connection hands over a bounded number of requests
+//! The queue itself is unlimited: a connection hands over a bounded number of requests
 //! ([`crate::limits::HANDED_OVER_MAX`]) and executes the rest itself.
 
 use crate::sync::{Condvar, Mutex, lock, wait};
@@ -18,10 +19,10 @@ use std::sync::Arc;
 
 /// Something a worker does once. It must not panic: a panic would cost the pool a thread.
 pub(crate) trait Task: Send + 'static {
-    /// Does it.
+    /// Runs the task.
     fn run(self);
 
-    /// It has to wait for a thread. Called before it is queued; must not wait.
+    /// Called before the task is queued, if it has to wait for a thread; must not wait.
     fn waits(&self) {}
 }
 
@@ -54,7 +55,7 @@ struct WorkerState<T> {
     closed: bool,
 }
 
-/// How many tasks of a volume there are.
+/// The numbers of a volume's tasks.
 #[derive(Debug, Clone, Copy, Default)]
 struct VolumeTasks {
     queued: usize,
@@ -65,7 +66,7 @@ struct VolumeTasks {
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
-    /// Nothing.
+    /// There is nothing to do.
     Queued,
     /// Start a thread that calls [`WorkerPool::work`]; it is already counted.
     NeedsThread(usize),
@@ -90,7 +91,7 @@ impl<T: Task> WorkerPool<T> {
         })
     }
 
-    /// Queues a task behind those of its lane.
+    /// Queues a task after the others of its lane.
     pub(crate) fn submit(&self, lane: Lane, task: T) -> Submitted {
         let mut state = lock(&self.state);
         if !state.would_start(lane.volume) {
@@ -105,15 +106,15 @@ impl<T: Task> WorkerPool<T> {
             state.threads += 1;
             return Submitted::NeedsThread(state.threads);
         }
-        // Every thread that is awake or waking looks for work before it sleeps. Some may sleep although others'
-        // tasks are queued, which are more than their volumes' share.
+        // Every thread that is awake or waking looks for work before it sleeps. Some may sleep although tasks
+        // are queued that exceed their volumes' share.
         if state.idle > 0 {
             self.work.notify_one();
         }
         Submitted::Queued
     }
 
-    /// The life of a worker thread: runs tasks until the pool is closed and its queue is empty.
+    /// Runs a worker thread: executes tasks until the pool is closed and its queue is empty.
     pub(crate) fn work(&self) {
         let mut state = lock(&self.state);
         loop {
@@ -135,7 +136,7 @@ impl<T: Task> WorkerPool<T> {
         }
     }
 
-    /// A task that has ended may let several begin.
+    /// Wakes another thread, because a task that has ended may let several begin.
     fn wake_another(&self, state: &WorkerState<T>) {
         if state.idle > 0 && state.runnable() > 0 {
             self.work.notify_one();
@@ -152,8 +153,8 @@ impl<T: Task> WorkerPool<T> {
         }
     }
 
-    /// Uncounts a thread that could not be started. Returns whether tasks now have no thread at
-    /// all, so that the caller must run them: see [`WorkerPool::work_off`].
+    /// Corrects the count after a thread could not be started. Returns whether tasks now have no
+    /// thread at all, so that the caller must run them: see [`WorkerPool::work_off`].
     fn thread_failed(&self) -> bool {
         let mut state = lock(&self.state);
         state.threads -= 1;
@@ -193,10 +194,10 @@ impl<T> WorkerState<T> {
         if left == 0 {
             return 0;
         }
-        // Each that begins takes one from those that are left, too.
+        // Each task that begins also takes one of the threads that are left.
         let most = (SHARE * (left - 1)).saturating_sub(running);
         let most = most.div_ceil(SHARE + 1);
-        // One that has none gets the last one, too.
+        // A volume without any also gets the last thread.
         most.max(usize::from(running == 0)).min(left)
     }
 
@@ -207,7 +208,7 @@ impl<T> WorkerState<T> {
             && self.running + self.runnable() < self.threads_max
     }
 
-    /// How many queued tasks may begin, each volume looked at by itself.
+    /// How many queued tasks may begin, considering each volume separately.
     fn runnable(&self) -> usize {
         if self.queued == 0 {
             return 0;
@@ -218,7 +219,7 @@ impl<T> WorkerState<T> {
             .sum()
     }
 
-    /// The next task in turn of those that may begin, and its volume.
+    /// The next task in turn that may begin, and its volume.
     fn next_task(&mut self) -> Option<(u64, T)> {
         for _ in 0..self.turns.len() {
             let lane = self.turns.pop_front()?;
@@ -244,7 +245,7 @@ impl<T> WorkerState<T> {
         None
     }
 
-    /// A task of this volume has ended.
+    /// Notes that a task of this volume has ended.
     fn ended(&mut self, volume: u64) {
         self.running -= 1;
         if let Some(tasks) = self.volumes.get_mut(&volume) {
@@ -256,8 +257,8 @@ impl<T> WorkerState<T> {
     }
 }
 
-/// Queues a task and starts a thread for it where that is due. If the system gives no thread,
-/// those that exist will do; if there is none, the caller does the work.
+/// Queues a task, and starts a thread for it if needed. If the system provides no thread, the
+/// existing ones suffice; if there is none, the caller does the work.
 pub(crate) fn submit_with_threads<T: Task>(pool: &Arc<WorkerPool<T>>, lane: Lane, task: T) {
     let Submitted::NeedsThread(number) = pool.submit(lane, task) else {
         return;

@@ -11,7 +11,7 @@ mod send_queue;
 #[path = "../src/workers.rs"]
 mod workers;
 
-/// Stands in for the server's module of this name.
+/// Stands in for the server's module `sync`.
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -35,8 +35,8 @@ use workers::{Lane, Submitted, Task, WorkerPool};
 
 const ITERATIONS: usize = 3000;
 
-/// Both schedulers: one takes all choices at random, the other searches for orders that take few of
-/// them.
+/// Checks with both schedulers: one makes all choices at random, the other searches for orders with
+/// few choices.
 fn check(scenario: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(scenario.clone(), ITERATIONS);
     shuttle::check_pct(scenario, ITERATIONS, 3);
@@ -50,7 +50,7 @@ struct Parts {
 
 const PARTS: usize = 3;
 
-/// A socket with room for so many parts, that may be closed.
+/// A socket with room for a number of parts, which may be closed.
 struct Socket {
     state: Mutex<SocketState>,
     room_made: Condvar,
@@ -81,7 +81,7 @@ impl Socket {
         self.room_made.notify_all();
     }
 
-    /// Sends parts while there is room; whether the reply is sent.
+    /// Sends parts while there is room; returns whether the whole reply is sent.
     fn push(state: &mut SocketState, reply: &mut Parts) -> io::Result<bool> {
         while reply.sent < PARTS && state.room > 0 && !state.closed {
             state.room -= 1;
@@ -95,7 +95,7 @@ impl Socket {
         }
     }
 
-    /// Asserts that replies are whole and not mixed; returns how many there are.
+    /// Asserts that replies are whole and not mixed; returns their number.
     fn assert_whole(&self) -> usize {
         let sent = &lock(&self.state).sent;
         for parts in sent.chunks(PARTS) {
@@ -235,7 +235,7 @@ fn every_task_is_run_and_threads_end() {
     }
 }
 
-/// Tells a gate's keeper that it runs, and waits to be let through.
+/// Notifies a gate's keeper that the task runs, and waits to be let through.
 enum Step {
     Block(Arc<(Mutex<bool>, Condvar)>),
     Finish(Arc<(Mutex<bool>, Condvar)>),
@@ -261,11 +261,11 @@ impl Task for Step {
 #[test]
 fn a_task_does_not_wait_behind_another_while_threads_are_allowed() {
     check(|| {
-        // One more than a volume may have two of.
+        // A volume may have two of three threads.
         let pool = WorkerPool::new(3);
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
-        // After the first, a thread may be idle. The second ends only when the third has run: with
-        // one of them left to the thread of the other, neither could continue.
+        // After the first, a thread may be idle. The second ends only when the third has run: if
+        // one of them had to wait for the other's thread, neither could continue.
         let before = Arc::new((Mutex::new(false), Condvar::new()));
         let tasks = [
             Step::Finish(before),
@@ -294,7 +294,7 @@ fn a_volume_whose_tasks_wait_leaves_threads_to_others() {
                 thread::spawn(move || pool.work());
             }
         };
-        // From several connections, and more than there are threads.
+        // From several connections, and more of them than there are threads.
         for n in 0..4 {
             submit(lane(n % 2, 1), Step::Block(Arc::clone(&gate)));
         }

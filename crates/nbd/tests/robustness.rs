@@ -61,7 +61,7 @@ fn handshakes_of_random_bytes_end() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut lengths = [0, 1, 3, 4, 8, 16, 100];
     for _ in 0..20_000 {
-        // Half of the options begin correctly, so that the code behind their headers is reached.
+        // Half of the options begin correctly, so that the code after their headers is reached.
         let mut said = 3_u32.to_be_bytes().to_vec();
         for _ in 0..random.usize(1..6) {
             if random.bool() {

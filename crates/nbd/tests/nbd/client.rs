@@ -1,4 +1,4 @@
-//! A client that sends exactly what a test tells it to.
+//! A client that sends exactly the bytes that a test specifies.
 
 pub(crate) use onefold_nbd::client::{option_bytes, request_bytes, string_bytes};
 use onefold_nbd::wire::{self, chunk, command, option, option_reply};
@@ -25,7 +25,7 @@ pub(crate) struct Reply {
     pub(crate) data_chunks: usize,
     /// Length and state.
     pub(crate) descriptors: Vec<(u32, u32)>,
-    /// The same for dirty bitmaps, by number.
+    /// Length and state in dirty bitmaps, by number.
     pub(crate) bitmaps: Vec<(u32, Vec<(u32, u32)>)>,
 }
 
@@ -65,14 +65,14 @@ impl Client {
         }
     }
 
-    /// With these metadata contexts.
+    /// Connects and attaches with these metadata contexts.
     pub(crate) fn attach_selecting(socket: &Path, contexts: &[&str]) -> io::Result<Self> {
         Self::connect(socket, Some(contexts))
     }
 
     fn connect(socket: &Path, contexts: Option<&[&str]>) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
-        // A server that does not answer shall fail a test, not hang it.
+        // A server that does not answer must fail a test, not hang it.
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut client = Self {
             stream,
@@ -146,7 +146,7 @@ impl Client {
         self.reply_where(|_| read_len)
     }
 
-    /// The next reply, where all but the one with this cookie have no data.
+    /// The next reply, if only the reply with this cookie has data.
     pub(crate) fn reply_to(&mut self, read_cookie: u64, read_len: usize) -> Reply {
         self.reply_where(|cookie| if cookie == read_cookie { read_len } else { 0 })
             .unwrap()
@@ -174,7 +174,7 @@ impl Client {
         }
     }
 
-    /// Takes a chunk behind its magic number; returns the reply that it completes.
+    /// Reads a chunk after its magic number; returns the reply that it completes.
     fn chunk(&mut self) -> io::Result<Option<Reply>> {
         let header = self.read_bytes(16)?;
         let flags = u16::from_be_bytes([header[0], header[1]]);

@@ -1,4 +1,4 @@
-//! Every command, in every way it can be answered.
+//! Every command, in every way in which it can be answered.
 
 use crate::TestServer;
 use crate::client::{Client, Reply};
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 const SIZE: u64 = 4 << 20;
 
-/// No memory but that of the connections: large requests go piece by piece.
+/// A server without memory except its connections': large requests are served piece by piece.
 fn poor() -> ServerLimits {
     ServerLimits {
         memory_bytes: 0,
@@ -34,8 +34,8 @@ fn requests_and_errors(totals: &Totals) -> (u64, u64) {
     )
 }
 
-/// Asks for the same range in all ways there are to answer: at once, by a worker and in the background, from the
-/// pool and piece by piece, in simple and structured replies.
+/// Requests the same range in all ways in which it can be answered: at once, by a worker and in the background,
+/// from the pool and piece by piece, in simple and structured replies.
 #[test]
 fn reads_and_writes_of_all_sizes_in_all_ways() {
     let ranges = [
@@ -102,7 +102,7 @@ fn a_failure_in_the_middle_of_a_read_in_pieces() {
     let reply = client.call(0, command::READ, 0, 1 << 20);
     assert_eq!(reply.error, Errno::Io as u32);
     assert_eq!(client.read(0, 10), expected(0, 10));
-    // With the reply begun and no way to end it with an error, the connection must end.
+    // When a reply has begun and cannot be ended with an error, the connection must end.
     client.send(command_flag::DF, command::READ, 5, 0, 1 << 20);
     assert!(client.is_closed());
     let mut simple = Client::attach(&server.without_clients().socket, false);

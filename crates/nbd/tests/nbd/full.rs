@@ -14,8 +14,8 @@ const SIZE: u64 = 4 << 20;
 const HALF: u64 = SIZE / 2;
 const LONG: Duration = Duration::from_secs(60);
 
-/// New data in the first half has to wait; nothing else has to, but all of the second half is answered
-/// by workers.
+/// New data in the first half has to wait for space; nothing else has to, but workers answer all of
+/// the second half.
 fn full() -> MemoryExport {
     let export = MemoryExport {
         new: vec![0..HALF],
@@ -39,7 +39,7 @@ fn wait_for_waiting(server: &TestServer, count: usize) {
     }
 }
 
-/// Reads, flushes and trims go on.
+/// Reads, flushes and trims continue.
 fn works(client: &mut Client) {
     assert_eq!(client.read(HALF + 5, 1)[0], pattern(HALF + 5));
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
@@ -77,7 +77,7 @@ fn however_many_wait_there_are_workers_for_the_rest() {
     wait_for_waiting(&server, 0);
 }
 
-/// A connection without memory for a request waits itself.
+/// A connection without memory for a request blocks itself.
 #[test]
 fn a_connection_that_waits_itself_holds_up_no_other() {
     // Enough for two connections and their small requests.
@@ -87,7 +87,7 @@ fn a_connection_that_waits_itself_holds_up_no_other() {
     };
     let server = TestServer::with_limits(full(), &poor);
     let mut client = server.client();
-    // Most of it stays in the socket, so that its client waits, too.
+    // Most of it stays in the socket, so that the client waits, too.
     let writer = thread::spawn(move || client.write(0, 0, &vec![7; 1 << 20]));
     wait_for_waiting(&server, 1);
     works(&mut server.client());
@@ -113,19 +113,19 @@ fn what_waits_ends_with_its_client() {
             for cookie in 0..count as u64 {
                 client.send_write(0, cookie, cookie * 4096, &[7; 4096]);
             }
-            // One that waits itself takes in no more.
+            // A connection that blocks itself reads no more.
             wait_for_waiting(&server, if limits.memory_bytes == 0 { 1 } else { count });
             client
         };
-        // It goes without a word.
+        // The client goes without a word.
         drop(waits(9));
         wait_for_waiting(&server, 0);
-        // It announces that nothing more will come.
+        // The client announces that nothing more will come.
         let mut client = waits(1);
         client.stream.shutdown(Direction::Write).unwrap();
         assert_eq!(client.reply(0).unwrap().error, Errno::Shutdown as u32);
         assert!(client.is_closed());
-        // It is cut off.
+        // The client is cut off.
         let mut client = waits(9);
         assert!(server.server.disconnect("vol", LONG).is_ok());
         assert!(client.is_closed());
@@ -150,8 +150,8 @@ fn a_client_that_takes_its_leave_does_not_wait_for_what_waits() {
     assert!(client.is_closed());
 }
 
-/// A client that connects again repeats what got no reply, and the space is there by then. What did get one
-/// is done.
+/// A client that reconnects repeats requests that got no reply, and there is space then. Answered requests
+/// are done.
 #[test]
 fn a_server_that_stops_answers_all_but_what_waits_for_space() {
     let server = TestServer::start(full());

@@ -375,7 +375,7 @@ fn no_name_is_the_default_export() {
     assert!(text.contains("no default export"), "{text}");
 }
 
-/// Exports of these names, none of which can be had.
+/// Exports with these names, to none of which a client can attach.
 struct Named(&'static [&'static str]);
 
 impl Exports for Named {

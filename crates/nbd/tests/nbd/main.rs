@@ -103,7 +103,7 @@ impl Exports for TestExports {
     }
 }
 
-/// A server on a unix socket in a directory of its own.
+/// A server on a unix socket in a separate directory.
 pub(crate) struct TestServer {
     pub(crate) server: Server,
     pub(crate) exports: Arc<TestExports>,

@@ -28,7 +28,7 @@ pub(crate) struct MemoryExport {
     pub(crate) gate_changed: Condvar,
     pub(crate) flushes: AtomicUsize,
     pub(crate) prefetches: AtomicUsize,
-    /// Bytes that prefetches have been given to read to, now and at most.
+    /// Bytes of scratch memory that prefetches have received, now and at most.
     pub(crate) scratch: AtomicUsize,
     pub(crate) scratch_peak: AtomicUsize,
 }
@@ -75,7 +75,7 @@ impl MemoryExport {
         let all = sched_getaffinity(Some(getpid())).unwrap().count();
         match self.is_background {
             true => {
-                // A worker that this thread started would be on one processor, too.
+                // A worker started by this thread would be pinned to one processor, too.
                 let thread = thread::current();
                 assert!(thread.name().unwrap().starts_with("nbd-client"));
                 assert_eq!((processors, blocking), (1, Blocking::Yes));
@@ -106,7 +106,7 @@ impl MemoryExport {
         }
     }
 
-    /// Also [`MemoryExport::enter`].
+    /// Enters a change as [`MemoryExport::enter`] does, and checks whether it has to wait for space.
     fn change(&self, offset: u64, len: u64, blocking: Blocking) -> Result<(), ExportError> {
         self.enter(offset, len, blocking)?;
         let touches = |range: &Range<u64>| offset < range.end && range.start < offset + len;
@@ -211,10 +211,11 @@ impl Export for MemoryExport {
     }
 }
 
-/// So many snapshots there are, more than one client may select.
+/// The number of snapshots, more than one client may select.
 pub(crate) const SNAPSHOTS: u64 = 40;
 
-/// The differences since snapshot `sN`: of every N + 1 blocks the first, by turns data and zeros.
+/// The differences since snapshot `sN`: the first of every N + 1 blocks, alternately data and
+/// zeros.
 pub(crate) struct Since {
     export: Arc<MemoryExport>,
     number: u64,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const SIZE: u64 = 4 << 20;
 
-/// Waits for all clients to be gone: nothing of a rude one may be left behind.
+/// Waits for all clients to be gone: a rude one must leave nothing behind.
 fn assert_all_gone(server: &TestServer) {
     assert!(
         server

@@ -112,7 +112,7 @@ fn shutdown_cuts_off_who_does_not_take_its_replies() {
         client.send_read(cookie, 0, 1 << 20);
     }
     client.read_bytes(1).unwrap();
-    // Whether all threads end within the time that is left depends on the machine.
+    // Whether all threads end within the time left depends on the machine.
     let shutdown = server.server.shutdown(Duration::from_millis(50));
     assert_eq!(shutdown.cut_off, 1);
     while !server.server.clients().is_empty() {
@@ -151,13 +151,13 @@ fn clients_beyond_the_limit_are_refused() {
 #[test]
 fn silent_connections_keep_no_client_out() {
     let server = for_two();
-    // More than there are places, and later ones wait to be accepted.
+    // More connections than places, and later ones wait to be accepted.
     let silent: Vec<UnixStream> = (0..HANDSHAKES_MAX + 10)
         .map(|_| UnixStream::connect(&server.socket).unwrap())
         .collect();
     let mut client = server.client();
     assert_eq!(client.read(9, 1)[0], pattern(9));
-    // Nor do such that attach and then ask for nothing, and they do not make others go.
+    // Nor do clients that attach and then send nothing, and they do not push others out.
     let mut attached = server.client();
     let mut other = server.client();
     assert_eq!(other.read(9, 1)[0], pattern(9));
@@ -204,7 +204,7 @@ fn a_socket_never_has_other_permissions_than_its_own() {
     let address = format!("unix:{}", directory.path().join("nbd.sock").display());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Whatever name it has on its way.
+        // Under any temporary name.
         let watch = scope.spawn(|| {
             let mut others = Vec::new();
             while !done.load(Ordering::Acquire) {

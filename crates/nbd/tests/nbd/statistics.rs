@@ -15,8 +15,8 @@ const SIZE: u64 = 8 << 20;
 const MIB: u32 = 1 << 20;
 const LONG: Duration = Duration::from_secs(60);
 
-/// Where requests succeed at once, or on a worker; fail at once, or on a worker; wait for space; and
-/// panic.
+/// Offsets at which requests succeed at once, or on a worker; fail at once, or on a worker; wait for
+/// space; and panic.
 const OK: u64 = 0;
 const OK_WAITING: u64 = 2 << 20;
 const FAILS: u64 = 3 << 20;
@@ -103,7 +103,8 @@ const WITH_RANGE: [Op; 6] = [
     Op::Status,
 ];
 
-/// Requests that are answered at once, by workers, and by a connection that has no memory for more.
+/// Sends requests that are answered at once, by workers, and by a connection that has no memory for
+/// more.
 fn ask_everything(tally: &mut Tally, client: &mut Client) {
     for op in WITH_RANGE {
         for len in [512, 4096, MIB / 2] {
@@ -172,7 +173,7 @@ fn requests_that_panic_are_errors() {
                     let mut client = Client::attach(&server.without_clients().socket, true);
                     client.send(0, command_of(op), 1, offset, len);
                     if op == Op::Write {
-                        // It may be cut off before all of it is taken.
+                        // The client may be cut off before all of it is taken.
                         let _ = client.stream.write_all(&vec![9; len as usize]);
                     }
                     assert!(client.is_closed());
@@ -278,7 +279,7 @@ fn connections_at_a_time_are_added_up_and_a_deleted_export_is_forgotten() {
     });
     let reads = CLIENTS * READS;
     let of_export = || server.server.statistics().exports["vol"];
-    // Half of the reads need a worker; how many of them find none is up to the scheduler.
+    // Half of the reads need a worker; the scheduler decides how many of them find none.
     let waited_for_worker = of_export().totals.waited_for_worker;
     assert!(waited_for_worker <= reads / 2);
     let expected = |clients| onefold_nbd::ExportStatistics {
@@ -297,7 +298,7 @@ fn connections_at_a_time_are_added_up_and_a_deleted_export_is_forgotten() {
     };
     assert_eq!(of_export(), expected(clients.len()));
     clients.pop();
-    // Whole requests only; and the wish to go is none.
+    // Only whole requests are counted, and a disconnect request is not.
     let mut last = clients.pop().unwrap();
     last.send(0, command::WRITE, 1, 0, 4096);
     last.stream.shutdown(Direction::Write).unwrap();

@@ -37,7 +37,7 @@ const SIZE: u64 = 4 << 20;
 
 /// A server with the volume of a new pool.
 struct Served {
-    // Dropped in this order.
+    // Fields are dropped in this order.
     server: Server,
     store: Arc<Store>,
     socket: PathBuf,
@@ -99,11 +99,11 @@ fn after_a_failed_sync_writes_are_io_errors_and_reads_go_on() {
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, io_error);
     assert_eq!(client.read(0, 8192), vec![7; 8192]);
     assert_eq!(client.call(0, command::CACHE, 0, 8192).error, 0);
-    // The data of that sync may belong to another volume by now.
+    // The blocks of that sync's data may belong to another volume by this time.
     assert_eq!(client.call(0, command::READ, 8192, 4096).error, io_error);
 }
 
-/// As the finished writes come back in any order: which there were.
+/// The cookies of the finished writes, which return in any order.
 fn cookies_of(client: &mut Client, count: u64) -> Vec<u64> {
     let mut cookies = Vec::new();
     for _ in 0..count {
@@ -115,7 +115,7 @@ fn cookies_of(client: &mut Client, count: u64) -> Vec<u64> {
     cookies
 }
 
-/// Writes in place, of which many go on at once, beside others that need a worker.
+/// Writes in place, many of them concurrently, together with others that need a worker.
 fn writes_many_at_once(served: &Served) {
     let mut client = served.client();
     assert_eq!(client.write(0, 0, &vec![1; 2 << 20]).error, 0);
@@ -142,7 +142,7 @@ fn writes_many_at_once(served: &Served) {
     assert_eq!(client.read(3 << 20, 4096), vec![12; 4096]);
     assert_eq!(client.read(1 << 20, 256 << 10), vec![13; 256 << 10]);
     assert_eq!(client.read(4096 * 6, 4096), vec![14; 4096]);
-    // The same blocks again and again: whichever is last, it is there whole.
+    // The same blocks again and again: the last write, whichever it is, must be there whole.
     for n in 0..COUNT {
         client.send_write(0, n, 4096 * 9, &[n as u8; 8192]);
     }
@@ -174,7 +174,7 @@ fn many_writes_in_place_go_on_at_once_past_the_hosts_cache() {
     engine.remove(Part::Data).unwrap();
     let served = Served::on(Arc::new(engine), directory);
     writes_many_at_once(&served);
-    // One that goes while its writes are under way takes nothing with it.
+    // A client that goes while its writes are in flight takes nothing with it.
     for _ in 0..20 {
         let mut client = served.client();
         for n in 0..100 {
@@ -189,7 +189,7 @@ fn many_writes_in_place_go_on_at_once_past_the_hosts_cache() {
     assert_eq!(client.read(0, 100 * 4096), vec![77; 100 * 4096]);
 }
 
-/// Which thread writes next: a worker's name, or that of a connection, whose writes then need no worker.
+/// Reports the thread of the next write: a worker, or the connection, whose writes then need no worker.
 fn name_of_next_writer(engine: &SimulatedEngine) -> Receiver<String> {
     let (told, hears) = channel();
     let hook = move || {
@@ -223,7 +223,7 @@ fn a_write_in_place_that_fails_is_an_error_of_its_own() {
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
 }
 
-/// A thin device may have no room even for a block that is there.
+/// A thin device may have no room even for a block that already exists.
 #[test]
 fn a_write_in_place_waits_for_room_on_the_host() {
     let (served, engine) = Served::simulated(4096);
@@ -242,7 +242,7 @@ fn a_write_in_place_waits_for_room_on_the_host() {
     assert_eq!(served.server.requests_waiting_for_space(), 0);
 }
 
-/// Notes when background work is to be hurried, and when no more.
+/// Records each change of urgency of background work.
 struct Noting(Arc<Mutex<Vec<bool>>>);
 
 impl BackgroundExecutor for Noting {
