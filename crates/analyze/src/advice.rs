@@ -1,4 +1,4 @@
-//! The cost of the counted data in a pool: from figures to a decision, with the arithmetic.
+//! The cost of the counted data in a pool: the figures for a decision, with the arithmetic.
 
 use onefold_format::node::NODE_FANOUT;
 use onefold_format::page::PAGE_BYTES;
@@ -12,37 +12,38 @@ use crate::chunking::Chunking;
 /// The daemon's default memory, in bytes.
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 
-/// The part of the daemon's memory that its index gets.
+/// The index gets one part in this number of the daemon's memory.
 const INDEX_SHARE: u64 = 8;
 
-/// The size and needs of a pool with blocks of this size, in bytes.
+/// The size and the needs, in bytes, of a pool with blocks of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Advice {
-    /// Size of its blocks.
+    /// The size of the pool's blocks.
     pub block_bytes: u64,
     /// Blocks of volumes that hold data.
     pub mapped_blocks: u64,
-    /// Different ones, which are stored.
+    /// Different blocks, which are stored.
     pub distinct_blocks: u64,
-    /// Bytes of maps for a mapped block: its part of a page, and of those above.
+    /// Bytes of maps per mapped block: its part of a page, and of the pages above.
     pub map_bytes_per_block: f64,
     /// Disk space of an index row, as measured.
     pub index_bytes_per_row: f64,
-    /// Its memory, as measured.
+    /// Memory of an index row, as measured.
     pub memory_bytes_per_row: f64,
-    /// All maps.
+    /// Bytes of all maps.
     pub map_bytes: u64,
-    /// The index.
+    /// Bytes of the index.
     pub index_bytes: u64,
     /// The least `serve --memory` with which the index keeps its filters in memory.
     pub memory_bytes: u64,
-    /// Data, less its stored size, less maps and index; negative if deduplication costs more than
-    /// it saves.
+    /// Size of the data, less its stored size, less maps and index; negative if deduplication costs
+    /// more than it saves.
     pub saved_bytes: i64,
 }
 
 impl Advice {
-    /// For data that was cut into blocks of a size that a pool can have; nothing for others.
+    /// The advice for data that was cut into blocks of a size that a pool can have; `None` for
+    /// other data.
     #[must_use]
     pub fn of(report: &ChunkingReport) -> Option<Self> {
         let Chunking::Fixed { bytes } = report.chunking else {

@@ -25,15 +25,15 @@ pub enum Source<'a> {
     Paths {
         /// The paths.
         paths: &'a [PathBuf],
-        /// With it, qcow2 images are read as the disks inside them.
+        /// If given, qcow2 images are read as the disks inside them.
         disks: Option<Backing>,
     },
-    /// Traces; their inputs come one after another.
+    /// Traces; their inputs are numbered one after another.
     Traces(&'a [PathBuf]),
 }
 
 impl Source<'_> {
-    /// Bytes that an analysis reads, for its progress. Unreadable files count nothing.
+    /// The bytes that an analysis reads, for its progress. Unreadable files count as zero.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match *self {
@@ -45,7 +45,7 @@ impl Source<'_> {
         }
     }
 
-    /// Gives the records of these chunks to the sinks.
+    /// Passes the records of these chunks to the sinks.
     pub(crate) fn scan(
         &self,
         cutting: &Cutting<'_>,
@@ -69,16 +69,16 @@ impl Source<'_> {
     }
 }
 
-/// How an analysis is made.
+/// The options of an analysis.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The ways to cut; each is counted for itself.
+    /// The ways to cut; each is counted separately.
     pub chunkings: Vec<Chunking>,
-    /// Memory for records, in bytes. Further needs do not depend on the inputs.
+    /// Memory for records, in bytes. Other memory does not depend on the inputs.
     pub memory_bytes: usize,
-    /// Where records go that memory has no room for.
+    /// The directory for records that do not fit in memory.
     pub temporary: PathBuf,
-    /// Chunks and fingerprints are also written there; of paths only.
+    /// If given, chunks and fingerprints are also written to a trace; only when reading paths.
     pub trace: Option<TraceOptions>,
 }
 
@@ -89,34 +89,34 @@ pub struct Analysis {
     pub inputs: Vec<PathBuf>,
     /// Totals of the inputs.
     pub survey: Survey,
-    /// Files that begin as qcow2 images and were read as they are.
+    /// Files that begin like qcow2 images and were read as plain files.
     pub unopened_disks: u64,
-    /// Files that could not be read, or that changed meanwhile.
+    /// Files that could not be read, or that changed while they were read.
     pub problems: Vec<Problem>,
-    /// All inputs were read to their ends.
+    /// Whether all inputs were read to their ends.
     pub is_complete: bool,
-    /// For each way to cut, in their order.
+    /// The reports, in the order of the ways to cut.
     pub chunkings: Vec<ChunkingReport>,
 }
 
 /// The result of one chunking method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkingReport {
-    /// The way.
+    /// The chunking method.
     pub chunking: Chunking,
-    /// Of all inputs.
+    /// The totals of all inputs.
     pub total: Totals,
-    /// By input.
+    /// The totals by input.
     pub inputs: Vec<Totals>,
     /// How often contents occur.
     pub redundancy: Redundancy,
-    /// By kind of file: the file name extension.
+    /// By kind of file, that is, by file name extension.
     pub kinds: BTreeMap<String, Category>,
-    /// By size of file: from two to the power of this on.
+    /// By size of file: the exponent of the power of two at or below it.
     pub sizes: BTreeMap<u32, Category>,
     /// Runs of unique chunks, and of redundant ones.
     pub runs: [RunLengths; 2],
-    /// How well distinct chunks can be compressed; not known for whole files.
+    /// How well distinct chunks compress; `None` for whole files.
     pub compression: Option<Compressibility>,
 }
 
@@ -136,7 +136,7 @@ pub fn analyze(
         AnalyzeError::usage("blocks whose sizes have no common multiple up to 16 MiB")
     })?;
     let share = options.memory_bytes / options.chunkings.len().max(1);
-    // Places take half as much as chunks.
+    // Places take half as much memory as chunks.
     let (for_chunks, for_places) = (share / 3 * 2, share / 3);
     let sink = |chunking: &Chunking| {
         let sampler = (*chunking != Chunking::WholeFile).then(Sampler::default);

@@ -7,11 +7,11 @@ use std::str::FromStr;
 const FIXED_MIN: usize = 512;
 const FIXED_MAX: usize = 16 << 20;
 
-/// Longest average of content-defined chunks, in bytes, and shortest.
+/// Bounds of the average of content-defined chunks, in bytes: the longest, and the shortest.
 const AVERAGE_MIN: usize = 256;
 const AVERAGE_MAX: usize = 4 << 20;
 
-/// Bounds of the shortest of them, and the least for the longest.
+/// Bounds of the least length of content-defined chunks, and the lower bound of the most.
 const CONTENT_MIN: usize = 64;
 const MIN_MAX: usize = 1 << 20;
 const MAX_MIN: usize = 1024;
@@ -21,18 +21,18 @@ const MAX_MIN: usize = 1024;
 pub enum Chunking {
     /// A file is one chunk.
     WholeFile,
-    /// Blocks of so many bytes, counted from a file's start; the last one may be shorter.
+    /// Blocks of a fixed size, counted from a file's start; the last one may be shorter.
     Fixed {
-        /// 512 to 16 MiB, a multiple of 512.
+        /// The block size: 512 to 16 MiB, a multiple of 512.
         bytes: usize,
     },
     /// Content-defined: FastCDC in its version of 2020, with its normalization of level 1.
     Content {
-        /// Least bytes of a chunk, except the last one of a file. Even, as the others are.
+        /// The fewest bytes of a chunk, except the last one of a file. Even, as the others are.
         min: usize,
-        /// Bytes that it has about.
+        /// The approximate average length of a chunk.
         average: usize,
-        /// Bytes that it has at most.
+        /// The most bytes of a chunk.
         max: usize,
     },
 }
@@ -43,7 +43,7 @@ pub enum Chunking {
 pub struct ChunkingError(String);
 
 impl Chunking {
-    /// Blocks of so many bytes.
+    /// Blocks of `bytes` bytes.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Chunking {
         )))
     }
 
-    /// Content-defined chunks.
+    /// Content-defined chunks with these lengths.
     ///
     /// # Errors
     ///
@@ -104,8 +104,8 @@ impl fmt::Display for Chunking {
 impl FromStr for Chunking {
     type Err = ChunkingError;
 
-    /// `file`, `fixed:SIZE`, `content:AVERAGE` or `content:MIN,AVERAGE,MAX`; sizes in bytes, or
-    /// with K or M. With the average alone, the minimum is a quarter of it and the maximum eight
+    /// Parses `file`, `fixed:SIZE`, `content:AVERAGE` or `content:MIN,AVERAGE,MAX`; sizes in bytes,
+    /// or with K or M. With the average alone, the minimum is a quarter of it and the maximum eight
     /// times as much.
     fn from_str(text: &str) -> Result<Self, ChunkingError> {
         let (kind, sizes) = text.split_once(':').unwrap_or((text, ""));
@@ -127,7 +127,7 @@ impl FromStr for Chunking {
     }
 }
 
-/// A number of bytes.
+/// Parses a number of bytes.
 fn size(text: &str) -> Option<usize> {
     let (digits, factor) = match text.as_bytes().last()? {
         b'K' | b'k' => (&text[..text.len() - 1], 1 << 10),

@@ -1,8 +1,9 @@
-//! How well distinct chunks can be compressed.
+//! How well distinct chunks compress.
 //!
-//! Chunks are sampled by their fingerprints: those that end in enough zero bits. So each distinct
-//! one has the same chance, however often and wherever it occurs, and the sample of a data set is
-//! the same for any reader and order. When the sample grows too large, one more bit has to be zero.
+//! Chunks are sampled by their fingerprints: the sample has the chunks whose fingerprint ends in
+//! enough zero bits. So each distinct chunk has the same chance, however often and wherever it
+//! occurs, and the sample of a data set is the same for any reader and order. When the sample grows
+//! too large, one more bit has to be zero.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,37 +13,38 @@ use onefold_format::trace::TraceUnit;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-/// Chunks in a sample, at most.
+/// The most chunks in a sample.
 const SAMPLE_MAX: usize = 4096;
 
 /// Bytes that are compressed together as a group.
 pub(crate) const GROUP_BYTES: usize = 64 << 10;
 
-/// Of the chunks in a sample, one in two to the power of this begins a group that is compressed.
+/// In a sample, one chunk in two to the power of this begins a group that is compressed.
 const GROUP_BITS: u32 = 3;
 
-/// The result of compressing one kind of unit with LZ4. A unit that does not shrink is kept as it
-/// is.
+/// The result of compressing one kind of unit with LZ4. A unit that does not shrink is kept
+/// uncompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Compressed {
     /// Units in the sample.
     pub sampled: u64,
-    /// Their size, in bytes.
+    /// The units' size, in bytes.
     pub bytes: u64,
-    /// Their compressed size, in bytes.
+    /// The units' compressed size, in bytes.
     pub compressed_bytes: u64,
-    /// Of the mean part that is left of a unit: the truth is within twice this in 95 of 100 cases.
+    /// The standard error of the mean ratio of a unit: the truth is within twice this in 95 of 100
+    /// cases.
     pub standard_error: f64,
-    /// How many units are left with up to a tenth of themselves, up to two tenths, and so on.
+    /// Units by compressed size: up to a tenth of their size, up to two tenths, and so on.
     pub by_tenth: [u64; 10],
 }
 
-/// How well distinct chunks can be compressed.
+/// How well distinct chunks compress.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Compressibility {
-    /// Each chunk for itself.
+    /// Chunks compressed one by one.
     pub chunks: Compressed,
-    /// 64 KiB together that begin with such a chunk; of fixed blocks only.
+    /// Groups of 64 KiB that begin with such a chunk; only for fixed blocks.
     pub groups: Compressed,
 }
 
@@ -53,7 +55,7 @@ pub(crate) struct Sampler {
     found: Mutex<FxHashMap<u128, Sampled>>,
 }
 
-/// The compressed sizes of one chunk and its group, at the lowest of its positions that was met.
+/// The compressed sizes of a chunk and its group, at the lowest position seen.
 struct Sampled {
     position: u64,
     chunk: Sizes,
@@ -67,12 +69,12 @@ struct Sizes {
 }
 
 impl Sampler {
-    /// Whether a chunk with this fingerprint belongs to the sample, as far as is known by now.
+    /// Whether a chunk with this fingerprint belongs to the sample, as far as is known now.
     pub(crate) fn wants(&self, fingerprint: u128) -> bool {
         fingerprint.trailing_zeros() >= self.zero_bits.load(Ordering::Relaxed)
     }
 
-    /// Takes a chunk of the sample. `following` are the bytes from the chunk's first on, as many as
+    /// Adds a chunk to the sample. `following` are the bytes from the chunk's first on, as many as
     /// are available.
     pub(crate) fn take(
         &self,
@@ -114,7 +116,7 @@ impl Sampler {
         }
     }
 
-    /// The sample, as a trace keeps it, and how many bits have to be zero.
+    /// The sample in a trace's form, and the number of bits that have to be zero.
     pub(crate) fn units(&self) -> (u32, Vec<TraceUnit>) {
         let found = self.lock();
         let mut units: Vec<TraceUnit> = found
@@ -138,7 +140,7 @@ impl Sampler {
         (self.zero_bits.load(Ordering::Relaxed), units)
     }
 
-    /// Takes the sample of a trace whose positions begin at `first_position`.
+    /// Adds the sample of a trace whose positions begin at `first_position`.
     pub(crate) fn take_units(&self, zero_bits: u32, units: &[TraceUnit], first_position: u64) {
         let mut found = self.lock();
         if zero_bits > self.zero_bits.fetch_max(zero_bits, Ordering::Relaxed) {
@@ -154,7 +156,8 @@ impl Sampler {
                 bytes: unit.group_bytes,
                 compressed: unit.compressed_group_bytes,
             };
-            // Traces come in the order of their positions: the known one is at a lower position.
+            // Traces are read in the order of their positions: the known one is at a lower
+            // position.
             found.entry(unit.fingerprint).or_insert(Sampled {
                 position,
                 chunk,
@@ -168,7 +171,7 @@ impl Sampler {
         let zero_bits = self.zero_bits.into_inner();
         let found = self.found.into_inner();
         let found = found.unwrap_or_else(PoisonError::into_inner);
-        // In one order, whichever thread found them, so that sums are the same to the last digit.
+        // Sorted, whichever thread found them, so that sums are the same to the last digit.
         let mut found: Vec<(u128, Sampled)> = found.into_iter().collect();
         found.sort_unstable_by_key(|(fingerprint, _)| *fingerprint);
         let chunks = found.iter().map(|(_, sampled)| sampled.chunk);
@@ -208,7 +211,7 @@ impl Compressed {
             sum.bytes += u64::from(unit.bytes);
             sum.compressed_bytes += u64::from(unit.compressed);
             parts += left(unit);
-            // A unit that is left with exactly a tenth counts for the first.
+            // A unit of exactly a tenth counts for the first tenth.
             let tenth = (unit.compressed * 10).div_ceil(unit.bytes.max(1)).max(1) - 1;
             if let Some(count) = sum.by_tenth.get_mut(tenth as usize) {
                 *count += 1;
@@ -223,7 +226,7 @@ impl Compressed {
         sum
     }
 
-    /// The part that is left; 1 of nothing.
+    /// The compressed size as a part of the size; 1 if there are no units.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         match self.bytes {
@@ -237,7 +240,8 @@ impl Compressed {
 mod tests {
     use super::*;
 
-    /// Half of the chunks are random, half are one byte over and over; these are a hundred times there.
+    /// Half of the chunks are random, and half are one repeated byte; each of these occurs a hundred
+    /// times.
     #[test]
     fn the_sample_is_of_distinct_chunks_and_the_same_in_any_order() {
         let mut random = fastrand::Rng::with_seed(11);

@@ -2,15 +2,15 @@
 //! data [Meister13 §2.4].
 //!
 //! Two passes. The first draws bytes at random, each equally likely, and keeps the fingerprints of
-//! their blocks. The second counts how often each of these occurs in all of the data. Of a block
-//! that occurs `c` times a `c`-th has to be stored, so the mean of that over the sample is an
+//! their blocks. The second counts how often each of these occurs in all of the data. For a block
+//! that occurs `c` times, one `c`-th has to be stored, so the mean of that over the sample is an
 //! estimate of the part of the data that is distinct. It is the mean of independent numbers from 0
 //! to 1 whose expectation is that part, so by Hoeffding's inequality it is off by more than `e`
 //! with a probability of at most `2 exp(-2 m e^2)`, for any data. Blocks at the ends of files are
 //! short: drawn as often as whole ones they would count for more than their size.
 //!
-//! Blocks of zeros are counted and not sampled: holes are not drawn from, and drawing continues until
-//! enough blocks that are not zero were drawn.
+//! Blocks of zeros are counted and not sampled: nothing is drawn from holes, and drawing continues
+//! until enough nonzero blocks were drawn.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -31,14 +31,14 @@ use crate::walk::{Found, Met, Problem, Survey, walk};
 use crate::worker::fingerprint_key;
 use onefold_index::is_zero;
 
-/// Passes of drawing, each for the number that the last ones were short of.
+/// The most passes of drawing; each draws the number that the previous ones were short of.
 const ROUNDS: u32 = 16;
 
-/// Bytes drawn in all, for each that is needed: if nearly all are zeros, the sample stays smaller,
-/// and the bound is wider.
+/// The most bytes drawn in total, per byte needed: if nearly all are zeros, the sample stays
+/// smaller, and the bound is wider.
 const DRAWS_MAX: u64 = 64;
 
-/// Bytes drawn in a round, for each that is needed: their places are in memory.
+/// The most bytes drawn in a round, per byte needed: their places are in memory.
 const ROUND_DRAWS_MAX: u64 = DRAWS_MAX / ROUNDS as u64;
 
 /// Memory for each block of a sample: 112 bytes for its fingerprint and its counts, in tables that are half empty, and 40 for
@@ -48,16 +48,16 @@ const SAMPLE_BLOCK_BYTES: u64 = 112 + ROUND_DRAWS_MAX * 40;
 /// Bytes drawn from a file that are worth a thread.
 const PLACES_MIN: usize = 256;
 
-/// How an estimate is made.
+/// The options of an estimate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EstimateOptions {
     /// Size of blocks, in bytes.
     pub block_bytes: usize,
-    /// Most that the estimate may be off, as a part of the data: above 0 and below 1.
+    /// The largest error of the estimate, as a part of the data: above 0 and below 1.
     pub error: f64,
-    /// With which probability it is not: above 0 and below 1.
+    /// The probability that the error is not larger: above 0 and below 1.
     pub confidence: f64,
-    /// It determines the bytes drawn.
+    /// The seed, which determines the bytes drawn.
     pub seed: u64,
 }
 
@@ -90,27 +90,27 @@ impl EstimateOptions {
 pub struct Estimate {
     /// Blocks and bytes, which are exact.
     pub totals: Totals,
-    /// Part of the data without zeros that has to be stored: distinct bytes of all bytes.
+    /// The part of the data without zeros that has to be stored: distinct bytes of all bytes.
     pub distinct_ratio: f64,
-    /// It is not further from the truth than this, with the wanted confidence. More than was wanted if
-    /// not enough blocks that are not zero were found.
+    /// The largest error, with the requested confidence. Larger than requested if not enough nonzero
+    /// blocks were found.
     pub error: f64,
-    /// Bytes that were drawn, each with its block.
+    /// The number of bytes that were drawn, each with its block.
     pub sample_blocks: u64,
     /// Totals of the inputs.
     pub survey: Survey,
-    /// Files that begin as qcow2 images and were read as they are.
+    /// Files that begin like qcow2 images and were read as plain files.
     pub unopened_disks: u64,
-    /// Files that could not be read, or that changed meanwhile.
+    /// Files that could not be read, or that changed while they were read.
     pub problems: Vec<Problem>,
-    /// All inputs were read to their ends.
+    /// Whether all inputs were read to their ends.
     pub is_complete: bool,
 }
 
 /// Fingerprints that were drawn, and how often they occur.
 pub(crate) struct Sample {
     places: FxHashMap<u128, usize>,
-    /// How often each was drawn.
+    /// How often each fingerprint was drawn.
     drawn: Vec<u64>,
     counts: Vec<AtomicU64>,
 }
@@ -157,7 +157,7 @@ impl Sample {
     }
 }
 
-/// Blocks that have to be in the sample [Hoeffding].
+/// The number of blocks needed in the sample [Hoeffding].
 fn wanted(error: f64, confidence: f64) -> u64 {
     ((2.0 / (1.0 - confidence)).ln() / (2.0 * error * error)).ceil() as u64
 }
@@ -216,7 +216,7 @@ pub fn estimate(
     })
 }
 
-/// The first pass. Unreadable files are skipped; the second pass reports them.
+/// Runs the first pass. Unreadable files are skipped; the second pass reports them.
 fn draw(
     (paths, disks): (&[PathBuf], Option<Backing>),
     options: &EstimateOptions,
@@ -234,7 +234,7 @@ fn draw(
         let missing = wanted.saturating_sub(sample.blocks());
         let most = wanted.saturating_mul(DRAWS_MAX).saturating_sub(drawn);
         let most = most.min(wanted.saturating_mul(ROUND_DRAWS_MAX));
-        // As many of those that were drawn were not zero.
+        // One in `each` drawn bytes was in a nonzero block.
         let each = drawn as f64 / sample.blocks().max(1) as f64;
         let count = ((missing as f64 * each.max(1.0)).ceil() as u64).min(most);
         if bytes == 0 || count == 0 || progress.is_stopping() {
@@ -248,8 +248,8 @@ fn draw(
     sample
 }
 
-/// The first pass over traces, and one before it that counts. They have no zeros to draw, so one
-/// round is enough.
+/// Runs the first pass over traces, and one before it that counts. They have no zeros to draw, so
+/// one round is enough.
 fn draw_from_traces(
     traces: &[PathBuf],
     chunking: Chunking,
@@ -278,7 +278,7 @@ fn draw_from_traces(
     Ok(sample)
 }
 
-/// Where a file has data, in whole blocks, ascending; nothing of one that cannot be read.
+/// The ranges of a file that hold data, in whole blocks, ascending; empty if it cannot be read.
 fn data_of(met: &Met, block_bytes: u64) -> Vec<Range<u64>> {
     let mut data: Vec<Range<u64>> = Vec::new();
     let Met::File(found) = met else {
@@ -324,8 +324,8 @@ fn places_in(data: &[Range<u64>], bytes: &[u64]) -> Vec<u64> {
     places
 }
 
-/// Reads the blocks of these bytes of all files one after another, ascending; those of one file on
-/// all processors.
+/// Reads the blocks that contain these bytes, which are ascending positions in all files one after
+/// another. The blocks of one file are read on all processors.
 fn read_places(
     files: impl Iterator<Item = Met>,
     places: &[u64],
@@ -364,7 +364,8 @@ fn read_places(
     }
 }
 
-/// Of the blocks of these bytes of a file, if they can be read and are not zeros.
+/// The fingerprints of the blocks that contain these bytes of a file, if they can be read and are
+/// not zeros.
 fn fingerprints(found: &Found, places: &[u64], block_bytes: usize) -> Vec<u128> {
     let Ok(mut image) = found.open() else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The savings of deduplication: data sets read, cut into chunks, and counted.
+//! The savings of deduplication: reads data sets, cuts them into chunks, and counts.
 //!
 //! May use: `onefold-image`, `onefold-format` for traces, `onefold-sorter`, and the fingerprints of `onefold-index`.
 //! May not use the store: an analysis needs no pool.
@@ -13,12 +13,12 @@
 //! | --- | --- |
 //! | `walk.rs` | finds the files of a path |
 //! | `chunking.rs` | the ways to cut |
-//! | `scan.rs` | has all of them cut, on all processors |
+//! | `scan.rs` | has all files cut, on all processors |
 //! | `worker.rs` | reads, cuts, fingerprints |
 //! | `compression.rs` | compresses a sample of distinct chunks |
 //! | `redundancy.rs` | counts equal chunks |
-//! | `runs.rs` | how long runs of unique and of redundant data are |
-//! | `analysis.rs` | all of it, one after another |
+//! | `runs.rs` | the lengths of runs of unique and of redundant data |
+//! | `analysis.rs` | an analysis, from its inputs to its report |
 //! | `advice.rs` | the cost of the data in a pool |
 //! | `trace.rs` | the chunks of some data, in a file: writes it, and analyses it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
@@ -48,7 +48,7 @@ pub use scan::{Progress, Totals};
 pub use trace::{TraceOptions, trace_ways};
 pub use walk::{Problem, Survey, survey};
 
-/// Why an analysis cannot be made at all.
+/// Why an analysis failed as a whole.
 #[derive(Debug, thiserror::Error)]
 pub enum AnalyzeError {
     /// Invalid options.

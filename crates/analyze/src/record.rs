@@ -13,11 +13,11 @@ pub(crate) const POSITION_END: u64 = 1 << 48;
 /// Inputs that can be distinguished.
 pub(crate) const INPUTS_MAX: usize = 1 << INPUT_BITS;
 
-/// One chunk. Orders by fingerprint, then by position.
+/// A chunk and its place. Orders by fingerprint, then by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) fingerprint: u128,
-    /// Of its first byte, in all files one after another with a gap after each.
+    /// The position of the first byte, in all files one after another with a gap after each.
     pub(crate) position: u64,
     pub(crate) bytes: u64,
     pub(crate) input: u16,
@@ -25,7 +25,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// In the form in which it is sorted.
+    /// The form in which chunks are sorted.
     pub(crate) fn pack(&self) -> (u128, u128) {
         let rest = u128::from(self.position) << (LENGTH_BITS + INPUT_BITS + CATEGORY_BITS)
             | u128::from(self.bytes) << (INPUT_BITS + CATEGORY_BITS)
@@ -45,13 +45,13 @@ impl Chunk {
     }
 }
 
-/// Orders as the fingerprint does.
+/// Packs a fingerprint into a number with the same order.
 pub(crate) fn pack_fingerprint(Fingerprint(mut bytes): Fingerprint) -> u128 {
     bytes.reverse();
     u128::from_le_bytes(bytes)
 }
 
-/// Where a chunk is, and whether there are others like it. Orders by position.
+/// The place of a chunk, and whether there are others like it. Orders by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) position: u64,

@@ -8,43 +8,43 @@ use serde::Serialize;
 
 use crate::record::{Chunk, Place};
 
-/// Chunks that occur as often as each other.
+/// Chunks that occur equally often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Copies {
-    /// How often each occurs.
+    /// How often each of the chunks occurs.
     pub copies: u64,
-    /// How many different ones do.
+    /// How many different chunks occur this often.
     pub chunks: u64,
-    /// Their size together, each counted once, in bytes.
+    /// The chunks' total size, each counted once, in bytes.
     pub bytes: u64,
 }
 
 /// The chunks of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct InputShare {
-    /// Different chunks in it.
+    /// Different chunks in the input.
     pub distinct_chunks: u64,
-    /// Their size, each counted once, in bytes.
+    /// Size of the different chunks, each counted once, in bytes.
     pub distinct_bytes: u64,
-    /// Of them, those that are in another input as well.
+    /// Different chunks that are also in another input.
     pub shared_chunks: u64,
-    /// Their size, in bytes.
+    /// Size of the shared chunks, in bytes.
     pub shared_bytes: u64,
-    /// Different chunks that are in no input before this one.
+    /// Different chunks that are in no earlier input.
     pub new_chunks: u64,
-    /// Their size, in bytes: the amount that this input adds to those before it.
+    /// Size of the new chunks, in bytes: the amount that this input adds to earlier ones.
     pub new_bytes: u64,
 }
 
-/// The chunks of one kind of file. The stored size of a chunk is divided equally among all that
-/// refer to it [Meister13 §2.4].
+/// The chunks of one kind of file. The stored size of a chunk is divided equally among all files
+/// that refer to it [Meister13 §2.4].
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Category {
     /// Chunks that are not zero.
     pub chunks: u64,
-    /// Their size, in bytes.
+    /// The chunks' size, in bytes.
     pub bytes: u64,
-    /// Their stored size, in bytes.
+    /// The chunks' stored size, in bytes.
     pub stored_bytes: f64,
 }
 
@@ -53,11 +53,11 @@ pub struct Category {
 pub struct Redundancy {
     /// Chunks that are not zero.
     pub chunks: u64,
-    /// Their size, in bytes.
+    /// The chunks' size, in bytes.
     pub bytes: u64,
-    /// Different ones.
+    /// Different chunks.
     pub distinct_chunks: u64,
-    /// Their size, each counted once, in bytes: the amount that has to be stored.
+    /// Size of the different chunks, each counted once, in bytes: the amount that has to be stored.
     pub distinct_bytes: u64,
     /// By number of copies, ascending.
     pub copies: Vec<Copies>,
@@ -67,18 +67,18 @@ pub struct Redundancy {
     pub(crate) categories: BTreeMap<u16, Category>,
 }
 
-/// Equal chunks, while they come.
+/// Equal chunks, while they are gathered.
 struct Group {
     first: Chunk,
     count: u64,
-    /// In how many of each input, ascending.
+    /// The number of copies in each input, ascending by input.
     inputs: Vec<(u16, u64)>,
     categories: Vec<(u16, u64)>,
 }
 
 impl Redundancy {
-    /// Counts sorted chunks. Passes to `places` the place of each one and whether there are others
-    /// like it.
+    /// Counts sorted chunks. Passes to `places` the place of each chunk and whether there are
+    /// others like it.
     pub(crate) fn count(
         chunks: impl Iterator<Item = io::Result<(u128, u128)>>,
         inputs: usize,
@@ -120,21 +120,21 @@ impl Redundancy {
         Ok(sum)
     }
 
-    /// Bytes that occur more often than once inside one input: the savings of each by itself.
+    /// The bytes saved inside each input separately: repeats inside one input.
     #[must_use]
     pub fn within_bytes(&self) -> u64 {
         let distinct: u64 = self.inputs.iter().map(|input| input.distinct_bytes).sum();
         self.bytes - distinct
     }
 
-    /// Bytes that are saved beyond that because inputs are alike to each other.
+    /// The bytes saved in addition because inputs are similar to each other.
     #[must_use]
     pub fn across_bytes(&self) -> u64 {
         self.bytes - self.distinct_bytes - self.within_bytes()
     }
 }
 
-/// Places passed at a time.
+/// The number of places passed at a time.
 const TOLD_MAX: usize = 4096;
 
 struct Counting<'a> {
@@ -209,7 +209,8 @@ impl Group {
         }
     }
 
-    /// Chunks come in the order of their positions, so those of an input are together.
+    /// Adds a chunk. Chunks come in the order of their positions, so all chunks of an input are
+    /// adjacent.
     fn add(&mut self, chunk: &Chunk) {
         self.count += 1;
         match self.inputs.last_mut() {

@@ -7,39 +7,39 @@ use serde::Serialize;
 
 use crate::record::Place;
 
-/// Whether a run's chunks occur once, or are like others.
+/// Whether a run's chunks occur once or more often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunClass {
-    /// Each occurs once.
+    /// Each chunk occurs once.
     Unique,
-    /// Each occurs more than once.
+    /// Each chunk occurs more than once.
     Redundant,
 }
 
 /// Runs of one class: consecutive chunks of a file, with neither zeros nor the other class between.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RunLengths {
-    /// Their class.
+    /// The class of the runs.
     pub class: RunClass,
-    /// How many there are.
+    /// The number of runs.
     pub runs: u64,
-    /// Their size together, in bytes.
+    /// Total size of the runs, in bytes.
     pub bytes: u64,
-    /// The longest, in bytes.
+    /// The longest run, in bytes.
     pub longest_bytes: u64,
-    /// How many have from 2^n bytes to below 2^(n+1), in the n-th place, to the last that has any.
+    /// The number of runs of 2^n bytes to below 2^(n+1), at index n, up to the last that has any.
     pub by_power_of_two: Vec<u64>,
-    /// The same by chunks: runs of 2^n chunks to below 2^(n+1), in the n-th place.
+    /// Runs by chunks: the n-th entry has the runs of 2^n chunks to below 2^(n+1).
     pub by_chunks: Vec<RunCount>,
 }
 
 /// Runs of about the same length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct RunCount {
-    /// How many there are.
+    /// The number of runs.
     pub runs: u64,
-    /// Their size together.
+    /// The number of chunks in these runs.
     pub chunks: u64,
 }
 
@@ -65,7 +65,7 @@ impl RunLengths {
         self.longest_bytes = self.longest_bytes.max(bytes);
     }
 
-    /// The mean, in bytes; 0 if there are none.
+    /// The mean length, in bytes; 0 if there are no runs.
     #[must_use]
     pub fn mean_bytes(&self) -> f64 {
         match self.runs {
@@ -75,7 +75,7 @@ impl RunLengths {
     }
 }
 
-/// The place for a number by its power of two, made if there is none yet.
+/// The entry for a number by its power of two, created if necessary.
 fn at_power_of<T: Clone + Default>(number: u64, places: &mut Vec<T>) -> &mut T {
     let power = number.max(1).ilog2() as usize;
     if places.len() <= power {
@@ -84,7 +84,8 @@ fn at_power_of<T: Clone + Default>(number: u64, places: &mut Vec<T>) -> &mut T {
     &mut places[power]
 }
 
-/// Joins chunks, which come in the order of their positions, to runs: unique ones, redundant ones.
+/// Joins chunks, which come in the order of their positions, into runs: unique ones, redundant
+/// ones.
 pub(crate) fn run_lengths(
     places: impl Iterator<Item = io::Result<u128>>,
 ) -> io::Result<[RunLengths; 2]> {

@@ -1,6 +1,7 @@
 //! Finds every file, has it cut, and adds up the results.
 //!
-//! The unit of work is a file, or a part of a large one where all ways to cut let it be taken apart.
+//! The unit of work is a file, or a part of a large one if all ways to cut permit cutting parts
+//! separately.
 //! Workers take units from a queue that the walk fills.
 
 use std::collections::HashMap;
@@ -25,13 +26,13 @@ use crate::trace::TraceWriter;
 use crate::walk::{Met, Problem, Survey, walk};
 use crate::worker::{Opened, Unit, Worker};
 
-/// Bytes read at a time, about: a multiple of all sizes of fixed blocks.
+/// The approximate number of bytes read at a time: a multiple of all sizes of fixed blocks.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// The longest window: sizes of blocks that have no common multiple up to it are not cut together.
+/// The longest window: block sizes without a common multiple up to it cannot be cut together.
 pub(crate) const WINDOW_BYTES_MAX: usize = 16 << 20;
 
-/// Parts into which large files are cut, about.
+/// The approximate size of the parts into which large files are cut.
 const PART_BYTES: u64 = 64 << 20;
 
 /// Units that wait for a worker.
@@ -43,16 +44,16 @@ pub(crate) const KINDS_MAX: u16 = 2047;
 /// Distinguishes the kinds and the classes of size of a category.
 const SIZE_CLASS_BITS: u32 = 5;
 
-/// Totals of one input with one chunking method.
+/// The totals of one input with one chunking method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Totals {
-    /// Chunks.
+    /// The number of chunks.
     pub chunks: u64,
-    /// Their size, in bytes: data and holes.
+    /// The chunks' size, in bytes: data and holes.
     pub bytes: u64,
-    /// Chunks in which all is zero, those in holes included.
+    /// Chunks of zeros, including chunks in holes.
     pub zero_chunks: u64,
-    /// Their size, in bytes.
+    /// Size of the chunks of zeros, in bytes.
     pub zero_bytes: u64,
 }
 
@@ -70,7 +71,7 @@ impl Progress {
         self.done_bytes.load(Ordering::Relaxed)
     }
 
-    /// Ends the scan soon: data read by then is counted.
+    /// Ends the scan soon; the data read up to then is counted.
     pub fn stop(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
@@ -79,16 +80,16 @@ impl Progress {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether it was asked to end.
+    /// Whether the scan was asked to end.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stops.load(Ordering::Relaxed)
     }
 }
 
-/// Where the records of a way to cut go.
+/// The destination of the records of a way to cut.
 pub(crate) enum Sink<'a> {
-    /// With a sample of their chunks, if requested.
+    /// Sorts records, and takes a sample of their chunks if requested.
     Sort(Sorter<(u128, u128)>, Option<Sampler>),
     Count(&'a Sample),
 }
@@ -145,7 +146,7 @@ impl Category {
     }
 }
 
-/// The kinds of files that were met.
+/// The kinds of files seen so far.
 #[derive(Default)]
 pub(crate) struct Kinds {
     names: Vec<String>,
@@ -166,7 +167,7 @@ impl Kinds {
         }
     }
 
-    /// By number.
+    /// The names of the kinds, by number.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
@@ -193,15 +194,15 @@ fn kind_of(path: &Path) -> String {
 #[derive(Default)]
 pub(crate) struct Scanned {
     pub(crate) inputs: Vec<PathBuf>,
-    /// For each chunking method, for each input.
+    /// The totals by chunking method and input.
     pub(crate) totals: Vec<Vec<Totals>>,
     pub(crate) kinds: Kinds,
     pub(crate) problems: Vec<Problem>,
-    /// Files so far.
+    /// The files seen so far.
     pub(crate) survey: Survey,
-    /// Files that begin as qcow2 images and were read as they are.
+    /// Files that begin like qcow2 images and were read as plain files.
     pub(crate) unopened_disks: u64,
-    /// Everything was read to its end.
+    /// Whether everything was read to its end.
     pub(crate) is_complete: bool,
 }
 
@@ -227,7 +228,7 @@ fn greatest_divisor(a: usize, b: usize) -> usize {
 /// How the files under some paths are cut.
 pub(crate) struct Cutting<'a> {
     pub(crate) chunkings: &'a [Chunking],
-    /// They get the records, one for each way to cut.
+    /// The destinations of the records, one for each way to cut.
     pub(crate) sinks: &'a [Sink<'a>],
     /// Bytes that are read at a time.
     pub(crate) window: usize,
@@ -284,7 +285,7 @@ pub(crate) fn scan(
     Ok(scanned)
 }
 
-/// Walks, and queues a unit for each part of each file, until `queue` takes no more.
+/// Walks, and queues a unit for each part of each file, until `queue` accepts no more.
 fn queue_all(
     (paths, disks): (&[PathBuf], Option<Backing>),
     cutting: &Cutting<'_>,
@@ -339,7 +340,7 @@ fn queue_all(
     Ok(())
 }
 
-/// The parts of a file of this size; none of an empty one.
+/// The parts of a file of this size; an empty file has none.
 fn parts(bytes: u64, window: usize, can_be_taken_apart: bool) -> Vec<Range<u64>> {
     let window = window as u64;
     let part = match can_be_taken_apart {

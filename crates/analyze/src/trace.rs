@@ -1,5 +1,5 @@
-//! Traces: the chunks of some data, in a file, for analyses elsewhere and again without the data.
-//! Their format is `onefold_format::trace`.
+//! Traces: the chunks of a data set, in a file, so that they can be analysed elsewhere and again
+//! without the data. Their format is `onefold_format::trace`.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -18,31 +18,32 @@ use crate::record::{Chunk, INPUTS_MAX, POSITION_END};
 use crate::scan::{Category, KINDS_MAX, Progress, Scanned, Sink, Totals, add_to, sink_error};
 use crate::walk::{Found, Problem, Survey};
 
-/// Fingerprints in a frame, at most: the frame has 64 KiB of them.
+/// The most fingerprints in a frame: the frame has 64 KiB of them.
 const FINGERPRINTS_MAX: usize = 4096;
 
-/// Runs in a frame, at most.
+/// The most runs in a frame.
 const RUNS_MAX: usize = 4096;
 
-/// Chunking methods in a trace: chunks refer to theirs by a byte.
+/// The most chunking methods in a trace: chunks refer to theirs by a byte.
 const WAYS_MAX: usize = 1 << u8::BITS;
 
-/// Units of a sample in a frame.
+/// The most units of a sample in a frame.
 const UNITS_MAX: usize = 4096;
 
-/// A trace that is to be written.
+/// The options of a trace to write.
 #[derive(Debug, Clone)]
 pub struct TraceOptions {
     /// The file, which must not exist.
     pub path: PathBuf,
-    /// Paths appear as hashes with a key that is discarded. Kinds and sizes of files stay readable.
+    /// Replaces paths by hashes with a key that is discarded. Kinds and sizes of files stay
+    /// readable.
     pub hides_names: bool,
 }
 
-/// A trace while it is written, by any number of threads.
+/// Writes a trace, from any number of threads.
 pub(crate) struct TraceWriter {
     path: PathBuf,
-    /// With it, names are hashed.
+    /// If present, names are hashed.
     key: Option<[u8; 32]>,
     out: Mutex<Out>,
 }
@@ -92,7 +93,7 @@ impl TraceWriter {
         Ok(writer)
     }
 
-    /// A file that will be cut, and the kinds of files so far.
+    /// Writes a file that will be cut, and new kinds of files.
     pub(crate) fn file(
         &self,
         found: &Found,
@@ -199,7 +200,7 @@ impl<'a> Tracing<'a> {
         }
     }
 
-    /// The following chunks are of this file, from this position on.
+    /// Starts a file: the following chunks belong to it, from this position on.
     pub(crate) fn start(&mut self, position: u64, input: u16, category: Category) {
         for chunks in &mut self.ways {
             chunks.position = position;
@@ -241,7 +242,7 @@ impl<'a> Tracing<'a> {
         self.flush_if_full(way)
     }
 
-    /// Ends what was begun with [`Tracing::start`].
+    /// Ends the file begun with [`Tracing::start`].
     pub(crate) fn end(&mut self) -> io::Result<()> {
         (0..self.ways.len()).try_for_each(|way| self.flush(way))
     }
@@ -268,11 +269,11 @@ impl<'a> Tracing<'a> {
     }
 }
 
-/// The ways in which the data of these traces was cut, which is the same for all.
+/// The ways in which the data of these traces was cut, which must be the same for all.
 ///
 /// # Errors
 ///
-/// For files that are no traces, and for traces that were cut in different ways.
+/// For files that are not traces, and for traces that were cut in different ways.
 pub fn trace_ways(traces: &[PathBuf]) -> Result<Vec<Chunking>, AnalyzeError> {
     let mut known: Option<(Vec<Chunking>, &Path)> = None;
     for path in traces {
@@ -297,7 +298,7 @@ pub fn trace_ways(traces: &[PathBuf]) -> Result<Vec<Chunking>, AnalyzeError> {
     Ok(known.map(|(ways, _)| ways).unwrap_or_default())
 }
 
-/// Frames of a trace, one after another.
+/// Reads the frames of a trace, one after another.
 pub(crate) struct TraceReader {
     path: PathBuf,
     file: BufReader<File>,
@@ -327,7 +328,7 @@ impl TraceReader {
         Ok(reader)
     }
 
-    /// The next frame; none after the last one.
+    /// The next frame; `None` after the last one.
     pub(crate) fn next(&mut self) -> Result<Option<TraceFrame>, AnalyzeError> {
         if self.has_ended {
             return match self.file.read(&mut [0]) {
@@ -376,8 +377,8 @@ impl TraceReader {
     }
 }
 
-/// Gives the chunks of `ways`, which are some of those in the traces, to `sinks`, as a scan of the data
-/// would.
+/// Passes the chunks of `ways`, which are some of the traces' ways to cut, to `sinks`, as a scan of the
+/// data would.
 pub(crate) fn replay(
     traces: &[PathBuf],
     ways: &[Chunking],
@@ -405,7 +406,7 @@ pub(crate) fn replay(
     Ok(scanned)
 }
 
-/// Goes through the fingerprints and sizes of chunks that were cut in this way.
+/// Visits the fingerprints and sizes of the chunks that were cut in this way.
 pub(crate) fn each_fingerprint(
     traces: &[PathBuf],
     way: Chunking,
@@ -435,24 +436,24 @@ pub(crate) fn each_fingerprint(
     Ok(())
 }
 
-/// Records that are gathered before they are handed on.
+/// Records that are gathered before they are passed on.
 const BATCH: usize = 4096;
 
 struct Replaying<'a> {
     ways: &'a [Chunking],
     sinks: &'a [Sink<'a>],
     batches: Vec<Vec<(u128, u128)>>,
-    /// Where the positions of this trace begin.
+    /// The start of the trace's positions.
     first_position: u64,
 }
 
-/// One trace, while it is read: its tables.
+/// The tables of a trace that is being read.
 struct Known {
-    /// For each of its ways to cut, which of those that are wanted it is.
+    /// For each of the trace's ways to cut, its index among the requested ones.
     ways: Vec<Option<usize>>,
     first_input: usize,
     kinds: Vec<u16>,
-    /// Where its files end, in the positions of all traces.
+    /// The end of the trace's files, in the positions of all traces.
     end: u64,
 }
 
@@ -491,7 +492,7 @@ impl Replaying<'_> {
         Ok(())
     }
 
-    /// Its content besides chunks.
+    /// Handles a frame without chunks.
     fn other(
         &mut self,
         frame: TraceFrame,
@@ -617,11 +618,11 @@ impl Replaying<'_> {
     }
 }
 
-/// Why the reading of a trace ends.
+/// Why reading a trace ended early.
 enum ReplayError {
-    /// The trace, by this.
+    /// The trace is invalid, for this reason.
     Wrong(&'static str),
-    /// A result cannot be kept.
+    /// A result cannot be stored.
     Sink(io::Error),
 }
 impl ReplayError {

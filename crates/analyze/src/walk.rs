@@ -1,8 +1,8 @@
 //! The files of a path.
 //!
 //! Symbolic links below a path are not followed, and pipes, sockets and devices there are not read;
-//! a given path may itself be a link, or a block device. Files come in the order of their names, so
-//! that repeated analyses agree.
+//! a given path may itself be a link, or a block device. Files are visited in the order of their
+//! names, so that repeated analyses agree.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -14,10 +14,10 @@ use onefold_image::{
 use serde::Serialize;
 use walkdir::WalkDir;
 
-/// Files that could not be read, or not as a whole.
+/// A file or folder that could not be read, or not as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// Of the file or folder.
+    /// The path of the file or folder.
     pub path: PathBuf,
     /// The problem.
     pub what: String,
@@ -28,32 +28,32 @@ pub struct Problem {
 pub struct Survey {
     /// Files and devices.
     pub files: u64,
-    /// Of these, those without content.
+    /// Files and devices without content.
     pub empty_files: u64,
-    /// Their size, holes included, in bytes.
+    /// Total size of the files, holes included, in bytes.
     pub bytes: u64,
     /// Symbolic links and special files, which are not read.
     pub skipped: u64,
 }
 
-/// One file to be read.
+/// A file to be read.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) path: PathBuf,
-    /// As long as this was when it was found: the file, or the disk inside it.
+    /// The length when it was found: of the file, or of the disk inside it.
     pub(crate) bytes: u64,
     pub(crate) stamp: Option<Stamp>,
-    /// It is read as the disk inside it.
+    /// If present, the file is read as the disk inside it.
     disk: Option<Backing>,
 }
 
 impl Found {
-    /// Whether it begins with these bytes as a qcow2 image does, and is read as it is.
+    /// Whether the file begins with these bytes like a qcow2 image, and is read as a plain file.
     pub(crate) fn is_unopened(&self, first: &[u8]) -> bool {
         self.disk.is_none() && first.starts_with(&QCOW2_MAGIC)
     }
 
-    /// Each caller gets its own reader.
+    /// Opens a separate reader for the caller.
     pub(crate) fn open(&self) -> Result<Box<dyn Image>, ImageError> {
         let file = File::open(&self.path).map_err(ImageError::from)?;
         Ok(match self.disk {
@@ -63,7 +63,7 @@ impl Found {
     }
 }
 
-/// Its name in messages; the path precedes it.
+/// The file's name in messages, which its path precedes.
 const FILE: &str = "the file";
 const DISK: &str = "the image";
 
@@ -85,7 +85,7 @@ impl Stamp {
     }
 }
 
-/// The objects that a walk meets.
+/// An object found by a walk.
 pub(crate) enum Met {
     File(Found),
     /// A link or a special file.
@@ -93,7 +93,7 @@ pub(crate) enum Met {
     Problem(Problem),
 }
 
-/// Counts the data under these paths. Unreadable files count nothing. With `disks`, qcow2 images
+/// Counts the data under these paths. Unreadable files count as zero. With `disks`, qcow2 images
 /// count as the disks inside them.
 #[must_use]
 pub fn survey(paths: &[PathBuf], disks: Option<Backing>) -> Survey {
@@ -138,7 +138,7 @@ pub(crate) fn walk(path: &Path, disks: Option<Backing>) -> impl Iterator<Item = 
             Some(Met::Problem(Problem { path, what }))
         }
         Ok(entry) if entry.file_type().is_dir() => None,
-        // A link to a folder, which is gone through.
+        // A link to a folder, whose content is visited.
         Ok(entry) if entry.depth() == 0 && entry.path().is_dir() => None,
         Ok(entry) => Some(look_at(entry.path(), entry.depth() == 0, disks)),
     })

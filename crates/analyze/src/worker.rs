@@ -21,15 +21,15 @@ use crate::scan::{Category, Cutting, Progress, Sink, Totals, add_to, lock, sink_
 use crate::trace::Tracing;
 use crate::walk::{Found, Problem, Stamp};
 
-/// Records that a worker gathers before it hands them on.
+/// Records that a worker gathers before it passes them on.
 const BATCH: usize = 4096;
 
-/// A file, of which several workers may have a part.
+/// A file, parts of which several workers may cut.
 pub(crate) struct Opened {
     pub(crate) found: Found,
     pub(crate) input: u16,
     pub(crate) category: Category,
-    /// Where it begins in all files one after another.
+    /// The file's start in all files one after another.
     pub(crate) position: u64,
     /// Parts that no worker has taken yet.
     pub(crate) left: AtomicUsize,
@@ -44,7 +44,7 @@ pub(crate) struct Unit {
 /// The state of cutting a file with one method.
 enum Cut {
     Fixed,
-    /// Bytes from the end of the last chunk on, where that is.
+    /// The bytes since the end of the last chunk, and their position.
     Content {
         rest: Vec<u8>,
         at: u64,
@@ -60,12 +60,12 @@ pub(crate) struct Worker<'a> {
     sinks: &'a [Sink<'a>],
     key: Key,
     window: Vec<u8>,
-    /// For each chunking method, for each input.
+    /// The totals by chunking method and input.
     pub(crate) totals: Vec<Vec<Totals>>,
-    /// For each way to cut.
+    /// The gathered records of each way to cut.
     batches: Vec<Vec<(u128, u128)>>,
     fingerprints: Vec<Fingerprint>,
-    /// Files that begin as qcow2 images and were read as they are.
+    /// Files that begin like qcow2 images and were read as plain files.
     pub(crate) unopened_disks: u64,
     scratch: Vec<u8>,
     tracing: Option<Tracing<'a>>,
@@ -111,7 +111,7 @@ impl<'a> Worker<'a> {
                 Ok(()) => None,
                 Err(ReadError::Input(error)) => Some(error.to_string()),
                 Err(ReadError::Records(error)) => {
-                    // The queue is emptied all the same: the walk may be waiting for a place in it.
+                    // Empty the queue anyway: the walk may be waiting for a place in it.
                     progress.stop();
                     failure = Some(error);
                     continue;
@@ -194,7 +194,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Windows that are a hole.
+    /// Counts windows that are a hole.
     fn skip(&mut self, opened: &Opened, bytes: u64) -> Result<(), ReadError> {
         for n in 0..self.chunkings.len() {
             if let Chunking::Fixed { bytes: size } = self.chunkings[n] {
@@ -264,7 +264,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Consecutive blocks that are not zero are fingerprinted together.
+    /// Cuts fixed blocks. Consecutive nonzero blocks are fingerprinted together.
     fn cut_fixed(
         &mut self,
         n: usize,
@@ -306,7 +306,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// One chunk.
+    /// Adds a chunk.
     fn add(&mut self, n: usize, opened: &Opened, at: u64, chunk: &[u8]) -> Result<(), ReadError> {
         let bytes = chunk.len() as u64;
         if is_zero(chunk) {
@@ -403,13 +403,13 @@ impl Opened {
 }
 
 enum ReadError {
-    /// The file's: it is listed, and the analysis continues.
+    /// An error of the file: it is listed, and the analysis continues.
     Input(ImageError),
-    /// That of the temporary file or the trace: the analysis ends.
+    /// An error of the temporary file or the trace: the analysis ends.
     Records(io::Error),
 }
 
-/// The same for all analyses, so that their results can be compared.
+/// The key of fingerprints, the same for all analyses, so that their results can be compared.
 pub(crate) fn fingerprint_key() -> Key {
     Key::derive(&[0; 32], 0)
 }

@@ -49,7 +49,7 @@ fn files_below(path: &Path) -> Vec<PathBuf> {
     entries.into_iter().flat_map(below).collect()
 }
 
-/// The chunks of a file, whole.
+/// The chunks of a file, with their content.
 fn cut(way: Chunking, content: &[u8]) -> Vec<Vec<u8>> {
     match way {
         Chunking::WholeFile if content.is_empty() => Vec::new(),
@@ -64,10 +64,10 @@ fn cut(way: Chunking, content: &[u8]) -> Vec<Vec<u8>> {
     }
 }
 
-/// Compares all figures with those of contents held in memory.
+/// Compares all figures with the contents held in memory.
 fn compare(report: &ChunkingReport, inputs: &[PathBuf]) {
     let way = report.chunking;
-    // Chunks that are not zero, file by file, with their input; zero ones as nothing.
+    // Nonzero chunks, file by file, with their input; zero ones as `None`.
     let mut files: Vec<(usize, Vec<Option<Vec<u8>>>)> = Vec::new();
     for (n, input) in inputs.iter().enumerate() {
         for file in files_below(input) {
@@ -285,7 +285,7 @@ fn an_analysis_that_is_stopped_says_so() {
 fn a_temporary_file_that_cannot_be_written_ends_it() {
     let scratch = TempDir::new().unwrap();
     let mut random = Rng::with_seed(9);
-    // More than the queue between walk and workers has places for.
+    // More files than the queue between walk and workers has places for.
     for n in 0..400 {
         let path = scratch.path().join(n.to_string());
         fs::write(path, content(&mut random, 200, 0)).unwrap();
@@ -312,6 +312,6 @@ fn sizes_without_a_small_common_multiple_are_refused() {
         temporary: PathBuf::from("/nonexistent/place"),
         ..options
     };
-    // Nothing has to go there.
+    // Nothing has to be written there.
     assert!(analyze(from(&[]), &options, &Progress::default()).is_ok());
 }

@@ -12,7 +12,7 @@ use crate::trees;
 
 const BLOCK: usize = 4096;
 
-/// Files of blocks that occur once, and of such that occur up to a thousand times; a third is zeros.
+/// Files with blocks that occur once and blocks that occur up to a thousand times; a third is zeros.
 fn inputs(seed: u64) -> (TempDir, Vec<PathBuf>) {
     let scratch = TempDir::new().unwrap();
     let mut random = Rng::with_seed(seed);
@@ -23,7 +23,7 @@ fn inputs(seed: u64) -> (TempDir, Vec<PathBuf>) {
             let mut block = vec![0; BLOCK];
             match random.u32(..6) {
                 0 | 1 => {}
-                // Few of them often, many rarely.
+                // Few of them occur often, many rarely.
                 2 | 3 => {
                     let which = random.u64(1..40) * random.u64(1..40);
                     Rng::with_seed(which).fill(&mut block);
@@ -51,8 +51,8 @@ fn options(seed: u64) -> EstimateOptions {
     }
 }
 
-/// Half of all blocks are the short ends of files, of which most occur often; nearly all bytes are in whole
-/// blocks, of which few do.
+/// Half of all blocks are the short ends of files, most of which occur often; nearly all bytes are in whole
+/// blocks, few of which do.
 fn inputs_of_short_blocks(seed: u64) -> (TempDir, Vec<PathBuf>) {
     let scratch = TempDir::new().unwrap();
     let folder = scratch.path().join("folder");
@@ -81,7 +81,7 @@ fn a_block_counts_for_as_much_as_it_holds() {
     assert!((0.97..0.99).contains(&ratio), "{ratio}");
 }
 
-/// Returns which part of these is distinct.
+/// Compares an estimate with the truth, and returns the distinct part of the data.
 fn compare_with_the_truth(paths: &[PathBuf]) -> f64 {
     let traces = [paths[0].with_extension("trace")];
     let mut exact = trees::options(vec!["fixed:4K".parse().unwrap()], 16 << 20);

@@ -1,4 +1,4 @@
-//! Analyses of traces compared with those of the data.
+//! Analyses of traces, compared with analyses of the data.
 
 use std::fs;
 use std::path::{Path, PathBuf};
