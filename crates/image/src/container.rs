@@ -1,38 +1,38 @@
-//! Files that hold a disk in a format of their own, recognised by their first bytes.
+//! Files that hold a disk in a special format, recognised by their first bytes.
 //!
 //! Copied byte for byte they would make a volume that no guest can boot. A guest can write the same
 //! bytes to the start of its disk, so this is only ever a reason to refuse, or to ask: it never
-//! chooses how a file is read.
+//! determines how a file is read.
 
 use std::fmt;
 
 /// The number of first bytes that [`Container::of`] reads.
 pub const HEAD_BYTES: usize = 512;
 
-/// The kind of a file that does not hold a disk's bytes as they are.
+/// The kind of a file that does not hold a disk's plain bytes.
 ///
-/// A command has `FILE` where the file is named.
+/// A command has `FILE` in place of the file's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Container {
-    /// Another format of disk images.
+    /// A foreign format of disk images.
     Image {
-        /// Its display name.
+        /// The format's display name.
         name: &'static str,
         /// The command that writes the disk to a file.
         command: &'static str,
     },
-    /// A format that is read when it is named.
+    /// The qcow2 format, which is read if the user names it.
     Qcow2,
     /// A compressed file.
     Compressed {
-        /// Its display name.
+        /// The compression's display name.
         name: &'static str,
         /// The command that writes its content to a file.
         command: &'static str,
     },
     /// An archive of files.
     Archive {
-        /// Its display name.
+        /// The archive's display name.
         name: &'static str,
         /// The command that unpacks it.
         command: &'static str,
@@ -67,7 +67,7 @@ const PARALLELS: Container = image(
 const EWF: Container = image("EWF (E01)", "ewfexport -f raw -t DISK FILE");
 const TAR: Container = archive("tar (as OVA files are)", "tar -xf FILE");
 
-/// Offset of the bytes, the bytes, and the format that has them. The first that fits counts.
+/// Offset of the bytes, the bytes, and the format that has them. The first match counts.
 const MAGICS: [(usize, &[u8], Container); 28] = [
     (0, b"QFI\xfb\0\0\0\x01", QCOW1),
     (0, &crate::QCOW2_MAGIC, Container::Qcow2),
@@ -131,7 +131,7 @@ const MAGICS: [(usize, &[u8], Container); 28] = [
     (257, b"ustar ", TAR),
 ];
 
-/// The block magics behind `BZh` and the block size: of data, and of the end.
+/// The block magics after `BZh` and the block size: of data, and of the end.
 const BZIP2_BLOCKS: [&[u8]; 2] = [
     &[0x31, 0x41, 0x59, 0x26, 0x53, 0x59],
     &[0x17, 0x72, 0x45, 0x38, 0x50, 0x90],
@@ -158,7 +158,7 @@ impl Container {
         is_bzip2.then_some(compressed("bzip2", "bzip2 -dc FILE > DISK"))
     }
 
-    /// The format by the last 512 bytes of a file: a VHD of fixed size has its only mark there.
+    /// The format by the last 512 bytes of a file: a VHD of fixed size is marked only there.
     #[must_use]
     pub fn of_footer(foot: &[u8]) -> Option<Container> {
         foot.starts_with(b"conectix").then_some(VHD)

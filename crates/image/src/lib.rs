@@ -26,8 +26,8 @@ pub trait Image: Send {
     /// Size of the disk in bytes.
     fn size_bytes(&self) -> u64;
 
-    /// The first range at or after `start` that may hold something else than zeros; none where there is
-    /// nothing but zeros up to the end.
+    /// The first range at or after `start` that may hold anything but zeros; `None` if only zeros
+    /// follow up to the end.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ pub trait Image: Send {
     ///
     /// # Errors
     ///
-    /// Where the image cannot be read, or does not have all of it, that is, where it is cut.
+    /// If the image cannot be read, or is truncated.
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), ImageError>;
 }
 
@@ -63,7 +63,7 @@ impl From<io::Error> for ImageError {
     }
 }
 
-/// Whether the file begins as a qcow2 image does. A guest can make its raw disk look so.
+/// Whether the file begins like a qcow2 image. A guest can make its raw disk look so.
 #[must_use]
 pub fn looks_like_qcow2(file: &File) -> bool {
     let mut first = [0; QCOW2_MAGIC.len()];

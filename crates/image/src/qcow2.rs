@@ -25,10 +25,10 @@ use crate::{Image, ImageError, QCOW2_MAGIC};
 
 type Result<T> = std::result::Result<T, ImageError>;
 
-/// Most images in a chain of backing files; ends a chain that contains itself.
+/// The most images in a chain of backing files; ends a chain that contains itself.
 const BACKING_DEPTH_MAX: usize = 64;
 
-/// The unit of an image's size and of compressed data, whose last sector need not be complete in the file.
+/// The unit of an image's size and of compressed data, whose last sector may be incomplete in the file.
 const SECTOR_BYTES: u64 = 512;
 
 /// Incompatible features that QEMU writes on request, by their bits in the header.
@@ -37,19 +37,19 @@ const UNREAD_FEATURES: [(u64, &str); 2] = [
     (1 << 4, "extended L2 entries"),
 ];
 
-/// The treatment of the images beneath an image.
+/// The treatment of an image's backing files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
-    /// An image that has some is refused.
+    /// An image with a backing file is refused.
     Refuse,
-    /// They are opened and read where the image itself has no data. Only for images that can be
-    /// trusted: they choose the files.
+    /// Backing files are opened and read where the image itself has no data. Only for trusted
+    /// images, because they choose the files.
     Follow,
-    /// They are not opened, and parts that the image itself does not have are holes.
+    /// Backing files are not opened, and parts that the image itself does not have are holes.
     Leave,
 }
 
-/// A qcow2 image that is read.
+/// A qcow2 image for reading.
 pub struct Qcow2Image {
     access: FormatAccess<ImageFile>,
     shown: String,
@@ -85,7 +85,7 @@ fn cut(shown: &str) -> ImageError {
     ))
 }
 
-/// Opens one image of a chain, and by recursion those beneath it.
+/// Opens an image of a chain, and recursively its backing files.
 fn open_layer(
     storage: ImageFile,
     shown: &str,
@@ -196,7 +196,7 @@ const HEADER_BYTES: usize = 80;
 fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
     let mut header = [0; HEADER_BYTES];
     if storage.file.read_exact_at(&mut header, 0).is_err() || !header.starts_with(&QCOW2_MAGIC) {
-        // imago has the message for a file that is too short, or of another kind.
+        // imago reports a file that is too short, or of another kind.
         return Ok(());
     }
     let field = |range: Range<usize>| {
@@ -205,7 +205,7 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
             .iter()
             .fold(0, |number, byte| number << 8 | u64::from(*byte))
     };
-    // The version comes first: it gives all other fields their places.
+    // The version comes first: it determines the places of all other fields.
     if field(4..8) == 1 {
         return Err(ImageError::new(format!(
             "{shown} is a qcow image of version 1; convert it with 'qemu-img convert -f qcow -O raw {shown} \
@@ -304,19 +304,19 @@ impl Qcow2Image {
     }
 }
 
-/// A qcow2 image that is written.
+/// A qcow2 image for writing.
 #[derive(Debug)]
 pub struct Qcow2Writer {
     access: FormatAccess<ImageFile>,
 }
 
 impl Qcow2Writer {
-    /// Formats the empty `file` as an image of a disk of `size_bytes`, rounded up to whole sectors of 512 bytes: QEMU
-    /// leaves out a part of a sector.
+    /// Formats the empty `file` as an image of a disk of `size_bytes`, rounded up to whole sectors of 512 bytes,
+    /// because QEMU leaves out a partial sector.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written, or the disk is larger than the format can have.
+    /// If the file cannot be written, or the disk is larger than the format allows.
     pub fn create(file: File, size_bytes: u64) -> io::Result<Self> {
         let builder: Qcow2CreateBuilder<ImageFile> = Qcow2CreateBuilder::new(ImageFile::new(file));
         let image = builder
@@ -333,7 +333,7 @@ impl Qcow2Writer {
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.access.write(data, offset)
     }
@@ -342,19 +342,19 @@ impl Qcow2Writer {
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written.
+    /// If the file cannot be written.
     pub fn finish(self) -> io::Result<()> {
         self.access.flush()
     }
 }
 
-/// A file as imago sees it.
+/// A file as imago accesses it.
 #[derive(Debug)]
 struct ImageFile {
     file: File,
     /// The base of the image's relative references.
     directory: PathBuf,
-    /// Reading beyond the end is refused; a file that is being written has no such end.
+    /// Whether reads beyond the end are refused; a file that is being written has no fixed end.
     whole: bool,
     helper: CommonStorageHelper,
 }
@@ -384,8 +384,8 @@ impl ImageFile {
 }
 
 impl ImageFile {
-    /// Fills `buf`. Of a file that is read, only the rest of its last sector may be missing; of one
-    /// that is written, any part that was not written yet.
+    /// Fills `buf`. In a file that is read, only the rest of its last sector may be missing; in one
+    /// that is written, any part that has not been written yet.
     fn read_or_zeros(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.saturating_add(buf.len() as u64);
         let file_bytes = self.size()?;

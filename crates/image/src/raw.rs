@@ -1,4 +1,4 @@
-//! A disk's bytes as they are.
+//! A disk's plain bytes.
 
 use std::fs::File;
 use std::io::{self, Seek};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::{Image, ImageError};
 
-/// A file or device that holds the disk's bytes as they are.
+/// A file or device that holds a disk's plain bytes.
 #[derive(Debug)]
 pub struct RawImage {
     file: File,
@@ -23,10 +23,10 @@ impl RawImage {
     ///
     /// # Errors
     ///
-    /// Where its size cannot be found.
+    /// If its size cannot be determined.
     pub fn new(mut file: File, shown: impl Into<String>) -> Result<Self, ImageError> {
         let shown = shown.into();
-        // A device's length is only known by seeking to its end.
+        // Only seeking to its end gives a device's length.
         let size_bytes = file
             .seek(io::SeekFrom::End(0))
             .map_err(|e| ImageError::io(format_args!("cannot find the size of {shown}"), &e))?;
@@ -55,14 +55,14 @@ impl Image for RawImage {
         };
         let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
             Ok(data) => data,
-            // Nothing but a hole up to the end.
+            // There is only a hole up to the end.
             Err(Errno::NXIO) => return Ok(None),
             // Devices and some file systems do not distinguish holes from data.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(start..self.size_bytes)),
             Err(error) => return Err(failed(error)),
         };
         let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data)).map_err(failed)?;
-        // A file that grew meanwhile still counts with its earlier size.
+        // A file that has grown since still counts with its original size.
         Ok((data < self.size_bytes).then(|| data..hole.min(self.size_bytes)))
     }
 

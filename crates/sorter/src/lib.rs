@@ -1,10 +1,10 @@
 //! Sorting more records than there is memory for: sorted runs go to a temporary file and are merged.
 //!
-//! Memory stays within the given bound: half for incoming records, half for those that are sorted
-//! and written meanwhile; later, all of it for reading the runs back. If there are more runs than
-//! can be read at once, they are merged into longer ones first, which takes the temporary space twice.
+//! Memory stays within the given bound: half for incoming records, half for records that are being
+//! sorted and written; later, all of it for reading the runs back. If there are more runs than can be
+//! read at once, they are merged into longer ones first, which takes the temporary space twice.
 //!
-//! May use: no other crate of onefold. Must not: know what is sorted.
+//! May use: no other crate of onefold. Must not: know the meaning of the records.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,10 +14,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of a run that are read at a time, at least: less would make a spinning disk seek all the time.
+/// The fewest bytes of a run that are read at a time: less would make a spinning disk seek all the
+/// time.
 const READ_BYTES_MIN: usize = 64 << 10;
 
-/// And at most: more is of no use.
+/// The most bytes of a run that are read at a time: more is of no use.
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// Something of fixed size that can be sorted.
@@ -25,10 +26,10 @@ pub trait Record: Copy + Ord + Send {
     /// Bytes of a record in a temporary file.
     const BYTES: usize;
 
-    /// Appends those bytes.
+    /// Appends the record's bytes.
     fn put(&self, into: &mut Vec<u8>);
 
-    /// Reads a record back from as many bytes as it has.
+    /// Decodes a record.
     fn get(bytes: &[u8]) -> Self;
 }
 
@@ -60,9 +61,9 @@ impl Record for (u128, u128) {
     }
 }
 
-/// Takes records from any number of threads, and gives them back in their order.
+/// Takes records from any number of threads, and returns them in order.
 pub struct Sorter<R> {
-    /// Records that may be in memory, in two halves.
+    /// Records that may be in memory, in each of two halves.
     half: usize,
     directory: PathBuf,
     incoming: Mutex<Vec<R>>,
@@ -79,13 +80,13 @@ struct Spilled<R> {
 struct RunFile {
     file: Arc<File>,
     end: u64,
-    /// Where each begins, and how many records it has.
+    /// The start of each run, and its number of records.
     runs: VecDeque<(u64, u64)>,
 }
 
 impl<R: Record> Sorter<R> {
-    /// Keeps to this many bytes of memory, or 2,048 records if that is more. Temporary files, without names, go to
-    /// `directory`.
+    /// A sorter that uses this many bytes of memory, or memory for 2,048 records if that is more. Unnamed
+    /// temporary files go to `directory`.
     #[must_use]
     pub fn new(memory_bytes: usize, directory: &Path) -> Self {
         Self {
@@ -99,11 +100,11 @@ impl<R: Record> Sorter<R> {
         }
     }
 
-    /// Takes one record, where only one thread has any.
+    /// Takes one record, if only one thread has any.
     ///
     /// # Errors
     ///
-    /// As [`Sorter::add`].
+    /// Errors of [`Sorter::add`].
     pub fn push(&mut self, record: R) -> io::Result<()> {
         let incoming = self
             .incoming
@@ -120,14 +121,14 @@ impl<R: Record> Sorter<R> {
     ///
     /// # Errors
     ///
-    /// If the temporary file cannot be made or written.
+    /// If the temporary file cannot be created or written.
     pub fn add(&self, records: &mut Vec<R>) -> io::Result<()> {
         let mut rest = records.as_slice();
         while !rest.is_empty() {
             let mut incoming = lock(&self.incoming);
             let room = (self.half - incoming.len()).min(rest.len());
             let (now, later) = rest.split_at(room);
-            // Grown by doubling, it would take more than its half on the way.
+            // Reserve at once: growth by doubling would exceed the half on the way.
             if incoming.capacity() < self.half && incoming.len() + room > incoming.capacity() {
                 let wanted = (incoming.capacity() * 2).clamp(incoming.len() + room, self.half);
                 let more = wanted - incoming.len();
@@ -152,7 +153,7 @@ impl<R: Record> Sorter<R> {
         Ok(())
     }
 
-    /// All records in their order.
+    /// Returns all records in order.
     ///
     /// # Errors
     ///
@@ -224,7 +225,7 @@ impl RunFile {
     }
 }
 
-/// Merges runs into longer ones until all that are left can be read side by side.
+/// Merges runs into longer ones until all remaining runs can be read concurrently.
 fn merge_all<R: Record>(
     mut file: RunFile,
     memory_bytes: usize,
@@ -244,7 +245,7 @@ fn merge_all<R: Record>(
     Runs::new(&file.file, &runs, memory_bytes)
 }
 
-/// Records in their order. Each may be an error instead: that the temporary file cannot be read.
+/// Records in order. An item is an error if the temporary file cannot be read.
 pub struct Sorted<R>(Source<R>);
 
 enum Source<R> {
@@ -316,7 +317,7 @@ impl<R: Record> Iterator for Runs<R> {
         let mut top = self.next.peek_mut()?;
         let Reverse((record, n)) = *top;
         match self.readers[n].next() {
-            // In its place, which is cheaper than taking one out and putting another in.
+            // Replaced in place, which is cheaper than removing one and adding another.
             Ok(Some(following)) => *top = Reverse((following, n)),
             Ok(None) => drop(std::collections::binary_heap::PeekMut::pop(top)),
             Err(error) => return Some(Err(error)),
@@ -344,7 +345,7 @@ impl RunReader {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Its content only grows: a thread that panicked has ended the whole analysis.
+    // Ignores poisoning: a thread that panicked has ended the whole analysis.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
