@@ -55,7 +55,7 @@ const OPEN_BATCH_BYTES: usize = 28;
 /// Where [`Root::when_full`] is: settings fill the page from its end.
 const WHEN_FULL: usize = PAGE_BYTES - 4;
 
-/// How the pool treats a write for which there is no room.
+/// How the pool treats a write for which it has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "api",
