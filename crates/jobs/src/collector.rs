@@ -48,7 +48,7 @@ pub(crate) static REBUILD: JobSpec = JobSpec {
     backlog_blocks: |_| 0,
 };
 
-/// One status line for each failed deletion.
+/// A status line for each failed deletion.
 pub(crate) fn failed_deletions(stat: &PoolStat) -> impl Iterator<Item = JobStatus> {
     stat.deletions.iter().filter_map(|deletion| {
         Some(JobStatus {
@@ -270,7 +270,7 @@ impl Collector {
 }
 
 /// Counts claims down to one batch if references wait to be released. The release itself waits for the remaining claims
-/// and cannot be stopped or paused, so few should remain. Hits go on making claims until this has counted as many as
+/// and cannot be stopped or paused, so few should remain. Hits still make claims until this has counted as many as
 /// existed at the start; then it holds hits back, and the returned guard keeps holding them.
 fn count_most_claims<'a>(
     store: &'a Store,
@@ -319,7 +319,7 @@ impl Deletions {
                 self.foreground.rest_after(began.elapsed());
                 blocks.is_some()
             }
-            // The next collector batch may provide what the deletion waits for. Other deletions can
+            // The deletion may wait for the next batch of the collector. Other deletions can
             // proceed without it.
             Err(_) => {
                 self.retry = Instant::now() + retry_pause(failures + 1);

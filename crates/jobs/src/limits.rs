@@ -74,8 +74,8 @@ pub(crate) const UNSHARE_SHARE_FLOOR: f64 = 0.05;
 pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
 
 /// The most that is read for backups per second and processor while guests are busy. The read itself is a small part of
-/// the cost to guests, a twentieth for data in memory: sending, receiving and fingerprinting the reply evict the
-/// processors' caches. Guests share that cost among all processors.
+/// the cost to guests, a twentieth for data in memory. The rest is sending, receiving and fingerprinting the reply,
+/// which fill the processors' caches. Guests share that cost among all processors.
 pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 16 << 20;
 
 /// Shorter rests are saved up: falling asleep and waking up would cost more than they give.

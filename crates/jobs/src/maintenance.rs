@@ -162,7 +162,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Whether background work has been told to stop.
+    /// Whether background work has stopped, or is about to.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.signal.flags().is_stopping

@@ -1,9 +1,9 @@
 //! Whether guests are strained: their requests take longer than the budget, and no processor is idle. A
 //! volume with `--dedup auto` does not go in line then, because each write would need more processor time.
 //!
-//! Neither condition alone counts. A slow disk makes requests take long, and writing in line needs fewer
-//! of them; busy processors do not matter to guests that are served in time. If the kernel does not report
-//! how busy the processors are, guests count as not strained.
+//! Neither condition alone counts. A slow disk makes requests take long, and deduplication in line
+//! sends it fewer of them; busy processors do not matter to guests that are served in time. If the kernel
+//! does not report how busy the processors are, guests count as not strained.
 
 use crate::limits::{PROCESSOR_LEFT_OVER, WINDOW};
 use onefold_store::Store;

@@ -239,8 +239,8 @@ impl Journal {
         }
     }
 
-    /// The number of blocks owned by the volume that could become shared, without a lack of free
-    /// blocks to keep for it.
+    /// How many of the volume's own blocks could become shared, with enough free blocks left to keep
+    /// for it instead.
     pub fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
         let reserved = space_limits.reserved();
         if reserved == 0 {

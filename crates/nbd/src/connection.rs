@@ -486,8 +486,8 @@ impl Connection<'_> {
         self.reply_to(work, done)
     }
 
-    /// Whether other requests are in progress, or have arrived after this one's payload. A request without
-    /// any is answered sooner by a worker: no completion needs to be collected along with it.
+    /// Whether other requests are in progress, or have arrived after this one's payload. A request that is
+    /// alone is answered sooner by a worker: there is nothing to submit to the kernel together with it.
     fn has_company(&self, payload_bytes: usize) -> bool {
         self.has_started || self.input.len() > payload_bytes || self.shared.queue.is_pending()
     }
