@@ -6,6 +6,7 @@ use super::disk::PoolDisk;
 use super::folders::{self, CACHE};
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
+use super::wanted::Wanted;
 use super::{
     Context, LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
     parse_memory, reporting, repository_error, threads,
@@ -15,7 +16,7 @@ use crate::image::reader::{ImageOptions, open_image};
 use crate::output::Render;
 use crate::progress::Progress;
 use crate::session::Session;
-use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
+use onefold_api::{Error, ErrorKind, Result, size};
 use onefold_backup::{
     Batch, Created, DiskToBackUp, ImageDisk, Options, TableCache, check_parent, create,
 };
@@ -26,7 +27,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -124,52 +124,6 @@ enum Base {
     Drop,
 }
 
-/// A disk to back up.
-#[derive(Debug, Clone)]
-enum Wanted {
-    Volume(String),
-    Snapshot { volume: String, name: SnapshotName },
-    Image { name: String, file: PathBuf },
-}
-
-impl FromStr for Wanted {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let wanted = match (text.split_once('='), text.split_once('@')) {
-            (Some((name, file)), _) => Self::Image {
-                name: name.to_owned(),
-                file: PathBuf::from(file),
-            },
-            (None, Some((volume, _))) => Self::Snapshot {
-                volume: volume.to_owned(),
-                name: text.parse()?,
-            },
-            (None, None) => Self::Volume(text.to_owned()),
-        };
-        check_name(wanted.disk()).map_err(|error| error.to_string())?;
-        Ok(wanted)
-    }
-}
-
-impl Wanted {
-    /// The name of the disk.
-    fn disk(&self) -> &str {
-        match self {
-            Self::Volume(name) | Self::Image { name, .. } => name,
-            Self::Snapshot { volume, .. } => volume,
-        }
-    }
-
-    /// The name of the user's snapshot, without the volume's name; empty if the disk is not a snapshot.
-    fn snapshot(&self) -> String {
-        match self {
-            Self::Snapshot { name, .. } => name.snapshot().to_owned(),
-            Self::Volume(_) | Self::Image { .. } => String::new(),
-        }
-    }
-}
-
 /// The JSON document of `backup create`.
 #[derive(Debug, Default, Serialize)]
 struct Reply {
@@ -210,12 +164,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     for (n, wanted) in args.disks.iter().enumerate() {
         let before = &args.disks[..n];
         if before.iter().any(|it| it.disk() == wanted.disk()) {
-            let message = format!("'{}' is to be backed up twice", wanted.disk());
+            let message = format!("'{}' is named twice", wanted.disk());
             return Err(Error::usage(message));
         }
     }
-    // Before slow work such as deriving a key from a passphrase, and before any thread is started: threads
-    // inherit the class.
+    // Before slow work such as deriving a key, and before any thread is started: threads inherit the class.
     if !args.hurry
         && let Err(error) = onefold_jobs::enter_idle_class()
     {
@@ -258,8 +211,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 impl Args {
-    /// Opens the host's cache of the repository's tables. Without a cache, the tables are read from the
-    /// repository.
+    /// Opens the host's cache of the repository's tables, which are read from the repository without it.
     fn open_cache(&self, context: &Context, repository: &Repository) -> Option<TableCache> {
         if self.no_cache {
             return None;
@@ -338,18 +290,11 @@ impl Job<'_> {
         let (mut writers, mut failures) =
             taken.inspect_err(|_| self.remove_unused(&new, Vec::new()))?;
         if let Some(pool) = pool.as_deref_mut() {
-            // After the leases are taken: their previous holder may have been about to delete snapshots that
-            // it did not know.
-            let wanted = writers.iter().map(|(wanted, _)| *wanted);
-            let volumes = wanted.filter_map(|wanted| match wanted {
-                Wanted::Volume(name) => Some(name.as_str()),
-                Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
-            });
+            // After the leases are taken: their previous holder may have been about to delete new snapshots.
+            let volumes = writers.iter().filter_map(|(wanted, _)| wanted.volume());
             failures.extend(pool.take(&volumes.collect::<Vec<_>>()));
-            writers.retain(|(wanted, _)| match wanted {
-                Wanted::Volume(name) => pool.taken(name).is_ok(),
-                Wanted::Snapshot { .. } | Wanted::Image { .. } => true,
-            });
+            let is_taken = |name| pool.taken(name).is_ok();
+            writers.retain(|(wanted, _)| wanted.volume().is_none_or(is_taken));
         }
         let groups = alike(&writers);
         let mut reply = Reply::default();
@@ -625,7 +570,7 @@ impl Job<'_> {
             disks => format!("backing up {} disks", disks.len()),
         };
         let progress = Progress::bytes(&self.context.output, &label);
-        let state = "what was not complete is no backup";
+        let state = "incomplete data is not a backup";
         let report = &mut reporting(&progress, self.interrupted, state);
         create(self.repository, disks, &options, self.cache, report).map_err(backup_error)
     }
@@ -633,7 +578,7 @@ impl Job<'_> {
     fn note_damage(&self, batch: &Batch) {
         for damaged in &batch.damaged {
             self.context.output.warn(format_args!(
-                "{damaged}; what the disks have of it was stored again"
+                "{damaged}; the blocks that the disks still have were stored again"
             ));
         }
     }

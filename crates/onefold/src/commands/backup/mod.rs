@@ -28,6 +28,7 @@ mod share;
 mod show;
 mod stat;
 mod verify;
+mod wanted;
 
 use super::Context;
 use super::pool_check::FOUND_DAMAGE;
@@ -251,7 +252,7 @@ fn latest(
         let manifest = manifest.map_err(|error| {
             let error = repository_error(error);
             let message = format!(
-                "the latest backup of {source} cannot be told, so name one by its number: {error}"
+                "the latest backup of {source} cannot be determined, so name one by its number: {error}"
             );
             Error::new(error.kind, message)
         })?;
