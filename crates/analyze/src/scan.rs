@@ -375,7 +375,7 @@ impl Totals {
 /// The temporary file, or the trace, cannot be written.
 pub(crate) fn sink_error(error: io::Error) -> AnalyzeError {
     AnalyzeError::new(
-        "what was found cannot be kept, in the temporary file (see TMPDIR) or in the trace",
+        "the results cannot be kept, in the temporary file (see TMPDIR) or in the trace",
         error,
     )
 }

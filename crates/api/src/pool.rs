@@ -357,7 +357,7 @@ impl PoolResize {
         if wanted.first_size_bytes > size_bytes {
             let first = size::display(wanted.first_size_bytes);
             plan.push(format!(
-                "shrink to {first} first, and find the duplicates among the copies before going on"
+                "shrink to {first} first, and find the duplicates among the copies before the next stage"
             ));
         }
         if !self.yes {
@@ -388,7 +388,7 @@ impl PoolResize {
             return Err(Error::failed(message));
         }
         if wanted.copied_blocks > 0 {
-            plan.push("leave it to the finder to share again what was copied".to_owned());
+            plan.push("leave it to the finder to share the copies again".to_owned());
         }
         Ok(PlanReply::without_clients(plan, true))
     }

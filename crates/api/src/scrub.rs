@@ -186,7 +186,7 @@ fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> R
         }
         if service.is_stopping() {
             return Err(Error::failed(
-                "the daemon was stopped; the scrub goes on when it is started again",
+                "the daemon was stopped; the scrub continues when it is started again",
             ));
         }
         let jobs = maintenance.jobs()?.into_iter();
@@ -194,7 +194,7 @@ fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> R
             match job.state {
                 JobState::Paused => {
                     return Err(Error::failed(
-                        "the scrub is paused; 'onefold job resume scrub' lets it go on",
+                        "the scrub is paused; 'onefold job resume scrub' resumes it",
                     ));
                 }
                 JobState::Failed => return Err(Error::failed(job.message.unwrap_or_default())),

@@ -308,12 +308,12 @@ impl Request for SnapshotRollback {
         )];
         plan.push(match discarded(service, volume, &full) {
             Ok([written, trimmed]) => format!(
-                "discard what was written since, {}, and bring back what was trimmed, {}",
+                "discard the data written since, {}, and bring back the data trimmed since, {}",
                 size::display(written),
                 size::display(trimmed)
             ),
             Err(error) => {
-                format!("discard what was written since, which cannot be counted ({error})")
+                format!("discard the data written since, which cannot be counted ({error})")
             }
         });
         let (before, after) = (before.size_bytes, to.size_bytes());

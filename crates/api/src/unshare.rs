@@ -227,7 +227,7 @@ impl Wanted<'_> {
                 size::display(reply.available_bytes)
             ),
             format!(
-                "bring what a reader finds from {} to {}",
+                "change the data that a reader finds from {} to {}",
                 size::count(reply.extents_before, "extent"),
                 size::count(reply.extents_after, "extent")
             ),

@@ -671,14 +671,12 @@ impl Request for VolumeDelete {
             names
                 .iter()
                 .try_for_each(|name| service.check_detachable(name, self.force, DELETE))?;
-            let stat = service.find(&self.name)?;
-            let usage = UsageReply::of(&stat.name, stat.usage, service.store.block_size().into());
-            if let Some(freed) = usage.freed_with_snapshots_bytes {
-                plan.push(format!(
-                    "free {} of the pool, as the last accounting found it",
-                    size::display(freed)
-                ));
-            }
+            let usage = service.find(&self.name)?.usage;
+            plan.extend(usage.map(|usage| {
+                let block_size = u64::from(service.store.block_size());
+                let freed = size::display(usage.freed_with_snapshots_blocks * block_size);
+                format!("free {freed} of the pool, as the last accounting found it")
+            }));
             return Ok(PlanReply::planned(service, &names, plan));
         }
         let holds: Result<Vec<_>> = names

@@ -32,7 +32,9 @@ pub(crate) fn compare(
                         store,
                         numbers: number..number + 1,
                         witness,
-                        message: format!("stored block {number} is not what was stored"),
+                        message: format!(
+                            "stored block {number} does not have the content that was stored"
+                        ),
                     });
                 }
             }

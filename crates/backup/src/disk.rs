@@ -124,7 +124,7 @@ impl Disk for ImageDisk {
         match FileVersion::of(&self.path).map_err(source)? == self.version {
             true => Ok(()),
             false => Err(BackupError::Source(
-                "it was written while it was read; back up a snapshot, or a disk that nobody writes"
+                "it was written while it was read; back up a snapshot, or a disk without a writer"
                     .to_owned(),
             )),
         }

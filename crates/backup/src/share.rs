@@ -332,7 +332,8 @@ impl Copied<'_> {
                     group.add(fingerprint, content, packs)?;
                 } else {
                     let number = self.pack.reference().number * BLOCKS_PER_PACK + block as u64;
-                    let message = format!("stored block {number} is not what was stored");
+                    let message =
+                        format!("stored block {number} does not have the content that was stored");
                     self.damaged.push(message);
                 }
             }

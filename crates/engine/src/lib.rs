@@ -96,7 +96,7 @@ impl Part {
 /// `QuotaExceeded`) when there is no room.
 #[expect(
     clippy::len_without_is_empty,
-    reason = "nobody asks a disk whether it is empty"
+    reason = "a disk is never asked whether it is empty"
 )]
 pub trait Disk: Send + Sync {
     /// Fills `buf` from `offset`. Bytes never written, and bytes beyond the end, read as zeros; a

@@ -82,7 +82,7 @@ impl BackgroundExecutor for IdleClass {
             && !std::mem::replace(&mut threads.is_refusal_logged, true)
         {
             tracing::warn!(
-                "background work that somebody waits for cannot be hurried without CAP_SYS_NICE or \
+                "background work that a command waits for cannot be hurried without CAP_SYS_NICE or \
                  LimitNICE=20, and on a busy host may take minutes to end: {error}"
             );
         }
@@ -226,7 +226,7 @@ pub(crate) mod tests {
         executor.set_hurried(false);
         let mut is_idle = false;
         executor.run(&mut || is_idle = is_policy(libc::SCHED_IDLE));
-        assert!(is_idle, "nobody waits any more");
+        assert!(is_idle, "no waiter is left");
         assert!(executor.threads().at_work.is_empty());
     }
 

@@ -138,7 +138,7 @@ impl Finder<'_> {
             job.set_shortage((declined > 0).then(|| {
                 format!(
                     "the index has no room for {declined} blocks, which stay as they are; give \
-                     the daemon more memory, or delete what is not needed"
+                     the daemon more memory, or delete unused data"
                 )
             }));
             if declined > 0 {

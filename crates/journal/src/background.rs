@@ -86,7 +86,7 @@ impl BackgroundWork {
     /// none is installed.
     #[expect(
         clippy::expect_used,
-        reason = "whoever is set runs its work, see `BackgroundExecutor`"
+        reason = "the executor that is set runs its work, see `BackgroundExecutor`"
     )]
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let Some(executor) = self.executor.get() else {

@@ -66,7 +66,7 @@ pub fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
 fn remedy(log_bytes: u64) -> String {
     format!(
         "put the pool's own log back; if that is lost, an empty file of {log_bytes} bytes in its \
-         place gives the state of the last checkpoint, without what was flushed since (which is \
+         place gives the state of the last checkpoint, without the data flushed since (which is \
          nothing if the pool was closed)"
     )
 }

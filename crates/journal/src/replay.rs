@@ -191,7 +191,7 @@ impl Journal {
         }
         if doubt != Doubt::None && !lost.report.has_failed {
             tracing::info!(
-                "a sync of the data was under way when the last process died; {} new blocks were compared \
+                "the last process died during a sync of the data; {} new blocks were compared \
                  with the disk, which has them all",
                 lost.report.compared_blocks
             );

@@ -223,7 +223,7 @@ impl Journal {
             false => format!(", of which {}", uses.join(" and ")),
         };
         let message = format!(
-            "the pool is full: {} wanted, {} free{uses}; delete volumes or snapshots, or trim what is not needed",
+            "the pool is full: {} wanted, {} free{uses}; delete volumes or snapshots, or trim unused data",
             bytes(wanted),
             bytes(free)
         );

@@ -33,7 +33,7 @@ impl Journal {
         let mut root = self.checkpoints.lock();
         self.check_writable()?;
         if end >= root.pool_blocks {
-            let message = "the pool has become smaller meanwhile";
+            let message = "the pool has become smaller";
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let blocks = root.pool_blocks;

@@ -95,7 +95,7 @@ impl StatusQuery {
         merged.truncate(descriptors_max);
         if merged.is_empty() {
             // The protocol has no answer without a state.
-            let source = "the export told no state of a range".into();
+            let source = "the export returned no state of a range".into();
             return Err(ExportError::Failed {
                 failure: Failure::Io,
                 source,

@@ -47,7 +47,7 @@ pub fn listen_unix(
     let len = path.as_os_str().len();
     if len > SOCKET_PATH_BYTES_MAX {
         let message = format!(
-            "its path has {len} bytes, and that of a socket at most {SOCKET_PATH_BYTES_MAX}; choose a shorter one"
+            "its path has {len} bytes, and the path of a socket at most {SOCKET_PATH_BYTES_MAX}; choose a shorter one"
         );
         return Err(io::Error::new(io::ErrorKind::InvalidFilename, message));
     }

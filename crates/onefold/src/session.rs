@@ -154,7 +154,7 @@ pub(crate) fn recovery_line(recovery: &RecoveryReport) -> String {
     );
     if !recovery.volumes_removed.is_empty() {
         let names = recovery.volumes_removed.join(", ");
-        line.push_str(&format!("; removed what was left of {names}"));
+        line.push_str(&format!("; removed the remains of {names}"));
     }
     line
 }

@@ -55,7 +55,8 @@ impl Repository {
             found: Leftovers::default(),
             are_removed,
         };
-        let failed = |e: io::Error| RepositoryError::io("cannot look for what was left behind", &e);
+        let failed =
+            |e: io::Error| RepositoryError::io("cannot look for leftovers of killed commands", &e);
         search.incomplete_in("").map_err(failed)?;
         search.incomplete_in("keys").map_err(failed)?;
         search.of_init().map_err(failed)?;

@@ -214,7 +214,7 @@ impl Repository {
         let (kind, message) = if !keys.iter().any(|key| key.number == number) {
             (NotFound, format!("the repository has no key {number:016x}"))
         } else if keys.len() == 1 {
-            let message = "is the only one: without it nobody could open the repository again";
+            let message = "is the only one: without it the repository could not be opened again";
             (Invalid, format!("key {number:016x} {message}"))
         } else if self.opened_by == Some(number) {
             let message = "is the one that opened the repository just now: open it with the passphrase or the key file \

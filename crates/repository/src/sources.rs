@@ -72,7 +72,7 @@ impl Sources {
 impl fmt::Display for KnownSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source.is_popular() {
-            true => write!(f, "what is popular in domain '{}'", self.source.domain),
+            true => write!(f, "the popular blocks of domain '{}'", self.source.domain),
             false => write!(f, "'{}'", self.source.name),
         }
     }

@@ -50,7 +50,7 @@ impl Trial<'_> {
     fn files(&self) -> Result<()> {
         let (root, path) = (self.root, &self.at(&[1, 1]));
         let make = "open with O_EXCL";
-        let why = "make a file that nobody else writes";
+        let why = "make a file of one writer";
         let mut file = self.must(make, why, root.create_new(path))?;
         self.must_not(make, why, root.create_new(path), &[Errno::EXIST])?;
         let written = root.append(&mut file, path, CONTENT);
@@ -64,7 +64,7 @@ impl Trial<'_> {
             file.read_to_end(&mut bytes)?;
             match bytes == CONTENT.to_ascii_uppercase() {
                 true => Ok(()),
-                false => Err(io::Error::other("what it reads is not what was written")),
+                false => Err(io::Error::other("it reads other data than was written")),
             }
         });
         self.must("open", "read objects", read)?;

@@ -669,7 +669,7 @@ impl Writer<'_> {
     fn failed(&self, verb: &str, path: &str, error: &io::Error) -> RepositoryError {
         if error.kind() == io::ErrorKind::NotFound && !self.is_held() {
             let message = "another process has taken over the source, because this one gave no sign of life \
-                           for two minutes; what it began does not count";
+                           for two minutes; the work that it began does not count";
             return RepositoryError::new(RepositoryErrorKind::InUse, message);
         }
         RepositoryError::io(format_args!("cannot {verb} object {path}"), error)

@@ -81,7 +81,7 @@ impl fmt::Display for Mismatch {
         } = self;
         write!(
             f,
-            "{target} does not hold what was written: in the block at byte {offset} should be content \
+            "{target} does not have the written data: in the block at byte {offset} should be content \
              {expected:#x}; "
         )?;
         match found {

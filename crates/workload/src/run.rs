@@ -148,7 +148,7 @@ impl Load {
         );
         if needed > there {
             return Err(WorkloadError::usage(format!(
-                "{blocks} blocks: to know what was written to them takes {needed} bytes of memory, and \
+                "{blocks} blocks: to keep what each should hold takes {needed} bytes of memory, and \
                  this machine has {there}; use less of the target"
             )));
         }

@@ -462,7 +462,7 @@ impl Disk for FileDisk {
                 Ok((offset < len).then_some(offset))
             }
             Err(cause) => Err(explain(
-                format!("finding what is allocated of {}", self.name),
+                format!("finding the allocated ranges of {}", self.name),
                 cause,
             )),
         }

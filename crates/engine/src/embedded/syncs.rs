@@ -51,7 +51,7 @@ impl<D: Description> Syncs<D> {
         let description = self.free_description()?;
         if self.has_failed.load(Ordering::SeqCst) {
             return Err(io::Error::other(
-                "an earlier sync failed, and what it was to write may be lost",
+                "an earlier sync failed, and its data may be lost",
             ));
         }
         let synced = description.sync();

@@ -126,7 +126,7 @@ impl RadosDisk {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "{doing} {len} bytes at {offset} of {}: that is beyond what a part can have",
+                    "{doing} {len} bytes at {offset} of {}: that is beyond the largest size of a part",
                     self.name
                 ),
             )

@@ -40,7 +40,7 @@ pub(super) fn try_out(client: &Client) -> io::Result<()> {
 /// Blocklists the client with this address. If it `may_wake`, the head records the address first.
 pub(super) fn fence(client: &Client, pool: &Pool, address: &str, may_wake: bool) -> io::Result<()> {
     if cfg!(onefold_without_fencing) {
-        tracing::warn!("this build fences nobody: it is for a test that has to notice");
+        tracing::warn!("this build does not fence: it is for a test that must notice");
         return Ok(());
     }
     if may_wake {

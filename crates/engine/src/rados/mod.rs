@@ -221,9 +221,9 @@ impl RadosEngine {
                         return cluster.ownership.lose_pool();
                     }
                     Err(error) => {
-                        return cluster
-                            .ownership
-                            .lose(&format!("nobody can ask for its owner: {error}"));
+                        return cluster.ownership.lose(&format!(
+                            "other hosts cannot ask this one for the pool: {error}"
+                        ));
                     }
                 }
             }

@@ -268,7 +268,7 @@ pub fn a_full_index_declines(back_end: &dyn BackEnd) {
             match answer {
                 Counted::Inserted => there.push(item),
                 Counted::Full => declined.push(item),
-                Counted::Shared(_) => panic!("{item:?} is shared with nobody"),
+                Counted::Shared(_) => panic!("{item:?} is not shared"),
             }
         }
     }

@@ -87,7 +87,7 @@ pub(super) struct Image {
 /// Reads the body that the header describes, into a table of this limit: a table beyond it keeps
 /// its rows, because their references exist.
 pub(super) fn read(disk: &dyn Disk, extent: &Extent, limit_bytes: u64) -> Result<Image> {
-    let damaged = |what: &str| IndexError::Damaged(format!("{what} in what was written out"));
+    let damaged = |what: &str| IndexError::Damaged(format!("{what} in the written image"));
     let row_bytes = extent.rows.checked_mul(ENTRY_BYTES as u64);
     let body_bytes = row_bytes.and_then(|bytes| bytes.checked_add(extent.stream_bytes));
     let body_bytes_max = disk.len()?.saturating_sub(BODY_OFFSET);

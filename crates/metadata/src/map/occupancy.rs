@@ -149,6 +149,9 @@ mod tests {
         layers.remove(0);
         let next = large();
         next.insert(SegmentIndex(1));
-        assert!(!elsewhere(&next), "what a removed layer had is free again");
+        assert!(
+            !elsewhere(&next),
+            "the blocks of a removed layer are free again"
+        );
     }
 }

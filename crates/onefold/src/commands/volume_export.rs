@@ -57,7 +57,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         }
         if !stat.clients.is_empty() {
             context.output.warn(format_args!(
-                "volume '{}' is attached to {}; what is written while it is exported may be \
+                "volume '{}' is attached to {}; data written while it is exported may be \
                  in the image in part",
                 args.name,
                 stat.clients.join(", ")

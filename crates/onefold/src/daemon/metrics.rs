@@ -280,7 +280,7 @@ impl Out<'_> {
         )?;
         self.gauge(
             "pool_claimed_max_bytes",
-            "The most that may be claimed: what is found beyond that is stored.",
+            "The most that may be claimed: duplicates beyond that are stored.",
             bytes(pool.claimed_max_blocks),
         )?;
         self.gauge(

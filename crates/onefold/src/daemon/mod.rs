@@ -175,7 +175,9 @@ fn heed_host_errors(store: &Arc<Store>) {
         .name("host-errors".into())
         .spawn(heed)
     {
-        tracing::warn!("the host's older write errors cannot be told from later ones: {error}");
+        tracing::warn!(
+            "the host's older write errors cannot be distinguished from later ones: {error}"
+        );
     }
 }
 
@@ -226,9 +228,9 @@ fn serve_store(
         }
     });
     match &end {
-        End::Signal(signal) => tracing::info!("{signal}: finishing the requests under way"),
+        End::Signal(signal) => tracing::info!("{signal}: finishing the requests in flight"),
         End::Wanted => {
-            tracing::info!("another host wants the pool: finishing the requests under way")
+            tracing::info!("another host wants the pool: finishing the requests in flight")
         }
         End::Lost(reason) => tracing::error!(
             "another host has taken the pool ({reason}): guests get errors from now on"

@@ -224,7 +224,7 @@ impl NewPool {
             if let Some(pool) = place.ancestors().skip(1).find(|it| is_pool(it)) {
                 let pool = pool.display();
                 return Err(Error::usage(self.message(&format_args!(
-                    "{} is inside the pool at {pool}; choose a place beside it",
+                    "{} is inside the pool at {pool}; choose a place outside it",
                     place.display()
                 ))));
             }

@@ -110,7 +110,7 @@ impl Restoration {
         }
         match &self.log {
             LogAfter::All(bytes) => plan.push(format!(
-                "go on with the log that is there: it has all that was committed since, {} of records",
+                "continue with the existing log: it has all that was committed since, {} of records",
                 size::display(*bytes)
             )),
             LogAfter::Nothing(why) => {
@@ -131,7 +131,7 @@ impl Restoration {
         if !names.is_empty() {
             let suffix = &self.suffix;
             plan.push(format!(
-                "rename what is there to NAME{suffix}: {}",
+                "rename existing parts to NAME{suffix}: {}",
                 names.join(", ")
             ));
         }

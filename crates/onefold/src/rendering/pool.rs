@@ -92,10 +92,7 @@ impl Render for PoolStatReply {
             ("saved", size::display(self.saved_bytes)),
             (
                 "dedup ratio",
-                format!(
-                    "{:.2}, of data to what is in the pool for it",
-                    self.dedup_ratio
-                ),
+                format!("{:.2}, data to its blocks in the pool", self.dedup_ratio),
             ),
             ("index", format!("{}{index_state}", word(self.index))),
             (
@@ -278,7 +275,7 @@ pub(crate) fn warnings(reply: &PoolDedupReply) -> Vec<String> {
     if reply.counts.declined > 0 {
         warnings.push(format!(
             "the index had no room for {}, left as they are; give the daemon more memory, or \
-             delete what is not needed",
+             delete unused data",
             size::count(reply.counts.declined, "block")
         ));
     }

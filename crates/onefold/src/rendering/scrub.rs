@@ -11,7 +11,7 @@ impl Render for PoolScrubReply {
         for block in &self.bad_blocks {
             let fault = match block.fault {
                 BlockFault::Unreadable => "cannot be read",
-                BlockFault::Changed => "is not what was stored",
+                BlockFault::Changed => "differs from the stored data",
             };
             let remedy = match (block.repairable, block.affected) {
                 (_, 0) => "no volume uses it, and it is quarantined",

@@ -51,7 +51,7 @@ fn short_runs_and_then_all_blocks_become_the_volumes_own() {
         for words in [
             "plan: copy 2 MiB, 512 blocks, that volume 'v' shares in runs of fewer than 4 blocks",
             "plan: use 2 MiB of the ",
-            "plan: bring what a reader finds from 512 extents to",
+            "plan: change the data that a reader finds from 512 extents to",
             "plan: lower the pool's dedup ratio from 1.33 to 0.80",
         ] {
             assert!(text.contains(words), "no {words:?} in {text}");

@@ -447,7 +447,7 @@ fn lists_and_plans_say_what_the_user_has_and_loses() {
         (
             &["snapshot", "rollback", "web@before"],
             "plan: take volume 'web' with 1.4 MiB of data back to 'web@before' with 1.5 MiB of data\n\
-             plan: discard what was written since, 256 KiB, and bring back what was trimmed, 64 KiB\n\
+             plan: discard the data written since, 256 KiB, and bring back the data trimmed since, 64 KiB\n\
              plan: resize it from 2 MiB to 1.5 MiB\n",
         ),
         (

@@ -237,7 +237,9 @@ impl MetadataExport {
             step(Part::Meta, meta.write_at(page, at))
         })?;
         if read.last != self.last {
-            return Err(StoreError::damaged("the export was changed meanwhile"));
+            return Err(StoreError::damaged(
+                "the export was changed while it was read",
+            ));
         }
         step(Part::Meta, meta.sync())?;
         if !has_log {
@@ -345,7 +347,7 @@ impl Pages<'_> {
         let read = self.from.read(&mut [0]);
         match read.map_err(|error| StoreError::io("reading the export", error))? {
             0 => Ok(()),
-            _ => Err(StoreError::damaged("the export goes on behind its end")),
+            _ => Err(StoreError::damaged("the export continues behind its end")),
         }
     }
 }

@@ -236,7 +236,7 @@ impl Pool {
                 return Err(StoreError::new(
                     StoreErrorKind::Io,
                     format!(
-                        "block {} of the pool cannot be moved, for it is not what was stored: repair \
+                        "block {} of the pool cannot be moved, for it differs from the stored data: repair \
                          it, or delete what uses it; `pool scrub --list` says what does",
                         bad.pba
                     ),

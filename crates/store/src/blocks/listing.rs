@@ -60,6 +60,6 @@ impl Blocks {
 pub(crate) fn what_is_wrong(fault: Fault) -> &'static str {
     match fault {
         Fault::Unreadable => "cannot be read: the device fails there",
-        Fault::Changed => "is not what was stored",
+        Fault::Changed => "differs from the stored data",
     }
 }

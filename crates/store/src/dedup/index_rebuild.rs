@@ -104,7 +104,7 @@ impl Store {
         if let Err(error) = copied {
             // The space is worth more than the copied rows: a resumed copy would only fail again.
             if let Err(further) = pool.index().give_up_next(&*self.engine) {
-                tracing::warn!("what was copied of the index stays: {further}");
+                tracing::warn!("the part of the index that was copied stays: {further}");
             }
             return Err(error.during("converting the index"));
         }

@@ -35,7 +35,7 @@ impl Deletion {
     fn failed(&mut self, error: &StoreError) {
         if self.failures == 0 {
             tracing::warn!(
-                "{error}; other deletions go on, and this one is tried again after them"
+                "{error}; other deletions continue, and this one is tried again after them"
             );
         }
         self.failures = self.failures.saturating_add(1);

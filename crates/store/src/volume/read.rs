@@ -181,7 +181,7 @@ impl Volume {
         self.read_runs(&mut [whole], blocking)?;
         if !self.pool.blocks.is_as_stored(&block, layer.domain, &bad) {
             let message = format!(
-                "block {lba} of the volume, {} of the pool: it is not what was stored; it heals when \
+                "block {lba} of the volume, {} of the pool: it differs from the stored data; it heals when \
                  the same content is written anywhere, see `pool scrub --list`",
                 bad.pba
             );

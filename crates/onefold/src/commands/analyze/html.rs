@@ -89,7 +89,7 @@ fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
 }
 
 fn saved(way: &WayReply) -> String {
-    format!("{:.1} % need not be stored", 100.0 * way.saved_ratio)
+    format!("{:.1} % would not be stored", 100.0 * way.saved_ratio)
 }
 
 fn tables(way: &WayReply) -> Vec<Table> {

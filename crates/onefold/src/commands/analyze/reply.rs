@@ -358,7 +358,7 @@ fn category_row(name: String, share: &Category) -> [String; 3] {
 fn compressed_remark(unit: &str, found: &Compressed) -> Option<String> {
     (found.sampled > 0).then(|| {
         format!(
-            "LZ4 would leave {:.1} % of what is distinct, each {unit} (sample of {}, standard error {:.1} %)",
+            "LZ4 would leave {:.1} % of the distinct data, each {unit} (sample of {}, standard error {:.1} %)",
             100.0 * found.ratio(),
             found.sampled,
             100.0 * found.standard_error
@@ -463,7 +463,7 @@ impl Render for EstimateReply {
         )?;
         writeln!(
             out,
-            "{:.2} % of the data need not be stored, {}; within {:.2} percent of the data with a \
+            "{:.2} % of the data would not be stored, {}; within {:.2} percent of the data with a \
              probability of {} % (Harnik's method, {} bytes drawn, seed {})",
             100.0 * self.saved_ratio,
             size::display((self.saved_ratio * self.data_bytes as f64) as u64),

@@ -132,9 +132,7 @@ fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
 fn by_name(opened: &Opened, names: &[String]) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
     let repository = &opened.repository;
     if names.is_empty() {
-        return Err(Error::usage(
-            "what is to be forgotten? name backups, or give rules",
-        ));
+        return Err(Error::usage("which backups? name backups, or give rules"));
     }
     let (mut forgotten, mut replies) = (Vec::new(), Vec::new());
     for name in names {

@@ -235,7 +235,7 @@ impl RepositoryArgs {
                 false => ("is not encrypted", "is"),
             };
             let message = format!(
-                "this host knows that the repository {id} {was}, and the one in {path:?} says that it {is}: somebody has changed it, or \
+                "this host knows that the repository {id} {was}, and the one in {path:?} says that it {is}: it was changed, or \
                  it is damaged; nothing was read or written. Put its object 'repository' back, or use a copy of the repository"
             );
             return Err(Error::new(ErrorKind::Damaged, message));
@@ -284,7 +284,7 @@ impl RepositoryArgs {
             // Anybody who can write to the folder can make the repository look unencrypted.
             (false, true, false) => Err(Error::usage(format!(
                 "the repository in {root:?} says that it is not encrypted, and a passphrase or key file was given: \
-                 either it is not the repository that was meant, or somebody has changed it; nothing was read or written"
+                 either it is not the repository that was meant, or it was changed; nothing was read or written"
             ))),
             (false, false, false) => Err(Error::usage(format!(
                 "the repository in {root:?} says that it is not encrypted: if that is meant, give --no-encryption, or set \
@@ -376,8 +376,8 @@ impl WentBack {
             whats.push(format!("and {rest} more"));
         }
         let message = format!(
-            "the repository is not as far as it was: {}; put back what is missing, or use it as it is with --accept-rollback: \
-             numbers then go on above those that were seen",
+            "the repository is not as far as it was: {}; put back the missing objects, or use it as it is with --accept-rollback: \
+             numbers then continue above those that were seen",
             whats.join("; ")
         );
         Error::new(ErrorKind::Damaged, message)

@@ -287,7 +287,7 @@ impl Job<'_> {
         let writer = self.writer(popular)?;
         let grace = self.args.grace.unwrap_or_else(|| self.usual_grace());
         let times = (now_unix_seconds(), grace.as_secs());
-        let pruned = self.with_progress("pruning what is popular", |report| {
+        let pruned = self.with_progress("pruning popular blocks", |report| {
             prune_popular(&writer, &self.options, times, report)
         })?;
         Ok(PopularReply::of(popular, pruned, true))
@@ -304,7 +304,7 @@ impl Job<'_> {
         prune: impl FnOnce(Report<'_>) -> onefold_backup::Result<T>,
     ) -> Result<T> {
         let progress = Progress::bytes(&self.context.output, label);
-        let state = "all backups are as they were, and the same command does what is left";
+        let state = "all backups are as they were, and the same command does the rest";
         let report = &mut reporting(&progress, self.interrupted, state);
         prune(report).map_err(backup_error)
     }
@@ -393,7 +393,7 @@ impl Render for Reply {
             }
         }
         for popular in &self.popular {
-            let name = format!("what is popular in domain '{}'", popular.domain);
+            let name = format!("the popular blocks of domain '{}'", popular.domain);
             writeln!(
                 out,
                 "{name}: {} of data in {}; {} of it needed by no backup, of which {} {given_back}",
@@ -405,7 +405,7 @@ impl Render for Reply {
             if popular.waiting_bytes > 0 {
                 writeln!(
                     out,
-                    "{name}: {} wait for backups that are under way, or for --grace; prune again later",
+                    "{name}: {} wait for backups in progress, or for --grace; prune again later",
                     size::display(popular.waiting_bytes)
                 )?;
             }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The state after an interruption.
-const STATE: &str = "the same command does what is left";
+const STATE: &str = "the same command does the rest";
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {

@@ -94,7 +94,7 @@ struct Reply {
 const HOLES: &str = "there are zeros instead";
 
 /// The content in place of lost blocks in an existing volume.
-const KEPT: &str = "the volume still has there what it had before";
+const KEPT: &str = "the volume keeps its earlier content there";
 
 fn no_target() -> Error {
     Error::usage(
@@ -349,7 +349,7 @@ fn into_volume(
         context.with_session(|session| check_target(session, volume, size_bytes))?;
         let name = &backup.name;
         return Err(Error::usage(format!(
-            "this makes volume '{volume}' what {name} is, and what it holds besides is lost unless a snapshot \
+            "this makes volume '{volume}' what {name} is, and its other data is lost unless a snapshot \
              has it; nothing was changed, --yes goes on"
         )));
     }

@@ -147,7 +147,7 @@ impl Job<'_> {
     ) -> Result<T> {
         let label = format!("sharing in domain {}", relatives.domain());
         let progress = Progress::steps(&self.context.output, &label);
-        let state = "all backups are as they were, and the same command does what is left";
+        let state = "all backups are as they were, and the same command does the rest";
         let report = &mut reporting(&progress, self.interrupted, state);
         share(report).map_err(backup_error)
     }

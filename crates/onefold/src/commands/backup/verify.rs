@@ -170,7 +170,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 pub(super) fn warn_if_not_remembered(context: &Context, verified: &Verified) {
     if let Some(error) = &verified.not_remembered {
         context.output.warn(format_args!(
-            "later backups may refer to what is damaged, because it cannot be remembered in the repository: {error}"
+            "later backups may refer to damaged blocks, because it cannot be remembered in the repository: {error}"
         ));
     }
 }

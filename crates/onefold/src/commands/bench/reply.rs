@@ -297,7 +297,7 @@ impl Reply {
                 self.jobs
             ),
             format!(
-                "content: {} in {} blocks of {}, {} of them different, {:.2} % need not be stored; \
+                "content: {} in {} blocks of {}, {} of them different, {:.2} % would not be stored; \
                  seed {}, instance {} of {}",
                 content.distribution,
                 content.blocks,
@@ -315,7 +315,7 @@ impl Reply {
         match self.verified_blocks {
             0 => "nothing was read back".to_owned(),
             blocks => format!(
-                "{blocks} blocks were read and compared with what was written: all are equal"
+                "{blocks} blocks were read and compared with the written data: all are equal"
             ),
         }
     }
