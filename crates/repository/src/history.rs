@@ -18,7 +18,7 @@ use onefold_format::backup::{BackupNumber, Closed, Manifest, ObjectName, SourceI
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::host::now;
-use crate::layout::{GONE, hexadecimal};
+use crate::layout::{RETIRED, hexadecimal};
 use crate::repository::{Repository, source_named};
 use crate::sources::KnownSource;
 
@@ -275,14 +275,14 @@ impl Repository {
     /// The retired folders of leases, with the numbers of their holders.
     pub(crate) fn remains(&self, source: SourceId) -> Result<Vec<(String, u64)>> {
         let folder = format!("sources/{source}");
-        let names = self.folder.folders_with(&folder, GONE);
+        let names = self.folder.folders_with(&folder, RETIRED);
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        let gone = names.iter().filter_map(|name| {
-            let token = hexadecimal(name.strip_prefix(GONE)?)?;
+        let retired = names.iter().filter_map(|name| {
+            let token = hexadecimal(name.strip_prefix(RETIRED)?)?;
             Some((format!("{folder}/{name}"), token))
         });
-        Ok(gone.collect())
+        Ok(retired.collect())
     }
 
     /// Writes the tombstone of a backup, whether its manifest is there or not.

@@ -10,10 +10,10 @@ use crate::disk::{joined, split};
 use crate::error::Result;
 use crate::repository::Repository;
 use crate::waiting::Waiting;
-use crate::writer::{SIGN, is_running};
+use crate::writer::{HEARTBEAT, is_running};
 
 /// The poll interval for heartbeats.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The poll interval for an interruption.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ impl Repository {
                 Some(false) => {}
                 None => {
                     let folder = split(&name.path()).0.to_owned();
-                    let sign = self.sign(&folder);
+                    let sign = self.heartbeat(&folder);
                     watched.push(Watched {
                         at,
                         who,
@@ -80,8 +80,8 @@ impl Repository {
             all => format!(" and of {} others", all - 1),
         };
         let whose = format!("{}{others}", first.who);
-        let (waiting, patience) = (&self.waiting, self.waiting.patience());
-        let seconds = patience.as_secs_f64();
+        let (waiting, lease_timeout) = (&self.waiting, self.waiting.lease_timeout());
+        let seconds = lease_timeout.as_secs_f64();
         waiting.say(&format!(
             "waiting up to {seconds:.0} s for a sign of life of {whose}"
         ));
@@ -89,11 +89,11 @@ impl Repository {
         while !watched.is_empty() {
             waiting
                 .check_interrupted(format_args!("while waiting for a sign of life of {whose}"))?;
-            let is_over = began.elapsed() >= patience;
-            if is_over || looked.elapsed() >= LOOK.min(patience / 4) {
+            let is_over = began.elapsed() >= lease_timeout;
+            if is_over || looked.elapsed() >= POLL_INTERVAL.min(lease_timeout / 4) {
                 looked = Instant::now();
                 let (alive, silent) = watched.into_iter().partition(|it| {
-                    let sign = self.sign(&it.folder);
+                    let sign = self.heartbeat(&it.folder);
                     sign.is_some() && sign != it.sign
                 });
                 watched = silent;
@@ -104,13 +104,13 @@ impl Repository {
             if is_over {
                 return Ok(());
             }
-            thread::sleep(PAUSE.min(patience / 4));
+            thread::sleep(PAUSE.min(lease_timeout / 4));
         }
         Ok(())
     }
 
-    fn sign(&self, folder: &str) -> Option<Vec<u8>> {
-        self.folder.read(&joined(folder, SIGN)).ok()
+    fn heartbeat(&self, folder: &str) -> Option<Vec<u8>> {
+        self.folder.read(&joined(folder, HEARTBEAT)).ok()
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
             move |whom| heard.lock().unwrap().push(whom.to_owned()),
             || false,
         );
-        repository.wait_with(waiting.with_patience(Duration::from_millis(100)));
+        repository.wait_with(waiting.with_lease_timeout(Duration::from_millis(100)));
         let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
         let held = other.held_elsewhere(&sources);
         let taken = repository.writers(&sources, "test").unwrap();
@@ -219,7 +219,7 @@ mod tests {
             move |_| told.store(true, Ordering::Relaxed),
             move || asked.load(Ordering::Relaxed),
         );
-        repository.wait_with(waiting.with_patience(LONG));
+        repository.wait_with(waiting.with_lease_timeout(LONG));
         let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
         let held = other.held_elsewhere(&sources);
         let interrupted = [
@@ -251,7 +251,7 @@ mod tests {
             },
             || false,
         );
-        repository.wait_with(waiting.with_patience(LONG));
+        repository.wait_with(waiting.with_lease_timeout(LONG));
         repository.writer(sources[0], "test").unwrap();
     }
 }

@@ -21,7 +21,7 @@ use crate::repository::Repository;
 use crate::seal::MasterKey;
 use crate::trial::try_all;
 use crate::waiting::Waiting;
-use crate::writer::COMING;
+use crate::writer::STAGING;
 
 /// The folder of the keys and of the copy of the repository's object: a repository exists once it is there.
 const KEYS: &str = "keys";
@@ -89,10 +89,10 @@ impl Repository {
             waiting: Waiting::default(),
             opened_by: None,
         };
-        let coming = Coming::new(repository.folder.root()).map_err(|e| failed(&e))?;
-        try_all(coming.root, root, &coming.path, writers)?;
+        let staging = Coming::new(repository.folder.root()).map_err(|e| failed(&e))?;
+        try_all(staging.root, root, &staging.path, writers)?;
         let put = |name: ObjectName, bytes: &[u8]| {
-            let path = joined(&coming.path, &name.path());
+            let path = joined(&staging.path, &name.path());
             let put = repository.folder.put(&path, bytes);
             put.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
         };
@@ -107,7 +107,7 @@ impl Repository {
         }
         let object = repository.object.encode();
         put(ObjectName::RepositoryCopy, &object)?;
-        coming
+        staging
             .arrive()
             .map_err(|e| match Errno::from_io_error(&e) {
                 Some(Errno::NOTEMPTY | Errno::EXIST) => {
@@ -117,10 +117,10 @@ impl Repository {
                 _ => failed(&e),
             })?;
         if let Err(error) = repository.put(ObjectName::Repository, &object) {
-            coming.leave();
+            staging.leave();
             return Err(error);
         }
-        drop(coming);
+        drop(staging);
         Ok((repository, recovery))
     }
 }
@@ -132,13 +132,13 @@ fn is_of_nobody(entry: &Entry) -> bool {
 
 /// Whether an entry has the name of a staging folder of an `init`.
 pub(crate) fn is_of_init(entry: &Entry) -> bool {
-    let number = entry.name.strip_prefix(COMING).and_then(hexadecimal);
+    let number = entry.name.strip_prefix(STAGING).and_then(hexadecimal);
     entry.kind == FileType::Directory && number.is_some()
 }
 
 impl<'a> Coming<'a> {
     fn new(root: &'a Root) -> io::Result<Self> {
-        let path = format!("{COMING}{:016x}", random_number()?);
+        let path = format!("{STAGING}{:016x}", random_number()?);
         root.create_folder(&path)?;
         Ok(Self { root, path })
     }

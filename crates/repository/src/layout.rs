@@ -4,7 +4,7 @@ use onefold_format::backup::recipe::NUMBER_END;
 use rustix::fs::FileType;
 
 /// The prefix of retired folders of leases that were released or have ended.
-pub(crate) const GONE: &str = ".gone-";
+pub(crate) const RETIRED: &str = ".gone-";
 
 /// A folder that some file systems have in their root.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";

@@ -9,11 +9,11 @@ use rustix::fs::FileType;
 use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
 use crate::init::{all_of_init, is_of_init};
-use crate::layout::{GONE, decimal, is_incomplete, is_ours};
+use crate::layout::{RETIRED, decimal, is_incomplete, is_ours};
 use crate::reader::readers_of;
 use crate::repository::Repository;
 use crate::writer::{
-    COMING, files_of_lease, folder_name, give_back, has_remains, is_running, lease_folders,
+    STAGING, files_of_lease, folder_name, give_back, has_remains, is_running, lease_folders,
     remove_lease,
 };
 
@@ -78,7 +78,12 @@ impl Repository {
                     let held = joined(&readers, &folder_name(holder));
                     search.count_lease(&held);
                     if are_removed {
-                        give_back(root, &readers, holder, &self.beside(source, GONE, holder));
+                        give_back(
+                            root,
+                            &readers,
+                            holder,
+                            &self.lease_folder(source, RETIRED, holder),
+                        );
                     }
                 }
             }
@@ -159,9 +164,11 @@ impl Search<'_> {
             {
                 continue;
             }
-            if name.starts_with(GONE) && has_remains(self.root, &path) {
+            if name.starts_with(RETIRED) && has_remains(self.root, &path) {
                 // The next holder of the lease needs it.
-            } else if name.starts_with(GONE) || name.starts_with(COMING) && self.is_old(&path)? {
+            } else if name.starts_with(RETIRED)
+                || name.starts_with(STAGING) && self.is_old(&path)?
+            {
                 self.count_lease(&path);
                 if self.are_removed {
                     let _ = remove_lease(self.root, &path);

@@ -7,9 +7,9 @@ use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
-use crate::layout::{GONE, hexadecimal};
+use crate::layout::{RETIRED, hexadecimal};
 use crate::repository::Repository;
-use crate::writer::{HeldLease, SIGN, files_of_lease, folder_name, give_back, this_lease};
+use crate::writer::{HEARTBEAT, HeldLease, files_of_lease, folder_name, give_back, this_lease};
 
 /// The registration of a reader, which ends when this is dropped.
 pub struct Reading {
@@ -45,10 +45,15 @@ impl Repository {
         let token = random_number().map_err(|e| failed(&e))?;
         let name = ObjectName::Reader(source, backup, token);
         let readers = readers_of(source, backup);
-        let sign = format!("{readers}/{}/{SIGN}", folder_name(token));
+        let sign = format!("{readers}/{}/{HEARTBEAT}", folder_name(token));
         self.put(name, &self.sealed(name, this_lease(doing)?.encode())?)?;
         let root = self.folder.root();
-        let lease = HeldLease::new(root, readers, token, self.beside(source, GONE, token));
+        let lease = HeldLease::new(
+            root,
+            readers,
+            token,
+            self.lease_folder(source, RETIRED, token),
+        );
         root.create_new(&sign)
             .and_then(|mut file| root.append(&mut file, &sign, &token.to_le_bytes()))
             .map_err(|e| failed(&e))?;
@@ -82,9 +87,9 @@ impl Repository {
                     checked[at] = Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
                 }
                 None => {
-                    let gone = self.beside(source, GONE, token);
+                    let retired = self.lease_folder(source, RETIRED, token);
                     let readers = readers_of(source, backup);
-                    give_back(self.folder.root(), &readers, token, &gone);
+                    give_back(self.folder.root(), &readers, token, &retired);
                 }
             }
         }

@@ -104,10 +104,10 @@ impl Trial<'_> {
     }
 
     fn leases(&self) -> Result<()> {
-        let (root, coming, held) = (self.root, self.at(&[1]), self.at(&[3]));
+        let (root, staging, held) = (self.root, self.at(&[1]), self.at(&[3]));
         let call = "rename of a folder";
         let why = "give a lease to one process only";
-        self.must(call, why, root.rename(&coming, &held))?;
+        self.must(call, why, root.rename(&staging, &held))?;
         if self.writers == Writers::Many {
             let taken = root.rename(&self.at(&[2]), &held);
             self.must_not(call, why, taken, &[Errno::NOTEMPTY, Errno::EXIST])?;

@@ -7,11 +7,11 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 
 /// The default lease timeout: a holder whose process is not visible from here loses its lease after this time without a
 /// heartbeat. Network file systems may show a file's state of up to a minute ago.
-const PATIENCE: Duration = Duration::from_secs(120);
+const LEASE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How a command waits for other processes.
 pub struct Waiting {
-    patience: Duration,
+    lease_timeout: Duration,
     tell: Box<dyn Fn(&str) + Send + Sync>,
     is_interrupted: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -27,7 +27,7 @@ impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Waiting");
         shown
-            .field("patience", &self.patience)
+            .field("lease_timeout", &self.lease_timeout)
             .finish_non_exhaustive()
     }
 }
@@ -40,7 +40,7 @@ impl Waiting {
         is_interrupted: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Self {
         Self {
-            patience: PATIENCE,
+            lease_timeout: LEASE_TIMEOUT,
             tell: Box::new(tell),
             is_interrupted: Box::new(is_interrupted),
         }
@@ -48,16 +48,19 @@ impl Waiting {
 
     /// Sets the lease timeout.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_lease_timeout(self, lease_timeout: Duration) -> Self {
+        Self {
+            lease_timeout,
+            ..self
+        }
     }
 
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn lease_timeout(&self) -> Duration {
         #[cfg(feature = "simulation")]
         if crate::simulation::boot().is_some() {
             return Duration::from_millis(1);
         }
-        self.patience
+        self.lease_timeout
     }
 
     /// Reports the reason for waiting.

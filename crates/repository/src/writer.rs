@@ -26,19 +26,19 @@ use crate::disk::{Entry, Root, joined};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
 use crate::host::{host_name, now};
-use crate::layout::{GONE, hexadecimal, is_of_lease};
+use crate::layout::{RETIRED, hexadecimal, is_of_lease};
 use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
 
 /// The heartbeat interval.
-const BEAT: Duration = Duration::from_secs(10);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The file with the heartbeat.
-pub(crate) const SIGN: &str = "sign";
+pub(crate) const HEARTBEAT: &str = "sign";
 
 /// The prefix of staging folders, whose leases are not taken yet.
-pub(crate) const COMING: &str = ".coming-";
+pub(crate) const STAGING: &str = ".coming-";
 /// The prefix of foreign files that were moved out of a folder of leases.
 const FOREIGN: &str = ".foreign-";
 
@@ -63,7 +63,7 @@ pub(crate) struct HeldLease {
     leases: String,
     token: u64,
     /// The path of the holder's folder once the lease is released.
-    gone: String,
+    retired: String,
     /// Whether the retired folder stays, because the next holder has to close the number of its backup.
     has_remains: AtomicBool,
     /// The heartbeat thread ends when this is dropped.
@@ -122,14 +122,19 @@ impl Repository {
     /// Takes the lease of a source, even if the source is half removed.
     pub(crate) fn lease_of(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
         let token = random_number().map_err(|e| not_taken(&e))?;
-        let coming = self.beside(source, COMING, token);
-        let taken = self.prepare_lease(source, token, doing, &coming);
-        if let Err(error) = taken.and_then(|()| self.take_lease(source, token, &coming)) {
-            let _ = remove_lease(self.folder.root(), &coming);
+        let staging = self.lease_folder(source, STAGING, token);
+        let taken = self.prepare_lease(source, token, doing, &staging);
+        if let Err(error) = taken.and_then(|()| self.take_lease(source, token, &staging)) {
+            let _ = remove_lease(self.folder.root(), &staging);
             return Err(error);
         }
-        let gone = self.beside(source, GONE, token);
-        let lease = HeldLease::new(self.folder.root(), ObjectName::writer(source), token, gone);
+        let retired = self.lease_folder(source, RETIRED, token);
+        let lease = HeldLease::new(
+            self.folder.root(),
+            ObjectName::writer(source),
+            token,
+            retired,
+        );
         // Read under the lease, so that no other process can change it any more.
         let known = self.known(source)?.ok_or_else(|| {
             RepositoryError::new(RepositoryErrorKind::NotFound, "the source is gone")
@@ -146,27 +151,33 @@ impl Repository {
     }
 
     /// Writes the files of a lease into a staging folder.
-    fn prepare_lease(&self, source: SourceId, token: u64, doing: &str, coming: &str) -> Result<()> {
+    fn prepare_lease(
+        &self,
+        source: SourceId,
+        token: u64,
+        doing: &str,
+        staging: &str,
+    ) -> Result<()> {
         let lease = this_lease(doing)?;
         let content = self.sealed(ObjectName::Lease(source, token), lease.encode())?;
         let root = self.folder.root();
-        let own = joined(coming, &folder_name(token));
+        let own = joined(staging, &folder_name(token));
         let write = |name: &str, bytes: &[u8]| {
             let path = joined(&own, name);
             root.append(&mut root.create_new(&path)?, &path, bytes)
         };
-        root.create_folder(coming)
+        root.create_folder(staging)
             .and_then(|()| root.create_folder(&own))
             .and_then(|()| write("lease", &content))
-            .and_then(|_| write(SIGN, &token.to_le_bytes()))
+            .and_then(|_| write(HEARTBEAT, &token.to_le_bytes()))
             .map(drop)
             .map_err(|e| not_taken(&e))
     }
 
-    fn take_lease(&self, source: SourceId, token: u64, coming: &str) -> Result<()> {
+    fn take_lease(&self, source: SourceId, token: u64, staging: &str) -> Result<()> {
         let (root, leases) = (self.folder.root(), ObjectName::writer(source));
         for _ in 0..TRIES {
-            let taken = self.move_lease(source, token, coming);
+            let taken = self.move_lease(source, token, staging);
             match taken.map_err(|e| (Errno::from_io_error(&e), e)) {
                 Ok(()) => return Ok(()),
                 Err((Some(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR), _)) => {
@@ -191,18 +202,23 @@ impl Repository {
     /// Renames a staging folder to the folder of leases. With one writer, the file system may merge folders instead
     /// of failing. So the target must not exist, and a process that finds another holder afterwards releases its
     /// lease: of two concurrent processes, neither gets it.
-    fn move_lease(&self, source: SourceId, token: u64, coming: &str) -> io::Result<()> {
+    fn move_lease(&self, source: SourceId, token: u64, staging: &str) -> io::Result<()> {
         let (root, leases) = (self.folder.root(), ObjectName::writer(source));
         if self.object.writers == Writers::Many {
-            return root.rename(coming, &leases);
+            return root.rename(staging, &leases);
         }
         if root.kind(&leases)?.is_some() {
             return Err(Errno::EXIST.into());
         }
-        root.rename(coming, &leases)?;
+        root.rename(staging, &leases)?;
         let entries = root.list(&leases)?;
         if entries.iter().filter(|it| is_holder(it)).count() > 1 {
-            give_back(root, &leases, token, &self.beside(source, GONE, token));
+            give_back(
+                root,
+                &leases,
+                token,
+                &self.lease_folder(source, RETIRED, token),
+            );
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         Ok(())
@@ -222,7 +238,8 @@ impl Repository {
             None => Vec::new(),
         };
         for path in moved {
-            let aside = self.beside(source, FOREIGN, random_number().map_err(|e| not_taken(&e))?);
+            let aside =
+                self.lease_folder(source, FOREIGN, random_number().map_err(|e| not_taken(&e))?);
             match root.rename(&path, &aside) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(not_taken(&error));
@@ -239,7 +256,7 @@ impl Repository {
     }
 
     /// The path of a folder next to the folder of leases.
-    pub(crate) fn beside(&self, source: SourceId, kind: &str, token: u64) -> String {
+    pub(crate) fn lease_folder(&self, source: SourceId, kind: &str, token: u64) -> String {
         format!("sources/{source}/{kind}{token:016x}")
     }
 
@@ -255,12 +272,12 @@ impl Repository {
         let holders = self.living_holders(&names.collect::<Vec<_>>())?;
         for ((at, source, token), who) in held.into_iter().zip(holders) {
             if who.is_none() {
-                let gone = self.beside(source, GONE, token);
+                let retired = self.lease_folder(source, RETIRED, token);
                 put_aside(
                     self.folder.root(),
                     &ObjectName::writer(source),
                     token,
-                    &gone,
+                    &retired,
                 );
             }
             living[at] = who;
@@ -339,13 +356,13 @@ fn not_taken(error: &io::Error) -> RepositoryError {
 }
 
 impl HeldLease {
-    pub(crate) fn new(root: &Root, leases: String, token: u64, gone: String) -> HeldLease {
-        let sign = format!("{leases}/{}/{SIGN}", folder_name(token));
+    pub(crate) fn new(root: &Root, leases: String, token: u64, retired: String) -> HeldLease {
+        let sign = format!("{leases}/{}/{HEARTBEAT}", folder_name(token));
         let beating = root.clone();
         let (stop, stopped) = channel();
         let beat = thread::spawn(move || {
             let mut count = token;
-            while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 count = count.wrapping_add(1);
                 // A holder that has lost its lease notices when it next uses it.
                 let _ = beating.overwrite(&sign, &count.to_le_bytes());
@@ -355,7 +372,7 @@ impl HeldLease {
             root: root.clone(),
             leases,
             token,
-            gone,
+            retired,
             has_remains: AtomicBool::new(false),
             stop: Some(stop),
             beat: Some(beat),
@@ -370,8 +387,8 @@ impl Drop for HeldLease {
             let _ = beat.join();
         }
         match self.has_remains.load(Ordering::Relaxed) {
-            true => put_aside(&self.root, &self.leases, self.token, &self.gone),
-            false => give_back(&self.root, &self.leases, self.token, &self.gone),
+            true => put_aside(&self.root, &self.leases, self.token, &self.retired),
+            false => give_back(&self.root, &self.leases, self.token, &self.retired),
         }
     }
 }
@@ -401,26 +418,26 @@ fn is_holder(entry: &Entry) -> bool {
 }
 
 /// Releases a lease. Fails only if the holder has lost it already.
-pub(crate) fn give_back(root: &Root, leases: &str, token: u64, gone: &str) {
+pub(crate) fn give_back(root: &Root, leases: &str, token: u64, retired: &str) {
     if root
-        .rename(&joined(leases, &folder_name(token)), gone)
+        .rename(&joined(leases, &folder_name(token)), retired)
         .is_ok()
     {
-        let _ = remove_lease(root, gone);
+        let _ = remove_lease(root, retired);
     }
 }
 
 /// Ends the lease of a dead holder. If it was making a backup, the folder stays for the next holder.
-fn put_aside(root: &Root, leases: &str, token: u64, gone: &str) {
-    let moved = root.rename(&joined(leases, &folder_name(token)), gone);
-    if moved.is_ok() && !has_remains(root, gone) {
-        let _ = remove_lease(root, gone);
+fn put_aside(root: &Root, leases: &str, token: u64, retired: &str) {
+    let moved = root.rename(&joined(leases, &folder_name(token)), retired);
+    if moved.is_ok() && !has_remains(root, retired) {
+        let _ = remove_lease(root, retired);
     }
 }
 
 /// Whether the retired folder of a lease records a backup that was being made.
-pub(crate) fn has_remains(root: &Root, gone: &str) -> bool {
-    let under_way = root.kind(&joined(gone, ObjectName::UNDER_WAY));
+pub(crate) fn has_remains(root: &Root, retired: &str) -> bool {
+    let under_way = root.kind(&joined(retired, ObjectName::UNDER_WAY));
     under_way.is_ok_and(|kind| kind == Some(FileType::RegularFile))
 }
 
@@ -697,7 +714,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut repository, _) =
             Repository::init(&folder.path().join("r"), &Access::Open, 1).unwrap();
-        repository.wait_with(Waiting::default().with_patience(Duration::from_millis(300)));
+        repository.wait_with(Waiting::default().with_lease_timeout(Duration::from_millis(300)));
         let source = Source {
             name: "web".to_owned(),
             domain: String::new(),
@@ -791,13 +808,16 @@ mod tests {
         let mut scene = scene();
         scene.repository.object.writers = Writers::One;
         let (root, source) = (scene.repository.folder.root(), scene.source);
-        let coming = scene.repository.beside(source, COMING, 1);
-        root.create_folder(&coming).unwrap();
+        let staging = scene.repository.lease_folder(source, STAGING, 1);
+        root.create_folder(&staging).unwrap();
         for token in [1, 2] {
-            root.create_folder(&joined(&coming, &folder_name(token)))
+            root.create_folder(&joined(&staging, &folder_name(token)))
                 .unwrap();
         }
-        let both = scene.repository.move_lease(source, 1, &coming).unwrap_err();
+        let both = scene
+            .repository
+            .move_lease(source, 1, &staging)
+            .unwrap_err();
         assert_eq!(both.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(scene.repository.holder(source), Some(2));
         assert!(!scene.folders().iter().any(|name| name.starts_with('.')));
@@ -830,7 +850,7 @@ mod tests {
         let scene = scene();
         let writer = scene.repository.writer(scene.source, "test").unwrap();
         scene.give_lease(|holder| holder.boot[0] ^= 1);
-        let sign = joined(&writer.folder, SIGN);
+        let sign = joined(&writer.folder, HEARTBEAT);
         let root = scene.repository.folder.root().clone();
         let is_over = Arc::new(AtomicBool::new(false));
         let beat = thread::spawn({
