@@ -13,7 +13,8 @@
 //! | `paths.rs` | a path of one machine |
 //! | `prose.rs` | a dialect in comments, texts and documents; doc comments that lean on others |
 //!
-//! Prints without failing: the sizes of crates, files and functions, and which are long.
+//! Prints without failing: the sizes of crates, files and functions, and which are long; the age of pages with measurements
+//! (`pages.rs`).
 
 mod charters;
 mod citations;
@@ -24,6 +25,7 @@ mod format_pages;
 mod identifiers;
 mod measures;
 mod methods;
+mod pages;
 mod paths;
 mod prose;
 mod sizes;
@@ -67,7 +69,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
     faults.extend(prose::faults(&files));
     let parsed = crates::parse(&files, &mut faults);
-    for remark in sizes::remarks(&parsed) {
+    let remarks = pages::remarks(&workspace.root, &files);
+    for remark in remarks.into_iter().chain(sizes::remarks(&parsed)) {
         println!("{remark}");
     }
     measure(&parsed, &mut faults);
