@@ -8,9 +8,10 @@ use onefold_format::backup::{Lease, ObjectName};
 
 use crate::disk::{joined, split};
 use crate::error::Result;
+use crate::lease::HEARTBEAT;
+use crate::process::is_running;
 use crate::repository::Repository;
 use crate::waiting::Waiting;
-use crate::writer::{HEARTBEAT, is_running};
 
 /// The poll interval for heartbeats.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -17,11 +17,11 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, fill_random, random_number};
 use crate::identity::{IDENTITY, identity_in};
 use crate::layout::{LOST_AND_FOUND, hexadecimal, is_ours};
+use crate::lease::STAGING;
 use crate::repository::Repository;
 use crate::seal::MasterKey;
 use crate::trial::try_all;
 use crate::waiting::Waiting;
-use crate::writer::STAGING;
 
 /// The folder of the keys and of the copy of the repository's object: a repository exists once it is there.
 const KEYS: &str = "keys";

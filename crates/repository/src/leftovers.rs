@@ -10,12 +10,12 @@ use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
 use crate::init::{all_of_init, is_of_init};
 use crate::layout::{RETIRED, decimal, is_incomplete, is_ours};
+use crate::lease::{
+    STAGING, files_of_lease, folder_name, give_back, has_remains, lease_folders, remove_lease,
+};
+use crate::process::is_running;
 use crate::reader::readers_of;
 use crate::repository::Repository;
-use crate::writer::{
-    STAGING, files_of_lease, folder_name, give_back, has_remains, is_running, lease_folders,
-    remove_lease,
-};
 
 /// Younger files may still be completed.
 const AGE: Duration = Duration::from_secs(3600);

@@ -31,6 +31,8 @@
 //! | `history/closing.rs` | closes the numbers of a source, and writes its label |
 //! | `label.rs` | the names and origins of sources |
 //! | `marks.rs` | protections, and the users of popular blocks |
+//! | `process.rs` | identities of processes |
+//! | `lease.rs` | a lease: a folder with a heartbeat |
 //! | `writer.rs` | the lease for changing a source |
 //! | `reader.rs` | the lease for reading a backup |
 //! | `waiting.rs` | how a command waits for other processes |
@@ -56,12 +58,14 @@ mod identity;
 mod init;
 mod label;
 mod layout;
+mod lease;
 mod leftovers;
 mod marks;
 mod moved;
 mod opening;
 mod pack;
 mod packing;
+mod process;
 mod reader;
 mod removal;
 mod repository;

@@ -8,8 +8,8 @@ use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
 use crate::layout::{RETIRED, hexadecimal};
+use crate::lease::{HEARTBEAT, HeldLease, files_of_lease, folder_name, give_back, this_lease};
 use crate::repository::Repository;
-use crate::writer::{HEARTBEAT, HeldLease, files_of_lease, folder_name, give_back, this_lease};
 
 /// The registration of a reader, which ends when this is dropped.
 pub struct Reading {

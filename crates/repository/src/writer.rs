@@ -9,36 +9,26 @@
 //! another machine is watched.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use onefold_format::backup::{
-    BackupNumber, Closed, Condemned, Label, Lease, LeaseName, Manifest, ObjectName, ProcessId,
-    SourceId, Writers,
+    BackupNumber, Closed, Condemned, Label, LeaseName, Manifest, ObjectName, SourceId, Writers,
 };
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::disk::{Entry, Root, joined};
+use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
-use crate::host::{host_name, now};
-use crate::layout::{RETIRED, hexadecimal, is_of_lease};
+use crate::layout::RETIRED;
+use crate::lease::{
+    HEARTBEAT, HeldLease, STAGING, folder_name, give_back, is_holder, not_taken, put_aside,
+    remove_lease, this_lease, token_in,
+};
 use crate::repository::Repository;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
 
-/// The heartbeat interval.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The file with the heartbeat.
-pub(crate) const HEARTBEAT: &str = "sign";
-
-/// The prefix of staging folders, whose leases are not taken yet.
-pub(crate) const STAGING: &str = ".coming-";
 /// The prefix of foreign files that were moved out of a folder of leases.
 const FOREIGN: &str = ".foreign-";
 
@@ -54,21 +44,6 @@ pub struct Writer<'a> {
     /// The backup that is being made: if it is not completed, its number must be closed.
     under_way: Mutex<Option<BackupNumber>>,
     lease: HeldLease,
-}
-
-/// A lease with a heartbeat. Dropping it releases the lease.
-pub(crate) struct HeldLease {
-    root: Root,
-    /// The folder that the holder's folder is in.
-    leases: String,
-    token: u64,
-    /// The path of the holder's folder once the lease is released.
-    retired: String,
-    /// Whether the retired folder stays, because the next holder has to close the number of its backup.
-    has_remains: AtomicBool,
-    /// The heartbeat thread ends when this is dropped.
-    stop: Option<Sender<()>>,
-    beat: Option<JoinHandle<()>>,
 }
 
 impl Repository {
@@ -341,190 +316,18 @@ impl Repository {
     }
 }
 
-/// The content of a lease of this process.
-pub(crate) fn this_lease(doing: &str) -> Result<Lease> {
-    Ok(Lease {
-        holder: this_process().map_err(|e| not_taken(&e))?,
-        since_unix_seconds: now(),
-        host: host_name(),
-        doing: doing.to_owned(),
-    })
-}
-
-fn not_taken(error: &io::Error) -> RepositoryError {
-    RepositoryError::io("cannot take the lease of the source", error)
-}
-
-impl HeldLease {
-    pub(crate) fn new(root: &Root, leases: String, token: u64, retired: String) -> HeldLease {
-        let sign = format!("{leases}/{}/{HEARTBEAT}", folder_name(token));
-        let beating = root.clone();
-        let (stop, stopped) = channel();
-        let beat = thread::spawn(move || {
-            let mut count = token;
-            while stopped.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                count = count.wrapping_add(1);
-                // A holder that has lost its lease notices when it next uses it.
-                let _ = beating.overwrite(&sign, &count.to_le_bytes());
-            }
-        });
-        HeldLease {
-            root: root.clone(),
-            leases,
-            token,
-            retired,
-            has_remains: AtomicBool::new(false),
-            stop: Some(stop),
-            beat: Some(beat),
-        }
-    }
-}
-
-impl Drop for HeldLease {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(beat) = self.beat.take() {
-            let _ = beat.join();
-        }
-        match self.has_remains.load(Ordering::Relaxed) {
-            true => put_aside(&self.root, &self.leases, self.token, &self.retired),
-            false => give_back(&self.root, &self.leases, self.token, &self.retired),
-        }
-    }
-}
-
 /// Closes the number of a backup that was not completed. If that fails, the next holder closes it.
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         if self.close_under_way().is_err() {
-            self.lease.has_remains.store(true, Ordering::Relaxed);
+            self.lease.keep_remains();
         }
     }
-}
-
-pub(crate) fn folder_name(token: u64) -> String {
-    format!("{token:016x}")
-}
-
-/// The number of the holder in a folder of leases, if any.
-fn token_in(root: &Root, leases: &str) -> Option<u64> {
-    let mut entries = root.list(leases).ok()?.into_iter();
-    entries.find_map(|entry| hexadecimal(&entry.name).filter(|_| is_holder(&entry)))
-}
-
-/// Whether an entry has the name of a holder's folder.
-fn is_holder(entry: &Entry) -> bool {
-    entry.kind == FileType::Directory && hexadecimal(&entry.name).is_some()
-}
-
-/// Releases a lease. Fails only if the holder has lost it already.
-pub(crate) fn give_back(root: &Root, leases: &str, token: u64, retired: &str) {
-    if root
-        .rename(&joined(leases, &folder_name(token)), retired)
-        .is_ok()
-    {
-        let _ = remove_lease(root, retired);
-    }
-}
-
-/// Ends the lease of a dead holder. If it was making a backup, the folder stays for the next holder.
-fn put_aside(root: &Root, leases: &str, token: u64, retired: &str) {
-    let moved = root.rename(&joined(leases, &folder_name(token)), retired);
-    if moved.is_ok() && !has_remains(root, retired) {
-        let _ = remove_lease(root, retired);
-    }
-}
-
-/// Whether the retired folder of a lease records a backup that was being made.
-pub(crate) fn has_remains(root: &Root, retired: &str) -> bool {
-    let under_way = root.kind(&joined(retired, ObjectName::UNDER_WAY));
-    under_way.is_ok_and(|kind| kind == Some(FileType::RegularFile))
-}
-
-/// Removes a retired or staging folder of a lease. Fails if it has foreign files.
-pub(crate) fn remove_lease(root: &Root, path: &str) -> io::Result<()> {
-    let folders = lease_folders(root, path)?;
-    let files = files_of_lease(root, &folders)?;
-    files.iter().try_for_each(|file| root.remove_file(file))?;
-    let mut folders = folders.iter().rev();
-    folders.try_for_each(|folder| root.remove_empty_folder(folder))
-}
-
-/// The folder of a lease and, in a staging folder, the holder's folder in it.
-pub(crate) fn lease_folders(root: &Root, path: &str) -> io::Result<Vec<String>> {
-    let entries = root.list(path)?;
-    let holder = entries.iter().find(|entry| is_holder(entry));
-    let holder = holder.map(|entry| joined(path, &entry.name));
-    Ok(std::iter::once(path.to_owned()).chain(holder).collect())
-}
-
-/// The files in the folders of a lease; fails if there are any others.
-pub(crate) fn files_of_lease(root: &Root, folders: &[String]) -> io::Result<Vec<String>> {
-    let mut files = Vec::new();
-    for folder in folders {
-        for entry in root.list(folder)? {
-            let path = joined(folder, &entry.name);
-            if entry.kind == FileType::RegularFile && is_of_lease(&entry.name) {
-                files.push(path);
-            } else if !folders.contains(&path) {
-                let message = format!("{path} is not of onefold, and stays");
-                return Err(io::Error::other(message));
-            }
-        }
-    }
-    Ok(files)
 }
 
 /// Poisoning is ignored, because no code panics while it holds the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The identity of this process, by which other processes find it.
-fn this_process() -> io::Result<ProcessId> {
-    let process = std::process::id();
-    Ok(ProcessId {
-        boot: boot_id()?,
-        namespace: namespace()?,
-        process: process.into(),
-        started: started(process.into())?,
-    })
-}
-
-/// Whether the process of a holder runs; `None` if that cannot be known from here.
-pub(crate) fn is_running(holder: ProcessId) -> Option<bool> {
-    let is_here = boot_id().ok()? == holder.boot && namespace().ok()? == holder.namespace;
-    is_here.then(|| started(holder.process).is_ok_and(|started| started == holder.started))
-}
-
-fn boot_id() -> io::Result<[u8; 16]> {
-    #[cfg(feature = "simulation")]
-    if let Some(boot) = crate::simulation::boot() {
-        return Ok(u128::from(boot).to_le_bytes());
-    }
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let id = u128::from_str_radix(&digits, 16);
-    let id = id.map_err(|_| io::Error::other("the kernel's boot id is no number"))?;
-    Ok(id.to_le_bytes())
-}
-
-fn namespace() -> io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
-}
-
-/// The start time of a process; fails if there is no such process, or it is a zombie.
-fn started(process: u64) -> io::Result<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The process name before it may contain any characters.
-    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
-    let mut fields = fields.split(' ');
-    if matches!(fields.next(), Some("Z" | "X")) {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    let started = fields.nth(18).and_then(|field| field.parse().ok());
-    started.ok_or_else(|| io::Error::other("the kernel says nothing of the process"))
 }
 
 impl Writer<'_> {
@@ -567,7 +370,7 @@ impl Writer<'_> {
 
     /// Records durably which backup is being made, before any other object has its number.
     pub(crate) fn set_under_way(&self, backup: BackupNumber, closed: &Closed) -> Result<()> {
-        let name = ObjectName::UnderWay(self.source.id, self.lease.token);
+        let name = ObjectName::UnderWay(self.source.id, self.lease.token());
         self.put(name, closed.encode(), NewObject::commit_over)?;
         let writer = ObjectName::writer(self.source.id);
         let source = format!("sources/{}", self.source.id);
@@ -697,8 +500,11 @@ impl Writer<'_> {
 mod tests {
     use super::*;
     use crate::access::Access;
+    use onefold_format::backup::{Lease, ProcessId};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
 
     use crate::waiting::Waiting;
 
