@@ -117,7 +117,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let conditions = report::conditions(workspace, "cargo xtask bench backup", start.elapsed())?;
     let page = backup_report::page(&conditions, &figures);
     println!("\n{page}");
-    let (page_path, raw_path) = ("docs/benchmarks-backup.md", "docs/benchmarks-backup.json");
+    let (page_path, raw_path) = (
+        "docs/benchmarks-backup.md",
+        "tools/bench/results/benchmarks-backup.json",
+    );
     if arguments.quick || !arguments.days.is_empty() {
         println!("{}", figures.raw());
         return Ok(());

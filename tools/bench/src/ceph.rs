@@ -131,7 +131,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let raw = format!("{:#}\n", figures.raw());
-    let (page_path, raw_path) = ("docs/benchmarks-ceph.md", "docs/benchmarks-ceph.json");
+    let (page_path, raw_path) = (
+        "docs/benchmarks-ceph.md",
+        "tools/bench/results/benchmarks-ceph.json",
+    );
     report::write_files(workspace, &[(page_path, &page), (raw_path, &raw)])
 }
 

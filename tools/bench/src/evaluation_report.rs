@@ -15,7 +15,7 @@ use crate::report::{self, Conditions, heading};
 use onefold_harness::workspace::Workspace;
 
 pub(crate) const PAGE: &str = "docs/evaluation-inline.md";
-const RAW: &str = "docs/evaluation-inline.json";
+const RAW: &str = "tools/bench/results/evaluation-inline.json";
 
 pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     let title = "Published measurements of writes in line, repeated";

@@ -12,7 +12,7 @@ use crate::report::{Conditions, heading, write_files};
 use onefold_harness::workspace::Workspace;
 
 const PAGE: &str = "docs/benchmarks-index.md";
-const RAW: &str = "docs/benchmarks-index.json";
+const RAW: &str = "tools/bench/results/benchmarks-index.json";
 const GROWTH_PAGE: &str = "docs/benchmarks-index-growth.md";
 const GROWTH_PLOT: &str = "docs/benchmarks-index-growth.svg";
 

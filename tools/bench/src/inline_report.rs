@@ -12,7 +12,7 @@ use crate::report::{self, Conditions, heading};
 use onefold_harness::workspace::Workspace;
 
 pub(crate) const PAGE: &str = "docs/benchmarks-inline.md";
-const RAW: &str = "docs/benchmarks-inline.json";
+const RAW: &str = "tools/bench/results/benchmarks-inline.json";
 
 pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     let title = "Benchmarks of writes in line";

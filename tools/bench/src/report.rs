@@ -22,7 +22,7 @@ use onefold_harness::command::Cmd;
 use onefold_harness::workspace::Workspace;
 
 const PAGE: &str = "docs/benchmarks.md";
-const RAW: &str = "docs/benchmarks.json";
+const RAW: &str = "tools/bench/results/benchmarks.json";
 
 /// The conditions of a measurement, such as place and time, by name.
 pub(crate) type Conditions = Vec<(&'static str, String)>;
@@ -126,7 +126,10 @@ pub(crate) fn heading(title: &str, raw: Option<&str>, conditions: &Conditions) -
     let mut page = format!("# {title}\n\nWritten by the command below; do not edit.");
     // Writing to a `String` cannot fail.
     if let Some(raw) = raw {
-        let _ = write!(page, " The raw results are in [{raw}]({raw}).");
+        let _ = write!(
+            page,
+            " The raw results are in [{raw}](../tools/bench/results/{raw})."
+        );
     }
     page.push_str("\n\n## Conditions\n\n| | |\n| --- | --- |\n");
     for (name, value) in conditions {

@@ -12,7 +12,7 @@ use onefold_harness::distinct::BLOCK_BYTES;
 use onefold_harness::workspace::Workspace;
 
 const PAGE: &str = "docs/benchmarks-study.md";
-const RAW: &str = "docs/benchmarks-study.json";
+const RAW: &str = "tools/bench/results/benchmarks-study.json";
 
 /// The program's memory in addition to the records.
 const SLACK_MIB: f64 = 32.0;
