@@ -3,10 +3,7 @@
 //! A letter alone, or with `iB`, is a power of 1024: `4K` is `4KiB`, as QEMU has it. With `B` alone it is a
 //! power of 1000, as disks are sold. Either case is accepted.
 
-use onefold_store::display_bytes;
-
-/// Unit letters and their powers of 1024 or 1000.
-const UNITS: [(char, u32); 6] = [('E', 6), ('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1)];
+use onefold_store::{SIZE_UNITS, display_bytes};
 
 /// The most digits that are read after the decimal point; a size with more is a typing error.
 const DECIMALS_MAX: usize = 9;
@@ -56,7 +53,7 @@ fn unit_bytes(unit: &str) -> Option<u64> {
     let Some(letter) = unit.chars().next().filter(|_| unit != "B") else {
         return Some(1);
     };
-    let (_, power) = UNITS.iter().find(|(known, _)| *known == letter)?;
+    let (_, power) = SIZE_UNITS.iter().find(|(known, _)| *known == letter)?;
     match unit.get(1..)? {
         "" | "IB" => Some(1024u64.pow(*power)),
         "B" => Some(1000u64.pow(*power)),

@@ -1,12 +1,13 @@
 //! Amounts of data as people read them.
 
-/// The units, largest first, so that the first that fits is taken.
-const UNITS: [(char, u32); 6] = [('E', 6), ('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1)];
+/// Letters of binary units and their powers of 1024, largest first, so that the first that fits is taken.
+pub const SIZE_UNITS: [(char, u32); 6] =
+    [('E', 6), ('P', 5), ('T', 4), ('G', 3), ('M', 2), ('K', 1)];
 
 /// `bytes` with at most one decimal and a binary unit, for people; never parsed again.
 #[must_use]
 pub fn display_bytes(bytes: u64) -> String {
-    let mut units = UNITS
+    let mut units = SIZE_UNITS
         .iter()
         .map(|(letter, power)| (letter, 1024u64.pow(*power)));
     let Some((letter, unit)) = units.find(|(_, unit)| bytes >= *unit) else {
