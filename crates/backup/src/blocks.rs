@@ -276,9 +276,10 @@ pub(crate) fn check_moved(
     moved: MovedRun,
 ) -> Result<()> {
     let number = pack.reference().number * BLOCKS_PER_PACK + in_pack as u64;
-    match is_popular && moved.number >= number {
-        true => Err(pack.moved_in_circle(in_pack)),
-        false => Ok(()),
+    if is_popular && moved.number >= number {
+        Err(pack.moved_in_circle(in_pack))
+    } else {
+        Ok(())
     }
 }
 

@@ -421,7 +421,7 @@ impl Restore {
         // The last block of the disk may be partial.
         let size = self.manifest().size_bytes;
         let len = (blocks * block_size).min(size.saturating_sub(start));
-        let bytes = bytes.and_then(|it| it.get(..len as usize));
+        let bytes = bytes.and_then(|bytes| bytes.get(..len as usize));
         receive(start, bytes.unwrap_or_default())?;
         Ok(blocks)
     }

@@ -178,8 +178,8 @@ impl<'a> StoreCache<'a> {
                 continue;
             };
             let packs = file.packs().iter().enumerate();
-            let known = packs.map(|(place, it)| {
-                let key = (it.pack.number, it.generation);
+            let known = packs.map(|(place, pack)| {
+                let key = (pack.pack.number, pack.generation);
                 (key, (self.files.len(), place))
             });
             self.known.extend(known);
@@ -283,7 +283,7 @@ impl<'a> StoreCache<'a> {
         files.sort_by_key(|file| file.rows());
         let mut merged = Vec::new();
         for file in files {
-            let live = file.packs().iter().filter(|it| is_listed(it)).count();
+            let live = file.packs().iter().filter(|pack| is_listed(pack)).count();
             if file.rows() <= new.rows() * MERGED_SHARE || live * 2 < file.packs().len() {
                 new.merge(file)?;
                 merged.push(file.path());

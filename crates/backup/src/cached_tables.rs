@@ -476,7 +476,7 @@ mod tests {
             );
             write(&path(1), &newer, &[&first]);
             let tables = CachedTables::open(path(1), ID, STORE).unwrap();
-            let known = |it: &CachedPack| (it.pack.number, it.generation);
+            let known = |cached: &CachedPack| (cached.pack.number, cached.generation);
             let packs: Vec<_> = tables.packs().iter().map(known).collect();
             assert_eq!(packs, [(4, 0), (4, 1), (2, 0), (0, 0)]);
             assert_eq!(tables.compressed_table(&tables.packs()[3]).unwrap(), [0]);

@@ -127,7 +127,11 @@ impl Store {
 
     /// Packs that should have any of these numbers, and are missing.
     pub(crate) fn lacks<'a>(&'a self, numbers: &'a [NumberRun]) -> impl Iterator<Item = u64> + 'a {
-        let is_there = |number: &u64| self.packs.binary_search_by_key(number, |it| it.0).is_ok();
+        let is_there = |number: &u64| {
+            self.packs
+                .binary_search_by_key(number, |pack| pack.0)
+                .is_ok()
+        };
         packs_of(numbers).filter(move |number| !is_there(number))
     }
 

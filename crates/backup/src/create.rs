@@ -169,7 +169,7 @@ impl Backup<'_> {
         let mut scanned = self.disks_to_scan(disks)?;
         self.check_room(disks, &scanned)?;
         let (mut rows, mut read_blocks) = (Rows::new(&self.temporary), Vec::new());
-        let all: u64 = disks.iter().map(|it| it.disk.size_bytes()).sum();
+        let all: u64 = disks.iter().map(|disk| disk.disk.size_bytes()).sum();
         let mut before = 0;
         for (n, (disk, of_disk)) in disks.iter_mut().zip(&mut scanned).enumerate() {
             let source = disk.writer.source();
@@ -177,9 +177,10 @@ impl Backup<'_> {
             let size_bytes = disk.disk.size_bytes();
             let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
             let report = &mut |done, _| report(before + done, all);
-            let read = match of_disk.blocks <= Place::BLOCKS_MAX {
-                true => scan(n, &mut changes, &self.key, block_size, &mut rows, report),
-                false => Err(BackupError::Source("the disk is too large".to_owned())),
+            let read = if of_disk.blocks <= Place::BLOCKS_MAX {
+                scan(n, &mut changes, &self.key, block_size, &mut rows, report)
+            } else {
+                Err(BackupError::Source("the disk is too large".to_owned()))
             };
             match read.map_err(|error| error.of_source(&source.source.name)) {
                 Ok(read) => read_blocks.push(read),
@@ -211,10 +212,13 @@ impl Backup<'_> {
 
     /// Checks that the temporary files fit. Counts changed blocks only if there is no room for whole disks.
     fn check_room(&self, disks: &mut [DiskToBackUp<'_>], scanned: &[Scanned]) -> Result<()> {
-        let packs = scanned.iter().map(|it| it.needed.own.len()).sum::<usize>()
+        let packs = scanned
+            .iter()
+            .map(|disk| disk.needed.own.len())
+            .sum::<usize>()
             + scanned
                 .iter()
-                .map(|it| it.needed.popular.len())
+                .map(|disk| disk.needed.popular.len())
                 .max()
                 .unwrap_or(0);
         let stored = packs as u64 * BLOCKS_PER_PACK;
@@ -222,7 +226,7 @@ impl Backup<'_> {
             let compared = Filter::passing(self.options.memory_bytes, stored, read);
             self.temporary.check_room(read.saturating_add(compared))
         };
-        if check(scanned.iter().map(|it| it.blocks).sum()).is_ok() {
+        if check(scanned.iter().map(|disk| disk.blocks).sum()).is_ok() {
             return Ok(());
         }
         let mut read = 0;
@@ -231,9 +235,10 @@ impl Backup<'_> {
             let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
             // A disk that cannot be read here fails when it is scanned.
             while let Ok(Some(run)) = changes.next() {
-                read += match run.has_data {
-                    true => run.blocks.end - run.blocks.start,
-                    false => 0,
+                read += if run.has_data {
+                    run.blocks.end - run.blocks.start
+                } else {
+                    0
                 };
             }
         }
@@ -319,9 +324,11 @@ impl Backup<'_> {
         let (block_size, size_bytes) = (source.source.block_size, disk.disk.size_bytes());
         let parent = disk
             .parent
-            .map(|it| repository.recipe(source.id, it))
+            .map(|backup| repository.recipe(source.id, backup))
             .transpose()?;
-        let of_parent = parent.as_ref().map(|it| packs_needed(it.manifest()));
+        let of_parent = parent
+            .as_ref()
+            .map(|recipe| packs_needed(recipe.manifest()));
         let backup = writer.begin_backup()?;
         let recipe = RecipeWriter {
             recipe: writer.new_recipe(backup)?,
@@ -383,7 +390,9 @@ fn packs_needed(manifest: &Manifest) -> PacksNeeded {
 impl Detected {
     /// Remembers the witnesses of packs that were written.
     fn note(&mut self, store: SourceId, packs: &[PackReference]) {
-        let known = packs.iter().map(|it| ((store, it.number), it.witness));
+        let known = packs
+            .iter()
+            .map(|pack| ((store, pack.number), pack.witness));
         self.witnesses.extend(known);
     }
 

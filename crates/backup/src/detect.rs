@@ -131,7 +131,7 @@ impl<'a> Stores<'a> {
                 (Vec::new(), Vec::new())
             }
             condemned => {
-                let condemned = condemned?.map_or(Vec::new(), |it| it.numbers);
+                let condemned = condemned?.map_or(Vec::new(), |list| list.numbers);
                 (repository.packs(popular)?, condemned)
             }
         };
@@ -177,9 +177,10 @@ impl<'a> Stores<'a> {
             let listed = block.listed;
             usable.push(Place(listed))?;
             let fingerprint = Fingerprint::new(fingerprint);
-            match block.slot.stored().is_some() && filter.may_have(fingerprint) {
-                true => sorter.push(Row::new(fingerprint, Found::Popular { listed })),
-                false => Ok(()),
+            if block.slot.stored().is_some() && filter.may_have(fingerprint) {
+                sorter.push(Row::new(fingerprint, Found::Popular { listed }))
+            } else {
+                Ok(())
             }
         })?;
         for (disk, (source, packs)) in self.own.iter().enumerate() {
@@ -196,7 +197,8 @@ impl<'a> Stores<'a> {
                 if let Some(to) = block.slot.moved() {
                     let (pack, in_pack) = (to / BLOCKS_PER_PACK, to % BLOCKS_PER_PACK);
                     let named = witness_of(block.pack.popular_packs(), pack);
-                    let Ok(listed) = self.popular.1.binary_search_by_key(&pack, |it| it.0) else {
+                    let Ok(listed) = self.popular.1.binary_search_by_key(&pack, |entry| entry.0)
+                    else {
                         return Ok(());
                     };
                     let place = Place(listed as u64 * BLOCKS_PER_PACK + in_pack);
@@ -263,10 +265,14 @@ impl<'a> Stores<'a> {
     /// The witness that backups name for a pack that they need.
     fn needed(&self, store: SourceId, number: u64) -> Option<Witness> {
         let disks = self.scanned.iter();
-        let mut named = disks.filter_map(|disk| match store == self.popular.0 {
-            true => disk.needed.popular.get(&number),
-            false if disk.source == store => disk.needed.own.get(&number),
-            false => None,
+        let mut named = disks.filter_map(|disk| {
+            if store == self.popular.0 {
+                disk.needed.popular.get(&number)
+            } else if disk.source == store {
+                disk.needed.own.get(&number)
+            } else {
+                None
+            }
         });
         named.next().copied()
     }
@@ -306,7 +312,11 @@ impl<'a> Stores<'a> {
                 .get(&source)
                 .map(|known| known.of(pack.reference()));
             let is_sound = |block| damage.is_none_or(|damage| !damage.contains(block));
-            let slots = pack.slots().iter().zip(0..).filter(|(_, it)| is_sound(*it));
+            let slots = pack
+                .slots()
+                .iter()
+                .zip(0..)
+                .filter(|(_, block)| is_sound(*block));
             for (slot, block) in slots {
                 let (number, listed) = (
                     number * BLOCKS_PER_PACK + block,
@@ -403,15 +413,12 @@ impl Decisions {
             place,
             fingerprint: content.fingerprint,
         };
-        match content.is_shared {
-            true => {
-                self.popular_blocks += 1;
-                self.popular.push(new)?;
-            }
-            false => {
-                self.own_blocks[place.disk()] += 1;
-                self.own.push(new)?;
-            }
+        if content.is_shared {
+            self.popular_blocks += 1;
+            self.popular.push(new)?;
+        } else {
+            self.own_blocks[place.disk()] += 1;
+            self.own.push(new)?;
         }
         Ok(())
     }
@@ -481,15 +488,16 @@ mod tests {
                 let content = random.u64(..2 * contents);
                 let listed = random.u64(..2 * BLOCKS_PER_PACK);
                 let disk = random.usize(..DISKS);
-                let (found, least) = match random.bool() {
-                    true => (
+                let (found, least) = if random.bool() {
+                    (
                         Found::Own { disk, listed },
                         own.entry((content, disk)).or_insert(u64::MAX),
-                    ),
-                    false => (
+                    )
+                } else {
+                    (
                         Found::Popular { listed },
                         popular.entry(content).or_insert(u64::MAX),
-                    ),
+                    )
                 };
                 let packs = match found {
                     Found::Own { .. } => &stores.own[disk].1,
@@ -529,16 +537,22 @@ mod tests {
                     _ => {
                         first.insert(content, place);
                         let (disks, fingerprint) = (&disks_of[&content], fingerprint(content));
-                        match disks.iter().any(|disk| *disk != disks[0]) {
-                            true => new_popular.push(NewBlock { place, fingerprint }),
-                            false => new_own.push(NewBlock { place, fingerprint }),
+                        if disks.iter().any(|disk| *disk != disks[0]) {
+                            new_popular.push(NewBlock { place, fingerprint });
+                        } else {
+                            new_own.push(NewBlock { place, fingerprint });
                         }
                         continue;
                     }
                 };
                 decided.push(Decided::new(place, decision));
             }
-            let of_disk = |disk| new_own.iter().filter(|it| it.place.disk() == disk).count() as u64;
+            let of_disk = |disk| {
+                new_own
+                    .iter()
+                    .filter(|block| block.place.disk() == disk)
+                    .count() as u64
+            };
             let own_blocks: Vec<_> = (0..DISKS).map(of_disk).collect();
             assert_eq!(decisions.own_blocks, own_blocks);
             assert_eq!(decisions.popular_blocks, new_popular.len() as u64);

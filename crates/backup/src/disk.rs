@@ -121,12 +121,13 @@ impl Disk for ImageDisk {
     }
 
     fn check_unchanged(&mut self) -> Result<()> {
-        match FileVersion::of(&self.path).map_err(source)? == self.version {
-            true => Ok(()),
-            false => Err(BackupError::Source(
+        if FileVersion::of(&self.path).map_err(source)? == self.version {
+            Ok(())
+        } else {
+            Err(BackupError::Source(
                 "it was written while it was read; back up a snapshot, or a disk without a writer"
                     .to_owned(),
-            )),
+            ))
         }
     }
 }
@@ -196,9 +197,10 @@ pub(crate) fn read_blocks(disk: &mut dyn Disk, at: u64, bytes: &mut [u8]) -> Res
     let there = disk.size_bytes().saturating_sub(at).min(bytes.len() as u64) as usize;
     let (there, beyond) = bytes.split_at_mut(there);
     beyond.fill(0);
-    match there.is_empty() {
-        true => Ok(()),
-        false => disk.read(at, there),
+    if there.is_empty() {
+        Ok(())
+    } else {
+        disk.read(at, there)
     }
 }
 

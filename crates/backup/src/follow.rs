@@ -90,7 +90,10 @@ impl Verifier<'_> {
             let number = run.to.number + n;
             let damaged = self.damages.iter().find(|damage| {
                 let is_it = damage.store == run.popular && damage.numbers.contains(&number);
-                is_it && damage.witness.is_none_or(|it| it == run.to.witness)
+                is_it
+                    && damage
+                        .witness
+                        .is_none_or(|witness| witness == run.to.witness)
             });
             let slot = pack.slots().get(in_pack + n as usize);
             let why = match slot.copied().unwrap_or(Slot::Gone) {

@@ -66,7 +66,9 @@ impl LostBlocks {
             let first = page * BLOCKS_PER_RECIPE_PAGE;
             for (word, block) in words.iter().zip((first..).step_by(64)) {
                 let bits = (0..64).filter(|bit| word >> bit & 1 == 1);
-                let blocks = bits.map(|bit| block + bit).filter(|it| within.contains(it));
+                let blocks = bits
+                    .map(|bit| block + bit)
+                    .filter(|block| within.contains(block));
                 for block in blocks {
                     match ranges.last_mut() {
                         Some(last) if last.end == block => last.end += 1,

@@ -149,7 +149,7 @@ pub(crate) fn condemned(
 ) -> Result<Option<Vec<NumberRun>>> {
     match repository.condemned(popular) {
         Err(error) if error.kind() == RepositoryErrorKind::Damaged => Ok(None),
-        condemned => Ok(Some(condemned?.map_or(Vec::new(), |it| it.numbers))),
+        condemned => Ok(Some(condemned?.map_or(Vec::new(), |list| list.numbers))),
     }
 }
 

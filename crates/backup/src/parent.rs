@@ -80,7 +80,7 @@ impl Store<'_> {
         let mut cache = StoreCache::open(self.cache, self.id, &listed);
         for pack in packs {
             // A missing pack is reported by the name of its first generation.
-            let place = listed.binary_search_by_key(&pack.number, |it| it.0);
+            let place = listed.binary_search_by_key(&pack.number, |entry| entry.0);
             let generation = place.map_or(0, |place| listed[place].1);
             let table = match self.cached(&cache, pack, generation, &numbers, &damage)? {
                 Some(table) => table,

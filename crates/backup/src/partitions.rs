@@ -60,8 +60,8 @@ impl<const N: usize> Partitions<N> {
 
     /// The number of records in a partition.
     pub(crate) fn records(&self, partition: usize) -> u64 {
-        self.partitions.get(partition).map_or(0, |it| {
-            let bytes = it.pieces.len() * self.piece_bytes + it.buffer.len();
+        self.partitions.get(partition).map_or(0, |partition| {
+            let bytes = partition.pieces.len() * self.piece_bytes + partition.buffer.len();
             (bytes / N) as u64
         })
     }

@@ -104,9 +104,12 @@ impl Kept {
         };
         let listed = are_in(runs, number * BLOCKS_PER_PACK);
         let both = pack.slots().iter().zip(listed);
-        both.map(move |(slot, is_listed)| match is_listed == are_kept {
-            true => *slot,
-            false => Slot::Gone,
+        both.map(move |(slot, is_listed)| {
+            if is_listed == are_kept {
+                *slot
+            } else {
+                Slot::Gone
+            }
         })
     }
 }

@@ -111,7 +111,7 @@ impl RecipeWriter<'_> {
     /// The targets of a page's blocks in the parent.
     fn parent_page(&self, page: u64, blocks: usize) -> Result<Vec<Target>> {
         let parent = self.parent.as_ref();
-        let parent = parent.filter(|it| page < it.manifest().recipe_pages.len() as u64);
+        let parent = parent.filter(|recipe| page < recipe.manifest().recipe_pages.len() as u64);
         let mut targets = match parent {
             Some(parent) => expanded(&parent.page(page)?),
             None => Vec::new(),

@@ -75,8 +75,9 @@ impl RepairPlan {
             let mut relatives = vec![known.id, popular];
             if known.source.is_popular() {
                 let of_domain = sources.iter();
-                let of_domain = of_domain.filter(|it| repository.popular_id(&it.source) == popular);
-                relatives.extend(of_domain.map(|it| it.id));
+                let of_domain =
+                    of_domain.filter(|disk| repository.popular_id(&disk.source) == popular);
+                relatives.extend(of_domain.map(|disk| disk.id));
             }
             relatives.dedup();
             let mut sick_packs = SickPacks {
@@ -204,9 +205,10 @@ impl Patient {
         if !self.changed.is_empty() || self.pack.table_damage().is_some() {
             return self.write_again(writer, level);
         }
-        match self.copy_is_wrong {
-            true => Ok(writer.put_table(&self.pack)?),
-            false => Ok(()),
+        if self.copy_is_wrong {
+            Ok(writer.put_table(&self.pack)?)
+        } else {
+            Ok(())
         }
     }
 
@@ -316,7 +318,9 @@ impl Patient {
         let mut fingerprints = Vec::new();
         self.key
             .fingerprints(content, block_size as usize, &mut fingerprints);
-        let is_it = fingerprints.first().is_some_and(|it| it.0 == fingerprint);
+        let is_it = fingerprints
+            .first()
+            .is_some_and(|first| first.0 == fingerprint);
         Ok(is_it.then(|| content.to_vec()))
     }
 
@@ -329,9 +333,10 @@ impl Patient {
         for (group, slots) in self.slots.chunks(BLOCKS_PER_GROUP).enumerate() {
             let number = group as u32;
             let has_changed = self.numbers_of(group).any(|n| self.changed.contains(&n));
-            let sealed = match has_changed || !self.pack.has_any(group) {
-                false => sealer.seal_again(number, self.pack.open_group(group)?)?,
-                true => sealer.seal(number, &self.content(group)?)?,
+            let sealed = if has_changed || !self.pack.has_any(group) {
+                sealer.seal(number, &self.content(group)?)?
+            } else {
+                sealer.seal_again(number, self.pack.open_group(group)?)?
             };
             new.push(&sealed, slots.iter().copied())?;
         }

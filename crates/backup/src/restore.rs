@@ -90,9 +90,10 @@ impl Restore {
         number: u64,
     ) -> std::result::Result<Witness, Unreadable> {
         let manifest = self.manifest();
-        let packs = match store == self.source {
-            true => &manifest.own_packs,
-            false => &manifest.popular_packs,
+        let packs = if store == self.source {
+            &manifest.own_packs
+        } else {
+            &manifest.popular_packs
         };
         let witness = witness_of(packs, number / BLOCKS_PER_PACK);
         witness.ok_or_else(|| Unreadable {

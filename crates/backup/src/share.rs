@@ -328,7 +328,7 @@ impl Copied<'_> {
                 let content = content.get(at..at + block_bytes).unwrap_or_default();
                 found.clear();
                 self.key.fingerprints(content, block_bytes, &mut found);
-                if found.first().is_some_and(|it| it.0 == fingerprint) {
+                if found.first().is_some_and(|first| first.0 == fingerprint) {
                     group.add(fingerprint, content, packs)?;
                 } else {
                     let number = self.pack.reference().number * BLOCKS_PER_PACK + block as u64;
@@ -360,9 +360,10 @@ impl Group {
     ) -> Result<()> {
         self.fingerprints.push(fingerprint);
         self.content.extend_from_slice(content);
-        match self.fingerprints.len() == BLOCKS_PER_GROUP {
-            true => self.send(packs),
-            false => Ok(()),
+        if self.fingerprints.len() == BLOCKS_PER_GROUP {
+            self.send(packs)
+        } else {
+            Ok(())
         }
     }
 

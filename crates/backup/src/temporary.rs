@@ -42,13 +42,14 @@ impl Temporary {
             io::Error::new(error.kind(), format!("{:?}: {error}", self.folder))
         })?;
         let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
-        match needed_bytes <= free_bytes {
-            true => Ok(()),
-            false => Err(BackupError::NoRoom {
+        if needed_bytes <= free_bytes {
+            Ok(())
+        } else {
+            Err(BackupError::NoRoom {
                 folder: self.folder.clone(),
                 needed_bytes,
                 free_bytes,
-            }),
+            })
         }
     }
 }

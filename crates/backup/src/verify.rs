@@ -175,10 +175,12 @@ impl KnownBackup {
 
     /// The witness that the backup names for a pack.
     fn witness(&self, store: SourceId, number: u64) -> Option<Witness> {
-        let packs = match store == self.store {
-            true => &self.manifest.own_packs,
-            false if store == self.popular_store => &self.manifest.popular_packs,
-            false => return None,
+        let packs = if store == self.store {
+            &self.manifest.own_packs
+        } else if store == self.popular_store {
+            &self.manifest.popular_packs
+        } else {
+            return None;
         };
         witness_of(packs, number)
     }
@@ -211,13 +213,13 @@ impl Verifier<'_> {
         let sources = self.repository.sources()?;
         self.find(sources.damaged);
         self.find(self.repository.wrong_keys()?);
-        let disks: BTreeSet<SourceId> = sources.disks.iter().map(|it| it.id).collect();
+        let disks: BTreeSet<SourceId> = sources.disks.iter().map(|disk| disk.id).collect();
         for popular in &sources.popular {
             self.find_wrong_copies(popular)?;
             let users = self.repository.users(popular.id)?.into_iter();
             let missing = users.filter(|user| !disks.contains(user));
             let missing: Vec<_> = missing
-                .map(|it| self.repository.missing_source(it))
+                .map(|user| self.repository.missing_source(user))
                 .collect();
             self.find(missing);
         }
@@ -277,9 +279,9 @@ impl Verifier<'_> {
             .manifest
             .own_packs
             .iter()
-            .map(|it| (backup.store, it));
+            .map(|pack| (backup.store, pack));
         let popular = backup.manifest.popular_packs.iter();
-        let popular = popular.map(|it| (backup.popular_store, it));
+        let popular = popular.map(|pack| (backup.popular_store, pack));
         for (store, pack) in own.chain(popular) {
             let needed_by = self.needed_by.entry((store, pack.number)).or_default();
             needed_by.push(self.backups.len());
@@ -297,8 +299,8 @@ impl Verifier<'_> {
     /// The store of popular blocks to which blocks of a store may be moved.
     pub(crate) fn popular_of(&self, store: SourceId) -> SourceId {
         let mut backups = self.backups.iter();
-        let of_store = backups.find(|it| it.store == store);
-        of_store.map_or(store, |it| it.popular_store)
+        let of_store = backups.find(|backup| backup.store == store);
+        of_store.map_or(store, |backup| backup.popular_store)
     }
 
     /// Checks the packs of the stores, and adds and checks the popular packs to which their blocks were moved.
@@ -315,7 +317,7 @@ impl Verifier<'_> {
             for (store, packs) in &*stores {
                 let numbers = packs.0.iter().copied();
                 let new: Vec<_> = numbers
-                    .filter(|it| !done.contains(&(*store, *it)))
+                    .filter(|number| !done.contains(&(*store, *number)))
                     .collect();
                 all += new.len() as u64;
                 next.push((*store, new));
@@ -476,7 +478,7 @@ impl Verifier<'_> {
     fn find_replaced(&mut self, store: SourceId, pack: &Pack) {
         let PackReference { number, witness } = pack.reference();
         let needed = self.needing(store, number);
-        let needed = needed.filter_map(|it| it.witness(store, number));
+        let needed = needed.filter_map(|backup| backup.witness(store, number));
         let replaced: BTreeSet<Witness> = needed.filter(|needed| *needed != witness).collect();
         let first = number * BLOCKS_PER_PACK;
         self.damages
@@ -580,8 +582,10 @@ impl Verifier<'_> {
                 });
             }
         }
-        let unneeded = findings.iter_mut().filter(|it| it.needed_by.is_empty());
-        unneeded.for_each(|it| it.message += "; no backup needs it");
+        let unneeded = findings
+            .iter_mut()
+            .filter(|finding| finding.needed_by.is_empty());
+        unneeded.for_each(|finding| finding.message += "; no backup needs it");
         self.verified.findings.extend(findings);
         for damage in &self.damages {
             let packs = self.verified.packs.entry(damage.store).or_default();

@@ -29,7 +29,7 @@ fn block(content: u16) -> Vec<u8> {
 
 impl MemoryDisk {
     fn bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|it| block(*it)).collect()
+        self.0.iter().flat_map(|content| block(*content)).collect()
     }
 }
 
@@ -334,7 +334,11 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn seeds(runs: u64) -> std::ops::Range<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse().ok());
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|value| value.parse().ok())
+    };
     let base = number("ONEFOLD_SIM_BASE").unwrap_or(1);
     base..base + number("ONEFOLD_SIM_RUNS").unwrap_or(runs)
 }
@@ -644,7 +648,7 @@ fn init_names_the_call_that_the_file_system_does_not_have() {
         let left_there: Vec<_> = std::fs::read_dir(&root).unwrap().collect();
         left_there
             .into_iter()
-            .for_each(|it| std::fs::remove_dir_all(it.unwrap().path()).unwrap());
+            .for_each(|entry| std::fs::remove_dir_all(entry.unwrap().path()).unwrap());
     }
     // On a full disk, the error names the space and not a call.
     simulation::set_room(Some(1000));

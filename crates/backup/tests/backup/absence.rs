@@ -44,7 +44,9 @@ impl Rig {
         assert_eq!(self.files(), before);
         let findings = self.verify(false).findings;
         assert!(
-            findings.iter().any(|it| it.message.contains(hint)),
+            findings
+                .iter()
+                .any(|finding| finding.message.contains(hint)),
             "{findings:?}"
         );
     }

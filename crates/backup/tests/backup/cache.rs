@@ -18,7 +18,10 @@ impl Rig {
     fn files_of_cache(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         collect_files(self.host.path(), &mut files);
-        files.retain(|file| file.extension().is_some_and(|it| it == "tables"));
+        files.retain(|file| {
+            file.extension()
+                .is_some_and(|extension| extension == "tables")
+        });
         files.sort();
         files
     }
@@ -109,8 +112,8 @@ fn a_cache_that_is_damaged_costs_room_at_most() {
             let rig = rig.copied(&Access::Open);
             let name = file.file_name().unwrap();
             let of_copy = rig.files_of_cache().into_iter();
-            let of_copy = of_copy.filter(|it| it.file_name() == Some(name));
-            of_copy.for_each(|it| fs::write(it, &bad).unwrap());
+            let of_copy = of_copy.filter(|path| path.file_name() == Some(name));
+            of_copy.for_each(|path| fs::write(path, &bad).unwrap());
             rig.check_parent(&rig.source, last).unwrap();
             let mut disk = before.clone();
             disk.contents.swap(3, 300);

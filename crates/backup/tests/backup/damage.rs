@@ -101,7 +101,11 @@ fn what_several_verifications_remember_counts_together() {
     rig.verify(true);
     assert_eq!(rig.memories(rig.source.id).len(), 1);
     let found = rig.verify(false).findings;
-    assert!(found.iter().all(|it| !it.message.contains("/damage/")));
+    assert!(
+        found
+            .iter()
+            .all(|finding| !finding.message.contains("/damage/"))
+    );
     assert_eq!(found.len(), 2);
 }
 

@@ -44,7 +44,7 @@ impl Rig {
     fn concerned(&self, data: bool) -> Vec<u64> {
         let findings = self.verify(data).findings;
         let needed_by = findings.iter().flat_map(|finding| &finding.needed_by);
-        let mut concerned: Vec<_> = needed_by.map(|it| it.backup.0).collect();
+        let mut concerned: Vec<_> = needed_by.map(|needed| needed.backup.0).collect();
         concerned.sort_unstable();
         concerned.dedup();
         concerned
@@ -77,9 +77,10 @@ fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            drop(std::fs::copy(entry.path(), target).unwrap());
         }
     }
 }

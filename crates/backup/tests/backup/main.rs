@@ -65,7 +65,11 @@ impl MemoryDisk {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes: Vec<u8> = self.contents.iter().flat_map(|it| block(*it)).collect();
+        let mut bytes: Vec<u8> = self
+            .contents
+            .iter()
+            .flat_map(|content| block(*content))
+            .collect();
         bytes.truncate(self.size_bytes() as usize);
         bytes
     }
@@ -107,7 +111,10 @@ impl MemoryDisk {
 
     fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
         if let Some(changes) = &self.changes {
-            return Ok(changes.iter().find(|it| it.range.end > start).cloned());
+            return Ok(changes
+                .iter()
+                .find(|change| change.range.end > start)
+                .cloned());
         }
         let first = (start as usize).div_ceil(BLOCK);
         let found = (first..self.contents.len()).find(|n| self.contents[*n] != 0);
@@ -283,9 +290,10 @@ impl Rig {
 fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => collect_files(&path, files),
-            false => files.push(path),
+        if path.is_dir() {
+            collect_files(&path, files);
+        } else {
+            files.push(path);
         }
     }
 }

@@ -80,7 +80,7 @@ impl Estate {
         let packs = repository.pack_generations(store).unwrap().into_iter();
         let stored = packs.map(|(number, generation)| {
             let pack = repository.pack(store, number, generation).unwrap();
-            pack.slots().iter().flat_map(|it| it.stored()).count()
+            pack.slots().iter().flat_map(|slot| slot.stored()).count()
         });
         stored.sum()
     }
@@ -89,7 +89,7 @@ impl Estate {
     pub(crate) fn assert_whole(&self) {
         for (source, backups) in self.sources.iter().zip(&self.backups) {
             let listed = self.rig.repository.backups(source.id).unwrap();
-            assert!(listed.iter().map(|it| &it.0).eq(backups.keys()));
+            assert!(listed.iter().map(|backup| &backup.0).eq(backups.keys()));
             for (backup, disk) in backups {
                 let restored = self.rig.restore_of(source, BackupNumber(*backup)).unwrap();
                 assert!(restored == disk.bytes(), "{}@{backup}", source.source.name);
@@ -147,7 +147,7 @@ fn what_several_disks_have_is_stored_once_and_later_found() {
         assert_eq!(counts.new_blocks, own as u64);
         assert_eq!(estate.stored_blocks(estate.sources[*n].id), own);
         let blocks = disk.contents.iter();
-        let of_popular = blocks.filter(|it| popular.contains(it)).count();
+        let of_popular = blocks.filter(|content| popular.contains(content)).count();
         assert_eq!(counts.popular_blocks, of_popular as u64);
     }
     estate.assert_whole();
@@ -224,7 +224,7 @@ fn what_no_backup_of_any_source_needs_is_given_back_and_nothing_else() {
         estate.create(&all);
         for (n, disk) in day.iter().enumerate() {
             let others = day.iter().enumerate().filter(|(other, _)| *other != n);
-            let others: BTreeSet<_> = others.flat_map(|(_, it)| contents(it)).collect();
+            let others: BTreeSet<_> = others.flat_map(|(_, other)| contents(other)).collect();
             popular.extend(contents(disk).intersection(&others).copied());
         }
     }
@@ -324,7 +324,10 @@ fn a_damaged_list_of_condemned_blocks_costs_sharing_and_no_backup() {
     assert_eq!(estate.prune_popular(10, 0).unwrap().waiting_blocks, 500);
     drop(busy);
     let files = estate.rig.files();
-    let list = files.iter().find(|it| it.ends_with("condemned")).unwrap();
+    let list = files
+        .iter()
+        .find(|file| file.ends_with("condemned"))
+        .unwrap();
     let mut bytes = std::fs::read(list).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;

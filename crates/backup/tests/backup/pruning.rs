@@ -58,7 +58,10 @@ impl Rig {
     fn assert_whole(&self, kept: &BTreeSet<u64>, days: &[MemoryDisk]) {
         let backups = self.repository.backups(self.source.id).unwrap();
         assert_eq!(
-            backups.iter().map(|it| it.0).collect::<BTreeSet<_>>(),
+            backups
+                .iter()
+                .map(|backup| backup.0)
+                .collect::<BTreeSet<_>>(),
             *kept
         );
         for backup in kept {
@@ -99,7 +102,9 @@ fn what_is_left_is_exactly_what_the_others_need() {
             rig.create(&mut day.clone(), None).unwrap();
         }
         rig.forget(forgotten.iter().copied());
-        let kept: BTreeSet<u64> = (1..=5).filter(|it| !forgotten.contains(it)).collect();
+        let kept: BTreeSet<u64> = (1..=5)
+            .filter(|backup| !forgotten.contains(backup))
+            .collect();
         let before = rig.stored_blocks();
         let plan = PrunePlan::new(&rig.repository, &rig.source, &ALL_WASTE).unwrap();
         assert_eq!(plan.needed_blocks, distinct(&kept, &days));
@@ -119,9 +124,13 @@ fn what_is_left_is_exactly_what_the_others_need() {
         // The next backup has a new number, and finds the blocks that are stored.
         let known: BTreeSet<_> = kept
             .iter()
-            .flat_map(|it| &days[*it as usize - 1].contents)
+            .flat_map(|backup| &days[*backup as usize - 1].contents)
             .collect();
-        let contents: BTreeSet<_> = added.contents.iter().filter(|it| **it != 0).collect();
+        let contents: BTreeSet<_> = added
+            .contents
+            .iter()
+            .filter(|content| **content != 0)
+            .collect();
         let new = contents.difference(&known).count() as u64;
         let created = rig.create(&mut added.clone(), None).unwrap();
         assert_eq!(created.backup, BackupNumber(6));

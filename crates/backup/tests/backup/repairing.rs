@@ -67,7 +67,7 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
         assert_eq!(plan.verified.findings.len(), 2);
         for finding in &plan.verified.findings {
             assert_eq!(finding.needed_by.len(), 3, "{finding:?}");
-            assert!(finding.needed_by.iter().all(|it| it.blocks > 0));
+            assert!(finding.needed_by.iter().all(|needed| needed.blocks > 0));
         }
         // No other block has their content.
         let repaired = rig.repair();
@@ -86,7 +86,7 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
             found
                 .findings
                 .iter()
-                .all(|it| it.message.contains("not mended yet"))
+                .all(|finding| finding.message.contains("not mended yet"))
         );
         assert_eq!(
             rig.repair(),

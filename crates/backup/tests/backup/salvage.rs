@@ -19,7 +19,7 @@ impl Rig {
     fn pack(&self, number: u64) -> PathBuf {
         let source = self.source.id;
         let packs = self.repository.packs(source).unwrap();
-        let (number, generation) = packs.into_iter().find(|it| it.0 == number).unwrap();
+        let (number, generation) = packs.into_iter().find(|pack| pack.0 == number).unwrap();
         self.path(ObjectName::Pack {
             source,
             number,
@@ -139,7 +139,7 @@ fn what_a_damaged_group_or_pack_has_is_lost_and_nothing_else() {
             for (n, day) in (1..).zip(&days) {
                 let backup = BackupNumber(n);
                 let ranges = numbers.iter().map(|(first, end)| *first..*end);
-                let blocks = ranges.flat_map(|it| rig.blocks_with(backup, it));
+                let blocks = ranges.flat_map(|range| rig.blocks_with(backup, range));
                 let mut blocks: Vec<_> = blocks.collect();
                 blocks.sort_unstable();
                 assert_eq!(rig.restore(backup).is_ok(), blocks.is_empty());

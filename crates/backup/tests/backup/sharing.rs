@@ -72,9 +72,12 @@ impl Estate {
 
     /// How many blocks all packs have.
     fn all_stored(&self) -> usize {
-        let own = self.sources.iter().map(|it| self.stored_blocks(it.id));
+        let own = self
+            .sources
+            .iter()
+            .map(|source| self.stored_blocks(source.id));
         let popular = self.rig.repository.sources().unwrap().popular;
-        let popular = popular.iter().map(|it| self.stored_blocks(it.id));
+        let popular = popular.iter().map(|source| self.stored_blocks(source.id));
         own.chain(popular).sum()
     }
 
@@ -215,13 +218,13 @@ fn sources_of_other_domains_are_not_shared() {
     }
     assert_eq!(estate.relatives().len(), 2);
     let shared = estate.share();
-    let copied: Vec<_> = shared.iter().map(|it| it.copied_blocks).collect();
+    let copied: Vec<_> = shared.iter().map(|share| share.copied_blocks).collect();
     assert_eq!(copied, [500, 0]);
     for n in 0..3 {
         estate.prune(n);
     }
     let own = estate.sources.iter();
-    let own: Vec<_> = own.map(|it| estate.stored_blocks(it.id)).collect();
+    let own: Vec<_> = own.map(|source| estate.stored_blocks(source.id)).collect();
     assert_eq!(own, [0, 0, 500]);
     estate.assert_whole();
 }
@@ -418,7 +421,7 @@ fn damage_of_a_popular_block_concerns_whoever_was_moved_to_it_and_is_mended() {
         }
         let findings = estate.rig.verify(true).findings;
         let mut concerned = BTreeMap::new();
-        for needed_by in findings.iter().flat_map(|it| &it.needed_by) {
+        for needed_by in findings.iter().flat_map(|finding| &finding.needed_by) {
             *concerned.entry(needed_by.source.clone()).or_insert(0) += needed_by.blocks;
         }
         let expected = ["vm-0", "vm-1"].map(|name| (name.to_owned(), blocks));
@@ -502,7 +505,7 @@ fn little_is_written_for_what_becomes_free() {
     let sizes = |estate: &Estate| -> BTreeMap<PathBuf, u64> {
         let packs = estate.packs().into_iter();
         packs
-            .map(|it| (it.clone(), it.metadata().unwrap().len()))
+            .map(|path| (path.clone(), path.metadata().unwrap().len()))
             .collect()
     };
     let written = |now: &BTreeMap<PathBuf, u64>, before: &BTreeMap<PathBuf, u64>| {

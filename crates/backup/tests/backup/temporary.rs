@@ -16,9 +16,10 @@ impl Disk for Vast {
     }
 
     fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
-        let end = match self.one_block {
-            true => BLOCK as u64,
-            false => VAST_BYTES,
+        let end = if self.one_block {
+            BLOCK as u64
+        } else {
+            VAST_BYTES
         };
         Ok((start < end).then_some(Change {
             range: 0..end,
