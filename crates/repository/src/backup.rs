@@ -202,9 +202,10 @@ impl Repository {
         if self.protected(source)?.contains(&backup) == is_protected {
             return Ok(());
         }
-        match is_protected {
-            true => self.put(name, &self.sealed(name, Vec::new())?),
-            false => self.remove(name),
+        if is_protected {
+            self.put(name, &self.sealed(name, Vec::new())?)
+        } else {
+            self.remove(name)
         }
     }
 
@@ -282,9 +283,10 @@ impl Repository {
     ) -> Result<Option<Manifest>> {
         match self.manifest(source, backup) {
             Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
-                match self.history(source)?.missing.contains(&backup) {
-                    true => Err(error),
-                    false => Ok(None),
+                if self.history(source)?.missing.contains(&backup) {
+                    Err(error)
+                } else {
+                    Ok(None)
                 }
             }
             read => read.map(Some),

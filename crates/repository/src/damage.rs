@@ -152,7 +152,9 @@ impl Repository {
         let names =
             names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
         let finders = names.iter().filter_map(|name| hexadecimal(name));
-        Ok(finders.map(|it| ObjectName::Damage(source, it)).collect())
+        Ok(finders
+            .map(|finder| ObjectName::Damage(source, finder))
+            .collect())
     }
 
     /// Records `found` as the damage of a source, and removes the objects that were read into `before`. Objects that

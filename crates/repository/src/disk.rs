@@ -99,9 +99,10 @@ impl Root {
             opened => opened,
         };
         let file = File::from(file.map_err(named)?);
-        match file.metadata()?.is_file() {
-            true => Ok(file),
-            false => Err(io::Error::other("it is no file")),
+        if file.metadata()?.is_file() {
+            Ok(file)
+        } else {
+            Err(io::Error::other("it is no file"))
         }
     }
 
@@ -441,9 +442,10 @@ mod tests {
         let read = OFlags::CLOEXEC;
         for open in [open_beneath, open_by_steps] {
             let open = |path: &str, flags: OFlags| {
-                let mode = match flags.contains(OFlags::CREATE) {
-                    true => PRIVATE,
-                    false => Mode::empty(),
+                let mode = if flags.contains(OFlags::CREATE) {
+                    PRIVATE
+                } else {
+                    Mode::empty()
                 };
                 open(&root.folder, path, flags, mode).map(drop)
             };

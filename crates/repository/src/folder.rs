@@ -84,8 +84,8 @@ impl Folder {
         is_wanted: impl Fn(&str) -> bool,
     ) -> io::Result<Vec<String>> {
         let entries = self.root.list(path)?.into_iter();
-        let wanted = entries.filter(|it| it.kind == kind && is_wanted(&it.name));
-        Ok(wanted.map(|it| it.name).collect())
+        let wanted = entries.filter(|entry| entry.kind == kind && is_wanted(&entry.name));
+        Ok(wanted.map(|entry| entry.name).collect())
     }
 
     /// Removes an object durably, by first renaming it into `folder`: if that folder is gone, the object stays.

@@ -35,12 +35,16 @@ impl Repository {
                 .map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
             for entry in entries {
                 let path = joined(&folder, &entry.name);
-                match is_ours(&path, entry.kind) {
-                    true if entry.kind == FileType::Directory => folders.push(path),
-                    true => {}
-                    false if path == LOST_AND_FOUND => {}
-                    false if foreign.names.len() == FOREIGN_MAX => foreign.has_more = true,
-                    false => foreign.names.push(path),
+                if is_ours(&path, entry.kind) {
+                    if entry.kind == FileType::Directory {
+                        folders.push(path);
+                    }
+                } else if path != LOST_AND_FOUND {
+                    if foreign.names.len() == FOREIGN_MAX {
+                        foreign.has_more = true;
+                    } else {
+                        foreign.names.push(path);
+                    }
                 }
             }
         }

@@ -265,7 +265,9 @@ impl Repository {
         let mut backups = Vec::new();
         for (path, name) in held.into_iter().chain(remains) {
             let content = self.read_sealed_at(&path, name);
-            let closed = content.ok().and_then(|it| Closed::decode(&it).ok());
+            let closed = content
+                .ok()
+                .and_then(|content| Closed::decode(&content).ok());
             let numbers = closed.into_iter().flat_map(|closed| closed.backups);
             backups.extend(numbers.map(|range| BackupNumber(range.start)));
         }
@@ -351,7 +353,9 @@ impl Repository {
     /// The numbers below 2^32 in a folder, in order.
     pub(crate) fn generations(&self, folder: &str) -> Result<Vec<u32>> {
         let numbers = self.numbers(folder)?.into_iter();
-        let mut generations: Vec<u32> = numbers.filter_map(|it| it.0.try_into().ok()).collect();
+        let mut generations: Vec<u32> = numbers
+            .filter_map(|number| number.0.try_into().ok())
+            .collect();
         generations.sort_unstable();
         Ok(generations)
     }

@@ -43,7 +43,9 @@ impl Repository {
         let (mut living, mut watched) = (vec![None; leases.len()], Vec::new());
         for (at, name) in leases.iter().enumerate() {
             let content = self.read_sealed(*name);
-            let lease = content.ok().and_then(|it| Lease::decode(&it).ok());
+            let lease = content
+                .ok()
+                .and_then(|content| Lease::decode(&content).ok());
             let who = lease.as_ref().map_or_else(
                 || "another process".to_owned(),
                 |lease| {
@@ -93,13 +95,14 @@ impl Repository {
             let is_over = began.elapsed() >= lease_timeout;
             if is_over || looked.elapsed() >= POLL_INTERVAL.min(lease_timeout / 4) {
                 looked = Instant::now();
-                let (alive, silent) = watched.into_iter().partition(|it| {
-                    let sign = self.heartbeat(&it.folder);
-                    sign.is_some() && sign != it.sign
+                let (alive, silent) = watched.into_iter().partition(|holder| {
+                    let sign = self.heartbeat(&holder.folder);
+                    sign.is_some() && sign != holder.sign
                 });
                 watched = silent;
                 // A holder that has released its lease counts as dead.
-                watched.retain(|it| !matches!(self.folder.root().kind(&it.folder), Ok(None)));
+                watched
+                    .retain(|holder| !matches!(self.folder.root().kind(&holder.folder), Ok(None)));
                 Vec::into_iter(alive).for_each(&mut *found);
             }
             if is_over {
@@ -185,7 +188,7 @@ mod tests {
         let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
         let held = other.held_elsewhere(&sources);
         let taken = repository.writers(&sources, "test").unwrap();
-        assert_eq!(taken.iter().filter(|it| it.is_ok()).count(), 3);
+        assert_eq!(taken.iter().filter(|writer| writer.is_ok()).count(), 3);
         let host = crate::host::host_name();
         let process = std::process::id();
         let first = format!("a sign of life of process {process} on {host} (test) and of 2 others");

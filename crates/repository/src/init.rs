@@ -160,7 +160,7 @@ impl Drop for Coming<'_> {
     fn drop(&mut self) {
         // Files that stay do no harm.
         if let Ok(all) = all_of_init(self.root, &self.path) {
-            let _ = all.iter().try_for_each(|it| it.remove(self.root));
+            let _ = all.iter().try_for_each(|entry| entry.remove(self.root));
         }
     }
 }
@@ -173,9 +173,10 @@ pub(crate) struct OfInit {
 
 impl OfInit {
     pub(crate) fn remove(&self, root: &Root) -> io::Result<()> {
-        match self.is_folder {
-            true => root.remove_empty_folder(&self.path),
-            false => root.remove_file(&self.path),
+        if self.is_folder {
+            root.remove_empty_folder(&self.path)
+        } else {
+            root.remove_file(&self.path)
         }
     }
 }

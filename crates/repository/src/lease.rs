@@ -83,9 +83,10 @@ impl Drop for HeldLease {
         if let Some(beat) = self.beat.take() {
             let _ = beat.join();
         }
-        match self.has_remains.load(Ordering::Relaxed) {
-            true => put_aside(&self.root, &self.leases, self.token, &self.retired),
-            false => give_back(&self.root, &self.leases, self.token, &self.retired),
+        if self.has_remains.load(Ordering::Relaxed) {
+            put_aside(&self.root, &self.leases, self.token, &self.retired);
+        } else {
+            give_back(&self.root, &self.leases, self.token, &self.retired);
         }
     }
 }

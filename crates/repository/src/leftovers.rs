@@ -109,7 +109,9 @@ impl Repository {
     /// Whether the holder of a lease was a process of this machine that has ended.
     fn is_known_dead(&self, lease: ObjectName) -> bool {
         let content = self.read_sealed(lease);
-        let lease = content.ok().and_then(|it| Lease::decode(&it).ok());
+        let lease = content
+            .ok()
+            .and_then(|content| Lease::decode(&content).ok());
         lease.is_some_and(|lease| is_running(lease.holder) == Some(false))
     }
 }
@@ -138,7 +140,7 @@ impl Search<'_> {
     /// Finds staging folders of killed `init` commands.
     fn of_init(&mut self) -> io::Result<()> {
         let entries = self.root.list("")?.into_iter();
-        for folder in entries.filter(is_of_init).map(|it| it.name) {
+        for folder in entries.filter(is_of_init).map(|entry| entry.name) {
             if !self.is_old(&folder)? {
                 continue;
             }

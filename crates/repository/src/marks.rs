@@ -16,9 +16,10 @@ impl Repository {
     ///
     /// Any failure of listing.
     pub fn wrong_marks(&self, known: &KnownSource) -> Result<Vec<(ObjectName, RepositoryError)>> {
-        let marks = match known.source.is_popular() {
-            true => self.user_marks(known.id)?,
-            false => self.disk_marks(known)?,
+        let marks = if known.source.is_popular() {
+            self.user_marks(known.id)?
+        } else {
+            self.disk_marks(known)?
         };
         let wrong = marks.into_iter().filter_map(|name| {
             let error = self.read_sealed(name).err()?;
@@ -86,9 +87,10 @@ impl Writer<'_> {
         let (repository, source) = (self.repository(), self.source());
         let popular = repository.popular_id(&source.source);
         repository.sync_packs(popular, packs)?;
-        match source.id == popular {
-            true => Ok(()),
-            false => repository.add_user(popular, source.id),
+        if source.id == popular {
+            Ok(())
+        } else {
+            repository.add_user(popular, source.id)
         }
     }
 

@@ -207,12 +207,13 @@ impl Pack {
     ///
     /// `Damaged` if it is a different pack with the same number.
     pub fn check_witness(&self, witness: Witness) -> Result<()> {
-        match self.table.witness == witness {
-            true => Ok(()),
-            false => Err(RepositoryError::damaged(
+        if self.table.witness == witness {
+            Ok(())
+        } else {
+            Err(RepositoryError::damaged(
                 &self.path,
                 "it is not the pack that the backup needs, but a different one with the same number",
-            )),
+            ))
         }
     }
 
@@ -308,12 +309,13 @@ impl Pack {
         if is_compressed {
             bytes = zstd::bulk::decompress(&bytes, wanted).map_err(|e| damaged(&e))?;
         }
-        match bytes.len() == wanted {
-            true => Ok(bytes),
-            false => Err(damaged(&format_args!(
+        if bytes.len() == wanted {
+            Ok(bytes)
+        } else {
+            Err(damaged(&format_args!(
                 "{} bytes instead of {wanted}",
                 bytes.len()
-            ))),
+            )))
         }
     }
 
@@ -340,7 +342,7 @@ impl Pack {
         let stored = self.table.groups.get(group);
         Ok(OpenedGroup {
             bytes,
-            is_compressed: stored.is_some_and(|it| it.is_compressed),
+            is_compressed: stored.is_some_and(|group| group.is_compressed),
         })
     }
 

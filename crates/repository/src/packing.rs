@@ -85,7 +85,7 @@ impl NewPack {
     pub fn refer_to(&mut self, packs: &[PackReference]) {
         let known = &mut self.table.popular_packs;
         for pack in packs {
-            if let Err(at) = known.binary_search_by_key(&pack.number, |it| it.number) {
+            if let Err(at) = known.binary_search_by_key(&pack.number, |other| other.number) {
                 known.insert(at, *pack);
             }
         }
@@ -144,9 +144,10 @@ impl GroupSealer {
     pub fn seal(&self, number: u32, blocks: &[u8]) -> Result<SealedGroup> {
         let compressed = zstd::bulk::compress(blocks, self.level)
             .map_err(|e| RepositoryError::io("cannot compress", &e))?;
-        match compressed.len() <= blocks.len() - blocks.len() / 16 {
-            true => self.seal_as_is(number, compressed, true),
-            false => self.seal_as_is(number, blocks.to_vec(), false),
+        if compressed.len() <= blocks.len() - blocks.len() / 16 {
+            self.seal_as_is(number, compressed, true)
+        } else {
+            self.seal_as_is(number, blocks.to_vec(), false)
         }
     }
 

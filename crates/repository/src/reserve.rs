@@ -91,7 +91,9 @@ impl MakingRoom<'_> {
         mut work: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         match work() {
-            Err(error) if is_full(&error) && self.repository.give_up_room().is_ok_and(|it| it) => {
+            Err(error)
+                if is_full(&error) && self.repository.give_up_room().is_ok_and(|gave| gave) =>
+            {
                 work()
             }
             done => done,

@@ -89,7 +89,7 @@ impl Op {
             Self::Create(_) | Self::CreateFolder(_) => room.checked_sub(NAME_BYTES),
             Self::Append(_, bytes) => room.checked_sub(bytes.len() as u64),
             Self::Remove(path) => {
-                let bytes = std::fs::symlink_metadata(path).map_or(0, |it| it.len());
+                let bytes = std::fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
                 Some(room + NAME_BYTES + bytes)
             }
             Self::RemoveEmpty(path) => Some(room + if path.is_dir() { NAME_BYTES } else { 0 }),
@@ -205,7 +205,7 @@ impl Tree {
             };
             let changes = self.folders[folder].iter().rev();
             let name = part.to_str()?;
-            node = changes.clone().find(|it| it.name == name)?.to?;
+            node = changes.clone().find(|change| change.name == name)?.to?;
         }
         Some(node)
     }
@@ -213,9 +213,9 @@ impl Tree {
     fn set(&mut self, path: &Path, root: &Path, to: Option<Node>, together: usize) {
         let name = path
             .file_name()
-            .and_then(|it| it.to_str())
+            .and_then(|name| name.to_str())
             .unwrap_or_default();
-        let folder = path.parent().and_then(|it| self.find(it, root));
+        let folder = path.parent().and_then(|parent| self.find(parent, root));
         if let Some(Node::Folder(folder)) = folder {
             self.folders[folder].push(Change {
                 name: name.to_owned(),

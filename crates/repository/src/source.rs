@@ -92,8 +92,8 @@ impl Repository {
             self.put(name, &self.sealed(name, source.encode())?)?;
             // Checked after writing: of two commands that add the same name concurrently, the later one sees the other.
             let sources = self.sources()?;
-            let mut others = sources.disks.iter().filter(|it| it.id != id);
-            let Some(other) = others.find(|it| it.source.name == source.name) else {
+            let mut others = sources.disks.iter().filter(|disk| disk.id != id);
+            let Some(other) = others.find(|disk| disk.source.name == source.name) else {
                 return self.born_source(id, source);
             };
             self.remove(name)?;

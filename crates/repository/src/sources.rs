@@ -44,7 +44,7 @@ impl Sources {
     ///
     /// `Invalid` if several have the name.
     pub fn named(&self, name: &str) -> Result<Option<&KnownSource>> {
-        let mut named = self.disks.iter().filter(|it| it.source.name == name);
+        let mut named = self.disks.iter().filter(|disk| disk.source.name == name);
         match (named.next(), named.next()) {
             (Some(first), Some(second)) => {
                 let message = format!(
@@ -56,7 +56,7 @@ impl Sources {
             (Some(only), None) => Ok(Some(only)),
             (None, _) => {
                 let mut disks = self.disks.iter();
-                Ok(disks.find(|it| it.id.to_string() == name))
+                Ok(disks.find(|disk| disk.id.to_string() == name))
             }
         }
     }
@@ -64,16 +64,17 @@ impl Sources {
     /// The disks with this origin.
     pub fn from_origin(&self, origin: &Origin) -> impl Iterator<Item = &KnownSource> {
         let disks = self.disks.iter();
-        disks.filter(move |it| it.source.origin.as_ref() == Some(origin))
+        disks.filter(move |disk| disk.source.origin.as_ref() == Some(origin))
     }
 }
 
 /// A description for messages.
 impl fmt::Display for KnownSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.source.is_popular() {
-            true => write!(f, "the popular blocks of domain '{}'", self.source.domain),
-            false => write!(f, "'{}'", self.source.name),
+        if self.source.is_popular() {
+            write!(f, "the popular blocks of domain '{}'", self.source.domain)
+        } else {
+            write!(f, "'{}'", self.source.name)
         }
     }
 }

@@ -33,9 +33,12 @@ impl NewTable {
         let sealed = key.seal(0, &mut content);
         sealed.map_err(|e| RepositoryError::damaged(&path, e))?;
         let written = object.write_all(&content);
-        let written = written.and_then(|()| match may_be_there {
-            true => object.commit_over(),
-            false => object.commit(),
+        let written = written.and_then(|()| {
+            if may_be_there {
+                object.commit_over()
+            } else {
+                object.commit()
+            }
         });
         written.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
     }

@@ -62,17 +62,21 @@ impl Trial<'_> {
         let read = root.open_file(path).and_then(|mut file| {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)?;
-            match bytes == CONTENT.to_ascii_uppercase() {
-                true => Ok(()),
-                false => Err(io::Error::other("it reads other data than was written")),
+            if bytes == CONTENT.to_ascii_uppercase() {
+                Ok(())
+            } else {
+                Err(io::Error::other("it reads other data than was written"))
             }
         });
         self.must("open", "read objects", read)?;
         let listed = root.list(&self.at(&[1])).and_then(|entries| {
             let mut entries = entries.iter();
-            match entries.any(|it| path.ends_with(&it.name) && it.kind == FileType::RegularFile) {
-                true => Ok(()),
-                false => Err(io::Error::other("it does not list a file")),
+            if entries
+                .any(|entry| path.ends_with(&entry.name) && entry.kind == FileType::RegularFile)
+            {
+                Ok(())
+            } else {
+                Err(io::Error::other("it does not list a file"))
             }
         });
         self.must("readdir", "find objects", listed)?;

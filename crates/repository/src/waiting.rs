@@ -70,15 +70,14 @@ impl Waiting {
 
     /// Fails if the user has interrupted the command.
     pub(crate) fn check_interrupted(&self, when: fmt::Arguments<'_>) -> Result<()> {
-        match (self.is_interrupted)() {
-            false => Ok(()),
-            true => {
-                let message = format!("interrupted {when}");
-                Err(RepositoryError::new(
-                    RepositoryErrorKind::Interrupted,
-                    message,
-                ))
-            }
+        if (self.is_interrupted)() {
+            let message = format!("interrupted {when}");
+            Err(RepositoryError::new(
+                RepositoryErrorKind::Interrupted,
+                message,
+            ))
+        } else {
+            Ok(())
         }
     }
 }

@@ -187,7 +187,7 @@ impl Repository {
         }
         root.rename(staging, &leases)?;
         let entries = root.list(&leases)?;
-        if entries.iter().filter(|it| is_holder(it)).count() > 1 {
+        if entries.iter().filter(|entry| is_holder(entry)).count() > 1 {
             give_back(
                 root,
                 &leases,
@@ -263,7 +263,7 @@ impl Repository {
     /// The error for a source whose lease is held.
     fn is_in_use(&self, source: SourceId, who: &str) -> Result<RepositoryError> {
         let known = self.known(source)?;
-        let what = known.map_or_else(|| "the source".to_owned(), |it| it.to_string());
+        let what = known.map_or_else(|| "the source".to_owned(), |known| known.to_string());
         let message = format!("{what} is in use by {who}; try again when it has ended");
         Ok(RepositoryError::new(RepositoryErrorKind::InUse, message))
     }

@@ -62,9 +62,10 @@ impl Writer<'_> {
         let newest = history.folded.last();
         let is_new = newest.is_none_or(|(_, numbers)| *numbers != history.closed);
         let is_older = next_pack > self.newest_next_pack(&history);
-        match is_new || is_older {
-            true => self.write_folded(&history, &history.closed, next_pack),
-            false => Ok(()),
+        if is_new || is_older {
+            self.write_folded(&history, &history.closed, next_pack)
+        } else {
+            Ok(())
         }
     }
 
@@ -102,7 +103,10 @@ impl Writer<'_> {
         let name = ObjectName::Closed(id, generation);
         self.put(name, closed.encode(), NewObject::commit_over)?;
         if let Some((_, before)) = newest {
-            let in_both = history.tombstones.iter().filter(|it| before.contains(it.0));
+            let in_both = history
+                .tombstones
+                .iter()
+                .filter(|backup| before.contains(backup.0));
             for backup in in_both {
                 self.remove(ObjectName::Tombstone(id, *backup))?;
             }
@@ -177,8 +181,8 @@ impl Writer<'_> {
     pub fn set_label(&mut self, label: Label) -> Result<()> {
         let (repository, id) = (self.repository(), self.source().id);
         let sources = repository.sources()?;
-        let mut others = sources.disks.iter().filter(|it| it.id != id);
-        if let Some(other) = others.find(|it| it.source.name == label.name) {
+        let mut others = sources.disks.iter().filter(|disk| disk.id != id);
+        if let Some(other) = others.find(|disk| disk.source.name == label.name) {
             let message = format!("{other} is another source of the repository ({})", other.id);
             return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
         }

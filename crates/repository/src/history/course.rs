@@ -35,7 +35,10 @@ impl Repository {
             next_pack: self.listed_near(source, known.next_pack)?,
         };
         let mut proved = Reached::default();
-        let newer = manifests.iter().rev().take_while(|it| it.0 >= known.next);
+        let newer = manifests
+            .iter()
+            .rev()
+            .take_while(|backup| backup.0 >= known.next);
         for backup in newer.take(UNREADABLE_MAX) {
             match self.manifest(source, *backup) {
                 Ok(manifest) => {
@@ -70,6 +73,8 @@ impl Repository {
         };
         let packs = self.packs_beside(source, number)?.into_iter();
         let last = packs.map(|(number, _)| number).max();
-        Ok(last.filter(|last| *last >= number).map_or(0, |it| it + 1))
+        Ok(last
+            .filter(|last| *last >= number)
+            .map_or(0, |last| last + 1))
     }
 }
