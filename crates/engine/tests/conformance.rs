@@ -438,7 +438,7 @@ fn reads_ranges_together(disk: &dyn Disk, part: Part) {
             ranges.retain(|range| range.end < count);
         }
         for shift in [0, 1] {
-            let len = ranges.iter().map(|it| it.len() * unit).sum::<usize>();
+            let len = ranges.iter().map(|range| range.len() * unit).sum::<usize>();
             let mut buffer = vec![0xaa; len + 4096 + shift];
             let aligned = buffer.as_ptr().align_offset(4096);
             let (mut together, mut rest) = (Vec::new(), &mut buffer[aligned + shift..]);

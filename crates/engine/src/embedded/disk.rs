@@ -283,7 +283,9 @@ impl Disk for FileDisk {
         let mut is_read = Vec::new();
         if self.alignment > 1
             && ranges.len() > 1
-            && ranges.iter().all(|it| self.is_aligned(it.buf, it.offset))
+            && ranges
+                .iter()
+                .all(|range| self.is_aligned(range.buf, range.offset))
         {
             is_read = together::read(&self.file, ranges);
         }

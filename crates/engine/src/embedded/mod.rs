@@ -98,13 +98,14 @@ impl EmbeddedEngine {
         let path = self.location(Part::Data);
         let doing = |cause| explain(format!("opening {}", path.display()), cause);
         let file = File::open(&path).map_err(doing)?;
-        match self.is_data(&file) {
-            true => Ok(file),
-            false => Err(error_at(
+        if self.is_data(&file) {
+            Ok(file)
+        } else {
+            Err(error_at(
                 io::ErrorKind::InvalidInput,
                 &path,
                 "was replaced while it was being opened",
-            )),
+            ))
         }
     }
 
@@ -147,9 +148,10 @@ impl EmbeddedEngine {
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let absolute = std::path::absolute(path).map_err(|e| self.creating(e))?;
-                match absolute.parent().is_none_or(Path::is_dir) {
-                    true => Ok(()),
-                    false => Err(self.creating(error)),
+                if absolute.parent().is_none_or(Path::is_dir) {
+                    Ok(())
+                } else {
+                    Err(self.creating(error))
                 }
             }
             Err(error) => Err(self.creating(error)),

@@ -155,7 +155,7 @@ impl Drop for Ring {
         if let Some(thread) = self
             .thread
             .take()
-            .filter(|it| it.thread().id() != thread::current().id())
+            .filter(|handle| handle.thread().id() != thread::current().id())
         {
             let _ = thread.join();
         }

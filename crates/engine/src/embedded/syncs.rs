@@ -106,9 +106,10 @@ mod tests {
                 told.send(()).unwrap();
                 go_on.lock().unwrap().recv().unwrap();
             }
-            match fails {
-                true => Err(io::Error::other("the disk is broken")),
-                false => Ok(()),
+            if fails {
+                Err(io::Error::other("the disk is broken"))
+            } else {
+                Ok(())
             }
         }
     }

@@ -196,7 +196,7 @@ mod tests {
         }
         let mut buffers: Vec<_> = wanted
             .iter()
-            .map(|it| vec![0xaa; it.len() * BLOCK])
+            .map(|range| vec![0xaa; range.len() * BLOCK])
             .collect();
         let mut ranges: Vec<_> = buffers
             .iter_mut()
@@ -248,7 +248,7 @@ mod tests {
             let plan = reader.plan(&mut ranges.collect::<Vec<_>>());
             let reads = plan.reads.into_iter();
             reads
-                .map(|it| (it.offset, it.len, plan.order[it.ranges].to_vec()))
+                .map(|read| (read.offset, read.len, plan.order[read.ranges].to_vec()))
                 .collect::<Vec<_>>()
         };
         let far = 42 + GAP_BYTES_MAX;

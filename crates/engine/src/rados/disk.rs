@@ -230,9 +230,10 @@ impl RadosDisk {
         object: u64,
         writes: impl IntoIterator<Item = (u64, &'a [u8])>,
     ) -> ObjectChange {
-        let op = match is_guarded(self.part, object) {
-            true => self.cluster.asserted(),
-            false => self.cluster.pool.write_op(),
+        let op = if is_guarded(self.part, object) {
+            self.cluster.asserted()
+        } else {
+            self.cluster.pool.write_op()
         };
         let mut change = ObjectChange {
             op,
@@ -274,7 +275,9 @@ impl RadosDisk {
         places: &[Place],
         ended: impl FnOnce(io::Result<Option<Vec<Vec<u8>>>>) + Send + 'static,
     ) {
-        let asked = places.iter().map(|it| (it.piece.offset, it.piece.len()));
+        let asked = places
+            .iter()
+            .map(|place| (place.piece.offset, place.piece.len()));
         let object = self.object(places[0].piece.object);
         self.cluster.read(&object, asked, ended);
     }
@@ -395,7 +398,9 @@ impl Disk for RadosDisk {
             self.end_of("reading", range.offset, range.buf.len() as u64)
                 .map_err(|error| (n, error))?;
         }
-        let asked = ranges.iter().map(|it| (it.offset, it.buf.len() as u64));
+        let asked = ranges
+            .iter()
+            .map(|range| (range.offset, range.buf.len() as u64));
         let operations = by_object(asked, PLACES_MAX);
         let (sender, ends) = mpsc::channel();
         let mut begun = 0;
@@ -446,13 +451,17 @@ impl Disk for RadosDisk {
                 self.grow(ends[n]).map_err(|error| (n, error))?;
             }
         }
-        let asked = ranges.iter().map(|it| (it.offset, it.bytes.len() as u64));
+        let asked = ranges
+            .iter()
+            .map(|range| (range.offset, range.bytes.len() as u64));
         let operations = by_object(asked, PLACES_MAX);
         // Waits for all operations even after an error: the caller may reuse their places afterwards.
         let all = Countdown::new(operations.len());
         for places in &operations {
-            let bytes = |it: &Place| &ranges[it.request].bytes[it.piece.bytes.clone()];
-            let writes = places.iter().map(|it| (it.piece.offset, bytes(it)));
+            let bytes = |place: &Place| &ranges[place.request].bytes[place.piece.bytes.clone()];
+            let writes = places
+                .iter()
+                .map(|place| (place.piece.offset, bytes(place)));
             let object = places[0].piece.object;
             let change = self.write_change(object, writes);
             // A failed operation has made none of its writes.
@@ -608,7 +617,7 @@ impl Disk for RadosDisk {
                     read.map_err(|error| explain(format!("looking into {}", self.name), error))?;
                 let mut bytes = read.iter().flatten();
                 if bytes.any(|bytes| !bytes.is_empty()) {
-                    found = Some(found.map_or(object, |it| it.min(object)));
+                    found = Some(found.map_or(object, |smallest| smallest.min(object)));
                 }
             }
             if let Some(object) = found {

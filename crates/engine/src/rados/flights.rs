@@ -91,7 +91,7 @@ impl Flights {
     pub(super) fn news(&self) -> Option<News> {
         let mut state = self.state();
         let oldest = state.under_way.values().next();
-        let waited = oldest.map(|it| it.began.elapsed());
+        let waited = oldest.map(|flight| flight.began.elapsed());
         let is_late = waited.is_some_and(|waited| waited >= PATIENCE);
         if is_late == state.is_reported {
             return None;

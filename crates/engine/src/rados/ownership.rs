@@ -223,9 +223,10 @@ impl Ownership {
 
     fn confirm(&self, is_confirmed: bool) {
         let mut state = self.state();
-        let standing = match is_confirmed {
-            true => Standing::Owner,
-            false => Standing::Unconfirmed,
+        let standing = if is_confirmed {
+            Standing::Owner
+        } else {
+            Standing::Unconfirmed
         };
         if state.standing == standing || matches!(state.standing, Standing::Lost(_)) {
             return;
@@ -233,11 +234,12 @@ impl Ownership {
         state.standing = standing;
         drop(state);
         self.changed.notify_all();
-        match is_confirmed {
-            true => tracing::info!("the cluster confirms this owner again"),
-            false => tracing::warn!(
+        if is_confirmed {
+            tracing::info!("the cluster confirms this owner again");
+        } else {
+            tracing::warn!(
                 "the cluster does not confirm this owner any more: nothing is sent until it does"
-            ),
+            );
         }
     }
 
@@ -383,10 +385,7 @@ enum Answer {
 /// Asks the holder of the lock until it answers or the patience ends.
 fn ask(pool: &Pool, holder: &Locker, options: TakeOptions) -> io::Result<Option<Answer>> {
     let until = Instant::now() + options.patience;
-    let question = match options.asks {
-        true => RELEASE,
-        false => ARE_YOU_THERE,
-    };
+    let question = if options.asks { RELEASE } else { ARE_YOU_THERE };
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = QUESTION_TIMEOUT.min(left).max(Duration::from_secs(1));
@@ -476,9 +475,13 @@ pub(super) fn confirm(
     drop(watching);
     let again = watch(pool, ownership)?;
     let lockers = pool.lockers(HEAD, LOCK)?;
-    match lockers.iter().any(|it| it.cookie == ownership.session()) {
-        true => ownership.confirm(true),
-        false => ownership.lose("its lock is gone"),
+    if lockers
+        .iter()
+        .any(|locker| locker.cookie == ownership.session())
+    {
+        ownership.confirm(true);
+    } else {
+        ownership.lose("its lock is gone");
     }
     Ok(again)
 }

@@ -142,9 +142,10 @@ mod tests {
         ];
         let together = |places_max| {
             let operations = by_object(requests, places_max);
-            let places = |it: Vec<Place>| {
-                it.into_iter()
-                    .map(|it| (it.piece.object, it.request, it.piece.bytes))
+            let places = |operation: Vec<Place>| {
+                operation
+                    .into_iter()
+                    .map(|place| (place.piece.object, place.request, place.piece.bytes))
                     .collect::<Vec<_>>()
             };
             operations.into_iter().map(places).collect::<Vec<_>>()

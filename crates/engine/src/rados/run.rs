@@ -38,7 +38,7 @@ impl RunDirectory {
     /// Whether the owner with this session was a process of this directory. It is dead, because this process has its
     /// lock.
     pub(super) fn is_of_the_dead(&self, session: &str) -> bool {
-        self.sessions.iter().any(|it| it == session)
+        self.sessions.iter().any(|known| known == session)
     }
 
     /// Prepares for the owner after `before`. Discards the memory if other owners have had the pool since.
@@ -61,7 +61,10 @@ impl RunDirectory {
     }
 
     fn write(&mut self, sessions: &[&str]) -> io::Result<()> {
-        self.sessions = sessions.iter().map(|it| (*it).to_owned()).collect();
+        self.sessions = sessions
+            .iter()
+            .map(|session| (*session).to_owned())
+            .collect();
         let (file, new) = (self.path.join(SESSIONS), self.path.join("session.new"));
         let written = fs::write(&new, sessions.join("\n")).and_then(|()| fs::rename(&new, &file));
         written.map_err(|error| explain(format!("writing {}", file.display()), error))

@@ -78,9 +78,10 @@ impl Placement {
 
     fn objects(self, range: &Range<u64>) -> Range<u64> {
         let bytes = self.rules.object_bytes;
-        match range.is_empty() {
-            true => 0..0,
-            false => range.start / bytes..range.end.div_ceil(bytes),
+        if range.is_empty() {
+            0..0
+        } else {
+            range.start / bytes..range.end.div_ceil(bytes)
         }
     }
 

@@ -397,9 +397,10 @@ impl Disk for SimulatedDisk {
 
     fn prepared_bytes_max(&self) -> usize {
         let is_direct = self.alignment() > 1 || self.is_in_cluster();
-        match is_direct && self.part == Part::Data {
-            true => WRITE_BYTES_MAX,
-            false => 0,
+        if is_direct && self.part == Part::Data {
+            WRITE_BYTES_MAX
+        } else {
+            0
         }
     }
 
