@@ -26,9 +26,10 @@ pub(crate) fn run(work: impl FnOnce()) {
 
 /// Fails on a thread that must not wait for librados.
 pub(crate) fn may_wait() -> io::Result<()> {
-    match IS_CALLBACK.get() {
-        true => Err(io::ErrorKind::Deadlock.into()),
-        false => Ok(()),
+    if IS_CALLBACK.get() {
+        Err(io::ErrorKind::Deadlock.into())
+    } else {
+        Ok(())
     }
 }
 
@@ -99,7 +100,7 @@ mod tests {
             told.send(may_wait().unwrap_err().kind()).unwrap();
             let told = told.clone();
             wait_elsewhere(move || {
-                told.send(may_wait().map_or_else(|it| it.kind(), |()| io::ErrorKind::Other))
+                told.send(may_wait().map_or_else(|error| error.kind(), |()| io::ErrorKind::Other))
                     .unwrap()
             });
         });

@@ -281,9 +281,10 @@ impl<'a> Connecting<'a> {
             .filter(|path| !path.is_empty());
         let mut results = files.map(|path| fs::File::open(path).err());
         let first = results.next()?;
-        match results.any(|result| result.is_none()) {
-            true => None,
-            false => first.map(|error| (searched.clone(), error)),
+        if results.any(|result| result.is_none()) {
+            None
+        } else {
+            first.map(|error| (searched.clone(), error))
         }
     }
 

@@ -279,9 +279,10 @@ fn loader_error() -> String {
     // SAFETY: it returns null or a text that stays until this thread calls the loader again.
     unsafe {
         let text = libc::dlerror();
-        match text.is_null() {
-            true => String::new(),
-            false => CStr::from_ptr(text).to_string_lossy().into_owned(),
+        if text.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
         }
     }
 }

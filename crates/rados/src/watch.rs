@@ -267,10 +267,11 @@ unsafe extern "C" fn on_notification(
     callback::run(|| {
         // SAFETY: the argument belongs to a watch that has not ended.
         let watching = unsafe { &*argument.cast::<Watching>() };
-        let payload = match data.is_null() || len == 0 {
-            true => Vec::new(),
+        let payload = if data.is_null() || len == 0 {
+            Vec::new()
+        } else {
             // SAFETY: librados keeps `len` bytes there during this call.
-            false => unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) }.to_vec(),
+            unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) }.to_vec()
         };
         (watching.on_notify)(Notification {
             namespace: Arc::clone(&watching.namespace),

@@ -597,7 +597,7 @@ fn notifications_are_answered() {
         .watch(
             "o",
             None,
-            move |it| given.lock().unwrap().send(it).unwrap(),
+            move |notification| given.lock().unwrap().send(notification).unwrap(),
             ignore,
         )
         .unwrap();
