@@ -33,8 +33,8 @@ fn main() {
             seconds[1].push(start.elapsed().as_secs_f64());
             assert!(one == several);
         }
-        let [one, several] = seconds.map(|it| {
-            let quickest = it.into_iter().fold(f64::INFINITY, f64::min);
+        let [one, several] = seconds.map(|times| {
+            let quickest = times.into_iter().fold(f64::INFINITY, f64::min);
             BYTES as f64 / quickest / 1e9
         });
         let ratio = several / one;

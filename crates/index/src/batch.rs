@@ -127,9 +127,10 @@ fn apply<R: Rows, A: Copy>(
     mut decide: impl FnMut(&mut R, &mut Option<Row>, &Item) -> A,
 ) -> Result<Vec<A>> {
     // Equal fingerprints stay in the items' order.
-    let mut order: Vec<(Fingerprint, usize)> = items.iter().map(|it| it.0).zip(0..).collect();
+    let mut order: Vec<(Fingerprint, usize)> = items.iter().map(|item| item.0).zip(0..).collect();
     order.sort_unstable();
-    let mut fingerprints: Vec<Fingerprint> = order.iter().map(|it| it.0).collect();
+    let mut fingerprints: Vec<Fingerprint> =
+        order.iter().map(|(fingerprint, _)| *fingerprint).collect();
     fingerprints.dedup();
     rows.expect(&fingerprints)?;
     let mut answers = vec![unanswered; items.len()];
@@ -155,8 +156,9 @@ pub(crate) fn add<R: Rows>(
     added: &[(Fingerprint, Row)],
 ) -> Result<Vec<(Fingerprint, Row)>> {
     let mut order: Vec<&(Fingerprint, Row)> = added.iter().collect();
-    order.sort_by_key(|it| it.0);
-    let mut fingerprints: Vec<Fingerprint> = order.iter().map(|it| it.0).collect();
+    order.sort_by_key(|(fingerprint, _)| *fingerprint);
+    let mut fingerprints: Vec<Fingerprint> =
+        order.iter().map(|(fingerprint, _)| *fingerprint).collect();
     fingerprints.dedup();
     rows.expect(&fingerprints)?;
     let mut refused = Vec::new();
@@ -165,9 +167,9 @@ pub(crate) fn add<R: Rows>(
             continue;
         }
         let before = rows.get(*fingerprint)?;
-        let already = before.map_or(0, |it| it.references);
+        let already = before.map_or(0, |old| old.references);
         let together = already.saturating_add(row.references);
-        if before.is_some_and(|it| it.pba != row.pba) || together > REFERENCES_MAX {
+        if before.is_some_and(|old| old.pba != row.pba) || together > REFERENCES_MAX {
             refused.push((*fingerprint, *row));
             continue;
         }

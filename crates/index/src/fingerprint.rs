@@ -119,7 +119,11 @@ impl Key {
         let lanes = self.platform.simd_degree();
         let is_complete_tree = block_size.is_power_of_two() && block_size >= 2 * CHUNK_BYTES;
         if lanes == 1 || !is_complete_tree {
-            into.extend(blocks.chunks(block_size).map(|it| self.fingerprint(it)));
+            into.extend(
+                blocks
+                    .chunks(block_size)
+                    .map(|block| self.fingerprint(block)),
+            );
             return;
         }
         let mut trees = Trees::new(self, block_size / CHUNK_BYTES, lanes);
@@ -128,7 +132,7 @@ impl Key {
         for group in groups.chunks(block_size * lanes) {
             trees.hash(group, into);
         }
-        into.extend(rest.chunks(block_size).map(|it| self.fingerprint(it)));
+        into.extend(rest.chunks(block_size).map(|block| self.fingerprint(block)));
     }
 }
 

@@ -153,7 +153,7 @@ fn crashes_among_merges_and_checkpoints_lose_nothing() {
         let rows = index.rows(Fingerprint([0; 16]), 1 << 20).unwrap();
         let rows: Vec<_> = rows
             .iter()
-            .map(|(it, row)| (*it, (row.pba, row.references)))
+            .map(|(fingerprint, row)| (*fingerprint, (row.pba, row.references)))
             .collect();
         assert!(rows == model.into_iter().collect::<Vec<_>>(), "seed {seed}");
     }
@@ -177,7 +177,7 @@ fn check(index: &dyn FingerprintIndex, model: &BTreeMap<Fingerprint, (Pba, u64)>
     assert_eq!(counts.rows(), model.len() as u64);
     assert_eq!(
         counts.references,
-        model.values().map(|it| it.1).sum::<u64>()
+        model.values().map(|row| row.1).sum::<u64>()
     );
 }
 
@@ -192,11 +192,11 @@ fn what_is_not_there_is_answered_without_reading_and_what_is_by_one_page() {
     assert!(read <= 3, "{read} reads for 100 absent fingerprints");
     let present = items(1000, 100);
     engine.reset_counts();
-    let moved: Items = present.iter().map(|it| (it.0, Pba(1 << 30))).collect();
+    let moved: Items = present.iter().map(|item| (item.0, Pba(1 << 30))).collect();
     let shared = index.increment(STREAM, 101, &moved[..50]).unwrap();
     let expected: Vec<_> = present[..50]
         .iter()
-        .map(|it| Counted::Shared(it.1))
+        .map(|item| Counted::Shared(item.1))
         .collect();
     assert_eq!(shared, expected);
     let read = engine.count(Part::Index, Op::Read);
@@ -212,8 +212,8 @@ fn a_lookup_reads_one_leaf_or_nothing() {
     };
     engine.reset_counts();
     let absent = items(1_000_000, 1000);
-    let answers = absent.iter().map(|it| look(it, Blocking::Yes).unwrap());
-    let is_by_signature = |it: &LookedUp| *it == LookedUp::AbsentBySignature;
+    let answers = absent.iter().map(|item| look(item, Blocking::Yes).unwrap());
+    let is_by_signature = |answer: &LookedUp| *answer == LookedUp::AbsentBySignature;
     let by_signature = answers.filter(is_by_signature).count();
     let read = engine.count(Part::Index, Op::Read).count;
     assert!(read <= 5, "{read} reads for 1000 absent fingerprints");
@@ -230,11 +230,11 @@ fn a_lookup_reads_one_leaf_or_nothing() {
     assert_eq!(read.bytes, read.count * 1024);
 
     // Present rows are answered without waiting from the host's cache, but not from the disk.
-    assert!(present.iter().all(|it| look(it, Blocking::No).is_ok()));
+    assert!(present.iter().all(|item| look(item, Blocking::No).is_ok()));
     engine.set_cold(Part::Index, 0..u64::MAX);
     engine.reset_counts();
-    let refused = present.iter().filter(|it| {
-        let answer = look(it, Blocking::No);
+    let refused = present.iter().filter(|item| {
+        let answer = look(item, Blocking::No);
         assert!(matches!(
             answer,
             Ok(LookedUp::Present(_)) | Err(IndexError::WouldBlock)
@@ -242,7 +242,7 @@ fn a_lookup_reads_one_leaf_or_nothing() {
         answer.is_err()
     });
     assert_eq!(refused.count() as u64, read.count);
-    let is_known = |it: &&(Fingerprint, Pba)| look(it, Blocking::No).is_ok();
+    let is_known = |item: &&(Fingerprint, Pba)| look(item, Blocking::No).is_ok();
     assert_eq!(absent.iter().filter(is_known).count(), by_signature);
     assert_eq!(engine.count(Part::Index, Op::Read).count, 0);
 }
@@ -254,7 +254,7 @@ fn the_first_lookup_of_a_segment_reads_what_all_others_need() {
         index.close().unwrap();
         drop(index);
         let index = open(&engine).unwrap();
-        let absent: Vec<_> = items(1_000_000, 1000).iter().map(|it| it.0).collect();
+        let absent: Vec<_> = items(1_000_000, 1000).iter().map(|item| item.0).collect();
         engine.set_cold(Part::Index, 0..u64::MAX);
         let refused = index.lookup(&absent, Blocking::No);
         assert!(matches!(refused, Err(IndexError::WouldBlock)));
@@ -265,7 +265,9 @@ fn the_first_lookup_of_a_segment_reads_what_all_others_need() {
         engine.clear_cold();
         engine.set_cold(Part::Index, 0..u64::MAX);
         engine.reset_counts();
-        let answers = absent.iter().map(|it| index.lookup(&[*it], Blocking::No));
+        let answers = absent
+            .iter()
+            .map(|fingerprint| index.lookup(&[*fingerprint], Blocking::No));
         assert!(answers.filter(Result::is_ok).count() >= 995);
         assert_eq!(engine.count(Part::Index, Op::Read).count, 0);
     }
@@ -368,7 +370,10 @@ fn damage_is_told_and_never_becomes_a_wrong_answer() {
             told += 1;
             continue;
         };
-        let others: Items = right.keys().map(|it| (*it, Pba(1 << 20))).collect();
+        let others: Items = right
+            .keys()
+            .map(|fingerprint| (*fingerprint, Pba(1 << 20)))
+            .collect();
         match index.increment(STREAM, 100, &others) {
             Ok(answers) => {
                 for ((fingerprint, _), answer) in others.iter().zip(answers) {

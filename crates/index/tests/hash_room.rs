@@ -74,9 +74,9 @@ impl Model {
     fn answer(&mut self, batch: &Batch) -> Answers {
         let items = batch.items.iter();
         if batch.is_release {
-            Answers::Released(items.map(|it| self.release(*it)).collect())
+            Answers::Released(items.map(|item| self.release(*item)).collect())
         } else {
-            Answers::Counted(items.map(|it| self.count(*it)).collect())
+            Answers::Counted(items.map(|item| self.count(*item)).collect())
         }
     }
 
@@ -86,9 +86,10 @@ impl Model {
             .entry(fingerprint)
             .or_insert(Row { pba, references: 0 });
         row.references += 1;
-        match row.pba == pba {
-            true => Counted::Inserted,
-            false => Counted::Shared(row.pba),
+        if row.pba == pba {
+            Counted::Inserted
+        } else {
+            Counted::Shared(row.pba)
         }
     }
 
@@ -110,7 +111,7 @@ impl Model {
     /// Whether the index has these rows, and their counts.
     fn is(&self, index: &dyn FingerprintIndex) -> Result<bool> {
         let counts = index.counts();
-        let references: u64 = self.0.values().map(|it| it.references).sum();
+        let references: u64 = self.0.values().map(|row| row.references).sum();
         let rows: BTreeMap<_, _> = index.rows(FIRST, 1 << 20)?.into_iter().collect();
         Ok(rows == self.0
             && (counts.rows(), counts.references) == (self.0.len() as u64, references))
@@ -170,7 +171,7 @@ impl Story {
 
     /// The next batch: the refused one again, or another one of its kind under the same number.
     fn next_batch(&mut self) -> Batch {
-        let is_release = self.attempts.first().map(|it| it.is_release);
+        let is_release = self.attempts.first().map(|batch| batch.is_release);
         let is_release = is_release.unwrap_or_else(|| self.random.u8(..10) < 4);
         match self.attempts.last() {
             Some(last) if self.random.bool() => last.clone(),
@@ -247,7 +248,7 @@ impl Story {
                 answers => break answers?,
             }
         };
-        let Some(found) = possible.into_iter().find(|it| it.1 == answers) else {
+        let Some(found) = possible.into_iter().find(|outcome| outcome.1 == answers) else {
             panic!("not the answers to what has happened");
         };
         self.model = found.0;
@@ -288,9 +289,10 @@ fn crashes_around_a_full_host_lose_nothing() {
                 Err(IndexError::Io(_)) if story.engine.is_crashed() => crashes += 1,
                 ended => panic!("seed {seed}: {ended:?}"),
             }
-            let kind = match story.random.bool() {
-                true => CrashKind::PowerLoss,
-                false => CrashKind::ProcessKilled,
+            let kind = if story.random.bool() {
+                CrashKind::PowerLoss
+            } else {
+                CrashKind::ProcessKilled
             };
             story.engine = story.engine.crash(kind);
         }

@@ -68,12 +68,12 @@ fn many_rows_come_back() {
     assert_eq!(index.counts().unique, ROWS);
     let moved: Vec<_> = items(ROWS)
         .into_iter()
-        .map(|it| (it.0, Pba(1 << 30)))
+        .map(|item| (item.0, Pba(1 << 30)))
         .collect();
     let answers = index.increment(STREAM, 2, &moved).unwrap();
     let expected: Vec<_> = items(ROWS)
         .into_iter()
-        .map(|it| Counted::Shared(it.1))
+        .map(|item| Counted::Shared(item.1))
         .collect();
     assert!(answers == expected);
 }
@@ -86,7 +86,10 @@ fn a_lower_limit_keeps_the_rows_that_are_there() {
     let fresh = items(100_000).split_off(1000);
     let answers = index.increment(STREAM, 2, &fresh).unwrap();
     // Tables that have room are used; none grows.
-    let full = answers.iter().filter(|it| **it == Counted::Full).count();
+    let full = answers
+        .iter()
+        .filter(|answer| **answer == Counted::Full)
+        .count();
     assert!(full > fresh.len() * 9 / 10, "{full}");
     let shared = index
         .increment(STREAM, 3, &[(items(1)[0].0, Pba(77))])

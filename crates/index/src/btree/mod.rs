@@ -90,7 +90,7 @@ impl BtreeIndex {
         items: &[Item],
         apply: impl FnOnce(&mut Tables<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
-        batch::check_blocks(items.iter().map(|it| it.1))?;
+        batch::check_blocks(items.iter().map(|item| item.1))?;
         let mut turn = self.guarded.turn();
         let database = turn.ready()?;
         let last = database.look(|view| view.last(stream));
@@ -188,7 +188,7 @@ impl FingerprintIndex for BtreeIndex {
     }
 
     fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
-        batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
+        batch::check_blocks(rows.iter().map(|(_, row)| row.pba))?;
         let mut turn = self.guarded.turn();
         let mut counts = self.guarded.summary().counts;
         let refused = turn.rebuilding()?.change(Commit::Passing, |tables| {

@@ -33,7 +33,7 @@ fn found(
 ) -> Result<Vec<Option<Pba>>> {
     let answers = index.lookup(fingerprints, blocking)?;
     assert_eq!(answers.len(), fingerprints.len());
-    Ok(answers.iter().map(|it| it.pba()).collect())
+    Ok(answers.iter().map(|answer| answer.pba()).collect())
 }
 
 /// Runs work that must not wait for the calling thread.
@@ -48,12 +48,12 @@ fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 
 /// Looks up all rows of the model, and fingerprints without a row.
 pub(super) fn agrees(index: &dyn FingerprintIndex, rows: &[(Fingerprint, Row)]) -> Result<()> {
-    let has = |fingerprint: &Fingerprint| rows.iter().find(|it| it.0 == *fingerprint);
-    let listed = rows.iter().map(|it| it.0);
+    let has = |fingerprint: &Fingerprint| rows.iter().find(|row| row.0 == *fingerprint);
+    let listed = rows.iter().map(|row| row.0);
     let fingerprints: Vec<_> = all().into_iter().chain(listed).collect();
     let expected: Vec<_> = fingerprints
         .iter()
-        .map(|it| has(it).map(|row| row.1.pba))
+        .map(|fingerprint| has(fingerprint).map(|row| row.1.pba))
         .collect();
     // A lookup that may not wait gets the same answer, or none.
     match found(index, &fingerprints, Blocking::No) {
@@ -74,8 +74,12 @@ pub fn lookups_are_answered(back_end: &dyn BackEnd) {
     let items: Vec<_> = (0..200).map(|n| item(n, n + 1)).collect();
     index.increment(STREAM, 1, &items).unwrap();
     for count in [1, 2, 8, 9, 33, 200] {
-        let fingerprints: Vec<_> = items[..count].iter().rev().map(|it| it.0).collect();
-        let expected: Vec<_> = items[..count].iter().rev().map(|it| Some(it.1)).collect();
+        let fingerprints: Vec<_> = items[..count].iter().rev().map(|item| item.0).collect();
+        let expected: Vec<_> = items[..count]
+            .iter()
+            .rev()
+            .map(|item| Some(item.1))
+            .collect();
         let answers = found(&*index, &fingerprints, Blocking::Yes).unwrap();
         assert_eq!(answers, expected);
     }
@@ -176,7 +180,7 @@ impl Watch {
             for (fingerprint, pba) in all().into_iter().zip(found) {
                 let block = |model: &Model| model.rows.get(&fingerprint).map(|row| row.0);
                 assert!(*pba == block(before) || *pba == block(after), "{pba:?}");
-                if let Some(pba) = pba.filter(|it| Some(*it) != block(before)) {
+                if let Some(pba) = pba.filter(|pba| Some(*pba) != block(before)) {
                     new.push((fingerprint, pba));
                 }
             }
@@ -188,7 +192,7 @@ impl Watch {
                 let rows = rows_of(&*index, 100).unwrap();
                 let is_durable = |(fingerprint, pba): &(Fingerprint, Pba)| {
                     let mut rows = rows.iter();
-                    rows.any(|(it, row)| it == fingerprint && row.pba == *pba)
+                    rows.any(|(listed, row)| listed == fingerprint && row.pba == *pba)
                 };
                 assert!(new.iter().all(is_durable), "{new:?} would be lost");
             }
@@ -207,7 +211,7 @@ pub fn lookups_name_only_durable_rows(back_end: &dyn BackEnd, seeds: std::ops::R
         let watch = Watch::begin(&engine, &index);
         let mut looked = 0;
         for (number, batch) in (1..).zip(story.batches()) {
-            let [before, after] = [number - 1, number].map(|it| story.model(it));
+            let [before, after] = [number - 1, number].map(|n| story.model(n));
             ask(&*index, number as u64, batch).unwrap();
             looked += watch.check(back_end, before, after);
             agrees(&*index, &after.rows()).unwrap();
@@ -391,6 +395,6 @@ pub fn a_rebuild_refuses_lookups(back_end: &dyn BackEnd) {
     }
     index.finish_rebuild(STREAM, 1).unwrap();
     let seen = std::mem::take(&mut *watch.seen.lock().unwrap());
-    assert!(seen.iter().all(|it| is_refused(&it.found)));
+    assert!(seen.iter().all(|lookup| is_refused(&lookup.found)));
     agrees(&*index, &[(fingerprint(1), row)]).unwrap();
 }

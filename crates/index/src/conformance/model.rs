@@ -79,8 +79,8 @@ impl Model {
     pub(super) fn counts(&self) -> IndexCounts {
         let references = self.rows.values().map(|row| row.1);
         IndexCounts {
-            unique: references.clone().filter(|it| *it == 1).count() as u64,
-            shared: references.clone().filter(|it| *it > 1).count() as u64,
+            unique: references.clone().filter(|count| *count == 1).count() as u64,
+            shared: references.clone().filter(|count| *count > 1).count() as u64,
             references: references.sum(),
         }
     }

@@ -28,7 +28,7 @@ fn row(n: u64, pba: u64, references: u64) -> (Fingerprint, Row) {
 }
 
 fn sorted(mut rows: Vec<(Fingerprint, Row)>) -> Vec<(Fingerprint, Row)> {
-    rows.sort_by_key(|it| it.0);
+    rows.sort_by_key(|row| row.0);
     rows
 }
 

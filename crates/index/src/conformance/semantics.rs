@@ -208,7 +208,7 @@ pub fn agrees_with_the_model(back_end: &dyn BackEnd, seeds: std::ops::Range<u64>
         let mut model = Model::default();
         let mut last: Option<(u64, Batch, Given)> = None;
         for _ in 0..STEPS {
-            let number = last.as_ref().map_or(0, |it| it.0);
+            let number = last.as_ref().map_or(0, |(number, ..)| *number);
             match random.u8(..12) {
                 0 => {
                     index.close().unwrap();
@@ -335,8 +335,8 @@ pub fn threads_take_turns(back_end: &dyn BackEnd) {
             let fingerprints: Vec<_> = (0..20).map(fingerprint).collect();
             for _ in 0..100 {
                 let answers = index.lookup(&fingerprints, Blocking::Yes).unwrap();
-                let mut blocks = answers.iter().map(|it| it.pba()).zip(1..);
-                assert!(blocks.all(|(pba, n)| pba.is_none_or(|it| it == Pba(n))));
+                let mut blocks = answers.iter().map(|answer| answer.pba()).zip(1..);
+                assert!(blocks.all(|(pba, n)| pba.is_none_or(|found| found == Pba(n))));
             }
         });
     });

@@ -67,7 +67,7 @@ impl Segment {
 
     /// The most rows that run and changes can have together.
     pub(super) fn rows_max(&self) -> usize {
-        self.run.map_or(0, |it| it.rows as usize) + self.changes.len()
+        self.run.map_or(0, |run| run.rows as usize) + self.changes.len()
     }
 
     pub(super) fn changes(&self) -> usize {
@@ -81,15 +81,20 @@ impl Segment {
 
     /// A change since the run was written: a row, or its removal.
     pub(super) fn change(&self, fingerprint: Fingerprint) -> Option<PackedRow> {
-        let same = |it: &Entry| it.fingerprint == fingerprint;
-        self.changes.find(hash(&fingerprint), same).map(|it| it.row)
+        let same = |entry: &Entry| entry.fingerprint == fingerprint;
+        self.changes
+            .find(hash(&fingerprint), same)
+            .map(|entry| entry.row)
     }
 
     /// The changes from a fingerprint on, in order.
     pub(super) fn changes_from(&self, from: Fingerprint) -> Vec<Entry> {
-        let wanted = self.changes.iter().filter(|it| it.fingerprint >= from);
+        let wanted = self
+            .changes
+            .iter()
+            .filter(|entry| entry.fingerprint >= from);
         let mut changes: Vec<Entry> = wanted.copied().collect();
-        changes.sort_unstable_by_key(|it| it.fingerprint);
+        changes.sort_unstable_by_key(|entry| entry.fingerprint);
         changes
     }
 
@@ -110,13 +115,13 @@ impl Segment {
     /// Whether a leaf may have the fingerprint, as far as this is known without reading it.
     pub(super) fn may_have(&self, leaf: usize, fingerprint: Fingerprint) -> bool {
         let signatures = self.signatures.as_ref();
-        signatures.is_none_or(|it| it.may_have(leaf, signature(fingerprint)))
+        signatures.is_none_or(|signatures| signatures.may_have(leaf, signature(fingerprint)))
     }
 
     fn fence_bytes(&self) -> usize {
         self.fences
             .as_ref()
-            .map_or(0, |it| it.capacity() * size_of::<Fingerprint>())
+            .map_or(0, |fences| fences.capacity() * size_of::<Fingerprint>())
     }
 
     pub(super) fn signature_bytes(&self) -> usize {
@@ -181,7 +186,7 @@ impl Directory {
         let is_sorted = records.is_sorted_by(|one, other| one.first < other.first);
         let segments = records
             .iter()
-            .map(|it| Segment::new(it.first, it.run, it.merged));
+            .map(|record| Segment::new(record.first, record.run, record.merged));
         (is_whole && is_sorted).then(|| Directory {
             segments: segments.collect(),
             changes: 0,
@@ -204,7 +209,9 @@ impl Directory {
 
     /// The segment of a fingerprint.
     pub(super) fn at(&self, fingerprint: Fingerprint) -> usize {
-        let behind = self.segments.partition_point(|it| it.first <= fingerprint);
+        let behind = self
+            .segments
+            .partition_point(|segment| segment.first <= fingerprint);
         behind.saturating_sub(1)
     }
 
@@ -212,14 +219,14 @@ impl Directory {
     pub(super) fn next_first(&self, at: usize) -> Fingerprint {
         self.segments
             .get(at + 1)
-            .map(|it| it.first)
+            .map(|segment| segment.first)
             .unwrap_or_default()
     }
 
     /// Whether a fingerprint, which is not before a segment, is behind it.
     pub(super) fn is_behind(&self, at: usize, fingerprint: Fingerprint) -> bool {
         let next = self.segments.get(at + 1);
-        next.is_some_and(|it| it.first <= fingerprint)
+        next.is_some_and(|segment| segment.first <= fingerprint)
     }
 
     /// Answers from memory about a fingerprint.
@@ -265,11 +272,13 @@ impl Directory {
     /// Notes a change to the row of a fingerprint.
     pub(super) fn set(&mut self, at: usize, entry: Entry) {
         let changes = &mut self.segments[at].changes;
-        let same = |it: &Entry| it.fingerprint == entry.fingerprint;
+        let same = |other: &Entry| other.fingerprint == entry.fingerprint;
         match changes.find_mut(hash(&entry.fingerprint), same) {
             Some(found) => *found = entry,
             None => {
-                changes.insert_unique(hash(&entry.fingerprint), entry, |it| hash(&it.fingerprint));
+                changes.insert_unique(hash(&entry.fingerprint), entry, |other| {
+                    hash(&other.fingerprint)
+                });
                 self.changes += 1;
             }
         }
@@ -322,7 +331,7 @@ impl Directory {
             return Ok(());
         }
         let is_right = fences.is_sorted_by(|one, other| one < other)
-            && fences.first().is_some_and(|it| *it >= segment.first);
+            && fences.first().is_some_and(|fence| *fence >= segment.first);
         if !is_right {
             return Err(IndexError::Damaged(format!(
                 "the fences of the run in page {}",

@@ -165,7 +165,7 @@ impl Log {
     }
 
     pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
-        self.marks.iter().map(|it| it.extent)
+        self.marks.iter().map(|mark| mark.extent)
     }
 
     /// Writes a frame. `frame` has [`FRAME_HEADER_BYTES`] bytes before its body. It is not durable
@@ -209,7 +209,10 @@ impl Log {
                 .map_err(IndexError::of_write)?;
             self.is_reserved = true;
         }
-        let ahead = self.ahead.iter().map(|it| Position::first(*it).room());
+        let ahead = self
+            .ahead
+            .iter()
+            .map(|extent| Position::first(*extent).room());
         let most = ahead.chain([self.tail.room()]).max();
         if most.is_none_or(|most| most < bytes as u64) {
             self.reserve_ahead(disk, space, bytes)?;
@@ -225,7 +228,7 @@ impl Log {
         bytes: usize,
     ) -> Result<Extent> {
         // Small logs take little space, and large ones have few extents.
-        let live: u64 = self.marks.iter().map(|it| it.extent.pages).sum();
+        let live: u64 = self.marks.iter().map(|mark| mark.extent.pages).sum();
         let needed = pages_for(bytes.saturating_add(SECTOR_BYTES as usize));
         let extent = space.take(live.min(self.extent_pages).max(needed));
         if let Err(error) = disk.reserve_range(extent.offset(), extent.bytes()) {
@@ -297,7 +300,10 @@ impl Log {
     /// Bytes of the extents from the one that has this frame on.
     pub(super) fn bytes_from(&self, sequence: u64) -> u64 {
         let from = self.mark_of(sequence);
-        self.marks.range(from..).map(|it| it.extent.bytes()).sum()
+        self.marks
+            .range(from..)
+            .map(|mark| mark.extent.bytes())
+            .sum()
     }
 
     /// How many extents there are, and how many of them hold only frames before this one.
@@ -311,14 +317,14 @@ impl Log {
     }
 
     fn mark_of(&self, sequence: u64) -> usize {
-        let behind = self.marks.partition_point(|it| it.sequence <= sequence);
+        let behind = self.marks.partition_point(|mark| mark.sequence <= sequence);
         behind.saturating_sub(1)
     }
 
     /// Forgets the extents before the one that begins with this frame, and returns them.
     pub(super) fn forget_before(&mut self, sequence: u64) -> Vec<Extent> {
         let count = self.mark_of(sequence);
-        self.marks.drain(..count).map(|it| it.extent).collect()
+        self.marks.drain(..count).map(|mark| mark.extent).collect()
     }
 }
 
@@ -381,14 +387,14 @@ impl Reader<'_> {
         loop {
             if self
                 .read(tail.offset(), tail.room(), &mut frame)?
-                .is_some_and(|it| it.continues(&tail, KIND_BATCH))
+                .is_some_and(|claimed| claimed.continues(&tail, KIND_BATCH))
             {
                 visit(tail.sequence, &frame[FRAME_HEADER_BYTES..])?;
                 tail.advance(frame.len(), frame_hash(&frame));
                 continue;
             }
             let link = self.read(link_offset(tail.extent), SECTOR_BYTES, &mut frame)?;
-            if !link.is_some_and(|it| it.continues(&tail, KIND_LINK)) {
+            if !link.is_some_and(|link| link.continues(&tail, KIND_LINK)) {
                 break;
             }
             let body = &frame[FRAME_HEADER_BYTES..];
@@ -412,7 +418,7 @@ impl Reader<'_> {
         }
         frame.resize(SECTOR_BYTES as usize, 0);
         self.disk.read_at(frame, offset)?;
-        let Some(claimed) = self.claimed(frame).filter(|it| it.bytes <= room) else {
+        let Some(claimed) = self.claimed(frame).filter(|claimed| claimed.bytes <= room) else {
             return Ok(None);
         };
         frame.resize(claimed.bytes as usize, 0);
@@ -439,7 +445,7 @@ impl Reader<'_> {
     fn check_end(&self, tail: &Position) -> Result<()> {
         let mut frame = Vec::new();
         let link = self.read(link_offset(tail.extent), SECTOR_BYTES, &mut frame)?;
-        let mut is_followed = link.is_some_and(|it| it.sequence >= tail.sequence);
+        let mut is_followed = link.is_some_and(|link| link.sequence >= tail.sequence);
         let mut piece = Vec::new();
         let mut behind = *tail;
         while behind.room() > 0 && !is_followed {
@@ -448,10 +454,10 @@ impl Reader<'_> {
             for sector in piece.chunks_exact(SECTOR_BYTES as usize) {
                 if self
                     .claimed(sector)
-                    .is_some_and(|it| it.sequence > tail.sequence)
+                    .is_some_and(|claimed| claimed.sequence > tail.sequence)
                 {
                     let later = self.read(behind.offset(), behind.room(), &mut frame)?;
-                    is_followed |= later.is_some_and(|it| it.sequence > tail.sequence);
+                    is_followed |= later.is_some_and(|claimed| claimed.sequence > tail.sequence);
                 }
                 behind.at += SECTOR_BYTES;
             }
@@ -562,7 +568,7 @@ mod tests {
                 ..self
             };
             let (bodies, log) = written.read()?;
-            assert!(log.extents().all(|it| written.space.take_at(it)));
+            assert!(log.extents().all(|extent| written.space.take_at(extent)));
             written.log = log;
             Ok((bodies, written))
         }

@@ -181,7 +181,7 @@ impl HashIndex {
         items: &[Item],
         apply: impl FnOnce(&mut Lookup<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
-        batch::check_blocks(items.iter().map(|it| it.1))?;
+        batch::check_blocks(items.iter().map(|item| item.1))?;
         self.change(Turn::ready, |table| {
             table.batch(batch, |rows, counts| apply(rows, counts, items))
         })
@@ -254,7 +254,7 @@ impl FingerprintIndex for HashIndex {
     }
 
     fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
-        batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
+        batch::check_blocks(rows.iter().map(|(_, row)| row.pba))?;
         self.change(Turn::rebuilding, |table| table.add(rows))
     }
 

@@ -98,7 +98,7 @@ mod tests {
                 let mut into = vec![0xff; count * LEAF_BYTES];
                 read_leaves(&*disk, &pages, &mut into).unwrap();
                 for (page, bytes) in pages.iter().zip(into.chunks(LEAF_BYTES)) {
-                    assert!(bytes.iter().all(|it| *it == *page as u8));
+                    assert!(bytes.iter().all(|byte| *byte == *page as u8));
                 }
             }
         }

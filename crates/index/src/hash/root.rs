@@ -122,12 +122,16 @@ pub(super) fn read(disk: &dyn Disk, pool: PoolId) -> Result<(Slot, Checkpoint)> 
         let mut bytes = [0; SLOT_BYTES];
         disk.read_at(&mut bytes, page_offset(which))?;
         let slot = Slot::decode(&bytes, pool);
-        newest = newest.into_iter().chain(slot).max_by_key(|it| it.number);
+        newest = newest
+            .into_iter()
+            .chain(slot)
+            .max_by_key(|slot| slot.number);
     }
     let damaged = |what: &str| IndexError::Damaged(what.to_owned());
     let slot = newest.ok_or_else(|| damaged("neither of its roots can be read"))?;
-    let extent = slot.extent().filter(|it| {
-        it.offset() + it.bytes() <= disk.len().unwrap_or(0).next_multiple_of(PAGE_BYTES as u64)
+    let extent = slot.extent().filter(|extent| {
+        extent.offset() + extent.bytes()
+            <= disk.len().unwrap_or(0).next_multiple_of(PAGE_BYTES as u64)
     });
     let extent = extent.ok_or_else(|| damaged("its root names an impossible place"))?;
     let mut bytes = vec![0; slot.bytes as usize];

@@ -124,7 +124,7 @@ impl Signatures {
     pub(super) fn may_have(&self, leaf: usize, wanted: Signature) -> bool {
         let rows = leaf * ROWS_PER_LEAF..((leaf + 1) * ROWS_PER_LEAF).min(self.0.len());
         // Without an early end the compiler compares many at once.
-        let is_among = |found, it: &Signature| found | (*it == wanted);
+        let is_among = |found, signature: &Signature| found | (*signature == wanted);
         self.0
             .get(rows)
             .is_none_or(|rows| rows.iter().fold(false, is_among))
@@ -146,7 +146,7 @@ pub(super) fn resident(
 }
 
 fn signatures(entries: &[EntryBytes]) -> impl Iterator<Item = Signature> {
-    entries.iter().map(|it| signature(fingerprint_of(it)))
+    entries.iter().map(|entry| signature(fingerprint_of(entry)))
 }
 
 /// How many of these fences, which are sorted, are not larger than the fingerprint.
@@ -164,13 +164,16 @@ pub(super) fn fences_up_to(fences: &[Fingerprint], fingerprint: Fingerprint) -> 
     let low = guess.saturating_sub(GUESSED_FENCES / 2);
     let high = (low + GUESSED_FENCES).min(fences.len());
     let guessed = &fences[low..high];
-    let smaller = guessed.iter().filter(|it| **it <= fingerprint).count();
+    let smaller = guessed
+        .iter()
+        .filter(|fence| **fence <= fingerprint)
+        .count();
     let begins_before = smaller > 0 || low == 0;
     let ends_behind = smaller < guessed.len() || high == fences.len();
     if begins_before && ends_behind {
         low + smaller
     } else {
-        fences.partition_point(|it| *it <= fingerprint)
+        fences.partition_point(|fence| *fence <= fingerprint)
     }
 }
 
@@ -190,7 +193,7 @@ pub(super) fn encode(pool: PoolId, run: Run, entries: &[EntryBytes], into: &mut 
     let behind = run.first_leaf() + run.leaves();
     let at = into.len();
     let fences = entries.iter().step_by(ROWS_PER_LEAF);
-    into.extend(fences.flat_map(|it| fingerprint_of(it).0));
+    into.extend(fences.flat_map(|entry| fingerprint_of(entry).0));
     into.extend(checksum(pool, run, behind, &into[at..]).to_le_bytes());
     let at = into.len();
     into.extend(signatures(entries).flat_map(Signature::to_le_bytes));
@@ -230,7 +233,7 @@ pub(super) fn open_leaf(pool: PoolId, run: Run, leaf: u64, bytes: &[u8]) -> Resu
 
 /// The row of this fingerprint among a leaf's entries.
 pub(super) fn find(entries: &[EntryBytes], fingerprint: Fingerprint) -> PackedRow {
-    let found = entries.binary_search_by(|it| it[..FINGERPRINT_BYTES].cmp(&fingerprint.0));
+    let found = entries.binary_search_by(|entry| entry[..FINGERPRINT_BYTES].cmp(&fingerprint.0));
     found.map_or(PackedRow::NONE, |at| Entry::from_bytes(&entries[at]).row)
 }
 
@@ -283,7 +286,7 @@ pub(super) fn read_fences(
     let place = (run.fences_offset(), run.fences_bytes());
     let bytes = read_sealed(disk, pool, run, place, 0, blocking)?;
     let fences = bytes.as_chunks().0;
-    Ok(fences.iter().map(|it| Fingerprint(*it)).collect())
+    Ok(fences.iter().map(|fence| Fingerprint(*fence)).collect())
 }
 
 /// Reads the signatures of a run.
@@ -297,7 +300,7 @@ pub(super) fn read_signatures(
     let place = (offset, run.signatures_bytes());
     let bytes = read_sealed(disk, pool, run, place, 1, blocking)?;
     let signatures = bytes.as_chunks().0.iter();
-    let signatures = signatures.map(|it| Signature::from_le_bytes(*it));
+    let signatures = signatures.map(|signature| Signature::from_le_bytes(*signature));
     Ok(Signatures(signatures.collect()))
 }
 
@@ -447,8 +450,8 @@ mod tests {
             fences.dedup();
             let fences: Vec<_> = fences.into_iter().map(Fingerprint).collect();
             let wanted = fences.iter().copied().chain([Fingerprint(wanted)]);
-            for wanted in wanted.flat_map(|it| [Some(it), it.successor()]).flatten() {
-                let expected = fences.partition_point(|it| *it <= wanted);
+            for wanted in wanted.flat_map(|fence| [Some(fence), fence.successor()]).flatten() {
+                let expected = fences.partition_point(|fence| *fence <= wanted);
                 prop_assert_eq!(fences_up_to(&fences, wanted), expected);
             }
         }

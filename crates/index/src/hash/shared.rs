@@ -141,7 +141,7 @@ impl Shared {
     }
 
     fn read(&self, wanted: &[Wanted], blocking: Blocking, into: &mut Leaves) -> Result<()> {
-        let leaves: SmallVec<[u64; 8]> = wanted.iter().map(|it| it.leaf).collect();
+        let leaves: SmallVec<[u64; 8]> = wanted.iter().map(|wanted| wanted.leaf).collect();
         into.resize(leaves.len() * LEAF_BYTES, 0);
         match blocking {
             Blocking::Yes => read_leaves(&*self.disk, &leaves, into)?,
@@ -205,9 +205,10 @@ impl Shared {
     fn read_resident(&self, unloaded: Unloaded, blocking: Blocking) -> Result<Resident> {
         let (disk, run) = (&*self.disk, unloaded.run);
         let fences = segment::read_fences(disk, self.pool, run, blocking)?;
-        let signatures = match unloaded.has_room {
-            true => Some(segment::read_signatures(disk, self.pool, run, blocking)?),
-            false => None,
+        let signatures = if unloaded.has_room {
+            Some(segment::read_signatures(disk, self.pool, run, blocking)?)
+        } else {
+            None
         };
         Ok(Resident { fences, signatures })
     }

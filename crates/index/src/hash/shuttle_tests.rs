@@ -78,7 +78,7 @@ const REMOVING: u8 = 2;
 const REMOVED: u8 = 3;
 
 fn look_at_all(index: &HashIndex, stage: &AtomicU8) {
-    let mut fingerprints: Vec<_> = items(0..KEPT).iter().map(|it| it.0).collect();
+    let mut fingerprints: Vec<_> = items(0..KEPT).iter().map(|item| item.0).collect();
     let toggled = item(50);
     fingerprints.push(toggled.0);
     let before = stage.load(SeqCst);
@@ -89,7 +89,7 @@ fn look_at_all(index: &HashIndex, stage: &AtomicU8) {
         assert_eq!(*answer, LookedUp::Present(item.1));
     }
     let found = answers[KEPT as usize].pba();
-    assert!(found.is_none_or(|it| it == toggled.1));
+    assert!(found.is_none_or(|pba| pba == toggled.1));
     assert!(before != ADDED || after != ADDED || found.is_some());
     assert!(before != REMOVED || found.is_none());
 }
@@ -133,7 +133,7 @@ fn shuttle_lookups_end_where_a_rebuild_begins() {
                 let before = stage.load(SeqCst);
                 let answers = index.lookup(&[item(0).0], blocking);
                 let after = stage.load(SeqCst);
-                match answers.map(|it| it[0].pba()) {
+                match answers.map(|answers| answers[0].pba()) {
                     Ok(Some(Pba(1))) => assert!(before < BEGUN),
                     Ok(Some(Pba(77))) => assert!(after >= ENDING),
                     Err(IndexError::Unready(_) | IndexError::Closed | IndexError::WouldBlock) => {}

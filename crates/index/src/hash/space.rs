@@ -185,7 +185,8 @@ mod tests {
             for _ in 0..300 {
                 if random.u8(..10) < 6 || taken.is_empty() {
                     let new = space.take(random.u64(1..9));
-                    let overlaps = |it: &Extent| it.start < new.end() && new.start < it.end();
+                    let overlaps =
+                        |other: &Extent| other.start < new.end() && new.start < other.end();
                     assert!(!taken.iter().any(overlaps));
                     taken.push(new);
                 } else {
@@ -195,7 +196,7 @@ mod tests {
             }
             let mut again = Space::behind(2);
             random.shuffle(&mut taken);
-            assert!(taken.iter().all(|it| again.take_at(*it)));
+            assert!(taken.iter().all(|extent| again.take_at(*extent)));
             assert_eq!((&again.free, again.end), (&space.free, space.end));
             assert_eq!(again.free_pages, space.free_pages);
             for it in &taken {

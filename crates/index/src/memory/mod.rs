@@ -129,7 +129,7 @@ impl MemoryIndex {
         items: &[Item],
         apply: fn(&mut Table, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
-        batch::check_blocks(items.iter().map(|it| it.1))?;
+        batch::check_blocks(items.iter().map(|item| item.1))?;
         let mut state = self.state();
         state.check_ready()?;
         let image = &mut state.image;
@@ -219,7 +219,7 @@ impl FingerprintIndex for MemoryIndex {
         };
         state.check_ready()?;
         let table = &state.image.table;
-        let look = |it: &Fingerprint| LookedUp::of(table.row(*it));
+        let look = |fingerprint: &Fingerprint| LookedUp::of(table.row(*fingerprint));
         Ok(fingerprints.iter().map(look).collect())
     }
 
@@ -253,7 +253,7 @@ impl FingerprintIndex for MemoryIndex {
     }
 
     fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
-        batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
+        batch::check_blocks(rows.iter().map(|(_, row)| row.pba))?;
         let mut state = self.state();
         state.check_rebuilding()?;
         let image = &mut state.image;

@@ -44,7 +44,7 @@ impl Table {
 
     pub(super) fn row(&self, fingerprint: Fingerprint) -> Option<Row> {
         let shard = &self.shards[shard_of(fingerprint)];
-        let found = shard.find(hash(&fingerprint), |it| it.fingerprint == fingerprint)?;
+        let found = shard.find(hash(&fingerprint), |entry| entry.fingerprint == fingerprint)?;
         found.row.row()
     }
 
@@ -53,11 +53,11 @@ impl Table {
         let shard = &mut self.shards[shard_of(fingerprint)];
         let entry = Entry::new(fingerprint, Some(row));
         let hash_of = hash(&fingerprint);
-        match shard.find_mut(hash_of, |it| it.fingerprint == fingerprint) {
+        match shard.find_mut(hash_of, |other| other.fingerprint == fingerprint) {
             Some(found) => *found = entry,
             None => {
                 let before = shard.allocation_size();
-                shard.insert_unique(hash_of, entry, |it| hash(&it.fingerprint));
+                shard.insert_unique(hash_of, entry, |other| hash(&other.fingerprint));
                 let after = shard.allocation_size();
                 self.allocated_bytes = self.allocated_bytes - before as u64 + after as u64;
                 self.rows += 1;
@@ -67,7 +67,7 @@ impl Table {
 
     fn remove(&mut self, fingerprint: Fingerprint) {
         let shard = &mut self.shards[shard_of(fingerprint)];
-        let same = |it: &Entry| it.fingerprint == fingerprint;
+        let same = |entry: &Entry| entry.fingerprint == fingerprint;
         if let Ok(found) = shard.find_entry(hash(&fingerprint), same) {
             found.remove();
             self.rows -= 1;
@@ -82,17 +82,17 @@ impl Table {
             if wanted == 0 {
                 break;
             }
-            let entries = shard.iter().filter(|it| it.fingerprint >= from);
+            let entries = shard.iter().filter(|entry| entry.fingerprint >= from);
             let mut entries: Vec<&Entry> = entries.collect();
             if entries.len() > wanted {
-                entries.select_nth_unstable_by_key(wanted, |it| it.fingerprint);
+                entries.select_nth_unstable_by_key(wanted, |entry| entry.fingerprint);
                 entries.truncate(wanted);
             }
-            entries.sort_unstable_by_key(|it| it.fingerprint);
+            entries.sort_unstable_by_key(|entry| entry.fingerprint);
             let rows = entries
                 .into_iter()
-                .filter_map(|it| Some((it, it.row.row()?)));
-            sorted.extend(rows.map(|(it, row)| (it.fingerprint, row)));
+                .filter_map(|entry| Some((entry, entry.row.row()?)));
+            sorted.extend(rows.map(|(entry, row)| (entry.fingerprint, row)));
         }
         sorted
     }
@@ -223,6 +223,10 @@ mod tests {
             assert!(table.allocated_bytes <= 300_000);
             assert_eq!(table.rows(), there.len() as u64);
         }
-        assert!(there.iter().all(|it| table.row(*it) == Some(row(7))));
+        assert!(
+            there
+                .iter()
+                .all(|fingerprint| table.row(*fingerprint) == Some(row(7)))
+        );
     }
 }

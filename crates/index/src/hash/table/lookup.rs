@@ -22,7 +22,9 @@ impl Table {
     /// fingerprint for which that takes data that is not loaded: it and those behind it are left.
     fn find_changes(&mut self, fingerprints: &[Fingerprint]) -> Option<usize> {
         let directory = self.shared.directory();
-        let mut at = fingerprints.first().map_or(0, |it| directory.at(*it));
+        let mut at = fingerprints
+            .first()
+            .map_or(0, |fingerprint| directory.at(*fingerprint));
         for (number, fingerprint) in fingerprints.iter().enumerate() {
             while directory.is_behind(at, *fingerprint) {
                 at += 1;
@@ -61,12 +63,12 @@ impl Table {
         let segments = directory.segments();
         may_have.clear();
         may_have.extend(
-            wanted
-                .iter()
-                .map(|it| segments[it.at].may_have(it.leaf, found[it.by].fingerprint)),
+            wanted.iter().map(|wanted| {
+                segments[wanted.at].may_have(wanted.leaf, found[wanted.by].fingerprint)
+            }),
         );
         let mut may_have = may_have.iter();
-        wanted.retain(|_| may_have.next().is_some_and(|it| *it));
+        wanted.retain(|_| may_have.next().is_some_and(|may| *may));
     }
 
     /// Reads the leaves that are wanted, many at a time.
@@ -154,10 +156,10 @@ impl Lookup<'_> {
         let buffers = &mut self.table.buffers;
         let mut into = std::mem::take(&mut buffers.changed);
         into.clear();
-        let changed = buffers.found.iter().filter(|it| it.is_changed);
-        into.extend(changed.map(|it| Entry {
-            fingerprint: it.fingerprint,
-            row: it.row,
+        let changed = buffers.found.iter().filter(|found| found.is_changed);
+        into.extend(changed.map(|found| Entry {
+            fingerprint: found.fingerprint,
+            row: found.row,
         }));
         into
     }

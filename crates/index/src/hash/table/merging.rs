@@ -58,8 +58,8 @@ impl Table {
     pub(super) fn needed(&self) -> u64 {
         let directory = self.shared.directory();
         let segments = directory.segments().iter();
-        let changed = segments.filter(|it| it.changes() > 0);
-        let merged = changed.map(|it| it.merged).min();
+        let changed = segments.filter(|segment| segment.changes() > 0);
+        let merged = changed.map(|segment| segment.merged).min();
         merged.unwrap_or(self.log.last()) + 1
     }
 
@@ -84,8 +84,8 @@ impl Table {
         if let Err(error) = written {
             // Nothing refers to the pages that were written. Runs of another generation are never
             // mistaken for them.
-            let runs = replacement.iter().filter_map(|it| it.run);
-            runs.for_each(|it| self.space.give(it.extent()));
+            let runs = replacement.iter().filter_map(|segment| segment.run);
+            runs.for_each(|run| self.space.give(run.extent()));
             return Err(error);
         }
         let change = Change {
@@ -103,7 +103,7 @@ impl Table {
         };
         let old: Vec<Extent> = replaced
             .iter()
-            .filter_map(|it| Some(it.run?.extent()))
+            .filter_map(|segment| Some(segment.run?.extent()))
             .collect();
         if self.is_durable {
             self.written.push(Merge { change, old });
@@ -127,7 +127,7 @@ impl Table {
         }
         let parts = segments
             .iter()
-            .map(|it| (it.run, it.changes_from(Fingerprint::default())));
+            .map(|segment| (segment.run, segment.changes_from(Fingerprint::default())));
         Some(Turn {
             segments: at..end,
             first: segments[0].first,
@@ -211,7 +211,7 @@ pub(super) fn merge(
         // A few rows are between two changes, so the next one is not far.
         let behind = rest
             .iter()
-            .position(|it| fingerprint_of(it) >= change.fingerprint);
+            .position(|row| fingerprint_of(row) >= change.fingerprint);
         let (before, behind) = rest.split_at(behind.unwrap_or(rest.len()));
         into.extend_from_slice(before);
         rest = match behind.split_first() {

@@ -236,7 +236,7 @@ impl Table {
             for change in frame
                 .changes
                 .iter()
-                .filter(|it| it.generation >= checkpoint.next_generation)
+                .filter(|change| change.generation >= checkpoint.next_generation)
             {
                 change
                     .apply(&mut records)
@@ -335,12 +335,12 @@ impl Table {
 
     /// Secures room for batches with these numbers of items.
     pub(super) fn secure(&mut self, batches: &[usize]) -> Result<()> {
-        self.catch_up(batches.iter().map(|it| *it as u64).sum())?;
+        self.catch_up(batches.iter().map(|items| *items as u64).sum())?;
         let merges = self.durable.iter().chain(&self.written);
-        let merges: usize = merges.map(|it| it.change.bytes()).sum();
+        let merges: usize = merges.map(|merge| merge.change.bytes()).sum();
         let frames = batches
             .iter()
-            .map(|it| log::frame_bytes(Frame::bytes_max(*it)));
+            .map(|items| log::frame_bytes(Frame::bytes_max(*items)));
         let bytes = frames.fold(merges, usize::saturating_add);
         self.log.secure(&*self.disk, &mut self.space, bytes)
     }
@@ -359,13 +359,13 @@ impl Table {
         let frame = &mut self.buffers.frame;
         frame.clear();
         frame.resize(FRAME_HEADER_BYTES, 0);
-        let changes = self.durable.iter().map(|it| &it.change);
+        let changes = self.durable.iter().map(|merge| &merge.change);
         Frame::encode(changes, counts, (stream, last), changed, frame);
         self.log.append(&*self.disk, &mut self.space, frame)?;
         self.disk.sync()?;
         self.log.synced();
         let named = std::mem::replace(&mut self.durable, std::mem::take(&mut self.written));
-        self.free(named.into_iter().flat_map(|it| it.old))
+        self.free(named.into_iter().flat_map(|merge| merge.old))
     }
 
     /// Frees pages that nothing refers to any more; discards them, too, if many are free.
@@ -460,7 +460,7 @@ impl Table {
             let last = self.merged_from(first, max - rows.len(), &mut merged)?;
             let wanted = merged.iter().take(max - rows.len());
             let wanted = wanted.map(Entry::from_bytes);
-            rows.extend(wanted.filter_map(|it| Some((it.fingerprint, it.row.row()?))));
+            rows.extend(wanted.filter_map(|entry| Some((entry.fingerprint, entry.row.row()?))));
             from = match last {
                 Some(last) => last.successor(),
                 None => self.first_behind(first),
@@ -473,7 +473,10 @@ impl Table {
     fn first_behind(&self, fingerprint: Fingerprint) -> Option<Fingerprint> {
         let directory = self.shared.directory();
         let behind = directory.at(fingerprint) + 1;
-        directory.segments().get(behind).map(|it| it.first)
+        directory
+            .segments()
+            .get(behind)
+            .map(|segment| segment.first)
     }
 
     /// Appends rows of a segment from a fingerprint on, about `max` rows from as many leaves of its
@@ -508,9 +511,9 @@ impl Table {
                 last = entries.last().map(fingerprint_of);
             }
         }
-        let is_read = |it: &Entry| last.is_none_or(|last| it.fingerprint <= last);
+        let is_read = |entry: &Entry| last.is_none_or(|last| entry.fingerprint <= last);
         let changes = changes.into_iter().take_while(is_read);
-        let before = entries.partition_point(|it| fingerprint_of(it) < from);
+        let before = entries.partition_point(|entry| fingerprint_of(entry) < from);
         merge(&entries[before..], changes, into);
         Ok(last)
     }
@@ -535,7 +538,7 @@ impl Table {
         };
         let mut bytes = checkpoint.encode();
         let extent = self.space.take(pages_for(bytes.len()));
-        let number = self.root.map_or(1, |it| it.number + 1);
+        let number = self.root.map_or(1, |slot| slot.number + 1);
         let slot = Slot::of(number, extent.start, &bytes);
         bytes.resize(extent.bytes() as usize, 0);
         if let Err(error) = self.disk.write_at(&bytes, extent.offset()) {
@@ -565,7 +568,7 @@ impl Table {
         }
         let mut unneeded = self.log.forget_before(pending.log_start);
         let older = self.root.replace(pending.slot);
-        unneeded.extend(older.and_then(|it| it.extent()));
+        unneeded.extend(older.and_then(|slot| slot.extent()));
         self.checkpoint = None;
         self.free(unneeded)
     }
@@ -582,12 +585,15 @@ impl Searchable for Table {
 /// The space that these leave free; `None` if two of them overlap.
 fn space_beside(directory: &Directory, log: &Log, slot: Slot) -> Option<Space> {
     let mut space = Space::behind(SLOT_PAGES);
-    let runs = directory.segments().iter().filter_map(|it| it.run);
+    let runs = directory
+        .segments()
+        .iter()
+        .filter_map(|segment| segment.run);
     let mut used = runs
         .map(Run::extent)
         .chain(log.extents())
         .chain(slot.extent());
-    used.all(|it| space.take_at(it)).then_some(space)
+    used.all(|extent| space.take_at(extent)).then_some(space)
 }
 
 /// Postpones work that found no room.
@@ -603,7 +609,7 @@ impl Change {
     /// Applies the change to the records of all segments; `None` if it was made to others.
     fn apply(&self, records: &mut Vec<SegmentRecord>) -> Option<()> {
         let at = records
-            .binary_search_by_key(&self.first, |it| it.first)
+            .binary_search_by_key(&self.first, |record| record.first)
             .ok()?;
         let end = at.checked_add(self.replaced as usize)?;
         if self.replaced == 0 || end > records.len() || self.segments.is_empty() {
