@@ -439,7 +439,7 @@ impl Windows<'_> {
         let p99s = p99s.collect::<Result<Vec<_>>>()?;
         let each = p99s.windows(3).step_by(2);
         Ok(each
-            .filter_map(|it| match it {
+            .filter_map(|three| match three {
                 &[before, beside, after] => Some(Beside {
                     before,
                     beside,
@@ -462,10 +462,7 @@ impl Others<'_> {
     /// Waits for one window in which the load runs or is stopped. Returns its span, in milliseconds of the Unix epoch.
     fn window(&mut self, at_work: bool) -> Result<Range<f64>> {
         if let Some(running) = &self.running {
-            running.signal(match at_work {
-                true => Signal::CONT,
-                false => Signal::STOP,
-            })?;
+            running.signal(if at_work { Signal::CONT } else { Signal::STOP })?;
         }
         let (start, began) = (epoch_ms()?, Instant::now());
         while began.elapsed() < WINDOW {
@@ -500,8 +497,10 @@ fn epoch_ms() -> Result<f64> {
 
 /// The 99th percentile of the reads and writes that were answered in this span, in microseconds.
 fn p99(requests: &[Request], span: &Range<f64>) -> Result<f64> {
-    let answered = requests.iter().filter(|it| span.contains(&it.at_ms));
-    let mut latencies: Vec<f64> = answered.map(|it| it.latency_us).collect();
+    let answered = requests
+        .iter()
+        .filter(|request| span.contains(&request.at_ms));
+    let mut latencies: Vec<f64> = answered.map(|request| request.latency_us).collect();
     latencies.sort_by(f64::total_cmp);
     let wanted = (span.end - span.start) / 1000.0 * f64::from(GUEST_IOPS) / 2.0;
     ensure!(
@@ -660,9 +659,10 @@ fn file_bytes(directory: &Path) -> Result<u64> {
     for entry in std::fs::read_dir(directory).context("cannot list a directory")? {
         let entry = entry.context("cannot list a directory")?;
         let metadata = entry.metadata().context("cannot list a directory")?;
-        bytes += match metadata.is_dir() {
-            true => file_bytes(&entry.path())?,
-            false => metadata.len(),
+        bytes += if metadata.is_dir() {
+            file_bytes(&entry.path())?
+        } else {
+            metadata.len()
         };
     }
     Ok(bytes)

@@ -82,13 +82,15 @@ impl Figures {
         });
         let windows = |windows: &[Beside]| {
             let each = windows.iter();
-            each.map(|it| json!({"before": it.before, "beside": it.beside, "after": it.after}))
-                .collect::<Vec<_>>()
+            each.map(|window| {
+                json!({"before": window.before, "beside": window.beside, "after": window.after})
+            })
+            .collect::<Vec<_>>()
         };
-        let guest = self.guest.iter().map(|it| {
-            json!({"backups": windows(&it.backups), "nothing": windows(&it.nothing),
-                   "hashing": windows(&it.hashing), "images": windows(&it.images),
-                   "backup_mb_per_second": it.backup_mb_per_second})
+        let guest = self.guest.iter().map(|guest| {
+            json!({"backups": windows(&guest.backups), "nothing": windows(&guest.nothing),
+                   "hashing": windows(&guest.hashing), "images": windows(&guest.images),
+                   "backup_mb_per_second": guest.backup_mb_per_second})
         });
         json!({"disk_bytes": self.disk_bytes, "data_bytes": self.data_bytes, "tools": tools,
                "created": self.created, "restored": self.restored, "shown": self.shown,
@@ -114,19 +116,21 @@ impl Figures {
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let first = self.median(Tool::Onefold, |it| {
-            self.disk_bytes as f64 / 1e6 / it.seconds.first().copied().unwrap_or(f64::NAN)
+        let first = self.median(Tool::Onefold, |taken| {
+            self.disk_bytes as f64 / 1e6 / taken.seconds.first().copied().unwrap_or(f64::NAN)
         });
-        let later = |it: &Taken| it.seconds.iter().skip(1).sum::<f64>();
+        let later = |taken: &Taken| taken.seconds.iter().skip(1).sum::<f64>();
         let recipe = self.shown.last().and_then(|shown| {
             let blocks = shown["size_bytes"].as_f64()? / 4096.0;
             Some(shown["recipe_bytes"].as_f64()? / blocks)
         });
-        let reads = self.restored.last().and_then(|it| {
-            Some(it["pack_reads"].as_f64()? / (it["written_bytes"].as_f64()? / 1e9))
+        let reads = self.restored.last().and_then(|restored| {
+            Some(restored["pack_reads"].as_f64()? / (restored["written_bytes"].as_f64()? / 1e9))
         });
-        let mounted = Estimate::of(&self.mounted).map(|it| it.median);
-        let guest = self.guest_ratio(|it| &it.backups).map(|it| it.median);
+        let mounted = Estimate::of(&self.mounted).map(|estimate| estimate.median);
+        let guest = self
+            .guest_ratio(|guest| &guest.backups)
+            .map(|estimate| estimate.median);
         vec![
             Goal::at_least("first backup, MB/s of the disk", first, 600.0, 1000.0),
             Goal::at_most(
@@ -190,19 +194,20 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     for tool in TOOLS {
         let median = |of: &dyn Fn(&Taken) -> f64| {
             let median = figures.median(tool, of);
-            median.map_or("-".to_owned(), |it| format!("{it:.2}"))
+            median.map_or("-".to_owned(), |median| format!("{median:.2}"))
         };
-        let days = (1..figures.days)
-            .map(|day| median(&move |it: &Taken| it.seconds.get(day).copied().unwrap_or(f64::NAN)));
+        let days = (1..figures.days).map(|day| {
+            median(&move |taken: &Taken| taken.seconds.get(day).copied().unwrap_or(f64::NAN))
+        });
         let _ = writeln!(
             page,
             "| {} | {} | {} | {} | {} | {} |",
             format!("{tool:?}").to_lowercase(),
-            median(&|it| it.seconds.first().copied().unwrap_or(f64::NAN)),
+            median(&|taken| taken.seconds.first().copied().unwrap_or(f64::NAN)),
             days.collect::<Vec<_>>().join(", "),
-            median(&|it| it.cpu_seconds),
-            median(&|it| it.repository_bytes as f64 / 1e6),
-            median(&|it| it.restore_seconds),
+            median(&|taken| taken.cpu_seconds),
+            median(&|taken| taken.repository_bytes as f64 / 1e6),
+            median(&|taken| taken.restore_seconds),
         );
     }
     page.push('\n');
@@ -216,7 +221,7 @@ type GuestRow = (&'static str, fn(&Guest) -> &[Beside]);
 
 /// Writes the table of how much other loads slow a guest down.
 fn write_guest(page: &mut String, figures: &Figures) {
-    let rates = figures.guest.iter().map(|it| it.backup_mb_per_second);
+    let rates = figures.guest.iter().map(|guest| guest.backup_mb_per_second);
     let Some(rate) = Estimate::of(&rates.collect::<Vec<_>>()) else {
         return;
     };
@@ -232,16 +237,18 @@ fn write_guest(page: &mut String, figures: &Figures) {
         rate.median,
     );
     let rows: [GuestRow; 4] = [
-        ("backups of a volume", |it| &it.backups),
-        ("nothing", |it| &it.nothing),
-        ("`chrt --idle 0 sha256sum` of a file", |it| &it.hashing),
-        ("backups of an image, which no daemon paces", |it| {
-            &it.images
+        ("backups of a volume", |guest| &guest.backups),
+        ("nothing", |guest| &guest.nothing),
+        ("`chrt --idle 0 sha256sum` of a file", |guest| {
+            &guest.hashing
+        }),
+        ("backups of an image, which no daemon paces", |guest| {
+            &guest.images
         }),
     ];
     for (name, of) in rows {
         if let Some(Estimate { median, low, high }) = figures.guest_ratio(of) {
-            let windows: usize = figures.guest.iter().map(|it| of(it).len()).sum();
+            let windows: usize = figures.guest.iter().map(|guest| of(guest).len()).sum();
             let _ = writeln!(
                 page,
                 "| {name} | {windows} | {median:.2} | {low:.2} to {high:.2} |"

@@ -333,8 +333,9 @@ pub(crate) fn release(cluster: &Cluster) -> Result<String> {
 impl Figures {
     pub(crate) fn raw(&self) -> Value {
         let rows = ROWS.iter().zip(&self.rates).map(|(row, rates)| {
-            json!({"row": row.title, "onefold": rates.iter().map(|it| it[0]).collect::<Vec<_>>(),
-                   "rbd": rates.iter().map(|it| it[1]).collect::<Vec<_>>()})
+            json!({"row": row.title,
+                   "onefold": rates.iter().map(|pair| pair[0]).collect::<Vec<_>>(),
+                   "rbd": rates.iter().map(|pair| pair[1]).collect::<Vec<_>>()})
         });
         let published = PUBLISHED_ROWS.iter().zip(&self.published);
         let published =

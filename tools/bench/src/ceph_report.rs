@@ -60,9 +60,9 @@ impl Figures {
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let median = |values: &[f64]| Estimate::of(values).map(|it| it.median);
+        let median = |values: &[f64]| Estimate::of(values).map(|estimate| estimate.median);
         let rows = ROWS.iter().enumerate().map(|(n, row)| {
-            let ratio = self.ratio(n).map(|it| it.median);
+            let ratio = self.ratio(n).map(|estimate| estimate.median);
             Goal::at_least(
                 format!("{}, relative to RBD", row.title),
                 ratio,
@@ -114,10 +114,14 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     for (n, row) in ROWS.iter().enumerate() {
         let median = |of: usize| {
             let rates: Vec<f64> = figures.rates[n].iter().map(|rates| rates[of]).collect();
-            Estimate::of(&rates).map_or("-".to_owned(), |it| format!("{:.0}", it.median))
+            Estimate::of(&rates)
+                .map_or("-".to_owned(), |estimate| format!("{:.0}", estimate.median))
         };
-        let ratio = figures.ratio(n).map_or("-".to_owned(), |it| {
-            format!("{:.2} ({:.2} to {:.2})", it.median, it.low, it.high)
+        let ratio = figures.ratio(n).map_or("-".to_owned(), |estimate| {
+            format!(
+                "{:.2} ({:.2} to {:.2})",
+                estimate.median, estimate.low, estimate.high
+            )
         });
         let _ = writeln!(
             page,

@@ -89,9 +89,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     require_processors()?;
     let start = Instant::now();
-    let (rounds, counts) = match arguments.quick {
-        true => (1, &SNAPSHOTS[..1]),
-        false => (ROUNDS, &SNAPSHOTS[..]),
+    let (rounds, counts) = if arguments.quick {
+        (1, &SNAPSHOTS[..1])
+    } else {
+        (ROUNDS, &SNAPSHOTS[..])
     };
     let mut all = Vec::new();
     for is_changed in [false, true] {
@@ -116,9 +117,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 
 impl Shape {
     fn title(self) -> String {
-        match self.is_changed {
-            true => format!("{}, {CHANGED_BLOCKS} changed blocks each", self.snapshots),
-            false => format!("{}, empty", self.snapshots),
+        if self.is_changed {
+            format!("{}, {CHANGED_BLOCKS} changed blocks each", self.snapshots)
+        } else {
+            format!("{}, empty", self.snapshots)
         }
     }
 
@@ -279,9 +281,10 @@ impl Measured {
     }
 
     fn line(&self) -> String {
-        let set = match self.fits() {
-            true => "in the cache",
-            false => "four times the cache",
+        let set = if self.fits() {
+            "in the cache"
+        } else {
+            "four times the cache"
         };
         let (read, status) = (Self::cells(&self.read), Self::cells(&self.status));
         format!(
@@ -308,12 +311,13 @@ impl Measured {
             let value = Self::ratio(pairs).map(|ratio| ratio.median);
             Goal::at_most(what, value, must, None)
         };
-        match self.fits() {
-            true => vec![goal("read in the cache", &self.read, READ_MUST)],
-            false => vec![
+        if self.fits() {
+            vec![goal("read in the cache", &self.read, READ_MUST)]
+        } else {
+            vec![
                 goal("read", &self.read, READ_MUST),
                 goal("block status", &self.status, STATUS_MUST),
-            ],
+            ]
         }
     }
 }

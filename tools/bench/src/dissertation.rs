@@ -202,22 +202,22 @@ impl Found {
 type Row = (&'static str, fn(&Found) -> String);
 
 const ROWS: [Row; 9] = [
-    ("scanned", |it| grouped(it.scanned)),
-    ("of these zeros", |it| {
-        it.zeros.map_or("-".to_owned(), grouped)
+    ("scanned", |found| grouped(found.scanned)),
+    ("of these zeros", |found| {
+        found.zeros.map_or("-".to_owned(), grouped)
     }),
-    ("without duplicates", |it| grouped(it.single)),
-    ("unique", |it| grouped(it.unique)),
-    ("to eliminate", |it| grouped(it.duplicates)),
-    ("saved, GiB", |it| gib(it.saved)),
-    ("saved, % of all", |it| {
-        format!("{:.1}", 100.0 * it.saved / it.bytes)
+    ("without duplicates", |found| grouped(found.single)),
+    ("unique", |found| grouped(found.unique)),
+    ("to eliminate", |found| grouped(found.duplicates)),
+    ("saved, GiB", |found| gib(found.saved)),
+    ("saved, % of all", |found| {
+        format!("{:.1}", 100.0 * found.saved / found.bytes)
     }),
-    ("items with a duplicate, of all", |it| {
-        ratio(it.counted() - it.single, it.counted())
+    ("items with a duplicate, of all", |found| {
+        ratio(found.counted() - found.single, found.counted())
     }),
-    ("copies besides the first, of those", |it| {
-        ratio(it.duplicates, it.unique - it.single)
+    ("copies besides the first, of those", |found| {
+        ratio(found.duplicates, found.unique - found.single)
     }),
 ];
 

@@ -58,7 +58,11 @@ impl Cell {
     }
 
     pub(crate) fn ratio(&self) -> Option<Estimate> {
-        let ratios: Vec<f64> = self.pairs.iter().map(|it| it.ours / it.base).collect();
+        let ratios: Vec<f64> = self
+            .pairs
+            .iter()
+            .map(|pair| pair.ours / pair.base)
+            .collect();
         Estimate::of(&ratios)
     }
 

@@ -276,8 +276,9 @@ impl Servers<'_> {
 
     /// Waits until all hits are counted and all released blocks are free.
     fn rest(&self) -> Result<()> {
-        self.product
-            .wait_for_backlog(REST_LIMIT, |it| it.queued == 0 && it.claimed == 0)?;
+        self.product.wait_for_backlog(REST_LIMIT, |backlog| {
+            backlog.queued == 0 && backlog.claimed == 0
+        })?;
         Cmd::new("sync").run()
     }
 

@@ -146,7 +146,9 @@ fn in_line(
         let daemon = product.serve(&["--cache", Mode::Direct.name()], &[])?;
         seconds[number] = copy(path, &product.default_address().uri(&volume))?;
         found[number] = product.inline(&volume)?;
-        product.wait_for_backlog(PUBLISH_LIMIT, |it| it.dirty == 0 && it.claimed == 0)?;
+        product.wait_for_backlog(PUBLISH_LIMIT, |backlog| {
+            backlog.dirty == 0 && backlog.claimed == 0
+        })?;
         daemon.stop()?;
     }
     Ok((seconds, found))
@@ -188,7 +190,12 @@ impl Of {
             let rates: Vec<f64> = rates.map(|s| self.data_bytes as f64 / 1e6 / s).collect();
             Estimate::of(&rates).map_or(f64::NAN, |rate| rate.median)
         };
-        [0, 1].map(|number| [median(&|it| it.ours[number]), median(&|it| it.base[number])])
+        [0, 1].map(|number| {
+            [
+                median(&|round| round.ours[number]),
+                median(&|round| round.base[number]),
+            ]
+        })
     }
 
     /// Hits of each generation, and blocks found and written all the same, in percent of the blocks
@@ -198,7 +205,7 @@ impl Of {
             let found = self.rounds.iter().map(|round| round.found[number]);
             let found = found.fold(Inline::default(), Inline::plus);
             let data = found.scanned - found.zeros;
-            [found.hits, found.refused].map(|it| 100.0 * it as f64 / data.max(1) as f64)
+            [found.hits, found.refused].map(|blocks| 100.0 * blocks as f64 / data.max(1) as f64)
         })
     }
 

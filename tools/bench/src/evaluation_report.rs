@@ -77,7 +77,7 @@ fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usi
         );
         for pattern in [Pattern::Sequential, Pattern::Random] {
             let cells = figures.cells.iter();
-            let cells = cells.filter(|it| it.content == content && it.pattern == pattern);
+            let cells = cells.filter(|cell| cell.content == content && cell.pattern == pattern);
             cells.for_each(|cell| row(page, cell));
         }
     }
@@ -194,12 +194,12 @@ fn revisions_section(page: &mut String, revisions: &Revisions) {
             "| {} | {seconds:.1} | {:.2} | {} | {} | {} | {} | {} | {} |",
             target.name(),
             seconds / base.unwrap_or(f64::NAN),
-            of(|it| it.logical as f64 / 1e6),
-            of(|it| it.physical as f64 / 1e6),
+            of(|stored| stored.logical as f64 / 1e6),
+            of(|stored| stored.physical as f64 / 1e6),
             of(Stored::saved_percent),
-            of(|it| it.hits_percent),
-            of(|it| it.data_written as f64 / 1e6),
-            of(|it| it.metadata_written as f64 / 1e6),
+            of(|stored| stored.hits_percent),
+            of(|stored| stored.data_written as f64 / 1e6),
+            of(|stored| stored.metadata_written as f64 / 1e6),
         );
     }
     page.push_str(

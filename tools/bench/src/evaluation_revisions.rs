@@ -172,11 +172,16 @@ fn in_line(
     let daemon = product.serve(&["--cache", Mode::Direct.name()], &[])?;
     let before = daemon.device_written_bytes()?;
     let uri = product.default_address().uri(EXPORT);
-    let seconds = unpack(directory, &uri, archives, || match publishes {
-        true => product.dedup(Some(EXPORT)).map(drop),
-        false => Ok(()),
+    let seconds = unpack(directory, &uri, archives, || {
+        if publishes {
+            product.dedup(Some(EXPORT)).map(drop)
+        } else {
+            Ok(())
+        }
     })?;
-    product.wait_for_backlog(PUBLISH_LIMIT, |it| it.dirty == 0 && it.claimed == 0)?;
+    product.wait_for_backlog(PUBLISH_LIMIT, |backlog| {
+        backlog.dirty == 0 && backlog.claimed == 0
+    })?;
     // Afterwards all released blocks are free, so the space in use is only the remaining data.
     product.dedup(Some(EXPORT))?;
     let written = daemon.device_written_bytes()? - before;
@@ -257,10 +262,10 @@ impl Revisions {
     }
 
     pub(crate) fn raw(&self) -> Value {
-        let stored = |it: &Stored| {
-            json!({"hits_percent": it.hits_percent, "logical_bytes": it.logical,
-                   "physical_bytes": it.physical, "data_written_bytes": it.data_written,
-                   "metadata_written_bytes": it.metadata_written})
+        let stored = |stored: &Stored| {
+            json!({"hits_percent": stored.hits_percent, "logical_bytes": stored.logical,
+                   "physical_bytes": stored.physical, "data_written_bytes": stored.data_written,
+                   "metadata_written_bytes": stored.metadata_written})
         };
         let runs = self.runs.iter().map(|(target, runs)| {
             let runs = runs.iter().map(

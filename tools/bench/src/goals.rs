@@ -56,7 +56,9 @@ impl Goal {
 pub(crate) fn table(page: &mut String, goals: &[Goal]) {
     page.push_str("| | | must | | aim | |\n| --- | --- | --- | --- | --- | --- |\n");
     for goal in goals {
-        let value = goal.value.map_or("-".to_owned(), |it| format!("{it:.2}"));
+        let value = goal
+            .value
+            .map_or("-".to_owned(), |value| format!("{value:.2}"));
         let aim = match goal.aim {
             Some(aim) => format!("{aim} | {}", goal.verdict(aim)),
             None => "- |".to_owned(),

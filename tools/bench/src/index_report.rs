@@ -127,10 +127,16 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
         KINDS.map(|kind| format!("`{kind}`")).join(" | "),
     );
     for (what, pointer, digits) in NUMBERS {
-        let cells = measured.back_ends.iter().map(|it| it.median(pointer));
+        let cells = measured
+            .back_ends
+            .iter()
+            .map(|back_end| back_end.median(pointer));
         table_row(&mut page, what, cells, digits);
     }
-    let ready = measured.back_ends.iter().map(|it| it.ready_seconds());
+    let ready = measured
+        .back_ends
+        .iter()
+        .map(|back_end| back_end.ready_seconds());
     table_row(
         &mut page,
         "open with nothing in the page cache, and a first batch, s",
@@ -151,7 +157,9 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
         measured.fio_reads_per_second,
     );
     for (what, pointer) in TIGHT_NUMBERS {
-        let cells = measured.back_ends[..2].iter().map(|it| it.tight(pointer));
+        let cells = measured.back_ends[..2]
+            .iter()
+            .map(|back_end| back_end.tight(pointer));
         table_row(&mut page, what, cells, 0);
     }
     page.push_str("\nThe numbers that `hash` must and should reach:\n\n");
@@ -177,7 +185,10 @@ pub(crate) fn write(
     page: &str,
     measured: &Measured,
 ) -> Result<()> {
-    let conditions: Vec<Value> = conditions.iter().map(|it| json!(it)).collect();
+    let conditions: Vec<Value> = conditions
+        .iter()
+        .map(|condition| json!(condition))
+        .collect();
     let raw = json!({"conditions": conditions, "measured": measured.raw()});
     let raw = serde_json::to_string_pretty(&raw).context("cannot write the raw results")?;
     write_files(workspace, &[(PAGE, page), (RAW, &raw)])
@@ -235,13 +246,16 @@ fn grown(run: &Value) -> Option<Grown> {
 
 fn plot(grown: &[Grown]) -> std::result::Result<String, Box<dyn std::error::Error>> {
     let most = |of: fn(&Grown) -> f64| grown.iter().map(of).fold(0.0, f64::max);
-    let least_rows = grown.iter().map(|it| it.rows).fold(f64::MAX, f64::min);
-    let costs_max = 1.2 * most(|it| it.wall_us);
+    let least_rows = grown
+        .iter()
+        .map(|point| point.rows)
+        .fold(f64::MAX, f64::min);
+    let costs_max = 1.2 * most(|point| point.wall_us);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (720, 400)).into_drawing_area();
         area.fill(&WHITE)?;
-        let rows = (0.8 * least_rows..1.2 * most(|it| it.rows)).log_scale();
+        let rows = (0.8 * least_rows..1.2 * most(|point| point.rows)).log_scale();
         let mut chart = ChartBuilder::on(&area)
             .margin(16)
             .x_label_area_size(40)
@@ -254,11 +268,14 @@ fn plot(grown: &[Grown]) -> std::result::Result<String, Box<dyn std::error::Erro
             .x_label_formatter(&|rows| format!("{}", rows / 1e6))
             .draw()?;
         let line = |cost: fn(&Grown) -> f64| -> Vec<(f64, f64)> {
-            grown.iter().map(|it| (it.rows, cost(it))).collect()
+            grown
+                .iter()
+                .map(|point| (point.rows, cost(point)))
+                .collect()
         };
         for (name, color, points) in [
-            ("wall clock", BLUE, line(|it| it.wall_us)),
-            ("processor time", RED, line(|it| it.cpu_us)),
+            ("wall clock", BLUE, line(|point| point.wall_us)),
+            ("processor time", RED, line(|point| point.cpu_us)),
         ] {
             chart
                 .draw_series(LineSeries::new(points, color).point_size(3))?

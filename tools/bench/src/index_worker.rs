@@ -128,7 +128,7 @@ fn measure_open(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value>
     for n in 0..10 {
         let start = Instant::now();
         let items: Vec<_> = (0..BATCH_ITEMS)
-            .map(|it| item((1 << 50) + n * BATCH_ITEMS + it))
+            .map(|at| item((1 << 50) + n * BATCH_ITEMS + at))
             .collect();
         index.increment(STREAM, (1 << 40) + n, &items)?;
         seconds.push(start.elapsed().as_secs_f64());
@@ -181,7 +181,11 @@ impl Asked {
     fn report(&mut self, before: &Transferred, after: &Transferred) -> Value {
         self.seconds.sort_by(f64::total_cmp);
         let last = self.seconds.len().saturating_sub(1) as f64;
-        let at = |share: f64| self.seconds.get((last * share) as usize).map(|it| it * 1e3);
+        let at = |share: f64| {
+            self.seconds
+                .get((last * share) as usize)
+                .map(|seconds| seconds * 1e3)
+        };
         let operations = self.seconds.len() as f64 * BATCH_ITEMS as f64;
         let total: f64 = self.seconds.iter().sum();
         let pages = (after.read_bytes - before.read_bytes) as f64 / PAGE_BYTES;
@@ -258,7 +262,7 @@ fn release(
     asked.seconds.push(start.elapsed().as_secs_f64());
     if let Some(wrong) = answers
         .iter()
-        .find(|it| matches!(it, Released::Unknown | Released::Mismatch))
+        .find(|answer| matches!(answer, Released::Unknown | Released::Mismatch))
     {
         bail!("wrong answer {wrong:?}");
     }

@@ -160,13 +160,15 @@ impl Row {
             Mode::Host => format!(", filled in {}", fill.request()),
             Mode::Direct => String::new(),
         };
-        let limit = match self.is_limited {
-            true => format!(", at most {WRITES_PER_SECOND} writes/s"),
-            false => String::new(),
+        let limit = if self.is_limited {
+            format!(", at most {WRITES_PER_SECOND} writes/s")
+        } else {
+            String::new()
         };
-        let finder = match self.finder_works {
-            true => ", finder at work",
-            false => "",
+        let finder = if self.finder_works {
+            ", finder at work"
+        } else {
+            ""
         };
         format!(
             "{} {kind} depth {}, {content}{limit}{finder}{fill}",

@@ -179,7 +179,9 @@ impl Images {
         let goals = self.modes.iter().flat_map(|(mode, rounds)| {
             let name = mode.name();
             let ratio = |of: fn(&Written) -> f64| {
-                let ratios = rounds.iter().map(|it| of(&it.inline) / of(&it.offline));
+                let ratios = rounds
+                    .iter()
+                    .map(|round| of(&round.inline) / of(&round.offline));
                 Estimate::of(&ratios.collect::<Vec<_>>()).map(|ratio| ratio.median)
             };
             [
@@ -220,12 +222,12 @@ impl Images {
                 cells.push(format!(
                     "| {} {title} | {:.2} | {:.0} | {:.0} | {:.2} | {:.0} | {:.0} |",
                     mode.name(),
-                    median(|it| it.seconds),
-                    median(|it| it.blocks as f64) * BLOCK_BYTES as f64 / 1e6,
-                    median(|it| it.bytes as f64) / 1e6,
-                    median(|it| it.cpu_seconds),
-                    median(|it| it.found.hits as f64),
-                    median(|it| it.found.refused as f64),
+                    median(|written| written.seconds),
+                    median(|written| written.blocks as f64) * BLOCK_BYTES as f64 / 1e6,
+                    median(|written| written.bytes as f64) / 1e6,
+                    median(|written| written.cpu_seconds),
+                    median(|written| written.found.hits as f64),
+                    median(|written| written.found.refused as f64),
                 ));
             }
         }
@@ -233,10 +235,10 @@ impl Images {
     }
 
     pub(crate) fn raw(&self) -> Value {
-        let written = |it: &Written| {
-            json!({"seconds": it.seconds, "data_bytes": it.blocks * BLOCK_BYTES as u64,
-                   "written_bytes": it.bytes, "cpu_seconds": it.cpu_seconds,
-                   "hit_blocks": it.found.hits, "refused_blocks": it.found.refused})
+        let written = |written: &Written| {
+            json!({"seconds": written.seconds, "data_bytes": written.blocks * BLOCK_BYTES as u64,
+                   "written_bytes": written.bytes, "cpu_seconds": written.cpu_seconds,
+                   "hit_blocks": written.found.hits, "refused_blocks": written.found.refused})
         };
         let modes = self.modes.iter().map(|(mode, rounds)| {
             let rounds = rounds.iter().map(|round| {

@@ -177,9 +177,10 @@ impl Writer {
             1 => self.random.usize(..self.last.len()),
             blocks => {
                 let first = self.next;
-                self.next = match first + 2 * blocks <= self.last.len() {
-                    true => first + blocks,
-                    false => 0,
+                self.next = if first + 2 * blocks <= self.last.len() {
+                    first + blocks
+                } else {
+                    0
                 };
                 first
             }
@@ -188,9 +189,10 @@ impl Writer {
             let kind = self.random.u32(..100);
             let duplicates = load.duplicates + load.repeats;
             if kind < duplicates {
-                let next = match kind < load.duplicates {
-                    true => self.turn(0, CONTENTS, place),
-                    false => self.turn(1, REPEATED, place),
+                let next = if kind < load.duplicates {
+                    self.turn(0, CONTENTS, place)
+                } else {
+                    self.turn(1, REPEATED, place)
                 };
                 block.copy_from_slice(contents.block(next));
             } else if kind < duplicates + load.zeros {

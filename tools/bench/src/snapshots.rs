@@ -90,8 +90,14 @@ pub(crate) struct Row {
 
 impl Snapshots {
     pub(crate) fn rows(&self) -> Vec<Row> {
-        let stall = self.rounds.iter().map(|it| [it.stall_ms, it.usual_ms]);
-        let deletion = self.rounds.iter().map(|it| [it.deleting_us, it.before_us]);
+        let stall = self
+            .rounds
+            .iter()
+            .map(|round| [round.stall_ms, round.usual_ms]);
+        let deletion = self
+            .rounds
+            .iter()
+            .map(|round| [round.deleting_us, round.before_us]);
         let rows = [
             row(
                 "longest request while a snapshot is made",
@@ -292,12 +298,16 @@ impl Round {
         let during = made.start..made.end + ANSWER_MS;
         let usual = during.start - (during.end - during.start)..during.start;
         let longest = |span: &Range<f64>| {
-            let inside = requests.iter().filter(|it| span.contains(&it.at_ms));
+            let inside = requests
+                .iter()
+                .filter(|request| span.contains(&request.at_ms));
             let longest = inside.map(|request| request.latency_us / 1e3);
             longest.reduce(f64::max).context("no request was answered")
         };
         let p99 = |span: &Range<f64>| {
-            let inside = requests.iter().filter(|it| span.contains(&it.at_ms));
+            let inside = requests
+                .iter()
+                .filter(|request| span.contains(&request.at_ms));
             let steady = inside.filter(|request| !slow.contain(request.at_ms));
             let mut latencies: Vec<f64> = steady.map(|request| request.latency_us).collect();
             latencies.sort_by(f64::total_cmp);

@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn a_watch_sees_something() {
         let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-        let processor = (0..CpuSet::MAX_CPU).find(|it| allowed.is_set(*it)).unwrap();
+        let processor = (0..CpuSet::MAX_CPU).find(|n| allowed.is_set(*n)).unwrap();
         let watch = Watch::start(processor).unwrap();
         let samples = watch.samples().unwrap();
-        assert!(!samples.is_empty() && samples.iter().all(|it| it.cost_ns > 0));
+        assert!(!samples.is_empty() && samples.iter().all(|sample| sample.cost_ns > 0));
     }
 }

@@ -160,7 +160,10 @@ pub(crate) fn write(
     plan: &Plan,
     measured: &Measured,
 ) -> Result<()> {
-    let conditions: Vec<Value> = conditions.iter().map(|it| json!(it)).collect();
+    let conditions: Vec<Value> = conditions
+        .iter()
+        .map(|condition| json!(condition))
+        .collect();
     let raw = json!({"conditions": conditions, "measured": measured.raw(plan)});
     let raw = serde_json::to_string_pretty(&raw).context("cannot write the raw results")?;
     write_files(workspace, &[(PAGE, page), (RAW, &raw)])
