@@ -78,9 +78,12 @@ fn refusals(cluster: &Cluster, scratch: &Scratch) -> Result<Vec<Refusal>> {
     let good = std::fs::read_to_string(cluster.conf()).context("cannot read ceph.conf")?;
     let with = |name: &str, key: &str, value: &str| -> Result<PathBuf> {
         let prefix = format!("{key} = ");
-        let lines = good.lines().map(|line| match line.starts_with(&prefix) {
-            true => format!("{prefix}{value}\n"),
-            false => format!("{line}\n"),
+        let lines = good.lines().map(|line| {
+            if line.starts_with(&prefix) {
+                format!("{prefix}{value}\n")
+            } else {
+                format!("{line}\n")
+            }
         });
         let path = scratch.path().join(name);
         std::fs::write(&path, lines.collect::<String>()).context("cannot write a ceph.conf")?;

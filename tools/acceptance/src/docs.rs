@@ -233,7 +233,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         if blocks.is_empty() {
             continue;
         }
-        let document = DOCUMENTS.iter().find(|it| it.name == name);
+        let document = DOCUMENTS.iter().find(|document| document.name == name);
         let document = document.unwrap_or(&PLAIN);
         match type_in(workspace, &binary, document, name, &blocks) {
             Ok(count) => {
@@ -360,7 +360,10 @@ mod tests {
     #[test]
     fn only_shell_commands_are_run() {
         let found = blocks(TEXT);
-        let lines: Vec<_> = found.iter().map(|it| (it.line, &*it.commands)).collect();
+        let lines: Vec<_> = found
+            .iter()
+            .map(|block| (block.line, &*block.commands))
+            .collect();
         assert_eq!(lines, [(2, "one /srv/a\n"), (9, "two\nthree\n")]);
         let (script, ran) = script(&PLAIN, "x.md", &found, "/scratch").unwrap();
         assert_eq!(ran, 2);

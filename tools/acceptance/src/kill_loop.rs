@@ -187,9 +187,10 @@ fn kill_and_verify(
     let (mut scribbled, mut replayed_max, mut published_max) = (0, 0, None);
     let (mut hits, mut settled_hits) = (0, 0);
     for round in 0..rounds {
-        let one = match is_inline {
-            true => one_round_in_line(&mut disks, &scratch, round),
-            false => one_round(&mut disks, &scratch, round),
+        let one = if is_inline {
+            one_round_in_line(&mut disks, &scratch, round)
+        } else {
+            one_round(&mut disks, &scratch, round)
         };
         let outcome = one.with_context(|| format!("in round {round} of the kill loop"))?;
         scribbled += outcome.answered;
@@ -277,9 +278,10 @@ fn move_on(disks: &mut Disks, round: u64, killed: Option<Osd>) -> Result<()> {
     if let Some(osd) = killed {
         osd.start()?;
     }
-    match moves(disks, round) {
-        true => disks.move_to_another_host(MOVE_OPTIONS),
-        false => Ok(()),
+    if moves(disks, round) {
+        disks.move_to_another_host(MOVE_OPTIONS)
+    } else {
+        Ok(())
     }
 }
 
@@ -436,9 +438,10 @@ fn settle_one(disks: &Disks, volume: &str, round: u64, verify_only: bool) -> Job
             .set("iodepth", 16)
             .set("randseed", 1 + round)
             .set("verify_fatal", 1);
-        match verify_only {
-            true => section.set("verify_only", 1),
-            false => section.set("do_verify", 0).set("end_fsync", 1),
+        if verify_only {
+            section.set("verify_only", 1)
+        } else {
+            section.set("do_verify", 0).set("end_fsync", 1)
         }
     };
     let length = HEADER_LENGTHS[round as usize % HEADER_LENGTHS.len()];

@@ -251,7 +251,10 @@ impl Prometheus {
             .filter(|line| !line.trim_start().starts_with("for: "))
             .collect();
         std::fs::write(directory.join("rules.yml"), at_once.join("\n") + "\n")?;
-        let targets: Vec<String> = targets.iter().map(|it| format!("\"{it}\"")).collect();
+        let targets: Vec<String> = targets
+            .iter()
+            .map(|target| format!("\"{target}\""))
+            .collect();
         let config = format!(
             "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
              rule_files: [rules.yml]\n\

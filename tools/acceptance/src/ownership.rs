@@ -193,7 +193,7 @@ impl Hosts {
         let mut found = vec![0; (IN_FLIGHT.end - IN_FLIGHT.start) as usize];
         while !found
             .chunks(BLOCK_BYTES)
-            .any(|it| it.starts_with(LOST.as_bytes()))
+            .any(|block| block.starts_with(LOST.as_bytes()))
         {
             ensure!(fio.is_running()?, "fio does not work\n{}", fio.said());
             std::thread::sleep(Duration::from_millis(20));

@@ -161,12 +161,15 @@ fn check_verdict(
     let is_ready = if reason.is_none() { "1" } else { "0" };
     let found = value("onefold_pool_ready{", "");
     ensure!(
-        found.is_some_and(|it| it.starts_with(is_ready)),
+        found.is_some_and(|number| number.starts_with(is_ready)),
         "{metrics}"
     );
     if let Some(reason) = reason {
         let found = value("onefold_pool_problem{", &format!("reason=\"{reason}\""));
-        ensure!(found.is_some_and(|it| it.starts_with('1')), "{metrics}");
+        ensure!(
+            found.is_some_and(|number| number.starts_with('1')),
+            "{metrics}"
+        );
     }
     Ok(())
 }
@@ -223,9 +226,10 @@ impl Case {
         product.check()?;
         daemon.stop()?;
         disk.stop()?;
-        Ok(match gone.is_empty() {
-            true => "nothing is gone".to_owned(),
-            false => gone.join("; "),
+        Ok(if gone.is_empty() {
+            "nothing is gone".to_owned()
+        } else {
+            gone.join("; ")
         })
     }
     /// The disk hangs in a sync, and fails or recovers; the daemon ends.

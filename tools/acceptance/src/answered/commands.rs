@@ -129,9 +129,10 @@ impl Commands {
         let at = random.usize(..self.frozen.len());
         self.frozen[at].is_certain = false;
         let export = self.frozen[at].export.clone();
-        let kind = match export.contains('@') {
-            true => "snapshot",
-            false => "volume",
+        let kind = if export.contains('@') {
+            "snapshot"
+        } else {
+            "volume"
         };
         self.run(&[kind, "delete", &export, "--yes"])?;
         self.frozen.swap_remove(at);
@@ -154,7 +155,7 @@ impl Commands {
         let snapshots = self
             .frozen
             .iter()
-            .filter(|it| it.export.starts_with(&prefix));
+            .filter(|frozen| frozen.export.starts_with(&prefix));
         let Some(snapshot) = random.choice(snapshots.collect::<Vec<_>>()) else {
             return Ok(());
         };

@@ -256,9 +256,10 @@ fn content(range: &Range<usize>, random: &mut fastrand::Rng) -> Vec<u8> {
     let first = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(bytes.len());
     let (head, rest) = bytes.split_at_mut(first);
     for block in std::iter::once(head).chain(rest.chunks_mut(BLOCK_BYTES)) {
-        let seed = match random.bool() {
-            true => random.u64(..REPEATED),
-            false => random.u64(..),
+        let seed = if random.bool() {
+            random.u64(..REPEATED)
+        } else {
+            random.u64(..)
         };
         fastrand::Rng::with_seed(seed).fill(block);
     }
