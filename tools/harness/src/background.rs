@@ -159,8 +159,9 @@ fn number(document: &Value, key: &str) -> Result<u64> {
 /// Blocks of deleted layers that no other layer needs, and that are not released yet.
 fn deleted_blocks(stat: &Value) -> u64 {
     let deletions = stat["being_deleted"].as_array().into_iter().flatten();
-    let gone = deletions.filter(|it| it["needed_by"].as_array().is_none_or(Vec::is_empty));
+    let gone =
+        deletions.filter(|deletion| deletion["needed_by"].as_array().is_none_or(Vec::is_empty));
     // One more than the count of blocks: a deletion without blocks still has a record.
-    gone.map(|it| it["own_blocks"].as_u64().unwrap_or(0) + 1)
+    gone.map(|deletion| deletion["own_blocks"].as_u64().unwrap_or(0) + 1)
         .sum()
 }

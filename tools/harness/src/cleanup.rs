@@ -82,7 +82,8 @@ pub fn install_signal_handler() -> Result<()> {
 fn remove_everything() {
     // The lock is held until the exit, so that no thread starts a process in the meantime.
     let left = leftovers();
-    let (cleaning, other): (Vec<_>, Vec<_>) = left.processes.iter().partition(|it| it.cleans_up);
+    let (cleaning, other): (Vec<_>, Vec<_>) =
+        left.processes.iter().partition(|process| process.cleans_up);
     // An error means that the process is gone, which is the goal.
     for process in other {
         let _ = pidfd_send_signal(&process.pidfd, Signal::KILL);

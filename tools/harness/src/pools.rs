@@ -125,9 +125,12 @@ impl Ceph {
         let scratch = Scratch::new(&workspace.scratch_parent(), "ceph")?;
         let directory = scratch.path().join("cluster");
         // Listed before the start, so that a signal during the start stops the daemons that exist.
-        let stopping = Stopping::new(directory.clone(), |directory| match directory.exists() {
-            true => Cluster::open(directory)?.stop(),
-            false => Ok(()),
+        let stopping = Stopping::new(directory.clone(), |directory| {
+            if directory.exists() {
+                Cluster::open(directory)?.stop()
+            } else {
+                Ok(())
+            }
         });
         let cluster = Cluster::start(&directory)?;
         Ok(Ceph {
@@ -248,9 +251,10 @@ impl Namespace {
         };
         let objects = rados().arg("ls").read()?;
         let objects: Vec<&str> = objects.lines().collect();
-        match objects.is_empty() {
-            true => Ok(()),
-            false => rados().arg("rm").args(objects).run(),
+        if objects.is_empty() {
+            Ok(())
+        } else {
+            rados().arg("rm").args(objects).run()
         }
     }
 }

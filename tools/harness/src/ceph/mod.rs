@@ -505,7 +505,7 @@ struct OsdMap(Value);
 
 impl OsdMap {
     fn is_up(&self, osd: u32) -> bool {
-        self.osd(osd).is_some_and(|it| it["up"] == 1)
+        self.osd(osd).is_some_and(|entry| entry["up"] == 1)
     }
 
     /// The version of the map in which the OSD last came up.
@@ -515,13 +515,13 @@ impl OsdMap {
 
     fn osd(&self, osd: u32) -> Option<&Value> {
         let mut osds = self.0["osds"].as_array()?.iter();
-        osds.find(|it| it["osd"] == osd)
+        osds.find(|entry| entry["osd"] == osd)
     }
 
     fn pool(&self) -> Result<u64> {
         let pools = self.0["pools"].as_array();
-        let ours = pools.and_then(|pools| pools.iter().find(|it| it["pool_name"] == POOL));
-        ours.and_then(|it| it["pool"].as_u64())
+        let ours = pools.and_then(|pools| pools.iter().find(|pool| pool["pool_name"] == POOL));
+        ours.and_then(|pool| pool["pool"].as_u64())
             .context("the pool was not made")
     }
 }
