@@ -16,7 +16,9 @@ use crate::state::{Config, Phase, Stage, State};
 pub(crate) fn mark(state: &mut State, config: &Config, layer: LayerId, lbas: Bits) -> Option<()> {
     let image = &state.memory.image;
     let stays = image.children(layer).count() > 1;
-    let found = image.layer(layer).filter(|it| !it.deleting || stays)?;
+    let found = image
+        .layer(layer)
+        .filter(|found| !found.deleting || stays)?;
     let mut items = Vec::new();
     for lba in lbas.iter() {
         let Entry::Private(block) = found.map[usize::from(lba)] else {

@@ -257,9 +257,10 @@ impl History {
                 once(&mut state.happened.deaths)?;
                 state.remains = work.noted();
                 let is_late = matches!(step, Step::Fence(_)) && !self.holds(Guard::LateHasNoEffect);
-                state.hosts[n] = match is_late {
-                    true => Host::Late(work),
-                    false => Host::Idle,
+                state.hosts[n] = if is_late {
+                    Host::Late(work)
+                } else {
+                    Host::Idle
                 };
             }
             Step::Share(_) | Step::Move(_) | Step::RemovePack(_) | Step::RemoveRecipe(_) => {
@@ -296,7 +297,9 @@ impl History {
     }
 
     fn close(&self, state: &mut State, backup: u8) {
-        let is_published = self.backups(state).any(|it| it.backup == backup);
+        let is_published = self
+            .backups(state)
+            .any(|manifest| manifest.backup == backup);
         let tombstone = state.tombstones[usize::from(backup)];
         if tombstone.is_none() && !(is_published && self.holds(Guard::PublishedNotClosed)) {
             state.tombstones[usize::from(backup)] = Some(self.next_pack(state));
@@ -313,7 +316,7 @@ impl History {
         let work = match (step, work) {
             (Step::Store(_), Work::Begun { backup }) => {
                 let pack = self.next_pack_above_manifests(state);
-                let is_confused = self.backups(state).any(|it| it.pack == pack);
+                let is_confused = self.backups(state).any(|manifest| manifest.pack == pack);
                 state.is_confused = is_confused;
                 let content = write_pack(state, pack, None);
                 let witness = Some(content);
@@ -325,7 +328,7 @@ impl History {
                 }
             }
             (Step::Continue(_), Work::Begun { backup }) => {
-                let parent = *self.backups(state).max_by_key(|it| it.backup)?;
+                let parent = *self.backups(state).max_by_key(|manifest| manifest.backup)?;
                 self.restored(state, &parent)?;
                 Work::Stored {
                     backup,
@@ -344,7 +347,7 @@ impl History {
                 },
             ) => {
                 let witness = witness.or_else(|| Some(newest(state, pack)?.witness))?;
-                let is_new = there(state).all(|it| it.backup != backup);
+                let is_new = there(state).all(|manifest| manifest.backup != backup);
                 is_new.then_some(())?;
                 state.manifests.push(Manifest {
                     backup,
@@ -363,9 +366,10 @@ impl History {
         if let Work::Stored { backup, .. } = work {
             state.recipes[usize::from(backup)] = true;
         }
-        state.hosts[n] = match is_late {
-            true => Host::Late(work),
-            false => Host::Holds(work),
+        state.hosts[n] = if is_late {
+            Host::Late(work)
+        } else {
+            Host::Holds(work)
         };
         Some(())
     }
@@ -396,12 +400,14 @@ impl History {
             }
             Step::RemovePack(n) => {
                 let number = state.packs[n].number;
-                let is_needed = self.backups(state).any(|it| it.pack == number);
+                let is_needed = self.backups(state).any(|manifest| manifest.pack == number);
                 (number != POPULAR && !is_needed).then_some(())?;
                 std::mem::replace(&mut state.packs[n].is_there, false).then_some(())?;
             }
             Step::RemoveRecipe(n) => {
-                let is_needed = self.backups(state).any(|it| usize::from(it.backup) == n);
+                let is_needed = self
+                    .backups(state)
+                    .any(|manifest| usize::from(manifest.backup) == n);
                 (!is_needed).then_some(())?;
                 std::mem::replace(&mut state.recipes[n], false).then_some(())?;
             }
@@ -445,7 +451,7 @@ impl History {
     /// The backups that exist: manifests that no closed number outweighs.
     fn backups<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Manifest> {
         let outweighs = self.holds(Guard::TombstoneOutweighs);
-        there(state).filter(move |it| !(outweighs && self.is_closed(state, it.backup)))
+        there(state).filter(move |manifest| !(outweighs && self.is_closed(state, manifest.backup)))
     }
 
     /// Used numbers that have neither a manifest nor a tombstone, and that no lease notes as in progress.
@@ -457,7 +463,7 @@ impl History {
             });
             held.chain(state.remains).any(|noted| noted == backup)
         };
-        let is_there = |backup| there(state).any(|it| it.backup == backup);
+        let is_there = |backup| there(state).any(|manifest| manifest.backup == backup);
         let used = manifests_end(state)
             .max(recipes_end(state))
             .max(closed_end(state));
@@ -479,15 +485,18 @@ impl History {
 
     /// The number after the listed packs and the packs that closed numbers remember.
     fn next_pack(&self, state: &State) -> u8 {
-        let own = state.packs.iter().filter(|it| it.number != POPULAR);
-        let listed = own.filter(|it| it.is_there).map(|it| it.number + 1).max();
+        let own = state.packs.iter().filter(|pack| pack.number != POPULAR);
+        let listed = own
+            .filter(|pack| pack.is_there)
+            .map(|pack| pack.number + 1)
+            .max();
         let closed = state.tombstones.iter().flatten().copied().max();
         let closed = closed.filter(|_| self.holds(Guard::PacksOfClosed));
         listed.max(closed).unwrap_or(0)
     }
 
     fn next_pack_above_manifests(&self, state: &State) -> u8 {
-        let named = self.backups(state).map(|it| it.pack + 1).max();
+        let named = self.backups(state).map(|manifest| manifest.pack + 1).max();
         let named = named.filter(|_| self.holds(Guard::PacksOfManifests));
         self.next_pack(state).max(named.unwrap_or(0))
     }
@@ -524,7 +533,7 @@ impl History {
 
     fn was_lost(state: &State, backup: u8) -> bool {
         let mut manifests = state.manifests.iter();
-        manifests.any(|it| it.backup == backup && it.was_taken)
+        manifests.any(|manifest| manifest.backup == backup && manifest.was_taken)
     }
 }
 
@@ -559,8 +568,8 @@ fn write_pack(state: &mut State, number: u8, content: Option<u8>) -> u8 {
 /// The newest pack with this number: of two generations, the one with moved blocks.
 fn newest(state: &State, number: u8) -> Option<&Pack> {
     let packs = state.packs.iter();
-    let there = packs.filter(|it| it.is_there && it.number == number);
-    there.max_by_key(|it| it.moved.is_some())
+    let there = packs.filter(|pack| pack.is_there && pack.number == number);
+    there.max_by_key(|pack| pack.moved.is_some())
 }
 
 fn is_moved(state: &State, manifest: &Manifest) -> bool {
@@ -568,12 +577,15 @@ fn is_moved(state: &State, manifest: &Manifest) -> bool {
 }
 
 fn there(state: &State) -> impl Iterator<Item = &Manifest> {
-    state.manifests.iter().filter(|it| it.is_there)
+    state.manifests.iter().filter(|manifest| manifest.is_there)
 }
 
 /// The number after the last manifest's.
 fn manifests_end(state: &State) -> u8 {
-    there(state).map(|it| it.backup + 1).max().unwrap_or(0)
+    there(state)
+        .map(|manifest| manifest.backup + 1)
+        .max()
+        .unwrap_or(0)
 }
 
 fn recipes_end(state: &State) -> u8 {
@@ -605,18 +617,18 @@ fn take(state: &mut State, object: Object) -> Option<()> {
 fn put_back(state: &mut State, object: Object) -> Option<()> {
     let same = match object {
         Object::Pack(n) => {
-            let name = |it: &Pack| (it.is_there, it.number, it.moved.is_some());
+            let name = |pack: &Pack| (pack.is_there, pack.number, pack.moved.is_some());
             let this = name(&Pack {
                 is_there: true,
                 ..state.packs[n]
             });
-            let same = state.packs.iter().position(|it| name(it) == this);
+            let same = state.packs.iter().position(|pack| name(pack) == this);
             same.map(Object::Pack)
         }
         Object::Manifest(n) => {
             let this = (true, state.manifests[n].backup);
             let mut all = state.manifests.iter();
-            let same = all.position(|it| (it.is_there, it.backup) == this);
+            let same = all.position(|manifest| (manifest.is_there, manifest.backup) == this);
             same.map(Object::Manifest)
         }
     };
@@ -669,7 +681,7 @@ impl Model for History {
                 }
             }
         }
-        let popular = state.packs.iter().filter(|it| it.number == POPULAR);
+        let popular = state.packs.iter().filter(|pack| pack.number == POPULAR);
         if popular.count() < self.limits.popular {
             steps.extend((0..state.packs.len()).map(Step::Share));
         }
@@ -695,39 +707,45 @@ impl Model for History {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("a backup restores its own content", |it: &Self, state| {
-                it.backups(state).all(|backup| it.is_own(state, backup))
+            Property::always("a backup restores its own content", |this: &Self, state| {
+                this.backups(state).all(|backup| this.is_own(state, backup))
             }),
-            Property::always("what a backup needs is kept", |it: &Self, state: &State| {
-                state.manifests.iter().all(|of| it.is_kept(state, of))
+            Property::always(
+                "what a backup needs is kept",
+                |this: &Self, state: &State| {
+                    state.manifests.iter().all(|of| this.is_kept(state, of))
+                },
+            ),
+            Property::always("what is forgotten is no backup", |this: &Self, state| {
+                !this.backups(state).any(|backup| backup.is_forgotten)
             }),
-            Property::always("what is forgotten is no backup", |it: &Self, state| {
-                !it.backups(state).any(|backup| backup.is_forgotten)
-            }),
-            Property::always("only what is forgotten goes", |it: &Self, state: &State| {
-                let mut kept = state.manifests.iter().filter(|of| !of.is_given_up);
-                kept.all(|of| of.was_taken || !it.is_closed(state, of.backup))
-            }),
-            Property::always("only what was lost is missing", |it: &Self, state| {
-                it.missing(state)
+            Property::always(
+                "only what is forgotten goes",
+                |this: &Self, state: &State| {
+                    let mut kept = state.manifests.iter().filter(|of| !of.is_given_up);
+                    kept.all(|of| of.was_taken || !this.is_closed(state, of.backup))
+                },
+            ),
+            Property::always("only what was lost is missing", |this: &Self, state| {
+                this.missing(state)
                     .all(|backup| Self::was_lost(state, backup))
             }),
             Property::always("a number is of one backup", |_, state: &State| {
-                let numbers = state.manifests.iter().map(|it| it.backup);
+                let numbers = state.manifests.iter().map(|manifest| manifest.backup);
                 numbers.collect::<BTreeSet<_>>().len() == state.manifests.len()
             }),
             Property::always("a number is of one pack", |_, state: &State| {
                 !state.is_confused
             }),
-            Property::sometimes(MET[0], |it: &Self, state| {
+            Property::sometimes(MET[0], |this: &Self, state| {
                 let is_another = |pack: &Pack, of: &Manifest| pack.witness != of.witness;
                 let newest = |of: &Manifest| newest(state, of.pack);
-                let mut backups = it.backups(state);
+                let mut backups = this.backups(state);
                 backups.any(|of| newest(of).is_some_and(|pack| is_another(pack, of)))
             }),
-            Property::sometimes(MET[1], |it: &Self, state| {
-                let is_read = |of: &Manifest| it.restored(state, of).is_some();
-                it.backups(state)
+            Property::sometimes(MET[1], |this: &Self, state| {
+                let is_read = |of: &Manifest| this.restored(state, of).is_some();
+                this.backups(state)
                     .any(|of| is_moved(state, of) && is_read(of))
             }),
             Property::sometimes(MET[2], |_, state| {

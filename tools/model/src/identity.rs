@@ -143,17 +143,19 @@ impl Identity {
                     has: [false; DISKS],
                     is_adopted: false,
                 });
-                match self.holds(Guard::ListedAfterWritten) {
-                    true => Create::Written(source),
-                    false => Create::Continues(source),
+                if self.holds(Guard::ListedAfterWritten) {
+                    Create::Written(source)
+                } else {
+                    Create::Continues(source)
                 }
             }
             (Step::ListAgain(_), Create::Written(source)) => {
                 let is_first = named(state, disk.name) == Ok(Some(source));
                 state.sources[source].is_there = is_first;
-                match is_first {
-                    true => Create::Continues(source),
-                    false => Create::Idle,
+                if is_first {
+                    Create::Continues(source)
+                } else {
+                    Create::Idle
                 }
             }
             (Step::BackUp(_), Create::Continues(source)) => {
@@ -178,9 +180,10 @@ impl Identity {
             return continues.then_some(Create::Continues(source));
         }
         let is_of_disk = |source: &Source| source.is_there && source.origin == n;
-        let of_disk = match self.holds(Guard::OriginLookedFor) {
-            true => only(state, is_of_disk).ok()?,
-            false => None,
+        let of_disk = if self.holds(Guard::OriginLookedFor) {
+            only(state, is_of_disk).ok()?
+        } else {
+            None
         };
         Some(of_disk.map_or(Create::IsNew, Create::Continues))
     }

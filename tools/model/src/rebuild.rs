@@ -20,9 +20,10 @@ pub(crate) fn references(image: &Image, guards: Guards) -> [i8; BLOCKS] {
             continue;
         };
         let mut open = image.open.iter();
-        let is_unpublished = match guards.on(Guard::RebuildCountsHits) {
-            true => open.any(|batch| batch.has_unsettled(layer, lba, block)),
-            false => open.any(|batch| batch.has_announced(layer, lba)),
+        let is_unpublished = if guards.on(Guard::RebuildCountsHits) {
+            open.any(|batch| batch.has_unsettled(layer, lba, block))
+        } else {
+            open.any(|batch| batch.has_announced(layer, lba))
         };
         if !is_unpublished || !guards.on(Guard::RebuildSkipsUnpublished) {
             references[usize::from(block)] += 1;

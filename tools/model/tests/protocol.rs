@@ -169,7 +169,7 @@ fn the_document_names_every_guard_of_the_repository() {
     let document = include_str!("../../../docs/model.md");
     let rows: Vec<&str> = document
         .lines()
-        .filter(|it| it.starts_with("| `"))
+        .filter(|line| line.starts_with("| `"))
         .collect();
     let popular = popular::Guard::ALL.map(|guard| format!("{guard:?}"));
     let share = share::Guard::ALL.map(|guard| format!("{guard:?}"));
