@@ -85,7 +85,10 @@ enum NoticedBy {
 /// `cargo xtask mutations`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let mutations = checked(workspace)?;
-    let wanted: Vec<&Mutation> = mutations.iter().filter(|it| arguments.wants(it)).collect();
+    let wanted: Vec<&Mutation> = mutations
+        .iter()
+        .filter(|mutation| arguments.wants(mutation))
+        .collect();
     ensure!(!wanted.is_empty(), "no mutation has such a name");
     println!("{} mutations can be made", wanted.len());
     if arguments.check {
@@ -119,7 +122,10 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 /// A step of CI: a test notices one of the mutations, which the commit selects.
 pub(crate) fn try_one(workspace: &Workspace, number: u64) -> Result<()> {
     let mutations = checked(workspace)?;
-    let quick: Vec<&Mutation> = mutations.iter().filter(|it| it.is_quick()).collect();
+    let quick: Vec<&Mutation> = mutations
+        .iter()
+        .filter(|mutation| mutation.is_quick())
+        .collect();
     ensure!(!quick.is_empty(), "no mutation is tested quickly");
     let mutation = quick[(number % quick.len() as u64) as usize];
     let sources = Sources::copy(workspace)?;
@@ -142,7 +148,9 @@ fn checked(workspace: &Workspace) -> Result<Vec<Mutation>> {
     );
     for name in CRATES {
         ensure!(
-            mutations.iter().any(|it| it.crates.contains(name)),
+            mutations
+                .iter()
+                .any(|mutation| mutation.crates.contains(name)),
             "no mutation breaks anything in crates/{name}"
         );
     }
@@ -158,7 +166,7 @@ fn read_all(directory: &Path) -> Result<Vec<Mutation>> {
     let mut paths = Vec::new();
     for entry in listed {
         let path = entry?.path();
-        if path.extension().is_some_and(|it| it == "patch") {
+        if path.extension().is_some_and(|end| end == "patch") {
             paths.push(path);
         }
     }

@@ -65,16 +65,17 @@ fn reached_among(crates: &[Crate], files: &BTreeSet<PathBuf>) -> BTreeSet<String
         let is_cargo = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"].map(Path::new);
         is_cargo.contains(&file.as_path()) || file.starts_with(".cargo")
     };
-    let is_changed = |it: &&Crate| files.iter().any(|file| file.starts_with(&it.directory));
-    let names = |it: &Crate| it.name.clone();
-    let mut reached: BTreeSet<String> = match files.iter().any(is_of_all) {
-        true => crates.iter().map(names).collect(),
-        false => crates.iter().filter(is_changed).map(names).collect(),
+    let is_changed = |krate: &&Crate| files.iter().any(|file| file.starts_with(&krate.directory));
+    let names = |krate: &Crate| krate.name.clone();
+    let mut reached: BTreeSet<String> = if files.iter().any(is_of_all) {
+        crates.iter().map(names).collect()
+    } else {
+        crates.iter().filter(is_changed).map(names).collect()
     };
     loop {
         let users = crates
             .iter()
-            .filter(|it| it.uses.iter().any(|used| reached.contains(used)));
+            .filter(|krate| krate.uses.iter().any(|used| reached.contains(used)));
         let users: Vec<String> = users
             .map(names)
             .filter(|name| !reached.contains(name))
@@ -125,7 +126,7 @@ mod tests {
         let krate = |name: &str, uses: &[&str]| Crate {
             name: name.to_owned(),
             directory: Path::new("crates").join(name),
-            uses: uses.iter().map(|it| (*it).to_owned()).collect(),
+            uses: uses.iter().map(|used| (*used).to_owned()).collect(),
         };
         let crates = [
             krate("format", &[]),

@@ -49,9 +49,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         let only = arguments.only.as_ref();
         only.is_none_or(|only| step.name.contains(only))
     };
-    let steps = match arguments.changed {
-        true => CHANGED_STEPS,
-        false => STEPS,
+    let steps = if arguments.changed {
+        CHANGED_STEPS
+    } else {
+        STEPS
     };
     let mut steps: Vec<&Step> = steps.iter().filter(wanted).collect();
     let mut skipped = Vec::new();
@@ -97,7 +98,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 
 /// The outcomes are in the order of the steps of each kind.
 fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
-    let of = |is_wanted: fn(&Work) -> bool| steps.iter().filter(move |it| is_wanted(&it.work));
+    let of = |is_wanted: fn(&Work) -> bool| steps.iter().filter(move |step| is_wanted(&step.work));
     let perform = |step: &&'static Step| perform(workspace, step);
     let mut outcomes: Vec<Outcome> = of(|work| matches!(work, Work::Alone(_)))
         .map(perform)

@@ -171,7 +171,9 @@ fn with_receiver(krate: &Crate) -> BTreeSet<String> {
                 .collect(),
             _ => Vec::new(),
         };
-        let with_receiver = signatures.into_iter().filter(|it| it.receiver().is_some());
+        let with_receiver = signatures
+            .into_iter()
+            .filter(|signature| signature.receiver().is_some());
         names.extend(with_receiver.map(|signature| signature.ident.to_string()));
     }
     names
@@ -216,7 +218,7 @@ mod tests {
             ("nowhere", false),
         ] {
             assert_eq!(
-                methods_of(&files, |it| it.home(name).is_some()),
+                methods_of(&files, |methods| methods.home(name).is_some()),
                 is_tie,
                 "{name}"
             );
@@ -240,7 +242,7 @@ mod tests {
                     .iter()
                     .map(|(path, text)| (path.as_str(), text.as_str())),
             );
-            let faults = methods_of(&all, |it| it.faults("a"));
+            let faults = methods_of(&all, |methods| methods.faults("a"));
             assert_eq!(faults.len(), files - FILES_MAX, "{faults:?}");
         }
     }

@@ -180,7 +180,7 @@ fn is_of_tests(path: &Path) -> bool {
 
 impl Group {
     fn read(&mut self, file: &SourceFile) {
-        let text = match file.path.extension().and_then(|it| it.to_str()) {
+        let text = match file.path.extension().and_then(|end| end.to_str()) {
             Some("rs") => {
                 if !is_of_tests(&file.path) {
                     self.count_leaning(file);
@@ -255,7 +255,7 @@ impl Group {
 fn comments(text: &str) -> String {
     let lines = text.lines().map(str::trim_start);
     let comments = lines.filter_map(|line| line.strip_prefix("//"));
-    let texts = comments.map(|it| it.trim_start_matches(['/', '!']));
+    let texts = comments.map(|comment| comment.trim_start_matches(['/', '!']));
     texts.collect::<Vec<_>>().join(" ")
 }
 
@@ -441,9 +441,12 @@ mod tests {
             assert_eq!(super::faults(&[source]).len(), faults, "{habits}");
         }
         let docs = |leaning: usize| {
-            let lines = (0..200).map(|n| match n < leaning {
-                true => "/// Its size.\nfn f() {}\n",
-                false => "/// The size.\nfn f() {}\n",
+            let lines = (0..200).map(|n| {
+                if n < leaning {
+                    "/// Its size.\nfn f() {}\n"
+                } else {
+                    "/// The size.\nfn f() {}\n"
+                }
             });
             file("crates/a/src/lib.rs", &lines.collect::<String>())
         };
