@@ -99,7 +99,7 @@ impl Exports for Two {
         vec![format!("{name}1"), format!("{name}2")]
     }
     fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
-        self.snapshots(name, 2).iter().any(|it| it == snapshot)
+        self.snapshots(name, 2).iter().any(|listed| listed == snapshot)
     }
     fn attach(&self, name: &str, since: &[String], _: &Peer) -> Result<Attached, AttachError> {
         assert!(since.len() <= 2);
