@@ -14,11 +14,12 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=ONEFOLD_COMMIT");
     let given = env::var("ONEFOLD_COMMIT").ok();
-    let commit = given.filter(|it| !it.is_empty()).unwrap_or_else(|| {
+    let commit = given.filter(|text| !text.is_empty()).unwrap_or_else(|| {
         let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
-        match is_release {
-            true => commit().unwrap_or_else(|| "unknown".to_owned()),
-            false => "development".to_owned(),
+        if is_release {
+            commit().unwrap_or_else(|| "unknown".to_owned())
+        } else {
+            "development".to_owned()
         }
     });
     println!("cargo::rustc-env=ONEFOLD_COMMIT={commit}");

@@ -31,9 +31,10 @@ fn with_help_on_sizes(command: Command) -> Command {
         let names = argument.get_value_names().unwrap_or_default();
         names.iter().any(|name| name.as_str() == SIZE)
     });
-    match takes_size {
-        true => command.after_help(size::HELP),
-        false => command,
+    if takes_size {
+        command.after_help(size::HELP)
+    } else {
+        command
     }
 }
 
@@ -68,25 +69,25 @@ fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Exi
 /// The output format that the user requested, even if the arguments as a whole are invalid.
 fn wanted_format(arguments: &[OsString]) -> Format {
     let pairs = arguments.windows(2);
-    let is_json = arguments.iter().any(|it| it == "--format=json")
-        || pairs.into_iter().any(|it| it == ["--format", "json"]);
-    match is_json {
-        true => Format::Json,
-        false => Format::Text,
-    }
+    let is_json = arguments.iter().any(|argument| argument == "--format=json")
+        || pairs.into_iter().any(|pair| pair == ["--format", "json"]);
+    if is_json { Format::Json } else { Format::Text }
 }
 
 /// The subcommands up to the error, such as `["volume", "create"]`.
 fn reached(command: &Command, arguments: &[OsString]) -> Vec<String> {
     let mut command = command;
     let mut names = Vec::new();
-    let mut arguments = arguments.iter().skip(1).filter_map(|it| it.to_str());
+    let mut arguments = arguments
+        .iter()
+        .skip(1)
+        .filter_map(|argument| argument.to_str());
     let options: Vec<_> = command.get_arguments().collect();
     while let Some(argument) = arguments.next() {
         let option = argument.strip_prefix("--");
         let option = options
             .iter()
-            .find(|it| it.get_long() == option && option.is_some());
+            .find(|known| known.get_long() == option && option.is_some());
         if option.is_some_and(|option| option.get_action().takes_values()) {
             // The next word is the option's value, whatever it looks like.
             arguments.next();

@@ -53,7 +53,8 @@ fn clients_within(limit: u64) -> Result<usize> {
 /// Whether a call failed because this process, or the system, has no descriptor left.
 pub(crate) fn are_lacking(error: &io::Error) -> bool {
     let errno = rustix::io::Errno::from_io_error(error);
-    errno.is_some_and(|it| it == rustix::io::Errno::MFILE || it == rustix::io::Errno::NFILE)
+    errno
+        .is_some_and(|errno| errno == rustix::io::Errno::MFILE || errno == rustix::io::Errno::NFILE)
 }
 
 /// A descriptor held in reserve for when the system has no other.

@@ -49,9 +49,10 @@ fn beginning(device: &Path) -> io::Result<Vec<u8>> {
 fn content(beginning: &[u8]) -> String {
     known_content(beginning).unwrap_or_else(|| {
         let read = size::display(beginning.len() as u64);
-        match beginning.iter().all(|byte| *byte == 0) {
-            true => format!("zeros in its first {read}"),
-            false => "data of an unknown kind".to_owned(),
+        if beginning.iter().all(|byte| *byte == 0) {
+            format!("zeros in its first {read}")
+        } else {
+            "data of an unknown kind".to_owned()
         }
     })
 }

@@ -28,9 +28,10 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
             signal(SignalKind::interrupt())?,
             signal(SignalKind::terminate())?,
             // Under nohup the work outlives the terminal.
-            match is_ignored(SignalKind::hangup()) {
-                true => None,
-                false => Some(signal(SignalKind::hangup())?),
+            if is_ignored(SignalKind::hangup()) {
+                None
+            } else {
+                Some(signal(SignalKind::hangup())?)
             },
         ))
     });

@@ -97,7 +97,10 @@ impl Drop for PageFile {
 /// The time, host and command shown on a page.
 fn conditions() -> [(&'static str, String); 4] {
     let now = humantime::format_rfc3339_seconds(SystemTime::now());
-    let arguments: Vec<String> = std::env::args_os().skip(1).map(|it| quoted(&it)).collect();
+    let arguments: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|argument| quoted(&argument))
+        .collect();
     [
         ("date", now.to_string()),
         ("host", uname().nodename().to_string_lossy().into_owned()),
@@ -110,9 +113,10 @@ fn conditions() -> [(&'static str, String); 4] {
 fn quoted(argument: &OsStr) -> String {
     let text = argument.to_string_lossy();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
-    match !text.is_empty() && text.bytes().all(is_plain) {
-        true => text.into_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        text.into_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 

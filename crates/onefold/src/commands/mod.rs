@@ -323,11 +323,12 @@ impl Context {
 
     fn print_plan(&self, plan: &impl Render, is_done: bool) -> Result<ExitCode> {
         self.output.document(plan)?;
-        match is_done {
-            true => Ok(ExitCode::SUCCESS),
-            false => Err(Error::usage(
+        if is_done {
+            Ok(ExitCode::SUCCESS)
+        } else {
+            Err(Error::usage(
                 "nothing was changed; --yes carries out this plan",
-            )),
+            ))
         }
     }
 
@@ -377,7 +378,7 @@ impl Cli {
         let context = Context {
             output: self.output(),
             pool: pool
-                .map(|it| PoolPlace::parse(it, &self.ceph))
+                .map(|place| PoolPlace::parse(place, &self.ceph))
                 .transpose()?,
             ceph: self.ceph,
         };

@@ -89,9 +89,10 @@ impl Plot<'_> {
                 Scale::Linear => (self.y)(*height),
                 Scale::Logarithmic => (self.y)(10_f64.powf(*height)),
             };
-            let places = match self.x_step > 0.0 {
-                true => (widest / self.x_step) as usize + 1,
-                false => AMOUNTS,
+            let places = if self.x_step > 0.0 {
+                (widest / self.x_step) as usize + 1
+            } else {
+                AMOUNTS
             };
             let amounts = match self.scale {
                 Scale::Linear => AMOUNTS,

@@ -16,9 +16,10 @@ pub(super) type Args = PoolCheck;
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     end_when_interrupted(
         &context.output,
-        match args.repair {
-            true => "repairs that were made stay; the same command makes the rest",
-            false => "nothing was changed",
+        if args.repair {
+            "repairs that were made stay; the same command makes the rest"
+        } else {
+            "nothing was changed"
         },
     )?;
     let progress = Progress::steps(&context.output, "checking").of_pool(&context.output);

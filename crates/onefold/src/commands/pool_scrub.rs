@@ -16,19 +16,21 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let reply = match args.list {
-        true => context.request(&PoolBadBlocks {}, Bar::None),
-        false => context.request(
+    let reply = if args.list {
+        context.request(&PoolBadBlocks {}, Bar::None)
+    } else {
+        context.request(
             &args.scrub,
             Bar::Bytes(
                 "scrubbing",
                 "the daemon, or the same command, continues the scrub",
             ),
-        ),
+        )
     }?;
     context.output.document(&reply)?;
-    match reply.is_damaged() {
-        true => Ok(ExitCode::from(FOUND_DAMAGE)),
-        false => Ok(ExitCode::SUCCESS),
+    if reply.is_damaged() {
+        Ok(ExitCode::from(FOUND_DAMAGE))
+    } else {
+        Ok(ExitCode::SUCCESS)
     }
 }

@@ -43,7 +43,7 @@ impl ControlClient {
         let mut socket = socket_path(pool);
         if let Err(error) = answers(&socket) {
             let mut others = other_socket_paths(pool).into_iter();
-            socket = others.find(|it| answers(it).is_ok()).ok_or(error)?;
+            socket = others.find(|path| answers(path).is_ok()).ok_or(error)?;
         }
         Ok(Self {
             socket,

@@ -57,7 +57,9 @@ pub(crate) fn socket_path(pool: &Path) -> PathBuf {
 /// create the socket, if the pool's own directory has no room for it.
 pub(crate) fn other_socket_paths(pool: &Path) -> Vec<PathBuf> {
     let directories = runtime_directories(pool).into_iter();
-    directories.map(|it| it.join(SOCKET)).collect()
+    directories
+        .map(|directory| directory.join(SOCKET))
+        .collect()
 }
 
 /// Directories for sockets for which the pool's directory has no room. They are in memory, and named after

@@ -62,11 +62,13 @@ impl ControlSocket {
     /// socket is stale and is replaced.
     pub(crate) fn bind(pool: &Path) -> Result<Self> {
         let path = socket_path(pool);
-        let bound =
-            listen_unix(&path, SOCKET_MODE, None).or_else(|error| match lacks_space(&error) {
-                true => bind_elsewhere(pool).ok_or(error),
-                false => Err(error),
-            });
+        let bound = listen_unix(&path, SOCKET_MODE, None).or_else(|error| {
+            if lacks_space(&error) {
+                bind_elsewhere(pool).ok_or(error)
+            } else {
+                Err(error)
+            }
+        });
         let failed =
             |e: &io::Error| Error::io(format_args!("cannot listen on {}", path.display()), e);
         let (listener, name) = bound.map_err(|e| failed(&e))?;
@@ -388,7 +390,10 @@ fn request_of<T: DeserializeOwned + Serialize>(json: &[u8], place: &str) -> Resu
     // serde's own check for unknown fields does not work with flattened fields. A request serialises all of
     // its fields.
     let known = serde_json::to_value(&request).map_err(|e| failed(&e))?;
-    let mut fields = found.as_object().into_iter().flat_map(|it| it.keys());
+    let mut fields = found
+        .as_object()
+        .into_iter()
+        .flat_map(|object| object.keys());
     match fields.find(|field| known.get(field).is_none()) {
         Some(field) => Err(failed(&format_args!("it has no field '{field}'"))),
         None => Ok(request),

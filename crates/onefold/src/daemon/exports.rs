@@ -312,12 +312,13 @@ impl Exports for VolumeExports {
         });
         Ok(Attached {
             changes: changes.collect::<std::result::Result<_, _>>()?,
-            export: match export == name {
-                true => volume,
-                false => Arc::new(CopiedSnapshot {
+            export: if export == name {
+                volume
+            } else {
+                Arc::new(CopiedSnapshot {
                     snapshot: volume,
                     reads: Arc::clone(&self.snapshot_reads),
-                }),
+                })
             },
         })
     }

@@ -68,7 +68,10 @@ fn log_health(service: &Service, stopped: &AtomicBool) {
 
 /// Logs each new problem, and when the last problem has ended.
 fn log_changes(before: &Health, now: &Health) {
-    let news = now.problems.iter().filter(|it| !before.has(it.reason));
+    let news = now
+        .problems
+        .iter()
+        .filter(|problem| !before.has(problem.reason));
     for Problem { reason, message } in news {
         match reason.state() {
             PoolState::NotReady => tracing::error!("the pool is not ready: {message}"),

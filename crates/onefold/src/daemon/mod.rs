@@ -107,7 +107,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     if let Some(volume) = options
         .default_export
         .as_ref()
-        .filter(|it| !store.has_volume(it))
+        .filter(|volume| !store.has_volume(volume))
     {
         tracing::warn!("the default export '{volume}' is not a volume yet");
     }
@@ -259,7 +259,9 @@ fn serve_store(
 
 /// Logs one line per event, with its time. `RUST_LOG` sets the level.
 pub(crate) fn log_to_stderr() {
-    let asked = std::env::var("RUST_LOG").ok().filter(|it| !it.is_empty());
+    let asked = std::env::var("RUST_LOG")
+        .ok()
+        .filter(|text| !text.is_empty());
     let asked = asked.map(|text| text.parse::<Targets>().map_err(|_| text));
     let (filter, unreadable) = match asked {
         Some(Ok(filter)) => (filter, None),

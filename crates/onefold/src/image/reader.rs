@@ -50,9 +50,10 @@ fn seekable_image(
     match options.format {
         None | Some(ImageFormat::Raw) => raw_image(file, shown, options, output),
         Some(ImageFormat::Qcow2) => {
-            let backing = match options.allow_backing {
-                true => Backing::Follow,
-                false => Backing::Refuse,
+            let backing = if options.allow_backing {
+                Backing::Follow
+            } else {
+                Backing::Refuse
             };
             let image = Qcow2Image::open(file, path, shown, backing);
             Ok(Box::new(image.map_err(failed)?))

@@ -221,7 +221,7 @@ impl NewPool {
         let directory = absolute(&self.directory)?;
         let data = self.data.as_deref().map(absolute).transpose()?;
         for place in [Some(&directory), data.as_ref()].into_iter().flatten() {
-            if let Some(pool) = place.ancestors().skip(1).find(|it| is_pool(it)) {
+            if let Some(pool) = place.ancestors().skip(1).find(|ancestor| is_pool(ancestor)) {
                 let pool = pool.display();
                 return Err(Error::usage(self.message(&format_args!(
                     "{} is inside the pool at {pool}; choose a place outside it",

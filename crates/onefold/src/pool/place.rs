@@ -171,7 +171,7 @@ impl CephPlace {
 fn default_run(ceph_pool: &str, name: &str) -> PathBuf {
     let is_root = rustix::process::geteuid().is_root();
     let of_user = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let parent = of_user.filter(|it| it.is_absolute() && !is_root);
+    let parent = of_user.filter(|directory| directory.is_absolute() && !is_root);
     let parent = parent.unwrap_or_else(|| "/run".into());
     parent.join(format!("onefold/ceph-{ceph_pool}-{name}"))
 }

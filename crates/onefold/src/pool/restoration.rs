@@ -38,9 +38,10 @@ impl Restoration {
         data: Option<PathBuf>,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        let lock = match directory.is_dir() {
-            true => Some(lock(directory)?),
-            false => None,
+        let lock = if directory.is_dir() {
+            Some(lock(directory)?)
+        } else {
+            None
         };
         let export = MetadataExport::read(&mut reader(&file, report)?)
             .map_err(|error| Error::failed(format!("{}: {error}", file.display())))?;

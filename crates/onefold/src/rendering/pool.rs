@@ -143,7 +143,7 @@ impl Render for PoolStatReply {
         }
         self.being_deleted
             .iter()
-            .try_for_each(|it| write_deletion(it, out))
+            .try_for_each(|deletion| write_deletion(deletion, out))
     }
 }
 

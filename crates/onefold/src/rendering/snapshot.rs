@@ -34,7 +34,7 @@ impl Render for SnapshotListReply {
         }
         self.being_deleted
             .iter()
-            .try_for_each(|it| write_deletion(it, out))
+            .try_for_each(|deletion| write_deletion(deletion, out))
     }
 }
 
@@ -44,11 +44,10 @@ pub(super) fn write_deletion(deletion: &DeletionReply, out: &mut dyn Write) -> i
     if let Some(failure) = &deletion.failure {
         return writeln!(out, "{name} was deleted; {own} of it stuck: {failure}");
     }
-    match deletion.needed_by.is_empty() {
-        true => writeln!(out, "{name} was deleted; {own} of it still to be released"),
-        false => {
-            let needed_by = deletion.needed_by.join(", ");
-            writeln!(out, "{name} was deleted; {own} of it needed by {needed_by}")
-        }
+    if deletion.needed_by.is_empty() {
+        writeln!(out, "{name} was deleted; {own} of it still to be released")
+    } else {
+        let needed_by = deletion.needed_by.join(", ");
+        writeln!(out, "{name} was deleted; {own} of it needed by {needed_by}")
     }
 }

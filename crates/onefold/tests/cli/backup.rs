@@ -30,7 +30,7 @@ fn open_repository(scene: &mut Scene, name: &str) {
 fn names(scene: &Scene, list: &[&str], kind: &str) -> Vec<String> {
     let list = scene.json(list);
     let list = list[kind].as_array().unwrap().iter();
-    let name = |it: &Value| it["name"].as_str().unwrap().to_owned();
+    let name = |entry: &Value| entry["name"].as_str().unwrap().to_owned();
     list.map(name).collect()
 }
 
@@ -231,7 +231,7 @@ fn damage_is_named_with_the_backups_that_need_it() {
     let web = format!("web={image}");
     scene.ok(&[&["backup", "create", &web], &with_key[..]].concat());
     let sources = fs::read_dir(scene.path("repository/sources")).unwrap();
-    let source = sources.map(|it| it.unwrap().path()).next().unwrap();
+    let source = sources.map(|entry| entry.unwrap().path()).next().unwrap();
     let pack = source.join("packs/00/0.0");
     let mut bytes = fs::read(&pack).unwrap();
     bytes[5000] ^= 1;
@@ -490,7 +490,7 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
         let _ = child.kill();
         child.wait().unwrap();
         for name in backups(&scene) {
-            if !known.iter().any(|(it, _)| *it == name) {
+            if !known.iter().any(|(backup, _)| *backup == name) {
                 known.push((name, content.clone()));
             }
         }
@@ -538,8 +538,8 @@ fn is_lease_held(scene: &Scene) -> bool {
     let sources = Path::new(&scene.path("repository")).join("sources");
     let sources = fs::read_dir(sources).into_iter().flatten().flatten();
     sources
-        .map(|it| it.path().join("writer"))
-        .any(|it| fs::read_dir(it).is_ok_and(|mut holders| holders.next().is_some()))
+        .map(|source| source.path().join("writer"))
+        .any(|folder| fs::read_dir(folder).is_ok_and(|mut holders| holders.next().is_some()))
 }
 
 #[test]
@@ -693,7 +693,9 @@ fn a_disk_that_is_not_there_costs_only_itself() {
     assert_eq!(made.code, Some(1), "{made:?}");
     let made = made.json();
     let names = made["backups"].as_array().unwrap().iter();
-    let mut names: Vec<_> = names.map(|it| it["name"].as_str().unwrap()).collect();
+    let mut names: Vec<_> = names
+        .map(|backup| backup["name"].as_str().unwrap())
+        .collect();
     names.sort_unstable();
     assert_eq!(names, ["disk@1", "vm@1"]);
     let failures = made["failures"].as_array().unwrap();
@@ -719,7 +721,7 @@ fn one_damaged_object_costs_only_itself() {
         scene.ok(&["backup", "create", &db]);
     }
     let manifests = files_below(&scene.path("repository"), "/backups/");
-    let of_two = manifests.iter().filter(|it| it.ends_with("/2"));
+    let of_two = manifests.iter().filter(|path| path.ends_with("/2"));
     let of_two: Vec<_> = of_two.collect();
     let (damaged, missing) = (of_two[0], of_two[1]);
     let bytes = fs::read(damaged).unwrap();
@@ -746,7 +748,9 @@ fn one_damaged_object_costs_only_itself() {
     scene.ok(&["backup", "verify", "--data"]);
     let listed = scene.json(&["backup", "list"]);
     let names = listed["backups"].as_array().unwrap().iter();
-    let names: Vec<_> = names.map(|it| it["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = names
+        .map(|backup| backup["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["db@3", "db@4", "web@3", "web@4"]);
 }
 
@@ -756,10 +760,10 @@ fn files_below(folder: &str, part: &str) -> Vec<String> {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let text = path.to_str().unwrap().to_owned();
-        match path.is_dir() {
-            true => found.extend(files_below(&text, part)),
-            false if text.contains(part) => found.push(text),
-            false => {}
+        if path.is_dir() {
+            found.extend(files_below(&text, part));
+        } else if text.contains(part) {
+            found.push(text);
         }
     }
     found.sort();
@@ -819,7 +823,12 @@ fn keys_are_added_and_removed_and_one_is_always_left() {
     let keys = |access: &[&str]| {
         let list = scene.json(&[&["backup", "key", "list"], access].concat());
         let list = list["keys"].as_array().unwrap().clone();
-        let key = |it: &Value| (it["key"].as_str().unwrap().to_owned(), it["kind"].clone());
+        let key = |entry: &Value| {
+            (
+                entry["key"].as_str().unwrap().to_owned(),
+                entry["kind"].clone(),
+            )
+        };
         list.iter().map(key).collect::<Vec<_>>()
     };
     let first = keys(&with_key);

@@ -126,7 +126,7 @@ impl World {
         let key = scene.secret("key", KEY);
         scene.set("ONEFOLD_KEY_FILE", key);
         let [whole, fork, damaged] =
-            ["whole", "fork", "repository"].map(|it| PathBuf::from(scene.path(it)));
+            ["whole", "fork", "repository"].map(|name| PathBuf::from(scene.path(name)));
         let mut world = Self {
             scene,
             whole,
@@ -232,12 +232,14 @@ impl World {
                 _ if part.len() == 16 && !part.contains('.') && name.starts_with("sources/") => {
                     "POPULAR"
                 }
-                _ if part.contains(|it: char| it.is_ascii_digit()) || part.len() == 2 => "N",
+                _ if part.contains(|letter: char| letter.is_ascii_digit()) || part.len() == 2 => {
+                    "N"
+                }
                 _ => part,
             });
             let kind = parts.collect::<Vec<_>>().join("/");
             let before = objects.get(&kind);
-            if self.is_of_web(name) || !before.is_some_and(|it: &String| self.is_of_web(it)) {
+            if self.is_of_web(name) || !before.is_some_and(|other: &String| self.is_of_web(other)) {
                 objects.insert(kind, name.to_owned());
             }
         }
@@ -269,8 +271,8 @@ impl World {
             Damage::Another => {
                 let siblings = fs::read_dir(path.parent().unwrap()).unwrap().flatten();
                 let mut siblings = siblings
-                    .map(|it| it.path())
-                    .filter(|it| it.is_file() && *it != path);
+                    .map(|entry| entry.path())
+                    .filter(|sibling| sibling.is_file() && *sibling != path);
                 match siblings.next() {
                     Some(other) => drop(fs::copy(other, &path).unwrap()),
                     None => return false,
@@ -323,7 +325,7 @@ impl World {
                         Some(_) => self.contents.get(&name),
                         None => self.contents.get("web@4"),
                     };
-                    let is_right = expected.is_some_and(|it| *it == content);
+                    let is_right = expected.is_some_and(|expected| *expected == content);
                     assert!(is_right, "{case}: {name} is other data than was backed up");
                     lost.remove(&name);
                 }
@@ -352,10 +354,10 @@ fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let to = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &to),
-            false if to.exists() => {}
-            false => drop(fs::copy(entry.path(), to).unwrap()),
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else if !to.exists() {
+            fs::copy(entry.path(), to).unwrap();
         }
     }
 }
@@ -363,9 +365,10 @@ fn copy(from: &Path, to: &Path) {
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-        match entry.file_type().unwrap().is_dir() {
-            true => found.extend(files(&entry.path())),
-            false => found.push(entry.path()),
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(files(&entry.path()));
+        } else {
+            found.push(entry.path());
         }
     }
     found.sort();
@@ -410,11 +413,11 @@ impl Case<'_> {
             wrong.extend(self.more_lost(before, "lost by it"));
             self.world.undo(self.object, self.damage);
             let mut held = whole.clone();
-            held.extend(held_by(self).iter().map(|it| (*it).to_owned()));
+            held.extend(held_by(self).iter().map(|name| (*name).to_owned()));
             wrong.extend(self.more_lost(&held, "lost although the object was put back"));
         }
         let wrong = wrong.into_iter();
-        let wrong = wrong.map(|it| format!("{}: {it}: {}", self.name(), outcome.stderr));
+        let wrong = wrong.map(|what| format!("{}: {what}: {}", self.name(), outcome.stderr));
         (code, wrong.collect())
     }
 
@@ -422,7 +425,7 @@ impl Case<'_> {
         let lost = self.world.lost(&self.name());
         let more = lost.difference(allowed);
         let more: Vec<_> = more
-            .filter(|it| self.command != "forget" || *it != "db@2")
+            .filter(|name| self.command != "forget" || *name != "db@2")
             .collect();
         (!more.is_empty()).then(|| format!("{more:?} {how}"))
     }

@@ -43,9 +43,10 @@ fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let to = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &to),
-            false => _ = fs::copy(entry.path(), to).unwrap(),
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
         }
     }
 }
@@ -97,7 +98,7 @@ impl Opened {
     fn backups(&self) -> Vec<String> {
         let list = self.json(&["list"]);
         let list = list["backups"].as_array().unwrap().iter();
-        list.map(|it| it["name"].as_str().unwrap().to_owned())
+        list.map(|backup| backup["name"].as_str().unwrap().to_owned())
             .collect()
     }
 

@@ -229,8 +229,13 @@ fn without_memory_a_repository_is_trusted_and_with_a_damaged_one_it_is_not() {
     scene.use_open_repository("repository");
     scene.ok(&["backup", "init"]);
     let state = Path::new(&scene.path("state")).join("repositories");
-    let files = fs::read_dir(&state).unwrap().map(|it| it.unwrap().path());
-    let file = files.filter(|it| it.extension().is_some_and(|it| it == "json"));
+    let files = fs::read_dir(&state)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let file = files.filter(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "json")
+    });
     let file = file.last().unwrap();
     let good = fs::read(&file).unwrap();
     fs::write(&file, &good[..good.len() / 2]).unwrap();

@@ -23,7 +23,9 @@ fn all_volumes_are_backed_up_but_those_that_are_left_out() {
     let all = ["backup", "create", "--all", "--exclude", "scratch-*"];
     let made = scene.json(&[&all[..], &["--exclude", "db-2", &other]].concat());
     let made = made["backups"].as_array().unwrap().iter();
-    let names: Vec<_> = made.map(|it| it["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = made
+        .map(|backup| backup["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["other@1", "db-1@1", "web@1"]);
     // A new volume is in tonight's backup, and a volume that is also named is backed up only once.
     scene.ok(&["volume", "create", "new", "--size", "1M"]);

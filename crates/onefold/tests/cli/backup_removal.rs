@@ -16,8 +16,9 @@ fn scene() -> Scene {
 /// Number of source folders, including the folders of popular blocks.
 fn sources(scene: &Scene) -> usize {
     let sources = fs::read_dir(scene.path("repository/sources"));
-    sources.map_or(0, |it| {
-        it.filter(|it| it.as_ref().unwrap().path().is_dir()).count()
+    sources.map_or(0, |entries| {
+        let folders = entries.filter(|entry| entry.as_ref().unwrap().path().is_dir());
+        folders.count()
     })
 }
 

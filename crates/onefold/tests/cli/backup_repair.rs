@@ -76,14 +76,15 @@ fn what_several_disks_have_is_stored_once_and_what_is_damaged_comes_back() {
     let plan = scene.planned(&["backup", "repair"]);
     assert_eq!(plan["is_done"], false);
     let damaged = plan["sources"].as_array().unwrap().iter();
-    let damaged = damaged.map(|it| (it["source"].clone(), it["damaged_blocks"].clone()));
+    let damaged =
+        damaged.map(|source| (source["source"].clone(), source["damaged_blocks"].clone()));
     let expected = [json!("vm-0"), json!("vm-1"), json!("vm-2"), json!(null)];
     let expected = expected.map(|source| (source, json!(64)));
     let mut damaged: Vec<_> = damaged.collect();
     damaged.sort_by_key(|(source, _)| source.as_str().unwrap_or("~").to_owned());
     assert_eq!(damaged, expected);
     let of_popular = plan["findings"].as_array().unwrap().iter();
-    let most = of_popular.map(|it| it["needed_by"].as_array().unwrap().len());
+    let most = of_popular.map(|finding| finding["needed_by"].as_array().unwrap().len());
     assert_eq!(most.max(), Some(3));
     scene
         .run(&["backup", "restore", "vm-0@1", "-"])
@@ -136,8 +137,8 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
             assert_ne!(refused.code, Some(0));
             fs::read_dir(scene.path("repository/sources"))
                 .unwrap()
-                .any(|it| {
-                    let readers = fs::read_dir(it.unwrap().path().join("readers/1"));
+                .any(|entry| {
+                    let readers = fs::read_dir(entry.unwrap().path().join("readers/1"));
                     readers.is_ok_and(|mut readers| readers.next().is_some())
                 })
         });

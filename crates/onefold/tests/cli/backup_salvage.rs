@@ -12,7 +12,7 @@ const BLOCK: usize = 4096;
 /// An object of the only source of an unencrypted repository.
 fn object(scene: &Scene, name: &str) -> PathBuf {
     let sources = fs::read_dir(scene.path("repository/sources")).unwrap();
-    let paths = sources.map(|it| it.unwrap().path().join(name));
+    let paths = sources.map(|entry| entry.unwrap().path().join(name));
     let mut found = paths.filter(|path| path.is_file());
     found.next().unwrap()
 }

@@ -46,7 +46,7 @@ fn hosts_share_and_prune_at_once() {
     scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
     scene.ok(&["backup", "init", "--no-encryption"]);
     scene.set("ONEFOLD_NO_ENCRYPTION", "1".to_owned());
-    let rounds = std::env::var("ONEFOLD_ROUNDS").map_or(ROUNDS, |it| it.parse().unwrap());
+    let rounds = std::env::var("ONEFOLD_ROUNDS").map_or(ROUNDS, |text| text.parse().unwrap());
     let made: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::default();
     let (scene, made, is_over) = (&scene, &made, AtomicBool::new(false));
     thread::scope(|scope| {

@@ -47,7 +47,10 @@ impl Bench {
             "--format",
             "json",
         ];
-        all.iter().chain(more).map(|it| (*it).to_owned()).collect()
+        all.iter()
+            .chain(more)
+            .map(|argument| (*argument).to_owned())
+            .collect()
     }
 
     fn run(&self, target: &str, more: &[&str]) -> Outcome {
@@ -73,9 +76,9 @@ fn analysed(inputs: &[&str], more: &[&str]) -> Value {
 /// The number of contents for each number of copies.
 fn copies(way: &Value) -> Vec<(u64, u64)> {
     let copies = way["copies"].as_array().unwrap().iter();
-    let number = |it: &Value, field: &str| it[field].as_u64().unwrap();
+    let number = |row: &Value, field: &str| row[field].as_u64().unwrap();
     copies
-        .map(|it| (number(it, "copies"), number(it, "chunks")))
+        .map(|row| (number(row, "copies"), number(row, "chunks")))
         .collect()
 }
 
@@ -331,10 +334,11 @@ fn a_table_and_a_page_say_what_was_measured() {
     assert_eq!((read + written, &mixed["phase"]), (1000, &json!("mixed")));
     assert!(read > 4 * written / 2, "{read}, {written}");
     let latency = &mixed["operations"][0]["latency_ns"];
-    let all = ["p50", "p90", "p99", "p99_9", "max"].map(|it| number(&latency[it]));
+    let all = ["p50", "p90", "p99", "p99_9", "max"].map(|name| number(&latency[name]));
     assert!(all.is_sorted() && all[0] > 0, "{latency}");
     let timeline = mixed["timeline"].as_array().unwrap().iter();
-    let bytes = timeline.map(|it| number(&it["read_bytes"]) + number(&it["written_bytes"]));
+    let bytes = timeline
+        .map(|interval| number(&interval["read_bytes"]) + number(&interval["written_bytes"]));
     assert_eq!(bytes.sum::<u64>(), 1000 * 4096);
 }
 

@@ -88,7 +88,11 @@ fn clones_are_written_on_their_own_and_outlive_what_they_came_from() {
     scene.ok(&["pool", "dedup"]);
     holds(&scene, &[("c", &c)]);
     let stat = scene.json(&["pool", "stat"]);
-    let different = |pattern: u8| c.chunks(4096).filter(|it| **it == [pattern; 4096]).count();
+    let different = |pattern: u8| {
+        c.chunks(4096)
+            .filter(|chunk| **chunk == [pattern; 4096])
+            .count()
+    };
     assert_eq!(stat["logical_blocks"], 1024, "{stat}");
     assert_eq!(stat["physical_blocks"], 1024 + 1 - different(1), "{stat}");
 }

@@ -57,9 +57,10 @@ fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
             });
         }
         let outcome = scene.run(&[&["--format", "json"], arguments].concat());
-        let mut document = match outcome.stdout.is_empty() {
-            true => Value::Null,
-            false => outcome.json(),
+        let mut document = if outcome.stdout.is_empty() {
+            Value::Null
+        } else {
+            outcome.json()
         };
         forget_what_differs(&mut document);
         results.push((outcome.code, document, outcome.stderr));

@@ -225,9 +225,10 @@ impl Scene {
     }
 
     pub(crate) fn with_pool_options(options: &[&str]) -> Self {
-        match options.contains(&"--size") {
-            true => Self::with_pool(options),
-            false => Self::with_pool(&[&["--size", "4G"], options].concat()),
+        if options.contains(&"--size") {
+            Self::with_pool(options)
+        } else {
+            Self::with_pool(&[&["--size", "4G"], options].concat())
         }
     }
 

@@ -79,7 +79,7 @@ fn every_figure_is_there_and_true() {
     is("onefold_pool_size_bytes", f64::from(1 << 30) * 4.0);
     let build = found
         .keys()
-        .find(|it| it.starts_with("onefold_build_info{"));
+        .find(|key| key.starts_with("onefold_build_info{"));
     let labels = ["version=\"", "commit=\"", "pool_format=\"1.2\""];
     let repository = "repository_format=\"2.0\"";
     let has = |label: &&str| build.is_some_and(|build| build.contains(*label));

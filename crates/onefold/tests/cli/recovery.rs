@@ -11,9 +11,13 @@ const DOCUMENT: &str = include_str!("../../../../docs/operating/recovery.md");
 
 /// The commands under a heading of a document, in order.
 fn commands(document: &str, heading: &str) -> String {
-    let section = document.split("\n## ").find(|it| it.starts_with(heading));
+    let section = document
+        .split("\n## ")
+        .find(|section| section.starts_with(heading));
     let blocks = section.unwrap().split("```sh\n").skip(1);
-    blocks.map(|it| it.split("```").next().unwrap()).collect()
+    blocks
+        .map(|block| block.split("```").next().unwrap())
+        .collect()
 }
 
 #[test]

@@ -406,7 +406,7 @@ fn a_conversion_goes_on_after_a_kill() {
     let mut convert = convert.spawn().unwrap();
     // The header is written first; before that, nothing has begun.
     wait_until("it has begun", || {
-        next.metadata().is_ok_and(|it| it.len() > 0)
+        next.metadata().is_ok_and(|metadata| metadata.len() > 0)
     });
     convert.kill().unwrap();
     convert.wait().unwrap();

@@ -390,7 +390,7 @@ fn lists_and_plans_say_what_the_user_has_and_loses() {
         let table = text(arguments);
         let line = table.lines().find(|line| line.starts_with(name)).unwrap();
         line.split("  ")
-            .filter(|it| !it.is_empty())
+            .filter(|cell| !cell.is_empty())
             .map(str::trim)
             .map(str::to_owned)
             .collect::<Vec<_>>()

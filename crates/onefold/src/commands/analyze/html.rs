@@ -116,8 +116,8 @@ fn tables(way: &WayReply) -> Vec<Table> {
 
 fn plots(way: &WayReply) -> Vec<Bars<'_>> {
     let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let single = way.copies.first().filter(|it| it.copies == 1);
-    let single = single.map_or(0, |it| it.bytes);
+    let single = way.copies.first().filter(|row| row.copies == 1);
+    let single = single.map_or(0, |row| row.bytes);
     let parts = [
         way.totals.zero_bytes,
         single,
@@ -136,16 +136,23 @@ fn plots(way: &WayReply) -> Vec<Bars<'_>> {
     }];
     if way.inputs.len() > 1 {
         let of = |bytes: fn(&super::reply::InputReply) -> u64| {
-            way.inputs.iter().map(|it| mebibytes(bytes(it))).collect()
+            way.inputs
+                .iter()
+                .map(|input| mebibytes(bytes(input)))
+                .collect()
         };
         plots.push(Bars {
             title: "Inputs, in their order".to_owned(),
             below: "",
             beside: "MiB",
-            names: way.inputs.iter().map(|it| name_of(&it.path)).collect(),
+            names: way
+                .inputs
+                .iter()
+                .map(|input| name_of(&input.path))
+                .collect(),
             series: vec![
-                Series::new("distinct", UNIQUE, of(|it| it.share.distinct_bytes)),
-                Series::new("new", REDUNDANT, of(|it| it.share.new_bytes)),
+                Series::new("distinct", UNIQUE, of(|input| input.share.distinct_bytes)),
+                Series::new("new", REDUNDANT, of(|input| input.share.new_bytes)),
             ],
             is_logarithmic: false,
         });
@@ -233,9 +240,10 @@ impl Bars<'_> {
         let highest = self.height(heights.copied().fold(1.0, f64::max));
         // Leave room above the bars, and more if there is a legend.
         let room = if self.series.len() > 1 { 1.45 } else { 1.05 };
-        let amounts = match self.is_logarithmic {
-            true => highest.ceil() as usize + 1,
-            false => AMOUNTS,
+        let amounts = if self.is_logarithmic {
+            highest.ceil() as usize + 1
+        } else {
+            AMOUNTS
         };
         {
             let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -284,9 +292,10 @@ impl Bars<'_> {
     /// The height as drawn. On a logarithmic scale it is the logarithm of the count plus one, so that a count
     /// of one is visible.
     fn height(&self, value: f64) -> f64 {
-        match self.is_logarithmic {
-            true => (value + 1.0).log10(),
-            false => value,
+        if self.is_logarithmic {
+            (value + 1.0).log10()
+        } else {
+            value
         }
     }
 
@@ -305,11 +314,13 @@ impl Bars<'_> {
     }
 
     fn amount_at(&self, height: f64) -> String {
-        match self.is_logarithmic {
-            true if height == 0.0 => "0".to_owned(),
+        if !self.is_logarithmic {
+            format!("{height:.0}")
+        } else if height == 0.0 {
+            "0".to_owned()
+        } else {
             // The added one does not show at this precision.
-            true => format!("{:.0}", 10_f64.powf(height)),
-            false => format!("{height:.0}"),
+            format!("{:.0}", 10_f64.powf(height))
         }
     }
 }
@@ -320,11 +331,10 @@ fn name_of(path: &Path) -> String {
 }
 
 fn shortened(name: &str, letters_max: usize) -> String {
-    match name.chars().count() > letters_max {
-        true => {
-            let start: String = name.chars().take(letters_max.saturating_sub(1)).collect();
-            format!("{start}\u{2026}")
-        }
-        false => name.to_owned(),
+    if name.chars().count() > letters_max {
+        let start: String = name.chars().take(letters_max.saturating_sub(1)).collect();
+        format!("{start}\u{2026}")
+    } else {
+        name.to_owned()
     }
 }

@@ -231,9 +231,10 @@ impl Args {
         if self.from_traces {
             return Source::Traces(&self.paths);
         }
-        let beneath = match self.allow_backing {
-            true => Backing::Follow,
-            false => Backing::Leave,
+        let beneath = if self.allow_backing {
+            Backing::Follow
+        } else {
+            Backing::Leave
         };
         Source::Paths {
             paths: &self.paths,
@@ -259,9 +260,10 @@ impl Args {
 
     fn chunkings(&self) -> Result<Vec<Chunking>> {
         if self.chunking.is_empty() {
-            return match self.from_traces {
-                true => trace_ways(&self.paths).map_err(said),
-                false => Ok(vec![CHUNKING_DEFAULT]),
+            return if self.from_traces {
+                trace_ways(&self.paths).map_err(said)
+            } else {
+                Ok(vec![CHUNKING_DEFAULT])
             };
         }
         let mut chunkings: Vec<Chunking> = Vec::new();

@@ -246,11 +246,11 @@ impl WayReply {
         let (first, others) = self.copies.split_at(self.copies.len().min(ROWS_MAX));
         let mut rows: Vec<_> = first
             .iter()
-            .map(|it| row(it.copies.to_string(), it.chunks, it.bytes))
+            .map(|copied| row(copied.copies.to_string(), copied.chunks, copied.bytes))
             .collect();
         if let Some(last) = others.last() {
-            let chunks = others.iter().map(|it| it.chunks).sum();
-            let bytes = others.iter().map(|it| it.bytes).sum();
+            let chunks = others.iter().map(|copied| copied.chunks).sum();
+            let bytes = others.iter().map(|copied| copied.bytes).sum();
             rows.push(row(format!("to {}", last.copies), chunks, bytes));
         }
         Figures {
@@ -267,7 +267,9 @@ impl WayReply {
         let rows = self.kinds.iter().take(ROWS_MAX);
         (self.kinds.len() > 1).then(|| Figures {
             columns: ["kind", "data", "saved"],
-            rows: rows.map(|it| category_row(name(it), &it.share)).collect(),
+            rows: rows
+                .map(|kind| category_row(name(kind), &kind.share))
+                .collect(),
         })
     }
 
@@ -276,7 +278,7 @@ impl WayReply {
         (self.sizes.len() > 1).then(|| Figures {
             columns: ["files from", "data", "saved"],
             rows: rows
-                .map(|it| category_row(size::display(it.from_bytes), &it.share))
+                .map(|row| category_row(size::display(row.from_bytes), &row.share))
                 .collect(),
         })
     }

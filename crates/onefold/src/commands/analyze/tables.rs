@@ -126,19 +126,19 @@ fn inputs(way: &WayReply) -> Vec<Vec<String>> {
 
 fn copies(way: &WayReply) -> Vec<Vec<String>> {
     let rows = way.copies.iter();
-    rows.map(|it| numbers([it.copies, it.chunks, it.bytes]))
+    rows.map(|row| numbers([row.copies, row.chunks, row.bytes]))
         .collect()
 }
 
 fn kinds(way: &WayReply) -> Vec<Vec<String>> {
     let rows = way.kinds.iter();
-    rows.map(|it| category(it.kind.clone(), &it.share))
+    rows.map(|row| category(row.kind.clone(), &row.share))
         .collect()
 }
 
 fn sizes(way: &WayReply) -> Vec<Vec<String>> {
     let rows = way.sizes.iter();
-    rows.map(|it| category(it.from_bytes.to_string(), &it.share))
+    rows.map(|row| category(row.from_bytes.to_string(), &row.share))
         .collect()
 }
 

@@ -102,7 +102,7 @@ impl<'a> Pool<'a> {
                 ));
                 let failures = volumes
                     .iter()
-                    .filter_map(|it| self.take_together(&[it]).err());
+                    .filter_map(|volume| self.take_together(&[volume]).err());
                 failures.collect()
             }
         }
@@ -127,7 +127,7 @@ impl<'a> Pool<'a> {
     /// The snapshot that was taken of a volume.
     pub(super) fn taken(&self, volume: &str) -> Result<SnapshotReply> {
         let mut taken = self.taken.iter();
-        let found = taken.find(|it| split_name(&it.name).0 == volume);
+        let found = taken.find(|snapshot| split_name(&snapshot.name).0 == volume);
         found.cloned().ok_or_else(|| {
             Error::failed(format!("the snapshot that was taken of '{volume}' is gone"))
         })
@@ -174,10 +174,10 @@ impl<'a> Pool<'a> {
             let Some(base) = manifest.base.filter(|base| base.pool == self.id) else {
                 continue;
             };
-            let found = snapshots.iter().find(|it| {
-                it.number == base.snapshot.0
-                    && it.volume_number == base.volume.0
-                    && it.created_unix_seconds == manifest.unix_seconds
+            let found = snapshots.iter().find(|snapshot| {
+                snapshot.number == base.snapshot.0
+                    && snapshot.volume_number == base.volume.0
+                    && snapshot.created_unix_seconds == manifest.unix_seconds
             });
             if let Some(found) = found {
                 let base = found.name.clone();
@@ -191,7 +191,7 @@ impl<'a> Pool<'a> {
     /// `is_kept`, the snapshot becomes the base; otherwise `clear` deletes it.
     pub(super) fn backed_up(&mut self, snapshot: &SnapshotReply, is_kept: bool, output: &Output) {
         if is_kept {
-            self.taken.retain(|it| it.number != snapshot.number);
+            self.taken.retain(|taken| taken.number != snapshot.number);
         }
         let (volume, _) = split_name(&snapshot.name);
         let snapshots = self.snapshots(volume).unwrap_or_else(|error| {

@@ -23,7 +23,10 @@ pub(super) fn warn_if_it_went_back(repository: &Repository, source: &KnownSource
 /// A sentence for each backup whose time is earlier than its predecessor's. Backups of user's snapshots are
 /// ignored, because they have the snapshot's time, which can be any.
 pub(super) fn steps_back(source: &str, backups: &[Candidate]) -> Vec<String> {
-    let of_now: Vec<&Candidate> = backups.iter().filter(|it| !it.is_of_snapshot).collect();
+    let of_now: Vec<&Candidate> = backups
+        .iter()
+        .filter(|backup| !backup.is_of_snapshot)
+        .collect();
     let pairs = of_now.iter().zip(of_now.iter().skip(1));
     let back = pairs.filter(|(before, after)| after.unix_seconds < before.unix_seconds);
     back.map(|(before, after)| {

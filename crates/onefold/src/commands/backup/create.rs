@@ -163,7 +163,7 @@ struct BackupReply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     for (n, wanted) in args.disks.iter().enumerate() {
         let before = &args.disks[..n];
-        if before.iter().any(|it| it.disk() == wanted.disk()) {
+        if before.iter().any(|earlier| earlier.disk() == wanted.disk()) {
             let message = format!("'{}' is named twice", wanted.disk());
             return Err(Error::usage(message));
         }
@@ -187,9 +187,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         unix_seconds: now_unix_seconds(),
     };
     let needs_pool = |wanted: &Wanted| !matches!(wanted, Wanted::Image { .. });
-    let (mut reply, mut failures) = match args.all || args.disks.iter().any(needs_pool) {
-        true => context.with_session(|session| job.with_snapshots(session))?,
-        false => job.back_up(&args.disks, None)?,
+    let (mut reply, mut failures) = if args.all || args.disks.iter().any(needs_pool) {
+        context.with_session(|session| job.with_snapshots(session))?
+    } else {
+        job.back_up(&args.disks, None)?
     };
     let warn = |failure: &Error| context.output.warn(format_args!("{failure}"));
     reply.failures = failures.iter().map(ToString::to_string).collect();
@@ -204,9 +205,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         note_cache(context, &error);
     }
     context.output.document(&reply)?;
-    match failures.is_empty() {
-        true => Ok(ExitCode::SUCCESS),
-        false => Ok(ExitCode::FAILURE),
+    if failures.is_empty() {
+        Ok(ExitCode::SUCCESS)
+    } else {
+        Ok(ExitCode::FAILURE)
     }
 }
 
@@ -269,7 +271,7 @@ impl Job<'_> {
             let is_left_out = |name: &String| {
                 let mut patterns = self.args.exclude.iter();
                 patterns.any(|pattern| pattern.matches(name))
-                    || self.args.disks.iter().any(|it| it.disk() == name)
+                    || self.args.disks.iter().any(|wanted| wanted.disk() == name)
             };
             let volumes = pool.volumes()?.into_iter();
             let volumes = volumes.filter(|name| !is_left_out(name));
@@ -415,7 +417,7 @@ impl Job<'_> {
         }
         let place = |wanted: &Wanted| {
             let mut disks = disks.iter();
-            disks.position(|it| it.disk() == wanted.disk())
+            disks.position(|disk| disk.disk() == wanted.disk())
         };
         writers.sort_by_key(|(wanted, _)| place(wanted));
         Ok((writers, failures))
@@ -509,7 +511,7 @@ impl Job<'_> {
         let snapshot = match wanted {
             Wanted::Snapshot { name, .. } => {
                 let name = String::from(name.clone());
-                let found = snapshots.iter().find(|it| it.name == name);
+                let found = snapshots.iter().find(|snapshot| snapshot.name == name);
                 found.cloned().ok_or_else(|| {
                     let message = format!("there is no snapshot '{name}'");
                     Error::new(ErrorKind::NotFound, message)
@@ -518,14 +520,15 @@ impl Job<'_> {
             Wanted::Volume(_) | Wanted::Image { .. } => pool.taken(volume)?,
         };
         let mut disk = PoolDisk::open(self.context.pool()?, pool.link, &snapshot)?;
-        let mut parent = match self.args.full {
-            true => None,
-            false => pool.parent(
+        let mut parent = if self.args.full {
+            None
+        } else {
+            pool.parent(
                 self.repository,
                 writer.source(),
                 &snapshots,
                 &self.context.output,
-            )?,
+            )?
         };
         let output = &self.context.output;
         let source = &writer.source().source.name;

@@ -115,12 +115,11 @@ impl Data {
             let read = attached.read(bytes, at);
             read.map_err(|error| {
                 let what = format!("cannot read '{}' from the daemon", snapshot.name);
-                match is_gone(&error) {
-                    true => {
-                        *client = None;
-                        Error::new(ErrorKind::Lost, format!("{what}: {error}"))
-                    }
-                    false => Error::io(what, &error),
+                if is_gone(&error) {
+                    *client = None;
+                    Error::new(ErrorKind::Lost, format!("{what}: {error}"))
+                } else {
+                    Error::io(what, &error)
                 }
             })
         })
@@ -145,9 +144,9 @@ fn attach(snapshot: &SnapshotReply) -> Result<Client> {
 fn attach_again(session: &Session, snapshot: &SnapshotReply) -> Result<Client> {
     let list = SnapshotList { volume: None };
     let list = session.call(&list, &mut |_, _| {})?.snapshots;
-    let is_same = |it: &&SnapshotReply| {
-        let moment = it.created_unix_seconds == snapshot.created_unix_seconds;
-        it.number == snapshot.number && it.name == snapshot.name && moment
+    let is_same = |other: &&SnapshotReply| {
+        let moment = other.created_unix_seconds == snapshot.created_unix_seconds;
+        other.number == snapshot.number && other.name == snapshot.name && moment
     };
     let found = list.iter().find(is_same).ok_or_else(|| {
         let message = format!("the snapshot '{}' is gone", snapshot.name);

@@ -70,9 +70,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, _) = args.repository.open_to_change(context)?;
     let repository = &opened.repository;
     let (mut damaged, mut steps) = (Vec::new(), Vec::new());
-    let (forgotten, mut backups) = match args.rules.is_empty() {
-        true => by_name(&opened, &args.names)?,
-        false => by_rules(&opened, args, &mut damaged, &mut steps)?,
+    let (forgotten, mut backups) = if args.rules.is_empty() {
+        by_name(&opened, &args.names)?
+    } else {
+        by_rules(&opened, args, &mut damaged, &mut steps)?
     };
     for step in &steps {
         context.output.warn(step);
@@ -113,9 +114,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         is_done: args.yes,
         backups,
     };
-    let code = match failed.is_empty() {
-        true => name_damaged(context, &damaged),
-        false => ExitCode::FAILURE,
+    let code = if failed.is_empty() {
+        name_damaged(context, &damaged)
+    } else {
+        ExitCode::FAILURE
     };
     context.print_plan(&reply, args.yes || forgotten.is_empty())?;
     Ok(code)
@@ -290,9 +292,10 @@ struct ProtectReply {
 
 impl Render for ProtectReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let what = match self.is_protected {
-            true => "is protected",
-            false => "may be forgotten",
+        let what = if self.is_protected {
+            "is protected"
+        } else {
+            "may be forgotten"
         };
         let mut backups = self.backups.iter();
         backups.try_for_each(|backup| writeln!(out, "{backup} {what}"))

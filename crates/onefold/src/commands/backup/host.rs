@@ -171,7 +171,8 @@ impl HostMemory {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let another = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
-            let Some(another) = another.filter(|it| *it != own && !it.starts_with('.')) else {
+            let Some(another) = another.filter(|name| *name != own && !name.starts_with('.'))
+            else {
                 continue;
             };
             if read(&entry.path())?.is_some_and(|known| known.is_at(path)) {
@@ -296,7 +297,10 @@ mod tests {
 
         fn source(&self) -> Option<Reached> {
             let known = self.memory.known(ID).unwrap()?;
-            known.sources().find(|it| it.0 == SOURCE).map(|it| it.1)
+            known
+                .sources()
+                .find(|source| source.0 == SOURCE)
+                .map(|source| source.1)
         }
     }
 

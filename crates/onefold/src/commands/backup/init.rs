@@ -38,9 +38,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let access = args.repository.new_access(&context.output)?;
     let root = args.repository.root()?;
     check_outside_pools(root)?;
-    let writers = match args.one_writer {
-        true => Writers::One,
-        false => Writers::Many,
+    let writers = if args.one_writer {
+        Writers::One
+    } else {
+        Writers::Many
     };
     let made = Repository::init_for(writers, root, &access, now_unix_seconds());
     let (repository, recovery_key) = made.map_err(repository_error)?;
@@ -52,9 +53,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         encrypted: repository.is_encrypted(),
         one_writer: repository.has_one_writer(),
         recovery_key: recovery_key.map(|key| key.to_string()),
-        aside_bytes: match is_aside.map_err(repository_error)? {
-            true => ASIDE_BYTES,
-            false => 0,
+        aside_bytes: if is_aside.map_err(repository_error)? {
+            ASIDE_BYTES
+        } else {
+            0
         },
     })
 }
@@ -75,9 +77,10 @@ fn check_outside_pools(root: &Path) -> Result<()> {
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let how = match self.encrypted {
-            true => "encrypted",
-            false => "not encrypted",
+        let how = if self.encrypted {
+            "encrypted"
+        } else {
+            "not encrypted"
         };
         writeln!(out, "repository {} created, {how}", self.id)?;
         if self.one_writer {

@@ -160,7 +160,7 @@ impl<'a> VolumeData<'a> {
             let reply = self.session.call(&request, &mut |_, _| {})?;
             let data = reply.extents.into_iter();
             self.extents
-                .extend(data.filter(|it| it.content == DiffContent::Data));
+                .extend(data.filter(|extent| extent.content == DiffContent::Data));
             self.page = reply.next.map(Some);
         }
     }
@@ -222,7 +222,7 @@ pub(super) fn check_target(session: &Session, name: &str, size_bytes: u64) -> Re
     let problems = session.call(&PoolStat {}, &mut |_, _| {})?.problems;
     let read_only = problems
         .into_iter()
-        .find(|it| it.reason == ProblemReason::ReadOnly);
+        .find(|problem| problem.reason == ProblemReason::ReadOnly);
     match read_only {
         Some(problem) => Err(Error::new(ErrorKind::ReadOnly, problem.message)),
         None => Ok(stat),

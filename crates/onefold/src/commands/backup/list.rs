@@ -50,9 +50,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (backups, damaged) = of(&opened.repository, args.source.as_deref())?;
     context.output.document(&Reply { backups })?;
     let code = name_damaged(context, &damaged);
-    match opened.has_gone_back() {
-        true => Ok(ExitCode::from(FOUND_DAMAGE)),
-        false => Ok(code),
+    if opened.has_gone_back() {
+        Ok(ExitCode::from(FOUND_DAMAGE))
+    } else {
+        Ok(code)
     }
 }
 

@@ -84,9 +84,10 @@ fn reporting<'a>(
 ) -> impl FnMut(u64, u64) -> onefold_backup::Result<()> + 'a {
     move |done, all| {
         progress.set(done, all);
-        match interrupted.load(Ordering::Relaxed) {
-            true => Err(BackupError::Receiver(format!("interrupted; {state}"))),
-            false => Ok(()),
+        if interrupted.load(Ordering::Relaxed) {
+            Err(BackupError::Receiver(format!("interrupted; {state}")))
+        } else {
+            Ok(())
         }
     }
 }

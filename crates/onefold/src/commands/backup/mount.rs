@@ -214,7 +214,7 @@ impl Exports for Mounted {
             .filter(|other| *other != number);
         others
             .take(snapshots_max)
-            .map(|it| it.to_string())
+            .map(|other| other.to_string())
             .collect()
     }
 
@@ -302,13 +302,11 @@ impl Export for BackupExport {
         if blocking == Blocking::Yes {
             return self.restore.read(offset, buf).map_err(|e| self.failed(e));
         }
-        match self
-            .restore
-            .read_from_memory(offset, buf)
-            .map_err(|e| self.failed(e))?
-        {
-            true => Ok(()),
-            false => Err(ExportError::WouldBlock),
+        let read = self.restore.read_from_memory(offset, buf);
+        if read.map_err(|e| self.failed(e))? {
+            Ok(())
+        } else {
+            Err(ExportError::WouldBlock)
         }
     }
 

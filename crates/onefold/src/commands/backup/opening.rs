@@ -168,9 +168,10 @@ impl RepositoryArgs {
             ));
         }
         // Only now, so that a prompt for the passphrase can be interrupted as usual.
-        let interrupted = match is_to_change {
-            true => interruption()?,
-            false => Arc::default(),
+        let interrupted = if is_to_change {
+            interruption()?
+        } else {
+            Arc::default()
         };
         let asked = Arc::clone(&interrupted);
         repository.wait_with(Waiting::new(
@@ -230,9 +231,10 @@ impl RepositoryArgs {
         if let Some(known) = known
             && known.encrypted != found.is_encrypted()
         {
-            let (was, is) = match known.encrypted {
-                true => ("is encrypted", "is not"),
-                false => ("is not encrypted", "is"),
+            let (was, is) = if known.encrypted {
+                ("is encrypted", "is not")
+            } else {
+                ("is not encrypted", "is")
             };
             let message = format!(
                 "this host knows that the repository {id} {was}, and the one in {path:?} says that it {is}: it was changed, or \
@@ -367,7 +369,7 @@ impl WentBack {
         });
         let mut whats: Vec<String> = sources
             .iter()
-            .map(|it| (*it).to_owned())
+            .map(|what| (*what).to_owned())
             .chain(gone)
             .collect();
         if whats.len() > NAMED_MAX {
@@ -386,9 +388,10 @@ impl WentBack {
 
 /// Describes how a source went back.
 fn went_back(source: &KnownSource, before: Reached, now: Reached) -> String {
-    let (what, before, now) = match now.next < before.next {
-        true => ("backup", before.next, now.next),
-        false => ("pack", before.next_pack, now.next_pack),
+    let (what, before, now) = if now.next < before.next {
+        ("backup", before.next, now.next)
+    } else {
+        ("pack", before.next_pack, now.next_pack)
     };
     // Backup numbers start at 1, pack numbers at 0.
     let newest = match now.checked_sub(1) {

@@ -149,7 +149,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let mut left: Vec<Error> = damaged.collect();
     let disks = sources.disks.into_iter();
     let all = job.free(disks.chain(sources.popular).collect(), &mut left)?;
-    let (popular, disks): (Vec<_>, Vec<_>) = all.into_iter().partition(|it| it.source.is_popular());
+    let (popular, disks): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|source| source.source.is_popular());
     let sources = each(&disks, &mut left, |source| {
         job.with_room(|| job.source(source))
     });
@@ -182,9 +184,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         left: left.iter().map(ToString::to_string).collect(),
     };
     context.print_plan(&reply, args.yes || reply.is_empty())?;
-    match is_damaged || !left.is_empty() {
-        true => Ok(ExitCode::FAILURE),
-        false => Ok(ExitCode::SUCCESS),
+    if is_damaged || !left.is_empty() {
+        Ok(ExitCode::FAILURE)
+    } else {
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -313,19 +316,17 @@ impl Job<'_> {
     fn usual_grace(&self) -> Duration {
         let root = self.args.repository.root();
         let is_local = root.is_ok_and(|root| {
-            rustix::fs::statfs(root).is_ok_and(|it| LOCAL.contains(&(it.f_type as u32)))
+            rustix::fs::statfs(root).is_ok_and(|stat| LOCAL.contains(&(stat.f_type as u32)))
         });
-        match is_local {
-            true => Duration::ZERO,
-            false => GRACE,
-        }
+        if is_local { Duration::ZERO } else { GRACE }
     }
 }
 
 impl Reply {
     fn is_empty(&self) -> bool {
         let mut popular = self.popular.iter();
-        self.sources.iter().all(|source| source.is_pruned) && popular.all(|it| it.is_pruned)
+        self.sources.iter().all(|source| source.is_pruned)
+            && popular.all(|popular| popular.is_pruned)
     }
 }
 
@@ -368,9 +369,10 @@ impl PopularReply {
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let (given_back, removed) = match self.is_done {
-            true => ("are given back", "removed"),
-            false => ("would be given back", "would be removed"),
+        let (given_back, removed) = if self.is_done {
+            ("are given back", "removed")
+        } else {
+            ("would be given back", "would be removed")
         };
         for source in &self.sources {
             writeln!(

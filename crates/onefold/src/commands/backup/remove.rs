@@ -96,9 +96,10 @@ fn plan(repository: &Repository, source: &KnownSource) -> onefold_repository::Re
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let verb = match self.is_done {
-            true => "removed",
-            false => "would be removed",
+        let verb = if self.is_done {
+            "removed"
+        } else {
+            "would be removed"
         };
         for backup in &self.backups {
             writeln!(out, "{backup} {verb}")?;

@@ -98,26 +98,27 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         Some(room) => room.with(is_full, || mend_copies(&repository))?,
         None => 0,
     };
-    let verified = match args.yes && (!plan.sick.is_empty() || mended_copies > 0) {
-        false => plan.verified,
-        true => {
-            let progress = Progress::steps(&context.output, "verifying again");
-            let report = &mut reporting(&progress, &interrupted, STATE);
-            verify(&repository, None, false, report).map_err(backup_error)?
-        }
+    let verified = if args.yes && (!plan.sick.is_empty() || mended_copies > 0) {
+        let progress = Progress::steps(&context.output, "verifying again");
+        let report = &mut reporting(&progress, &interrupted, STATE);
+        verify(&repository, None, false, report).map_err(backup_error)?
+    } else {
+        plan.verified
     };
     let findings = verified.findings.into_iter();
     reply.findings = findings.map(FindingReply::from).collect();
-    let Leftovers { files, bytes } = match args.yes {
-        true => repository.remove_leftovers(),
-        false => repository.leftovers(),
+    let Leftovers { files, bytes } = if args.yes {
+        repository.remove_leftovers()
+    } else {
+        repository.leftovers()
     }
     .map_err(repository_error)?;
     (reply.leftovers, reply.leftover_bytes) = (files, bytes);
     context.print_plan(&reply, args.yes || reply.is_empty())?;
-    match reply.findings.is_empty() {
-        true => Ok(ExitCode::SUCCESS),
-        false => Ok(ExitCode::from(FOUND_DAMAGE)),
+    if reply.findings.is_empty() {
+        Ok(ExitCode::SUCCESS)
+    } else {
+        Ok(ExitCode::from(FOUND_DAMAGE))
     }
 }
 
@@ -177,9 +178,10 @@ impl SourceReply {
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let (mended, removed) = match self.is_done {
-            true => ("mended", "removed"),
-            false => ("would be mended", "would be removed"),
+        let (mended, removed) = if self.is_done {
+            ("mended", "removed")
+        } else {
+            ("would be mended", "would be removed")
         };
         for source in &self.sources {
             writeln!(

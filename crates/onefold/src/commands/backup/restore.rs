@@ -120,10 +120,11 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     if let (Some(map), Some(losses)) = (map, &restored.lost) {
         map.write(losses, &restored.name, restored.size_bytes)?;
     }
-    match args.file.as_deref() == Some(Path::new("-")) {
+    if args.file.as_deref() == Some(Path::new("-")) {
         // Standard output carries the disk.
-        true => restored.warn(context),
-        false => context.output.document(&restored)?,
+        restored.warn(context);
+    } else {
+        context.output.document(&restored)?;
     }
     match &restored.lost {
         Some(lost) if lost.bytes > 0 => Ok(ExitCode::from(FOUND_DAMAGE)),
@@ -273,9 +274,10 @@ fn read_anywhere(
     let read = restore.read_anywhere(threads, memory_bytes, lost, &|at, bytes| {
         let len = bytes.len() as u64;
         progress.set(done.fetch_add(len, Ordering::Relaxed) + len, all);
-        let written = match interrupted.load(Ordering::Relaxed) {
-            true => Err(Error::failed("interrupted; the restore is not complete")),
-            false => image.write(at, bytes),
+        let written = if interrupted.load(Ordering::Relaxed) {
+            Err(Error::failed("interrupted; the restore is not complete"))
+        } else {
+            image.write(at, bytes)
         };
         written.map_err(|error| {
             let message = error.to_string();
@@ -378,9 +380,10 @@ fn read_all(
             chunk.as_mut().copy_from_slice(bytes);
             progress.set(at, size_bytes);
             written_bytes += bytes.len() as u64;
-            let written = match interrupted.load(Ordering::Relaxed) {
-                true => Err(Error::failed("interrupted; the restore is not complete")),
-                false => write(chunk),
+            let written = if interrupted.load(Ordering::Relaxed) {
+                Err(Error::failed("interrupted; the restore is not complete"))
+            } else {
+                write(chunk)
             };
             written.map_err(|error| {
                 let message = error.to_string();

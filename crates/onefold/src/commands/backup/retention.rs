@@ -133,16 +133,22 @@ impl Rules {
             utc(backup.unix_seconds).chars().take(digits).collect()
         }
         [
-            ("last", self.keep_last, |it| it.number.to_string()),
-            ("hourly", self.keep_hourly, |it| {
-                time(it, "2026-11-25T10".len())
+            ("last", self.keep_last, |backup| backup.number.to_string()),
+            ("hourly", self.keep_hourly, |backup| {
+                time(backup, "2026-11-25T10".len())
             }),
-            ("daily", self.keep_daily, |it| time(it, "2026-11-25".len())),
-            ("weekly", self.keep_weekly, |it| {
-                ((it.unix_seconds / DAY + SINCE_MONDAY) / 7).to_string()
+            ("daily", self.keep_daily, |backup| {
+                time(backup, "2026-11-25".len())
             }),
-            ("monthly", self.keep_monthly, |it| time(it, "2026-11".len())),
-            ("yearly", self.keep_yearly, |it| time(it, "2026".len())),
+            ("weekly", self.keep_weekly, |backup| {
+                ((backup.unix_seconds / DAY + SINCE_MONDAY) / 7).to_string()
+            }),
+            ("monthly", self.keep_monthly, |backup| {
+                time(backup, "2026-11".len())
+            }),
+            ("yearly", self.keep_yearly, |backup| {
+                time(backup, "2026".len())
+            }),
         ]
     }
 }
@@ -197,28 +203,28 @@ mod tests {
             rules
         };
         assert_eq!(kept(&rules(|_| ()), &backups), []);
-        let last = rules(|it| it.keep_last = Some(2));
+        let last = rules(|rules| rules.keep_last = Some(2));
         assert_eq!(kept(&last, &backups), expected(&[(6, "last"), (7, "last")]));
-        let hourly = rules(|it| it.keep_hourly = Some(3));
+        let hourly = rules(|rules| rules.keep_hourly = Some(3));
         let found = expected(&[(4, "hourly"), (5, "hourly"), (7, "hourly")]);
         assert_eq!(kept(&hourly, &backups), found);
-        let daily = rules(|it| it.keep_daily = Some(3));
+        let daily = rules(|rules| rules.keep_daily = Some(3));
         let found = expected(&[(3, "daily"), (4, "daily"), (7, "daily")]);
         assert_eq!(kept(&daily, &backups), found);
-        let weekly = rules(|it| it.keep_weekly = Some(2));
+        let weekly = rules(|rules| rules.keep_weekly = Some(2));
         assert_eq!(
             kept(&weekly, &backups),
             expected(&[(4, "weekly"), (7, "weekly")])
         );
-        let monthly = rules(|it| it.keep_monthly = Some(9));
+        let monthly = rules(|rules| rules.keep_monthly = Some(9));
         let found = expected(&[(1, "monthly"), (2, "monthly"), (7, "monthly")]);
         assert_eq!(kept(&monthly, &backups), found);
-        let yearly = rules(|it| it.keep_yearly = Some(9));
+        let yearly = rules(|rules| rules.keep_yearly = Some(9));
         assert_eq!(
             kept(&yearly, &backups),
             expected(&[(1, "yearly"), (7, "yearly")])
         );
-        let both = rules(|it| (it.keep_last, it.keep_yearly) = (Some(1), Some(1)));
+        let both = rules(|rules| (rules.keep_last, rules.keep_yearly) = (Some(1), Some(1)));
         assert_eq!(kept(&both, &backups), expected(&[(7, "last yearly")]));
     }
 

@@ -100,9 +100,10 @@ pub(super) fn ask(root: &Path) -> Result<Option<Access>> {
     let _ = writeln!(stderr);
     answered.map_err(failed)?;
     let passphrase = line.strip_suffix(b"\n").unwrap_or(&line);
-    match passphrase.is_empty() {
-        true => Err(Error::usage("no passphrase was given")),
-        false => Ok(Some(Access::Passphrase(passphrase.to_vec()))),
+    if passphrase.is_empty() {
+        Err(Error::usage("no passphrase was given"))
+    } else {
+        Ok(Some(Access::Passphrase(passphrase.to_vec())))
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     let mut domains = relatives(&repository, sources.disks);
     if let Some(domain) = &args.domain {
-        domains.retain(|it| it.domain() == domain);
+        domains.retain(|relatives| relatives.domain() == domain);
         if domains.is_empty() {
             let message = format!("the repository has no source of domain '{domain}'");
             return Err(Error::new(ErrorKind::NotFound, message));
@@ -80,19 +80,26 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         repository: &repository,
         interrupted: &interrupted,
     };
-    let domains = domains.iter().map(|relatives| match args.yes {
-        true => job.share(relatives),
-        false => job.plan(relatives),
+    let domains = domains.iter().map(|relatives| {
+        if args.yes {
+            job.share(relatives)
+        } else {
+            job.plan(relatives)
+        }
     });
     let reply = Reply {
         is_done: args.yes,
         domains: domains.collect::<Result<_>>()?,
     };
-    let is_damaged = reply.domains.iter().any(|it| !it.damaged.is_empty());
+    let is_damaged = reply
+        .domains
+        .iter()
+        .any(|domain| !domain.damaged.is_empty());
     context.print_plan(&reply, args.yes)?;
-    match is_damaged || !sources.damaged.is_empty() {
-        true => Ok(ExitCode::from(FOUND_DAMAGE)),
-        false => Ok(ExitCode::SUCCESS),
+    if is_damaged || !sources.damaged.is_empty() {
+        Ok(ExitCode::from(FOUND_DAMAGE))
+    } else {
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -156,7 +163,7 @@ impl Job<'_> {
 impl DomainReply {
     fn of(relatives: &Relatives, shared: Shared, is_done: bool) -> Self {
         let block_size = relatives.sources.first();
-        let block_size = block_size.map_or(0, |it| u64::from(it.source.block_size));
+        let block_size = block_size.map_or(0, |known| u64::from(known.source.block_size));
         Self {
             domain: relatives.domain().to_owned(),
             sources: relatives.sources.len() as u64,

@@ -116,12 +116,16 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             packs: Packs::of(&repository, known.id)?,
         });
     }
-    let packs = reply.sources.iter().map(|it| &it.packs);
-    for packs in packs.chain(reply.popular.iter().map(|it| &it.packs)) {
+    let packs = reply.sources.iter().map(|source| &source.packs);
+    for packs in packs.chain(reply.popular.iter().map(|popular| &popular.packs)) {
         reply.content_bytes += packs.content_bytes;
         reply.stored_bytes += packs.stored_bytes;
     }
-    reply.logical_bytes = reply.sources.iter().map(|it| it.logical_bytes).sum();
+    reply.logical_bytes = reply
+        .sources
+        .iter()
+        .map(|source| source.logical_bytes)
+        .sum();
     context.output.document(&reply)?;
     Ok(name_damaged(context, &damaged))
 }
@@ -131,7 +135,7 @@ fn shareable(repository: &Repository, relatives: &Relatives) -> Result<u64> {
     let plan = plan.map_err(backup_error)?;
     let blocks = plan.freed_blocks - plan.copied_blocks;
     let block_size = relatives.sources.first();
-    Ok(blocks * block_size.map_or(0, |it| u64::from(it.source.block_size)))
+    Ok(blocks * block_size.map_or(0, |known| u64::from(known.source.block_size)))
 }
 
 impl Packs {
@@ -148,11 +152,11 @@ impl Packs {
                 Err(error) => return Err(repository_error(error)),
             };
             let slots = pack.slots().iter();
-            let blocks = slots.clone().filter(|it| it.stored().is_some()).count();
+            let blocks = slots.clone().filter(|slot| slot.stored().is_some()).count();
             found.packs += 1;
             found.content_bytes += blocks as u64 * u64::from(pack.block_size());
             found.stored_bytes += pack.stored_bytes();
-            found.lost_blocks += slots.filter(|it| it.lost().is_some()).count() as u64;
+            found.lost_blocks += slots.filter(|slot| slot.lost().is_some()).count() as u64;
         }
         Ok(found)
     }
@@ -160,8 +164,8 @@ impl Packs {
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let names = self.sources.iter().map(|it| it.source.len());
-        let domains = self.popular.iter().map(|it| it.domain.len() + 10);
+        let names = self.sources.iter().map(|source| source.source.len());
+        let domains = self.popular.iter().map(|popular| popular.domain.len() + 10);
         let width = names.chain(domains).max().unwrap_or(0).max(6);
         writeln!(
             out,
@@ -204,8 +208,8 @@ impl Render for Reply {
                 size::display(self.shareable_bytes)
             )?;
         }
-        let packs = self.sources.iter().map(|it| &it.packs);
-        let packs = packs.chain(self.popular.iter().map(|it| &it.packs));
+        let packs = self.sources.iter().map(|source| &source.packs);
+        let packs = packs.chain(self.popular.iter().map(|popular| &popular.packs));
         let (damaged, lost) = packs.fold((0, 0), |(damaged, lost), packs| {
             (damaged + packs.damaged_packs, lost + packs.lost_blocks)
         });

@@ -65,10 +65,10 @@ struct Place {
 
 impl From<Finding> for FindingReply {
     fn from(Finding { message, needed_by }: Finding) -> Self {
-        let needed_by = needed_by.into_iter().map(|it| NeededByReply {
-            name: format!("{}@{}", it.source, it.backup),
-            blocks: it.blocks,
-            places: it.places.iter().map(Place::of).collect(),
+        let needed_by = needed_by.into_iter().map(|backup| NeededByReply {
+            name: format!("{}@{}", backup.source, backup.backup),
+            blocks: backup.blocks,
+            places: backup.places.iter().map(Place::of).collect(),
         });
         Self {
             message,
@@ -90,9 +90,10 @@ impl fmt::Display for FindingReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.needed_by.iter().map(ToString::to_string);
         let names: Vec<_> = names.collect();
-        match names.is_empty() {
-            true => f.write_str(&self.message),
-            false => write!(f, "{}; needed by {}", self.message, names.join(", ")),
+        if names.is_empty() {
+            f.write_str(&self.message)
+        } else {
+            write!(f, "{}; needed by {}", self.message, names.join(", "))
         }
     }
 }
@@ -161,9 +162,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     };
     let is_whole = reply.findings.is_empty() && !has_gone_back;
     context.output.document(&reply)?;
-    match is_whole {
-        true => Ok(ExitCode::SUCCESS),
-        false => Ok(ExitCode::from(FOUND_DAMAGE)),
+    if is_whole {
+        Ok(ExitCode::SUCCESS)
+    } else {
+        Ok(ExitCode::from(FOUND_DAMAGE))
     }
 }
 

@@ -43,14 +43,14 @@ fn headline(reply: &Reply) -> String {
     let Some(phase) = reply.phases.iter().find(|phase| phase.phase != "fill") else {
         return "Nothing was measured".to_owned();
     };
-    let operations = || phase.operations.iter().filter(|it| it.operation != "flush");
-    let per_second: f64 = operations().map(|it| it.requests_per_second).sum();
-    let name = match operations().map(|it| it.operation).collect::<Vec<_>>()[..] {
+    let operations = || phase.operations.iter().filter(|op| op.operation != "flush");
+    let per_second: f64 = operations().map(|op| op.requests_per_second).sum();
+    let name = match operations().map(|op| op.operation).collect::<Vec<_>>()[..] {
         ["read"] => "reads",
         ["write"] => "writes",
         _ => "requests",
     };
-    let p99 = |it: &OperationReply| it.latency_ns.p99;
+    let p99 = |op: &OperationReply| op.latency_ns.p99;
     let p99 = operations().map(p99).max().unwrap_or(0);
     format!(
         "{per_second:.0} {name} a second, 99 of 100 within {}",
@@ -62,12 +62,13 @@ fn headline(reply: &Reply) -> String {
 fn latencies(reply: &Reply) -> Plot<'_> {
     let mut lines = Vec::new();
     for phase in &reply.phases {
-        for it in phase.operations.iter().filter(|it| it.curve.len() > 1) {
-            let name = match phase.operations.len() > 1 && it.operation != phase.phase {
-                true => format!("{}: {}", phase.phase, it.operation),
-                false => phase.phase.to_owned(),
+        for op in phase.operations.iter().filter(|op| op.curve.len() > 1) {
+            let name = if phase.operations.len() > 1 && op.operation != phase.phase {
+                format!("{}: {}", phase.phase, op.operation)
+            } else {
+                phase.phase.to_owned()
             };
-            let points = it.curve.iter();
+            let points = op.curve.iter();
             let points = points.map(|(part, time)| (-part.log10(), *time));
             lines.push(Line {
                 name,
@@ -110,8 +111,8 @@ fn throughput(phase: &PhaseReply) -> Plot<'_> {
         }
     };
     let mut lines = vec![
-        line("read", |it| it.read_bytes),
-        line("written", |it| it.written_bytes),
+        line("read", |interval| interval.read_bytes),
+        line("written", |interval| interval.written_bytes),
     ];
     lines.retain(|line| line.points.iter().any(|(_, amount)| *amount > 0.0));
     Plot {

@@ -25,9 +25,10 @@ impl FromStr for Place {
         if let Some(bytes) = text.strip_prefix("memory:") {
             return size::parse(bytes).map(Self::Memory);
         }
-        match text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
-            true => text.parse().map(Self::Nbd),
-            false => Ok(Self::File(text.into())),
+        if text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
+            text.parse().map(Self::Nbd)
+        } else {
+            Ok(Self::File(text.into()))
         }
     }
 }

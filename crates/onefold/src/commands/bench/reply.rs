@@ -132,8 +132,10 @@ impl PhaseReply {
             ("write", Operation::Write),
             ("flush", Operation::Flush),
         ];
-        let done = all.map(|(name, it)| (name, phase.measurement.of(it)));
-        let done = done.into_iter().filter(|(_, it)| !it.latency.is_empty());
+        let done = all.map(|(name, operation)| (name, phase.measurement.of(operation)));
+        let done = done
+            .into_iter()
+            .filter(|(_, measured)| !measured.latency.is_empty());
         Self {
             phase: phase.name,
             seconds,
@@ -156,7 +158,8 @@ impl PhaseReply {
 impl OperationReply {
     fn of(operation: &'static str, measured: &Measured, seconds: f64) -> Self {
         let latency = &measured.latency;
-        let [p50, p90, p99, p99_9] = PERCENTILES.map(|it| latency.value_at_percentile(it));
+        let [p50, p90, p99, p99_9] =
+            PERCENTILES.map(|percentile| latency.value_at_percentile(percentile));
         let per_second = |number: u64| number as f64 / seconds.max(1e-9);
         Self {
             operation,
@@ -207,7 +210,10 @@ impl Reply {
     /// A row for each operation in each phase.
     pub(super) fn rows(&self) -> Vec<[String; COLUMNS.len()]> {
         let of_phase = |phase: &'_ PhaseReply| {
-            let rows = phase.operations.iter().map(|it| it.row(phase));
+            let rows = phase
+                .operations
+                .iter()
+                .map(|operation| operation.row(phase));
             rows.collect::<Vec<_>>()
         };
         self.phases.iter().flat_map(of_phase).collect()
@@ -240,9 +246,10 @@ impl Reply {
 
 impl OperationReply {
     fn row(&self, phase: &PhaseReply) -> [String; COLUMNS.len()] {
-        let name = match phase.phase == self.operation {
-            true => phase.phase.to_owned(),
-            false => format!("{} {}", phase.phase, self.operation),
+        let name = if phase.phase == self.operation {
+            phase.phase.to_owned()
+        } else {
+            format!("{} {}", phase.phase, self.operation)
         };
         // A flush has no size, and no other requests run concurrently.
         let unless_flush = |text: String| match self.operation {
@@ -327,8 +334,9 @@ pub(super) fn time_display(nanoseconds: f64) -> String {
     let unit = units.into_iter().find(|(least, _)| nanoseconds >= *least);
     let (least, unit) = unit.unwrap_or((1.0, "ns"));
     let number = nanoseconds / least;
-    match number < 10.0 && least > 1.0 {
-        true => format!("{number:.1} {unit}"),
-        false => format!("{number:.0} {unit}"),
+    if number < 10.0 && least > 1.0 {
+        format!("{number:.1} {unit}")
+    } else {
+        format!("{number:.0} {unit}")
     }
 }
