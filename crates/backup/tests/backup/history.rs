@@ -80,7 +80,7 @@ fn copy(from: &Path, to: &Path) {
         if entry.path().is_dir() {
             copy(&entry.path(), &target);
         } else {
-            drop(std::fs::copy(entry.path(), target).unwrap());
+            std::fs::copy(entry.path(), target).unwrap();
         }
     }
 }
