@@ -443,9 +443,10 @@ fn fitting_leaf(
         let run = entries[slots].iter().zip(0..);
         run.into_iter().all(|(entry, n)| *entry == old.successor(n))
     });
-    match fits {
-        true => Ok(leaf),
-        false => Err(misfit(layer.id, blocks.first)),
+    if fits {
+        Ok(leaf)
+    } else {
+        Err(misfit(layer.id, blocks.first))
     }
 }
 

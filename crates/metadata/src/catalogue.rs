@@ -86,7 +86,7 @@ impl Catalogue {
             if let Some(below) = below
                 && let Some(above) = self.above.get_mut(below)
             {
-                above.retain(|it| it != layer);
+                above.retain(|other| other != layer);
                 if above.is_empty() {
                     self.above.remove(below);
                 }
@@ -242,7 +242,8 @@ impl Catalogue {
     ) -> Result<VolumeRecord> {
         let found = self.by_layer(snapshot.layer);
         let found = found.filter(|(_, volume)| Some(volume.id) == snapshot.snapshot_of);
-        let Some((live_slot, mut volume)) = found.map(|(slot, it)| (slot, it.clone())) else {
+        let Some((live_slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone()))
+        else {
             let message = format!("layer {} is not a live one", snapshot.layer);
             return Err(StoreError::damaged(message));
         };
@@ -268,9 +269,10 @@ impl Catalogue {
     /// below it.
     pub(super) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
         let is_it = self.by_id.get(&id) == Some(&slot);
-        let record = match is_it {
-            true => self.set(slot as usize, None),
-            false => None,
+        let record = if is_it {
+            self.set(slot as usize, None)
+        } else {
+            None
         };
         let Some(record) = record else {
             let message = format!("catalogue slot {slot} does not hold volume {id}");
@@ -394,7 +396,7 @@ mod tests {
         let numbers: Vec<u64> = sealed.pages.iter().map(|(index, _)| *index).collect();
         assert_eq!(numbers, [7, 2000 / RECORDS_PER_PAGE as u64]);
         for (index, records) in &sealed.pages {
-            let ids: Vec<u64> = records.iter().flatten().map(|it| it.id.0).collect();
+            let ids: Vec<u64> = records.iter().flatten().map(|record| record.id.0).collect();
             let first = index * RECORDS_PER_PAGE as u64;
             assert!(ids.into_iter().eq(first..first + RECORDS_PER_PAGE as u64));
         }
@@ -414,7 +416,7 @@ mod tests {
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);
             let slot = (random >> 33) % 60;
-            let found = catalogue.at(Some(&slot)).map(|(_, it)| it.clone());
+            let found = catalogue.at(Some(&slot)).map(|(_, volume)| volume.clone());
             match found {
                 Some(volume) if volume.snapshot_of.is_none() && random.is_multiple_of(3) => {
                     let to = catalogue.free_slots().next().unwrap();
@@ -436,15 +438,21 @@ mod tests {
             }
             next += 1;
             for (slot, volume) in catalogue.volumes() {
-                assert_eq!(catalogue.by_id(volume.id).map(|it| it.0), Some(slot));
-                assert_eq!(catalogue.by_layer(volume.layer).map(|it| it.0), Some(slot));
-                let all = catalogue.volumes().map(|(_, it)| it);
+                assert_eq!(catalogue.by_id(volume.id).map(|(slot, _)| slot), Some(slot));
+                assert_eq!(
+                    catalogue.by_layer(volume.layer).map(|(slot, _)| slot),
+                    Some(slot)
+                );
+                let all = catalogue.volumes().map(|(_, other)| other);
                 let mut above: Vec<u64> = all
-                    .filter(|it| it.below == Some(volume.layer))
-                    .map(|it| it.id.0)
+                    .filter(|other| other.below == Some(volume.layer))
+                    .map(|other| other.id.0)
                     .collect();
                 above.sort_unstable();
-                let mut found: Vec<u64> = catalogue.above(volume.layer).map(|it| it.id.0).collect();
+                let mut found: Vec<u64> = catalogue
+                    .above(volume.layer)
+                    .map(|other| other.id.0)
+                    .collect();
                 found.sort_unstable();
                 assert_eq!(found, above);
             }

@@ -62,9 +62,10 @@ impl MetadataState {
             BatchKind::Counting => return Ok(()),
         };
         let mut wanted = hits.runs.iter().flat_map(PbaRun::iter);
-        match guard.holds() && wanted.any(|pba| batch.is_busy(pba)) {
-            true => Err(refusal),
-            false => Ok(()),
+        if guard.holds() && wanted.any(|pba| batch.is_busy(pba)) {
+            Err(refusal)
+        } else {
+            Ok(())
         }
     }
 }

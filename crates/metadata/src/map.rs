@@ -229,9 +229,10 @@ impl Maps {
         segment: SegmentIndex,
         blocking: Blocking,
     ) -> Result<Option<Arc<Leaf>>> {
-        match layer.occupancy.may_have(segment) {
-            true => self.leaf(layer, segment, blocking).map(Some),
-            false => Ok(None),
+        if layer.occupancy.may_have(segment) {
+            self.leaf(layer, segment, blocking).map(Some)
+        } else {
+            Ok(None)
         }
     }
 
@@ -394,9 +395,10 @@ impl Maps {
     fn occupy(&self, layer: &Arc<Layer>, segment: SegmentIndex) {
         let was_empty = layer.occupancy.is_empty();
         layer.occupancy.insert(segment);
-        let above = match was_empty {
-            true => self.layers_above(layer),
-            false => Vec::new(),
+        let above = if was_empty {
+            self.layers_above(layer)
+        } else {
+            Vec::new()
         };
         if !above.is_empty() {
             for above in above {

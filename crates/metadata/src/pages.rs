@@ -321,7 +321,7 @@ impl Pages {
         } else {
             let (free, held) = released
                 .iter()
-                .partition::<Vec<_>, _>(|it| places.is_young(**it));
+                .partition::<Vec<_>, _>(|page| places.is_young(**page));
             places.clear(&free);
             places.held_back.extend(held);
         }
@@ -378,9 +378,10 @@ impl Places {
                 self.young.resize(self.used.len(), 0);
                 bits::fill(&mut self.young, at..at + 1, true);
             }
-            match place.0 < self.reserved {
-                true => self.used_reserved += 1,
-                false => self.loose = self.loose.saturating_sub(1),
+            if place.0 < self.reserved {
+                self.used_reserved += 1;
+            } else {
+                self.loose = self.loose.saturating_sub(1);
             }
         }
         free
@@ -418,9 +419,10 @@ impl Places {
             );
             bits::fill(&mut self.used, at..at + 1, false);
             self.hint = self.hint.min(at);
-            match place.0 < self.reserved {
-                true => self.used_reserved -= 1,
-                false => self.loose += 1,
+            if place.0 < self.reserved {
+                self.used_reserved -= 1;
+            } else {
+                self.loose += 1;
             }
         }
         self.used_count -= released.len() as u64;
@@ -590,13 +592,13 @@ mod tests {
             let read = pages.read_leaves(PageKind::Map, OWNER, &leaves);
             let damaged: Vec<bool> = read
                 .iter()
-                .map(|it| {
-                    it.as_ref()
+                .map(|leaf| {
+                    leaf.as_ref()
                         .is_err_and(|error| error.kind() == StoreErrorKind::Damaged)
                 })
                 .collect();
             assert_eq!(damaged, [false, false, true, false, false]);
-            assert_eq!(read.iter().filter(|it| it.is_ok()).count(), 4);
+            assert_eq!(read.iter().filter(|leaf| leaf.is_ok()).count(), 4);
         }
     }
 }

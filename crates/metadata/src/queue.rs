@@ -224,9 +224,10 @@ impl Queue {
         for number in self.head..self.end {
             let element = self.element(number)?;
             // The last element may grow until it is taken.
-            blocks += match number + 1 == self.end {
-                true => u64::from(ELEMENT_BLOCKS_MAX),
-                false => u64::from(element.count),
+            blocks += if number + 1 == self.end {
+                u64::from(ELEMENT_BLOCKS_MAX)
+            } else {
+                u64::from(element.count)
             };
             if blocks > blocks_max {
                 break;

@@ -109,7 +109,8 @@ impl Which {
         };
         match self {
             Self::Under(top) => {
-                let below = std::iter::successors(top.next_occupied(), |it| it.next_occupied());
+                let below =
+                    std::iter::successors(top.next_occupied(), |layer| layer.next_occupied());
                 let mut layers: Vec<Ahead> = below.map(|layer| ahead(&layer)).collect();
                 layers.reverse();
                 layers.push(ahead(top));

@@ -573,9 +573,10 @@ impl Space {
             let index = (at / BLOCKS_PER_SPACE_PAGE) as u32;
             let page_end = (u64::from(index) + 1) * BLOCKS_PER_SPACE_PAGE;
             let is_beyond = at >= self.end;
-            let until = match is_beyond {
-                true => end.min(page_end),
-                false => end.min(page_end).min(self.end),
+            let until = if is_beyond {
+                end.min(page_end)
+            } else {
+                end.min(page_end).min(self.end)
             };
             let first = at as usize % PAGE_BLOCKS;
             let count = (until - at) as usize;

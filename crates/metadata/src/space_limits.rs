@@ -73,9 +73,10 @@ impl SpaceLimitsTable {
         });
         if record.snapshot_of.is_none() {
             let is_in_use = record.state != VolumeState::Deleting;
-            let (quota, reserved) = match is_in_use {
-                true => (record.quota_bytes, record.reservation_bytes),
-                false => (0, 0),
+            let (quota, reserved) = if is_in_use {
+                (record.quota_bytes, record.reservation_bytes)
+            } else {
+                (0, 0)
             };
             let quota = match quota {
                 0 => u64::MAX,

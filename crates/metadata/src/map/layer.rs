@@ -122,9 +122,10 @@ impl Layer {
 
     /// The nearest layer in which something may be mapped: this one, or one below it.
     pub(crate) fn first_occupied(self: &Arc<Self>) -> Option<Arc<Layer>> {
-        match self.occupancy.is_empty() {
-            true => self.next_occupied(),
-            false => Some(Arc::clone(self)),
+        if self.occupancy.is_empty() {
+            self.next_occupied()
+        } else {
+            Some(Arc::clone(self))
         }
     }
 

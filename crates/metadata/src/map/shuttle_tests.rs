@@ -71,7 +71,8 @@ pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
 
 /// Merges `gone` into `above`, which has no entries where `gone` has some.
 pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
-    let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Blocking::Yes).unwrap());
+    let [lower, upper] =
+        [gone, above].map(|layer| maps.leaf(layer, SEGMENT, Blocking::Yes).unwrap());
     let moved = lower.with(Segment::clone);
     maps.merge(
         SEGMENT,
@@ -97,7 +98,9 @@ fn blocks(maps: &Maps, layer: &Layer) -> Vec<u64> {
     let mut entries = Entries::new();
     maps.resolve(layer, SEGMENT, 0..3, Blocking::Yes, &mut entries)
         .unwrap();
-    let blocks = entries.iter().map(|entry| entry.pba().map_or(0, |it| it.0));
+    let blocks = entries
+        .iter()
+        .map(|entry| entry.pba().map_or(0, |pba| pba.0));
     blocks.collect()
 }
 
@@ -187,7 +190,7 @@ fn shuttle_an_empty_layer_is_not_passed_by_once_it_has_entries() {
         assert!(empty.below().is_none() && empty.next_occupied().is_none());
         assert!(
             live.iter()
-                .all(|live| live.next_occupied().is_some_and(|it| it.id == empty.id))
+                .all(|live| live.next_occupied().is_some_and(|next| next.id == empty.id))
         );
         assert_eq!(blocks(&maps, &live[0]), [10, 11, 12]);
     };

@@ -176,9 +176,10 @@ impl Maps {
         let second = top.next_occupied().map(|layer| layer.id);
         while let Some(layer) = next {
             let has_segment = layer.occupancy.may_have(segment);
-            let view = match has_segment || Some(layer.id) == second {
-                true => self.cached((view_key(layer.id), segment)),
-                false => None,
+            let view = if has_segment || Some(layer.id) == second {
+                self.cached((view_key(layer.id), segment))
+            } else {
+                None
             };
             let lower = match &view {
                 Some(view) => Some(view.segment()),
