@@ -97,10 +97,11 @@ impl BadBlocks {
         let disk = disk.filter(|_| !is_foreign);
         let problem = newest.problem.filter(|_| newest.sequence == 0);
         let problem = problem.map(|problem| problem.to_string());
-        let problem = problem.map(|problem| match is_foreign {
-            false => problem,
-            true => {
+        let problem = problem.map(|problem| {
+            if is_foreign {
                 format!("{problem}; {name} is not this pool's and is never written: move it away")
+            } else {
+                problem
             }
         });
         if let Some(problem) = &problem {
@@ -109,8 +110,11 @@ impl BadBlocks {
                  {problem}; then run `pool scrub`"
             );
         }
-        let listed: BTreeMap<Pba, BadBlock> =
-            newest.listed.into_iter().map(|it| (it.pba, it)).collect();
+        let listed: BTreeMap<Pba, BadBlock> = newest
+            .listed
+            .into_iter()
+            .map(|block| (block.pba, block))
+            .collect();
         Ok(Self {
             count: AtomicUsize::new(listed.len()),
             clears: AtomicU64::new(0),
@@ -270,9 +274,10 @@ impl BadBlocks {
     /// Takes blocks off the list that are good, or to which no entry refers any more. Durable when
     /// it returns.
     pub fn unlist(&self, journal: &Journal, blocks: impl IntoIterator<Item = Pba>) -> Result<()> {
-        match self.clear(blocks) {
-            true => self.save(journal),
-            false => Ok(()),
+        if self.clear(blocks) {
+            self.save(journal)
+        } else {
+            Ok(())
         }
     }
 

@@ -90,12 +90,13 @@ impl BlockSet {
 
     /// The number of blocks in the set.
     pub(super) fn blocks(&self) -> u64 {
-        match self.is_any() {
-            true => read(&self.runs)
+        if self.is_any() {
+            read(&self.runs)
                 .iter()
                 .map(|(start, end)| end - start)
-                .sum(),
-            false => 0,
+                .sum()
+        } else {
+            0
         }
     }
 }

@@ -44,9 +44,10 @@ impl Journal {
                 return Err(error.during("writing a checkpoint"));
             }
         };
-        let mark = match Guard::CheckpointIsSharp.holds() {
-            true => mark,
-            false => self.commits.lock().end,
+        let mark = if Guard::CheckpointIsSharp.holds() {
+            mark
+        } else {
+            self.commits.lock().end
         };
         let root = Root {
             sequence: current.sequence + 1,

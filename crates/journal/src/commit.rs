@@ -60,9 +60,10 @@ impl Journal {
         // appended. So if an earlier commit saw the flag of a record in `tail`, that commit has
         // also synced the record's data.
         let has_unsynced = self.data.take_unsynced();
-        let synced = match has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
-            true => self.sync_data().inspect_err(|_| self.data.doubt(&tail)),
-            false => Ok(()),
+        let synced = if has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
+            self.sync_data().inspect_err(|_| self.data.doubt(&tail))
+        } else {
+            Ok(())
         };
         synced
             .and_then(|()| log.append(&tail))

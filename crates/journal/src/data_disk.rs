@@ -162,9 +162,10 @@ impl DataDisk {
     /// Refuses a read of lost blocks.
     #[inline]
     fn check_kept(&self, len: usize, at: u64) -> io::Result<()> {
-        match self.lost.is_any() {
-            true => self.check_not_lost(len, at),
-            false => Ok(()),
+        if self.lost.is_any() {
+            self.check_not_lost(len, at)
+        } else {
+            Ok(())
         }
     }
 

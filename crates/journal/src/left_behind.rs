@@ -200,7 +200,11 @@ impl Journal {
                 .filter(|(layer, _)| layers.contains(layer))
                 .map(|(_, id)| *id),
         );
-        let is_unsynced = |id: VolumeId| unsynced.iter().any(|it| [id, OTHER_VOLUMES].contains(it));
+        let is_unsynced = |id: VolumeId| {
+            unsynced
+                .iter()
+                .any(|listed| [id, OTHER_VOLUMES].contains(listed))
+        };
         damaged.extend(
             volumes()
                 .map(|record| record.id)
@@ -305,9 +309,10 @@ fn compare(
                 if is_equal {
                     continue;
                 }
-                match restore(data, block_size, new.old.successor(n as u64), *sum, pba)? {
-                    true => compared.restored += 1,
-                    false => compared.different.push((pba, new.layer)),
+                if restore(data, block_size, new.old.successor(n as u64), *sum, pba)? {
+                    compared.restored += 1;
+                } else {
+                    compared.different.push((pba, new.layer));
                 }
             }
         }

@@ -389,18 +389,20 @@ impl Journal {
 
     /// Fails with `ReadOnly` after a failure.
     pub fn check_writable(&self) -> Result<()> {
-        match self.failure.is_set() {
-            true => Err(self.failure.read_only_error()),
-            false => Ok(()),
+        if self.failure.is_set() {
+            Err(self.failure.read_only_error())
+        } else {
+            Ok(())
         }
     }
 
     /// Refuses data read from blocks whose content may be another volume's, after a failed sync.
     pub fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
         // While all is well, no lock is taken.
-        match self.failure.is_set() {
-            true => self.data.check_believed(blocks),
-            false => Ok(()),
+        if self.failure.is_set() {
+            self.data.check_believed(blocks)
+        } else {
+            Ok(())
         }
     }
 

@@ -205,9 +205,10 @@ impl Log {
             commit,
             checksum,
         };
-        let synced = match Guard::LogSyncedBeforeReply.holds() {
-            true => self.disk.sync(),
-            false => Ok(()),
+        let synced = if Guard::LogSyncedBeforeReply.holds() {
+            self.disk.sync()
+        } else {
+            Ok(())
         };
         synced.map_err(|e| StoreError::io(format_args!("syncing the log {}", self.name), e))
     }

@@ -114,7 +114,10 @@ impl<'a> CheckpointReader<'a> {
     }
 
     fn map_pages(&self, volume: &VolumeRecord, found: &[(SegmentIndex, Pointer)]) -> Vec<MapPage> {
-        let leaves: Vec<_> = found.iter().map(|(segment, it)| (segment.0, *it)).collect();
+        let leaves: Vec<_> = found
+            .iter()
+            .map(|(segment, pointer)| (segment.0, *pointer))
+            .collect();
         let pages = &self.journal.pages;
         let read = pages.read_leaves(PageKind::Map, volume.layer.0, &leaves);
         let pages = found.iter().zip(read);

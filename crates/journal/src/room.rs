@@ -49,9 +49,10 @@ impl Journal {
                 .refused_at
                 .compare_exchange(refused_at, 0, SeqCst, SeqCst);
         }
-        let level = match available >= refused_at {
-            true => marks.level(available),
-            false => SpaceLevel::Full,
+        let level = if available >= refused_at {
+            marks.level(available)
+        } else {
+            SpaceLevel::Full
         };
         Ok(Room {
             level,
@@ -68,9 +69,10 @@ impl Journal {
         let room = self.room()?;
         let refused_at = &self.space_report.refused_at;
         let is_known = refused_at.fetch_max(room.available + 1, SeqCst) > 0;
-        match is_known {
-            true => Ok(()),
-            false => self.report_level(),
+        if is_known {
+            Ok(())
+        } else {
+            self.report_level()
         }
     }
 
@@ -138,9 +140,10 @@ impl Journal {
         let room = self.room()?;
         let marks = self.watermarks(self.metadata()?.space());
         let fewer = room.available - room.available / 8;
-        let surely = match fewer >= refused_at {
-            true => marks.level(fewer),
-            false => SpaceLevel::Full,
+        let surely = if fewer >= refused_at {
+            marks.level(fewer)
+        } else {
+            SpaceLevel::Full
         };
         let reported = &self.space_report.level;
         let before = reported.load(SeqCst);
@@ -185,14 +188,16 @@ impl Journal {
         count: u64,
         purpose: Purpose,
     ) -> u64 {
-        let reserve = match count <= space_limits.unused_reservation() {
-            true => 0,
-            false => self.watermarks(metadata.space()).kept_from(purpose),
+        let reserve = if count <= space_limits.unused_reservation() {
+            0
+        } else {
+            self.watermarks(metadata.space()).kept_from(purpose)
         };
         let host_lacks = self.lacking_for(purpose);
-        match Guard::ReservedKeptFromOthers.holds() {
-            true => host_lacks + reserve + space_limits.unused_by_others(),
-            false => host_lacks + reserve,
+        if Guard::ReservedKeptFromOthers.holds() {
+            host_lacks + reserve + space_limits.unused_by_others()
+        } else {
+            host_lacks + reserve
         }
     }
 
@@ -218,9 +223,10 @@ impl Journal {
         if kept > 0 {
             uses.push(format!("{} are kept for other uses", bytes(kept)));
         }
-        let uses = match uses.is_empty() {
-            true => String::new(),
-            false => format!(", of which {}", uses.join(" and ")),
+        let uses = if uses.is_empty() {
+            String::new()
+        } else {
+            format!(", of which {}", uses.join(" and "))
         };
         let message = format!(
             "the pool is full: {} wanted, {} free{uses}; delete volumes or snapshots, or trim unused data",

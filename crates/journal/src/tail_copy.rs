@@ -193,9 +193,10 @@ impl TailCopy {
         let mut rest = sums;
         let mut at = self.at;
         for (position, records) in tail.since(mark) {
-            let count = match rest.is_empty() {
-                true => 0,
-                false => new_blocks_of(records).min(rest.len()),
+            let count = if rest.is_empty() {
+                0
+            } else {
+                new_blocks_of(records).min(rest.len())
             };
             let (own, others) = rest.split_at(count);
             rest = others;
