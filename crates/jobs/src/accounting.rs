@@ -73,9 +73,10 @@ fn go_through(
             foreground.rest_after(worked);
             began = Instant::now();
         }
-        match job.may_work() {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+        if job.may_work() {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
         }
     })
 }

@@ -34,9 +34,12 @@ pub(crate) static DELETION: JobSpec = JobSpec {
     needs_index: false,
     is_always_listed: false,
     backlog_blocks: |stat| {
-        let possible = stat.deletions.iter().filter(|it| it.failure.is_none());
-        let possible = possible.filter(|it| it.needed_by.is_empty());
-        possible.map(|it| it.own_blocks).sum()
+        let possible = stat
+            .deletions
+            .iter()
+            .filter(|deletion| deletion.failure.is_none());
+        let possible = possible.filter(|deletion| deletion.needed_by.is_empty());
+        possible.map(|deletion| deletion.own_blocks).sum()
     },
 };
 
@@ -134,11 +137,13 @@ impl Collector {
     fn collect(&mut self, failures: &mut u32) -> bool {
         let began = Instant::now();
         let may_work = || self.collector.may_work();
-        let collected =
-            count_most_claims(&self.store, &may_work).and_then(|_held| match may_work() {
-                true => self.store.collect_batch(),
-                false => Ok(CollectReport::default()),
-            });
+        let collected = count_most_claims(&self.store, &may_work).and_then(|_held| {
+            if may_work() {
+                self.store.collect_batch()
+            } else {
+                Ok(CollectReport::default())
+            }
+        });
         match collected {
             Ok(report) => {
                 *failures = 0;
@@ -179,9 +184,10 @@ impl Collector {
         let shrunk = shrink_now(&self.store, &mut |_, _| {
             self.foreground.rest_after(began.elapsed());
             began = Instant::now();
-            match self.collector.may_work() {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
+            if self.collector.may_work() {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
             }
         });
         match shrunk {

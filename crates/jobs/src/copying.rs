@@ -37,7 +37,7 @@ impl SnapshotReads {
         latency_budget: Duration,
     ) -> Arc<Self> {
         let pacer = Pacer::new(latency_budget, COPYING_SHARE_FLOOR);
-        let processors = thread::available_parallelism().map_or(1, |it| it.get() as u64);
+        let processors = thread::available_parallelism().map_or(1, |count| count.get() as u64);
         Arc::new(Self {
             job: Arc::clone(job),
             thread: Arc::clone(thread),

@@ -54,9 +54,10 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
             continue;
         }
         let began = Instant::now();
-        let counted = match is_pressing {
-            true => store.count_batch_at_once(),
-            false => store.count_batch(),
+        let counted = if is_pressing {
+            store.count_batch_at_once()
+        } else {
+            store.count_batch()
         };
         match counted {
             Ok(report) => {

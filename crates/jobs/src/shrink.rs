@@ -92,9 +92,10 @@ pub(crate) fn shrink_now(
             return Ok(Shrunk::BrokenOff);
         }
         // Blocks left after a step are being read or written at the moment, unless they stay.
-        in_vain = match report.left_blocks < fewest {
-            true => 0,
-            false => in_vain + 1,
+        in_vain = if report.left_blocks < fewest {
+            0
+        } else {
+            in_vain + 1
         };
         fewest = fewest.min(report.left_blocks);
         if in_vain == SHRINK_STEPS_MAX {

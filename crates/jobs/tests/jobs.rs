@@ -274,7 +274,8 @@ fn a_job_that_failed_says_why_and_goes_on_when_it_can() {
     engine.make_unreadable(Part::Meta, 0..1 << 40);
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
     wait_until("the finder fails", || {
-        failure(&finder(&maintenance, "a")).is_some_and(|it| it.contains("simulated:meta"))
+        failure(&finder(&maintenance, "a"))
+            .is_some_and(|message| message.contains("simulated:meta"))
     });
     engine.clear_unreadable(Part::Meta);
     wait_until("it goes on", || dirty(&store, "a") == 0);
@@ -504,7 +505,7 @@ fn reads_for_backups_wait_while_they_are_paused() {
             .map(|_| scope.spawn(|| reads.read(1, || thread::current().id())))
             .collect();
         thread::sleep(Duration::from_millis(50));
-        assert!(waiting.iter().all(|it| !it.is_finished()));
+        assert!(waiting.iter().all(|read| !read.is_finished()));
         maintenance.resume(&copying).unwrap();
         for read in waiting {
             let own = read.thread().id();
@@ -521,7 +522,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
     add_volume(&store, "large", 1..=40_000);
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
     wait_until("the index is full", || {
-        failure(&finder(&maintenance, "large")).is_some_and(|it| it.contains("no room"))
+        failure(&finder(&maintenance, "large")).is_some_and(|message| message.contains("no room"))
     });
     let full = finder(&maintenance, "large");
     assert!(
