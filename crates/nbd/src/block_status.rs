@@ -31,9 +31,10 @@ impl StatusQuery {
         changes: &[Arc<dyn Changes>],
     ) -> Result<Vec<u8>, ExportError> {
         let contexts = usize::from(terms.base_allocation) + changes.len();
-        let extents_max = match self.only_first {
-            true => 1,
-            false => EXTENTS_MAX / contexts.max(1),
+        let extents_max = if self.only_first {
+            1
+        } else {
+            EXTENTS_MAX / contexts.max(1)
         };
         let range = || self.range.clone();
         let mut reply = Vec::new();
@@ -45,12 +46,15 @@ impl StatusQuery {
         };
         if terms.base_allocation {
             let extents = export.extents(range(), extents_max, self.blocking)?;
-            let runs = extents.into_iter().map(|Extent { len, data }| match data {
-                true => Run { len, state: 0 },
-                false => Run {
-                    len,
-                    state: allocation::HOLE | allocation::ZERO,
-                },
+            let runs = extents.into_iter().map(|Extent { len, data }| {
+                if data {
+                    Run { len, state: 0 }
+                } else {
+                    Run {
+                        len,
+                        state: allocation::HOLE | allocation::ZERO,
+                    }
+                }
             });
             let descriptors = self.descriptors(extents_max, runs)?;
             add_chunk(BASE_ALLOCATION_ID, changes.is_empty(), descriptors);

@@ -165,9 +165,10 @@ impl BufferPool {
 /// The smallest class that holds `len` bytes, and is made of large pages if it is large; `None`
 /// above 32 MiB.
 fn class_of(len: usize) -> Option<usize> {
-    let len = match len > SMALL_PAGES_MAX {
-        true => len.max(HUGE_PAGE_BYTES),
-        false => len,
+    let len = if len > SMALL_PAGES_MAX {
+        len.max(HUGE_PAGE_BYTES)
+    } else {
+        len
     };
     let pages = len.div_ceil(ALIGNMENT).max(1).checked_next_power_of_two()?;
     let class = pages.trailing_zeros() as usize;

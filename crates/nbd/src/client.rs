@@ -331,9 +331,10 @@ impl Client {
     ///
     /// See [`read`](Self::read).
     pub fn flush(&mut self) -> io::Result<()> {
-        match self.export.has(transmission_flag::SEND_FLUSH) {
-            true => self.call(command::FLUSH, 0, 0, 0, &[]),
-            false => Ok(()),
+        if self.export.has(transmission_flag::SEND_FLUSH) {
+            self.call(command::FLUSH, 0, 0, 0, &[])
+        } else {
+            Ok(())
         }
     }
 }

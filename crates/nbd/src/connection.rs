@@ -418,9 +418,10 @@ impl Connection<'_> {
             }
         }
         // The data is in place; only a flush is left to do.
-        let rest = match fua {
-            true => Command::Flush,
-            false => Command::Nothing,
+        let rest = if fua {
+            Command::Flush
+        } else {
+            Command::Nothing
         };
         self.try_or_hand_over(Work::new(request.cookie, rest, None))
     }

@@ -119,9 +119,10 @@ impl ConnectionState {
 
     /// The result of a request that can no longer wait for space.
     fn end_of_waiting(&self) -> AttemptError {
-        match self.socket.is_draining() {
-            true => AttemptError::Unanswered,
-            false => AttemptError::WaitForSpace,
+        if self.socket.is_draining() {
+            AttemptError::Unanswered
+        } else {
+            AttemptError::WaitForSpace
         }
     }
 

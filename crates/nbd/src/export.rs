@@ -97,9 +97,10 @@ pub trait Export: Send + Sync {
     /// Returns when every write that was answered before the call, on any connection, is durable.
     /// Always called where waiting is allowed. A read-only device has nothing to do.
     fn flush(&self) -> Result<(), ExportError> {
-        match self.read_only() {
-            true => Ok(()),
-            false => Err(ExportError::read_only()),
+        if self.read_only() {
+            Ok(())
+        } else {
+            Err(ExportError::read_only())
         }
     }
 

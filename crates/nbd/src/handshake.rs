@@ -352,9 +352,10 @@ impl Handshake<'_> {
         }
         let is_family = |query: &&[u8]| [&b"qemu:"[..], DIRTY_BITMAP.as_bytes()].contains(query);
         let lists_all = !selects && (queries.is_empty() || queries.iter().any(is_family));
-        let mut snapshots = match lists_all {
-            true => self.exports.snapshots(&name, CONTEXTS_LISTED_MAX),
-            false => self.named_snapshots(&name, &queries),
+        let mut snapshots = if lists_all {
+            self.exports.snapshots(&name, CONTEXTS_LISTED_MAX)
+        } else {
+            self.named_snapshots(&name, &queries)
         };
         if selects {
             snapshots.truncate(BITMAPS_MAX);
@@ -373,7 +374,9 @@ impl Handshake<'_> {
 
     /// The snapshots of an export that the queries name, in order.
     fn named_snapshots(&self, name: &str, queries: &[&[u8]]) -> Vec<String> {
-        let queries = queries.iter().filter_map(|it| std::str::from_utf8(it).ok());
+        let queries = queries
+            .iter()
+            .filter_map(|query| std::str::from_utf8(query).ok());
         let named: BTreeSet<&str> = queries
             .filter_map(|query| query.strip_prefix(DIRTY_BITMAP))
             .filter(|snapshot| self.exports.has_snapshot(name, snapshot))
@@ -391,9 +394,10 @@ impl Handshake<'_> {
     }
 
     fn attach(&self, name: &str) -> Result<Attached, AttachError> {
-        let since = match self.contexts.export == name {
-            true => &self.contexts.since[..],
-            false => &[],
+        let since = if self.contexts.export == name {
+            &self.contexts.since[..]
+        } else {
+            &[]
         };
         self.exports.attach(name, since, self.peer)
     }

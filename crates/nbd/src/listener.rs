@@ -108,9 +108,10 @@ pub enum ListenError {
 /// An address, with the socket address to which it resolves.
 fn resolved_words(address: &ListenAddress, resolved: &SocketAddr) -> String {
     let (address, resolved) = (address.to_string(), resolved.to_string());
-    match address == resolved {
-        true => address,
-        false => format!("{address} ({resolved})"),
+    if address == resolved {
+        address
+    } else {
+        format!("{address} ({resolved})")
     }
 }
 

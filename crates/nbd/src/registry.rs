@@ -97,8 +97,9 @@ impl RegistryState {
         silence_min: Duration,
     ) -> Result<(), Option<Duration>> {
         let entries = self.connections.values_mut();
-        let of_kind = entries.filter(|it| it.export.is_some() == attached && it.is_silent());
-        let oldest = of_kind.min_by_key(|it| it.stage_since).ok_or(None)?;
+        let of_kind =
+            entries.filter(|entry| entry.export.is_some() == attached && entry.is_silent());
+        let oldest = of_kind.min_by_key(|entry| entry.stage_since).ok_or(None)?;
         match silence_min.checked_sub(oldest.stage_since.elapsed()) {
             Some(left) if !left.is_zero() => Err(Some(left)),
             _ => {
@@ -293,9 +294,10 @@ impl Registration {
             let leaving = state.attached().any(|entry| entry.dropped);
             let leaves = leaving || state.drop_silent(true, SILENCE_TIME_MIN) != Err(None);
             if !leaves || Instant::now() >= deadline {
-                let limit_is = match registry.is_memory_short {
-                    true => "the memory for clients has room for no more than that",
-                    false => "that is the limit",
+                let limit_is = if registry.is_memory_short {
+                    "the memory for clients has room for no more than that"
+                } else {
+                    "that is the limit"
                 };
                 return Err(AttachError::Refused(format!(
                     "there are {} of {limit} clients, and {limit_is}; places are kept for volumes without a client",
@@ -328,9 +330,10 @@ fn has_place(state: &RegistryState, limit: usize, name: &str, devices: usize) ->
         .attached()
         .filter_map(|entry| entry.export.as_deref())
         .collect();
-    let kept = match names.contains(name) {
-        true => devices.saturating_sub(names.len()).min(limit / 2),
-        false => 0,
+    let kept = if names.contains(name) {
+        devices.saturating_sub(names.len()).min(limit / 2)
+    } else {
+        0
     };
     state.attached().count() + kept < limit
 }

@@ -177,7 +177,9 @@ mod tests {
             let listens = listen_unix(&path, 0o600, None);
             assert_eq!(listens.is_ok(), fits, "{len}");
             let said = listens.err().map(|error| error.to_string());
-            assert!(said.is_none_or(|it| it.contains("107 bytes") && it.contains("at most 106")));
+            assert!(said.is_none_or(
+                |message| message.contains("107 bytes") && message.contains("at most 106")
+            ));
         }
         let said = not_given(Errno::PERM, 36).to_string();
         assert!(

@@ -59,9 +59,10 @@ impl Client {
     }
 
     pub(crate) fn try_attach(socket: &Path, structured: bool) -> io::Result<Self> {
-        match structured {
-            true => Self::attach_selecting(socket, &["base:allocation"]),
-            false => Self::connect(socket, None),
+        if structured {
+            Self::attach_selecting(socket, &["base:allocation"])
+        } else {
+            Self::connect(socket, None)
         }
     }
 

@@ -27,9 +27,9 @@ fn totals(server: &TestServer) -> Totals {
 
 fn requests_and_errors(totals: &Totals) -> (u64, u64) {
     let outcomes = Op::ALL.map(|op| totals.requests[op]);
-    let errors = outcomes.iter().map(|it| it.error).sum();
+    let errors = outcomes.iter().map(|outcome| outcome.error).sum();
     (
-        outcomes.iter().map(|it| it.ok).sum::<u64>() + errors,
+        outcomes.iter().map(|outcome| outcome.ok).sum::<u64>() + errors,
         errors,
     )
 }

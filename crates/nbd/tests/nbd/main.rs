@@ -84,7 +84,7 @@ impl Exports for TestExports {
 
     fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
         let snapshots = self.snapshots(name, usize::MAX);
-        snapshots.iter().any(|it| it == snapshot)
+        snapshots.iter().any(|existing| existing == snapshot)
     }
 
     fn attach(&self, name: &str, since: &[String], _: &Peer) -> Result<Attached, AttachError> {

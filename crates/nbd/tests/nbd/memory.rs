@@ -73,14 +73,13 @@ impl MemoryExport {
     fn enter(&self, offset: u64, len: u64, blocking: Blocking) -> Result<(), ExportError> {
         let processors = sched_getaffinity(None).unwrap().count();
         let all = sched_getaffinity(Some(getpid())).unwrap().count();
-        match self.is_background {
-            true => {
-                // A worker started by this thread would be pinned to one processor, too.
-                let thread = thread::current();
-                assert!(thread.name().unwrap().starts_with("nbd-client"));
-                assert_eq!((processors, blocking), (1, Blocking::Yes));
-            }
-            false => assert_eq!(processors, all),
+        if self.is_background {
+            // A worker started by this thread would be pinned to one processor, too.
+            let thread = thread::current();
+            assert!(thread.name().unwrap().starts_with("nbd-client"));
+            assert_eq!((processors, blocking), (1, Blocking::Yes));
+        } else {
+            assert_eq!(processors, all);
         }
         let touches = |range: &Range<u64>| offset < range.end && range.start < offset + len;
         let gated = self.gated.iter().any(touches);

@@ -237,9 +237,10 @@ fn what_waited_for_space_is_counted_by_how_it_ended() {
                     thread::sleep(Duration::from_millis(5));
                 }
                 tally.check(&server);
-                match ends_well {
-                    true => server.export.is_full.store(false, Ordering::SeqCst),
-                    false => client.stream.shutdown(Direction::Write).unwrap(),
+                if ends_well {
+                    server.export.is_full.store(false, Ordering::SeqCst);
+                } else {
+                    client.stream.shutdown(Direction::Write).unwrap();
                 }
                 assert_eq!(client.reply(0).unwrap().error != 0, !ends_well);
                 tally.expect(op, 4096, !ends_well);
