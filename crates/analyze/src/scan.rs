@@ -343,9 +343,10 @@ fn queue_all(
 /// The parts of a file of this size; an empty file has none.
 fn parts(bytes: u64, window: usize, can_be_taken_apart: bool) -> Vec<Range<u64>> {
     let window = window as u64;
-    let part = match can_be_taken_apart {
-        true => window * (PART_BYTES / window).max(1),
-        false => u64::MAX,
+    let part = if can_be_taken_apart {
+        window * (PART_BYTES / window).max(1)
+    } else {
+        u64::MAX
     };
     let starts = (0..).map(|n| part.saturating_mul(n));
     let starts = starts.take_while(|start| *start < bytes);

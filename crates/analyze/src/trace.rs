@@ -428,7 +428,9 @@ pub(crate) fn each_fingerprint(
             }
             for run in &chunks.runs {
                 if let TraceContent::Data(fingerprints) = &run.content {
-                    fingerprints.iter().for_each(|it| met(*it, run.bytes));
+                    fingerprints
+                        .iter()
+                        .for_each(|fingerprint| met(*fingerprint, run.bytes));
                 }
             }
         }

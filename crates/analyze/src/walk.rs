@@ -145,9 +145,10 @@ pub(crate) fn walk(path: &Path, disks: Option<Backing>) -> impl Iterator<Item = 
 }
 
 fn look_at(path: &Path, is_named: bool, disks: Option<Backing>) -> Met {
-    let looked = match is_named {
-        true => path.metadata(),
-        false => path.symlink_metadata(),
+    let looked = if is_named {
+        path.metadata()
+    } else {
+        path.symlink_metadata()
     };
     let found = looked.map_err(ImageError::from).and_then(|metadata| {
         let is_device = is_named && metadata.file_type().is_block_device();

@@ -42,9 +42,12 @@ fn files_below(path: &Path) -> Vec<PathBuf> {
         .map(|entry| entry.unwrap().path())
         .collect();
     entries.sort();
-    let below = |path: PathBuf| match path.is_dir() {
-        true => files_below(&path),
-        false => vec![path],
+    let below = |path: PathBuf| {
+        if path.is_dir() {
+            files_below(&path)
+        } else {
+            vec![path]
+        }
     };
     entries.into_iter().flat_map(below).collect()
 }
@@ -149,7 +152,11 @@ fn compare(report: &ChunkingReport, inputs: &[PathBuf]) {
             }
         }
     }
-    assert_eq!(report.runs.each_ref().map(|it| it.runs), runs, "{way}");
+    assert_eq!(
+        report.runs.each_ref().map(|lengths| lengths.runs),
+        runs,
+        "{way}"
+    );
     let stored: f64 = report.kinds.values().map(|kind| kind.stored_bytes).sum();
     assert!((stored - found.distinct_bytes as f64).abs() < 1.0, "{way}");
 }
@@ -229,7 +236,7 @@ fn links_are_not_followed_and_what_cannot_be_read_is_listed() {
     let problems: Vec<&Path> = analysis
         .problems
         .iter()
-        .map(|it| it.path.as_path())
+        .map(|problem| problem.path.as_path())
         .collect();
     assert_eq!(problems, [&paths[1], &paths[2]]);
     assert!(analysis.problems[1].what.contains("neither a file"));

@@ -81,7 +81,9 @@ fn hidden_names_are_not_in_the_trace_and_change_no_figure() {
     let expected = traced(&inputs, &traces[0], true);
     let bytes = fs::read(&traces[0]).unwrap();
     for name in ["one", "three", "deep", "same"] {
-        let is_there = bytes.windows(name.len()).any(|it| it == name.as_bytes());
+        let is_there = bytes
+            .windows(name.len())
+            .any(|window| window == name.as_bytes());
         assert!(!is_there, "{name}");
     }
     let found = from_traces(&traces, ways(), 0).unwrap();
