@@ -62,9 +62,10 @@ impl FromStr for Pattern {
             ("zipf", None) => Ok(Self::Zipf { theta: THETA }),
             ("zipf", Some(theta)) => {
                 let theta: f64 = theta.parse().map_err(|_| unknown())?;
-                match theta > 0.0 && theta <= 10.0 {
-                    true => Ok(Self::Zipf { theta }),
-                    false => Err(format!("zipf:{theta}: above 0 and up to 10 makes sense")),
+                if theta > 0.0 && theta <= 10.0 {
+                    Ok(Self::Zipf { theta })
+                } else {
+                    Err(format!("zipf:{theta}: above 0 and up to 10 makes sense"))
                 }
             }
             _ => Err(unknown()),

@@ -103,7 +103,7 @@ impl Contents {
                 differences[n] |= word ^ u64::from_le_bytes(bytes[n]);
             }
         }
-        differences.iter().fold(0, |any, it| any | it) == 0
+        differences.iter().fold(0, |any, lane| any | lane) == 0
     }
 
     /// The content of a block, if it has one of these contents.

@@ -106,7 +106,7 @@ struct Placed<T> {
 impl<T> Placed<T> {
     /// The entry of a list, sorted by slot, that contains this slot.
     fn at(all: &[Self], slot: u64) -> Option<&Self> {
-        let after = all.partition_point(|it| it.slot <= slot);
+        let after = all.partition_point(|placed| placed.slot <= slot);
         all.get(after.checked_sub(1)?)
     }
 }
@@ -188,7 +188,7 @@ impl Redundant {
     fn new(runs: &[Runs], pieces: &[Cell]) -> Self {
         let mut cells = pieces.to_vec();
         cells.sort_by_key(|cell| cell.length);
-        let mut lengths: Vec<u64> = runs.iter().map(|it| it.length).collect();
+        let mut lengths: Vec<u64> = runs.iter().map(|runs| runs.length).collect();
         lengths.extend(cells.iter().map(|cell| cell.length));
         lengths.sort_unstable();
         lengths.dedup();
@@ -210,8 +210,8 @@ impl Redundant {
         }
         slots = 0;
         for length in lengths {
-            let of_length = runs.iter().filter(|it| it.length == length);
-            let runs: u64 = of_length.map(|it| it.runs).sum();
+            let of_length = runs.iter().filter(|runs| runs.length == length);
+            let runs: u64 = of_length.map(|runs| runs.runs).sum();
             let of_length = cells.iter().filter(|cell| cell.length == length);
             let pieces: u64 = of_length.map(|cell| cell.pieces * cell.copies).sum();
             let spares = pieces.saturating_sub(runs);
@@ -230,7 +230,9 @@ impl Redundant {
 
     fn run(&self, order: &Order, place: u64) -> Layout {
         let run = order.redundant.at(place);
-        let n = self.lengths.partition_point(|it| it.runs.start <= run);
+        let n = self
+            .lengths
+            .partition_point(|length| length.runs.start <= run);
         let Some(it) = self.lengths.get(n.wrapping_sub(1)) else {
             return Layout::Spares(0);
         };
@@ -242,7 +244,9 @@ impl Redundant {
 
     fn spare(&self, order: &Order, place: u64) -> Piece {
         let spare = order.spares.at(place);
-        let n = self.lengths.partition_point(|it| it.spares.start <= spare);
+        let n = self
+            .lengths
+            .partition_point(|length| length.spares.start <= spare);
         match self.lengths.get(n.wrapping_sub(1)) {
             Some(it) => self.piece(order, n - 1, it.whole() + spare - it.spares.start),
             None => Piece::default(),
@@ -381,9 +385,10 @@ impl Dealer {
         for _ in 0..RUNS_MAX.min(all - dealing.runs) {
             let redundant_dealt = redundant_before(dealing.runs);
             let is_redundant = redundant_before(dealing.runs + 1) > redundant_dealt;
-            match is_redundant {
-                true => self.lay_out(dealing, redundant_dealt, &mut dealt),
-                false => dealt.push(self.unique_run(dealing, dealing.runs - redundant_dealt)),
+            if is_redundant {
+                self.lay_out(dealing, redundant_dealt, &mut dealt);
+            } else {
+                dealt.push(self.unique_run(dealing, dealing.runs - redundant_dealt));
             }
             dealing.runs += 1;
             if is_redundant == (redundant <= unique) {
@@ -423,9 +428,9 @@ impl Dealer {
 fn order(unique: &Unique, redundant: &Redundant, seed: u64, epoch: u64) -> Order {
     let seed = mix(seed).wrapping_add(mix(epoch));
     let seed_of = |n: u64| mix(seed.wrapping_add(n));
-    let pieces = redundant.lengths.iter().map(|it| {
-        let slots = it.pieces.end - it.pieces.start;
-        Permutation::new(slots, seed_of(it.length << 2))
+    let pieces = redundant.lengths.iter().map(|length| {
+        let slots = length.pieces.end - length.pieces.start;
+        Permutation::new(slots, seed_of(length.length << 2))
     });
     Order {
         unique: Permutation::new(unique.slots, seed_of(1)),

@@ -94,9 +94,10 @@ fn geometric(runs: u64, blocks: u64) -> Vec<RunCount> {
     while left > 0 {
         let from = 1_u64 << counts.len();
         let (least, next) = (from as f64, 2.0 * from as f64);
-        let beyond = match from > blocks / 2 {
-            true => 0,
-            false => (runs as f64 * part(next)).round() as u64,
+        let beyond = if from > blocks / 2 {
+            0
+        } else {
+            (runs as f64 * part(next)).round() as u64
         };
         let count = left.saturating_sub(beyond);
         let length = (weight(least) - weight(next)) / (part(least) - part(next));
@@ -107,9 +108,10 @@ fn geometric(runs: u64, blocks: u64) -> Vec<RunCount> {
         });
         left -= count;
     }
-    match make_up(&mut counts, blocks) {
-        true => counts,
-        false => even(runs, blocks),
+    if make_up(&mut counts, blocks) {
+        counts
+    } else {
+        even(runs, blocks)
     }
 }
 

@@ -126,14 +126,17 @@ impl Distribution {
     /// All blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        let blocks = self.copies.iter().map(|it| it.copies * it.contents);
+        let blocks = self
+            .copies
+            .iter()
+            .map(|count| count.copies * count.contents);
         blocks.sum()
     }
 
     /// Different contents.
     #[must_use]
     pub fn contents(&self) -> u64 {
-        self.copies.iter().map(|it| it.contents).sum()
+        self.copies.iter().map(|count| count.contents).sum()
     }
 
     /// Blocks whose content occurs once.
@@ -152,7 +155,7 @@ impl fmt::Display for Distribution {
             writeln!(f, "copies {copies} {contents}")?;
         }
         for (class, runs) in [("unique", &self.runs[0]), ("redundant", &self.runs[1])] {
-            for (power, count) in runs.iter().enumerate().filter(|(_, it)| it.runs > 0) {
+            for (power, count) in runs.iter().enumerate().filter(|(_, count)| count.runs > 0) {
                 let RunCount { runs, chunks } = count;
                 writeln!(f, "runs {class} {} {runs} {chunks}", 1_u64 << power)?;
             }

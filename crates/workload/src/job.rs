@@ -219,9 +219,10 @@ impl<'a> Job<'a> {
     fn request(&mut self, slot: u64, reads: bool) -> Result<Operation, WorkloadError> {
         let bytes = self.buffer.bytes();
         let (at, len) = (self.start + slot * bytes.len() as u64, bytes.len());
-        let (done, what, operation) = match reads {
-            true => (self.connection.read(bytes, at), "read", Operation::Read),
-            false => (self.connection.write(bytes, at), "write", Operation::Write),
+        let (done, what, operation) = if reads {
+            (self.connection.read(bytes, at), "read", Operation::Read)
+        } else {
+            (self.connection.write(bytes, at), "write", Operation::Write)
         };
         let name = &self.name;
         match done {

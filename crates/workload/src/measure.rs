@@ -131,7 +131,7 @@ impl Timeline {
     fn coarsen(&mut self) {
         let pairs = self.bytes.chunks(2);
         let sum = |pair: &[[u64; 2]]| {
-            let sum = |n: usize| pair.iter().map(|it| it[n]).sum();
+            let sum = |n: usize| pair.iter().map(|interval| interval[n]).sum();
             [sum(0), sum(1)]
         };
         self.bytes = pairs.map(sum).collect();

@@ -52,9 +52,13 @@ impl Scaled {
     #[must_use]
     pub fn new(distribution: &Distribution, blocks: u64) -> Self {
         let copies = scale_copies(distribution.copies(), distribution.blocks(), blocks);
-        let (unique, redundant) = copies.split_at(copies.partition_point(|it| it.copies == 1));
+        let (unique, redundant) =
+            copies.split_at(copies.partition_point(|count| count.copies == 1));
         let runs = |class, copies: &[CopyCount]| {
-            let in_class = copies.iter().map(|it| it.copies * it.contents).sum();
+            let in_class = copies
+                .iter()
+                .map(|count| count.copies * count.contents)
+                .sum();
             scale_runs(distribution.runs(class), in_class)
         };
         let redundant_runs = runs(RunClass::Redundant, redundant);
@@ -69,7 +73,7 @@ impl Scaled {
     /// Different contents.
     #[must_use]
     pub fn contents(&self) -> u64 {
-        self.copies().iter().map(|it| it.contents).sum()
+        self.copies().iter().map(|count| count.contents).sum()
     }
 
     /// How often each content occurs, by copies, ascending.
@@ -111,7 +115,7 @@ fn scale_copies(copies: &[CopyCount], from: u64, to: u64) -> Vec<CopyCount> {
             copies,
             contents: 1,
         };
-        match scaled.binary_search_by_key(&copies, |it| it.copies) {
+        match scaled.binary_search_by_key(&copies, |count| count.copies) {
             Ok(place) => scaled[place].contents += 1,
             Err(place) => scaled.insert(place, one),
         }
@@ -129,7 +133,10 @@ fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
             lengths.push(Runs { length, runs });
         }
     }
-    let all: u64 = lengths.iter().map(|it| it.length * it.runs).sum();
+    let all: u64 = lengths
+        .iter()
+        .map(|Runs { length, runs }| length * runs)
+        .sum();
     let all = u128::from(all.max(1));
     let mut scaled = BTreeMap::new();
     let mut left = blocks;
@@ -148,7 +155,7 @@ fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
     let scaled = scaled.into_iter().rev();
     scaled
         .map(|(length, runs)| Runs { length, runs })
-        .filter(|it| it.length > 0 && it.runs > 0)
+        .filter(|Runs { length, runs }| *length > 0 && *runs > 0)
         .collect()
 }
 
@@ -160,17 +167,17 @@ fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
         length: u64,
         blocks: u64,
     }
-    let wanted = runs.iter().map(|it| Wanted {
-        length: it.length,
-        blocks: it.length * it.runs,
+    let wanted = runs.iter().map(|&Runs { length, runs }| Wanted {
+        length,
+        blocks: length * runs,
     });
     let mut wanted: Vec<Wanted> = wanted.collect();
     let mut cells = Vec::new();
     for CopyCount { copies, contents } in copies.iter().rev() {
         let (copies, mut left) = (*copies, *contents);
         let all: u64 = {
-            let possible = wanted.iter().filter(|it| it.length <= left);
-            possible.map(|it| it.blocks).sum()
+            let possible = wanted.iter().filter(|wanted| wanted.length <= left);
+            possible.map(|wanted| wanted.blocks).sum()
         };
         let mut push = |wanted: &mut Wanted, pieces: u64, left: &mut u64| {
             if pieces > 0 {
@@ -185,7 +192,10 @@ fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
                 });
             }
         };
-        for it in wanted.iter_mut().filter(|it| it.length <= *contents) {
+        for it in wanted
+            .iter_mut()
+            .filter(|wanted| wanted.length <= *contents)
+        {
             let share = u128::from(*contents) * u128::from(it.blocks) / u128::from(all.max(1));
             let pieces = (share as u64).min(left) / it.length;
             push(it, pieces, &mut left);
@@ -193,10 +203,10 @@ fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
         // Rounding leaves less than a piece of each length. The length with the most blocks still needed
         // comes first.
         while left > 0 {
-            let possible = wanted.iter_mut().filter(|it| it.length <= left);
+            let possible = wanted.iter_mut().filter(|wanted| wanted.length <= left);
             let Some(most) = possible
-                .max_by_key(|it| it.blocks)
-                .filter(|it| it.blocks > 0)
+                .max_by_key(|wanted| wanted.blocks)
+                .filter(|wanted| wanted.blocks > 0)
             else {
                 // No length needs more: one piece takes the rest.
                 let mut rest = Wanted {

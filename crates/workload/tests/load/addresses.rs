@@ -72,7 +72,7 @@ fn zipf_has_the_frequencies_of_its_definition() {
             .collect();
         let joined: Vec<u64> = ranges
             .iter()
-            .map(|it| counts[it.clone()].iter().sum())
+            .map(|range| counts[range.clone()].iter().sum())
             .collect();
         let expected = |n: usize| {
             let weights: f64 = ranges[n].clone().map(weight).sum();

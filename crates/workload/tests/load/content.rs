@@ -15,7 +15,7 @@ fn no_two_contents_are_alike_and_none_is_zero() {
     for bytes in [512, 4096] {
         let contents = [1, 2].map(|seed| Contents::new(seed, bytes, 100));
         let ids = (0..2000).chain((0..2000).map(|id| id | UNIQUE));
-        let blocks = ids.flat_map(|id| contents.each_ref().map(|it| block(it, id)));
+        let blocks = ids.flat_map(|id| contents.each_ref().map(|contents| block(contents, id)));
         let blocks: Vec<_> = blocks.collect();
         assert!(
             blocks

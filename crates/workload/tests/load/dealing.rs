@@ -86,16 +86,16 @@ fn every_content_is_dealt_as_often_as_it_is_to_occur() {
         let all: u64 = scaled
             .copies()
             .iter()
-            .map(|it| it.copies * it.contents)
+            .map(|count| count.copies * count.contents)
             .sum();
         assert_eq!(all, blocks);
     }
     let same = Scaled::new(&even(), 10_000);
     assert_eq!(same.copies(), even().copies());
     let twice = Scaled::new(&even(), 20_000).copies();
-    let doubled = even().copies().to_vec().into_iter().map(|it| CopyCount {
-        contents: it.contents * 2,
-        ..it
+    let doubled = even().copies().to_vec().into_iter().map(|count| CopyCount {
+        contents: count.contents * 2,
+        ..count
     });
     assert!(twice.into_iter().eq(doubled));
 }
@@ -134,7 +134,7 @@ fn most_redundant_runs_occur_as_a_whole() {
 fn shipped_distributions_are_dealt_with_their_runs() {
     let sizes = [1024, 16_384, 300_000];
     let shipped = shipped_distributions().into_iter();
-    for ((name, text), blocks) in shipped.flat_map(|it| sizes.map(|blocks| (it, blocks))) {
+    for ((name, text), blocks) in shipped.flat_map(|named| sizes.map(|blocks| (named, blocks))) {
         let distribution = Distribution::parse(text).unwrap();
         let scaled = Scaled::new(&distribution, blocks);
         let ids = dealt(&Dealer::new(&scaled, WHOLE, 8), blocks);
@@ -165,14 +165,14 @@ fn another_epoch_has_the_same_redundant_contents_and_new_unique_ones() {
     let dealer = Dealer::new(&scaled, WHOLE, 9);
     let (first, second) = (dealt(&dealer, 3000), dealt(&dealer, 3000));
     let both: Vec<_> = first.iter().chain(&second).copied().collect();
-    let doubled = scaled.copies().into_iter().map(|it| match it.copies {
+    let doubled = scaled.copies().into_iter().map(|count| match count.copies {
         1 => CopyCount {
-            contents: it.contents * 2,
-            ..it
+            contents: count.contents * 2,
+            ..count
         },
         _ => CopyCount {
-            copies: it.copies * 2,
-            ..it
+            copies: count.copies * 2,
+            ..count
         },
     });
     assert!(copies(&both).into_iter().eq(doubled));
@@ -251,7 +251,7 @@ fn the_order_of_dealing_is_random() {
             .copies()
             .iter()
             .take(2)
-            .map(|it| it.contents)
+            .map(|count| count.contents)
             .sum::<u64>();
         assert!(first > 0);
         let mut counts: HashMap<ContentId, u64> = HashMap::new();

@@ -143,11 +143,11 @@ fn every_mode_and_pattern_reads_what_it_has_written() {
             let target = MemoryTarget::new(BYTES).unwrap();
             let report = put(&target, &load(mode, pattern)).unwrap();
             assert!(report.is_complete);
-            let names: Vec<_> = report.phases.iter().map(|it| it.name).collect();
+            let names: Vec<_> = report.phases.iter().map(|phase| phase.name).collect();
             assert_eq!(names, phases);
             let main = &report.phases[phases.len() - 1 - usize::from(mode != Mode::Read)];
             let [reads, writes, flushes] = [Operation::Read, Operation::Write, Operation::Flush]
-                .map(|it| main.measurement.of(it).latency.len());
+                .map(|operation| main.measurement.of(operation).latency.len());
             assert_eq!(reads + writes, BYTES / 8192);
             assert_eq!(flushes, u64::from(mode != Mode::Read));
             match mode {
