@@ -74,9 +74,10 @@ impl<'a> Cursor<'a> {
             }
             number |= bits << shift;
             if byte & 0x80 == 0 {
-                return match byte == 0 && shift > 0 {
-                    true => Err(impossible("number", number)),
-                    false => Ok(number),
+                return if byte == 0 && shift > 0 {
+                    Err(impossible("number", number))
+                } else {
+                    Ok(number)
                 };
             }
         }

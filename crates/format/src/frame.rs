@@ -190,7 +190,7 @@ pub fn resembling(
         frame.header.position == position,
         frame.header.previous_checksum == previous_checksum,
     ];
-    (as_expected.into_iter().filter(|it| *it).count() >= 3).then_some(frame)
+    (as_expected.into_iter().filter(|is_same| *is_same).count() >= 3).then_some(frame)
 }
 
 /// Compares the checksum over header and payload with the one in the header, then checks the

@@ -74,7 +74,7 @@ impl Losses {
         let volumes = self
             .volumes
             .iter()
-            .map(|it| (it.volume.0, it.found_unix_seconds));
+            .map(|lost| (lost.volume.0, lost.found_unix_seconds));
         let runs = self.runs.iter().map(|run| (run.start.0, run.count));
         let items: Vec<(u64, u64)> = volumes.chain(runs).collect();
         let pages = items.len().div_ceil(LOSSES_PER_PAGE).max(1);

@@ -460,9 +460,10 @@ impl Cursor<'_> {
             if long == 0 || end >= TRACE_POSITION_END {
                 return Err(impossible("length of a run", long));
             }
-            let content = match is_zero {
-                true => TraceContent::Zeros(count),
-                false => TraceContent::Data(self.fingerprints(count)?),
+            let content = if is_zero {
+                TraceContent::Zeros(count)
+            } else {
+                TraceContent::Data(self.fingerprints(count)?)
             };
             chunks.runs.push(TraceRun { bytes, content });
         }

@@ -68,9 +68,10 @@ fn a_header_is_of_another_owner_or_whole() {
         let mut page = vec![0; LEDGER_BYTES];
         let mut found = |bytes: &[u8]| {
             page[..TAIL_HEADER_BYTES].copy_from_slice(bytes);
-            match is_tail {
-                true => TailHeader::decode(bytes, &OWNER).map(|found| found.is_some()),
-                false => Ledger::decode(&page, &OWNER).map(|found| found.is_some()),
+            if is_tail {
+                TailHeader::decode(bytes, &OWNER).map(|found| found.is_some())
+            } else {
+                Ledger::decode(&page, &OWNER).map(|found| found.is_some())
             }
         };
         assert_eq!(found(&bytes), Ok(true));

@@ -210,9 +210,10 @@ impl CachedPack {
     /// [`FormatError::Checksum`].
     pub fn check_table(&self, bytes: &[u8]) -> Result<(), FormatError> {
         let (expected, found) = (self.table_checksum, Self::checksum_of(bytes));
-        match expected == found {
-            true => Ok(()),
-            false => Err(FormatError::Checksum { expected, found }),
+        if expected == found {
+            Ok(())
+        } else {
+            Err(FormatError::Checksum { expected, found })
         }
     }
 }

@@ -93,9 +93,10 @@ impl Damage {
             }
             let blocks = decode_numbers(&mut rest, runs)?;
             let end = blocks.last().map_or(0, |run| run.first + run.blocks);
-            match end > BLOCKS_PER_PACK {
-                true => Err(impossible("end of damaged blocks", end)),
-                false => Ok(DamagedPack { pack, blocks }),
+            if end > BLOCKS_PER_PACK {
+                Err(impossible("end of damaged blocks", end))
+            } else {
+                Ok(DamagedPack { pack, blocks })
             }
         });
         let packs = packs.collect::<Result<_, _>>()?;

@@ -96,9 +96,10 @@ impl Origin {
             2 => {
                 let machine = MachineId(rest.take()?);
                 let path = rest.utf8("path of a disk")?;
-                match path.is_empty() {
-                    true => Err(impossible("bytes of a path", 0)),
-                    false => Ok(Some(Self::File { machine, path })),
+                if path.is_empty() {
+                    Err(impossible("bytes of a path", 0))
+                } else {
+                    Ok(Some(Self::File { machine, path }))
                 }
             }
             other => Err(impossible("kind of an origin", other.into())),
@@ -139,9 +140,10 @@ impl Label {
         let origin = Origin::take(&mut rest)?;
         let name = rest.utf8("name of the source")?;
         rest.finish()?;
-        match name.is_empty() {
-            true => Err(impossible("bytes of a name", 0)),
-            false => Ok(Self { name, origin }),
+        if name.is_empty() {
+            Err(impossible("bytes of a name", 0))
+        } else {
+            Ok(Self { name, origin })
         }
     }
 }

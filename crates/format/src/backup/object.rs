@@ -156,14 +156,15 @@ impl Place {
     /// The folders of a disk, or of popular blocks.
     #[must_use]
     pub fn all(is_popular: bool) -> &'static [Self] {
-        match is_popular {
-            true => &[Self::Packs, Self::Users],
-            false => &[
+        if is_popular {
+            &[Self::Packs, Self::Users]
+        } else {
+            &[
                 Self::Manifests,
                 Self::Recipes,
                 Self::Packs,
                 Self::Tombstones,
-            ],
+            ]
         }
     }
 

@@ -355,8 +355,9 @@ fn decode_popular_packs(
     if let Some(number) = moved.find(is_stray) {
         return Err(impossible("number of a moved block", number));
     }
-    match PackTable::popular_packs_of(slots, &packs) == packs {
-        true => Ok(packs),
-        false => Err(impossible("popular packs", count.into())),
+    if PackTable::popular_packs_of(slots, &packs) == packs {
+        Ok(packs)
+    } else {
+        Err(impossible("popular packs", count.into()))
     }
 }

@@ -286,19 +286,20 @@ fn specimens() -> Vec<Specimen> {
                 .try_into()
                 .map_err(|_| FormatError::Short { needed: 80, got: 0 })?;
             ObjectHeader::decode(bytes, header().name, Some(REPOSITORY))
-                .map(|it| format!("{it:#?}"))
+                .map(|decoded| format!("{decoded:#?}"))
         }),
         ("repository", repository().encode().to_vec(), |bytes| {
-            RepositoryObject::decode(bytes).map(|it| format!("{it:#?}"))
+            RepositoryObject::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("key", key().encode(REPOSITORY).to_vec(), |bytes| {
-            WrappedKey::decode(bytes, key().number, REPOSITORY).map(|it| format!("{it:#?}"))
+            WrappedKey::decode(bytes, key().number, REPOSITORY)
+                .map(|decoded| format!("{decoded:#?}"))
         }),
         ("source", source().encode(), |bytes| {
-            Source::decode(bytes).map(|it| format!("{it:#?}"))
+            Source::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("label", label().encode(), |bytes| {
-            Label::decode(bytes).map(|it| format!("{it:#?}"))
+            Label::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("pack_trailer", trailer().encode().to_vec(), |bytes| {
             let short = FormatError::Short {
@@ -306,31 +307,31 @@ fn specimens() -> Vec<Specimen> {
                 got: 0,
             };
             let bytes = bytes.try_into().map_err(|_| short)?;
-            PackTrailer::decode(bytes).map(|it| format!("{it:#?}"))
+            PackTrailer::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("pack_table", pack_table().encode(), |bytes| {
-            PackTable::decode(bytes).map(|it| format!("{it:#?}"))
+            PackTable::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("recipe", encode_page(&runs()), |bytes| {
-            decode_page(bytes, BLOCKS_PER_RECIPE_PAGE).map(|it| format!("{it:#?}"))
+            decode_page(bytes, BLOCKS_PER_RECIPE_PAGE).map(|decoded| format!("{decoded:#?}"))
         }),
         ("manifest", manifest().encode(), |bytes| {
-            Manifest::decode(bytes).map(|it| format!("{it:#?}"))
+            Manifest::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("lease", lease().encode(), |bytes| {
-            Lease::decode(bytes).map(|it| format!("{it:#?}"))
+            Lease::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("condemned", condemned().encode(), |bytes| {
-            Condemned::decode(bytes).map(|it| format!("{it:#?}"))
+            Condemned::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("closed", closed().encode(), |bytes| {
-            Closed::decode(bytes).map(|it| format!("{it:#?}"))
+            Closed::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("table", table_copy().encode(), |bytes| {
-            TableCopy::decode(bytes).map(|it| format!("{it:#?}"))
+            TableCopy::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
         ("damage", damage().encode(), |bytes| {
-            Damage::decode(bytes).map(|it| format!("{it:#?}"))
+            Damage::decode(bytes).map(|decoded| format!("{decoded:#?}"))
         }),
     ]
 }
@@ -394,11 +395,11 @@ fn damage_is_of_packs_in_order_and_of_blocks_that_they_can_have() {
     };
     assert_eq!(decode(|_| ()), Ok(damage()));
     let refused: [fn(&mut Damage); 5] = [
-        |it| it.packs.swap(0, 1),
-        |it| it.packs[1] = it.packs[0].clone(),
-        |it| it.packs[0].blocks.clear(),
-        |it| it.packs[1].blocks[0].blocks += 1,
-        |it| it.packs[2].pack.number = 1 << 48,
+        |damage| damage.packs.swap(0, 1),
+        |damage| damage.packs[1] = damage.packs[0].clone(),
+        |damage| damage.packs[0].blocks.clear(),
+        |damage| damage.packs[1].blocks[0].blocks += 1,
+        |damage| damage.packs[2].pack.number = 1 << 48,
     ];
     for (n, change) in refused.into_iter().enumerate() {
         let refused = decode(change);
@@ -805,8 +806,8 @@ proptest! {
             _ => Slot::Moved { fingerprint, number },
         });
         let slots: Vec<_> = slots.collect();
-        let popular: BTreeSet<_> = slots.iter().filter_map(|it| it.moved()).collect();
-        let mut popular: Vec<_> = popular.iter().map(|it| it / BLOCKS_PER_PACK).collect();
+        let popular: BTreeSet<_> = slots.iter().filter_map(|slot| slot.moved()).collect();
+        let mut popular: Vec<_> = popular.iter().map(|number| number / BLOCKS_PER_PACK).collect();
         popular.dedup();
         let popular = popular.into_iter();
         let popular = popular.map(|number| PackReference { number, witness: Witness(witness) });

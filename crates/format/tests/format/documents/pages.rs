@@ -675,10 +675,13 @@ fn scrub_page_document() {
     listed[96..100].fill(0);
     let trials = vec![
         ("page header", Trial::Elsewhere),
-        ("next block", within(&|it| it.next_block = (1 << 40) - 1)),
-        ("left", within(&|it| it.left_blocks = 1 << 40)),
-        ("rate", progress(&|it| it.bytes_per_second = ALL)),
-        ("ended", progress(&|it| it.ended_unix_seconds = ALL)),
+        (
+            "next block",
+            within(&|scrub| scrub.next_block = (1 << 40) - 1),
+        ),
+        ("left", within(&|scrub| scrub.left_blocks = 1 << 40)),
+        ("rate", progress(&|scrub| scrub.bytes_per_second = ALL)),
+        ("ended", progress(&|scrub| scrub.ended_unix_seconds = ALL)),
         ("bad blocks", Trial::Part(encoded(&none, &[]), counted)),
         ("list", Trial::Part(encoded(&none, &[]), listed)),
     ];
