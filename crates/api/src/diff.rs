@@ -98,14 +98,17 @@ impl Request for SnapshotDiff {
         let number = volume.number();
         let next = |offset| NextPage {
             offset,
-            numbers: [since.as_ref().map_or(number, |it| it.number()), number],
+            numbers: [
+                since.as_ref().map_or(number, |since| since.number()),
+                number,
+            ],
         };
         if self.page.is_some_and(|page| page != next(page.offset)) {
             let names = [self.since.as_ref(), Some(&self.name)];
             let names: Vec<_> = names
                 .into_iter()
                 .flatten()
-                .map(|it| format!("'{it}'"))
+                .map(|name| format!("'{name}'"))
                 .collect();
             return Err(Error::failed(format!(
                 "{} was replaced while the list was made; ask again",
@@ -152,10 +155,7 @@ fn changes(
         .into_iter()
         .map(|Extent { len, data }| ChangedExtent {
             len,
-            change: match data {
-                true => Change::Data,
-                false => Change::Same,
-            },
+            change: if data { Change::Data } else { Change::Same },
         });
     Ok(changes.collect())
 }

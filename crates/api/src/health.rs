@@ -118,14 +118,14 @@ impl Health {
     /// The worst state that any of the problems implies.
     #[must_use]
     pub fn state(&self) -> PoolState {
-        let states = self.problems.iter().map(|it| it.reason.state());
+        let states = self.problems.iter().map(|problem| problem.reason.state());
         states.max().unwrap_or(PoolState::Ok)
     }
 
     /// Whether the pool has a problem with this reason.
     #[must_use]
     pub fn has(&self, reason: ProblemReason) -> bool {
-        self.problems.iter().any(|it| it.reason == reason)
+        self.problems.iter().any(|problem| problem.reason == reason)
     }
 
     /// The messages of the problems for which guests get errors or wait; `None` if there are no such
@@ -133,8 +133,8 @@ impl Health {
     #[must_use]
     pub fn not_ready(&self) -> Option<String> {
         let worst = self.problems.iter();
-        let worst = worst.filter(|it| it.reason.state() == PoolState::NotReady);
-        let messages: Vec<&str> = worst.map(|it| it.message.as_str()).collect();
+        let worst = worst.filter(|problem| problem.reason.state() == PoolState::NotReady);
+        let messages: Vec<&str> = worst.map(|problem| problem.message.as_str()).collect();
         (!messages.is_empty()).then(|| messages.join("; "))
     }
 

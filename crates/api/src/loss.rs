@@ -52,13 +52,14 @@ impl Request for VolumeAcceptLoss {
             .damaged_volumes()
             .iter()
             .any(|(name, _)| *name == self.name);
-        let plan = match is_damaged {
-            true => format!(
+        let plan = if is_damaged {
+            format!(
                 "accept that answered writes of '{}' are lost: its flushes succeed again, and blocks that \
                  are lost give an error until they are written",
                 self.name
-            ),
-            false => format!("nothing: '{}' lost no answered writes", self.name),
+            )
+        } else {
+            format!("nothing: '{}' lost no answered writes", self.name)
         };
         if self.yes {
             service.store.accept_loss(&self.name)?;

@@ -125,7 +125,7 @@ impl Service {
         };
         let mut kinds: Vec<JobMeasurement> = Vec::new();
         for job in maintenance.jobs()? {
-            let known = kinds.iter().position(|it| it.kind == job.kind);
+            let known = kinds.iter().position(|known| known.kind == job.kind);
             let at = known.unwrap_or_else(|| {
                 kinds.push(JobMeasurement {
                     kind: job.kind,

@@ -105,9 +105,10 @@ impl PoolScrubReply {
         let mut places = places.into_iter().peekable();
         let bad_blocks = bad.into_iter().map(|block| BadBlock {
             pba: block.pba,
-            fault: match block.is_unreadable {
-                true => BlockFault::Unreadable,
-                false => BlockFault::Changed,
+            fault: if block.is_unreadable {
+                BlockFault::Unreadable
+            } else {
+                BlockFault::Changed
             },
             repairable: block.is_shared,
             affected: counts.get(&block.pba).copied().unwrap_or_default(),

@@ -155,9 +155,10 @@ impl Service {
         let mut report = self.blocks(report);
         move |done, all| {
             report(done, all);
-            match self.is_stopping() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if self.is_stopping() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         }
     }
@@ -282,9 +283,10 @@ pub(crate) fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result
 /// The size of a volume from a user's input: a multiple of a sector is used as is; other sizes, such as
 /// `1.3G`, mean at least that much.
 pub(crate) fn volume_size(size_bytes: u64, block_size: u32) -> Result<u64> {
-    match size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
-        true => Ok(size_bytes),
-        false => whole_blocks(size_bytes, block_size, "volume"),
+    if size_bytes > 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
+        Ok(size_bytes)
+    } else {
+        whole_blocks(size_bytes, block_size, "volume")
     }
 }
 

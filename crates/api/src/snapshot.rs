@@ -173,7 +173,10 @@ impl SnapshotListReply {
     fn of(service: &Service, is_wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let stat = service.store.stat()?;
         let block_size = u64::from(stat.block_size);
-        let wanted = stat.snapshots.into_iter().filter(|it| is_wanted(&it.name));
+        let wanted = stat
+            .snapshots
+            .into_iter()
+            .filter(|snapshot| is_wanted(&snapshot.name));
         let wanted: Vec<_> = wanted.collect();
         let count = wanted.len();
         let snapshots = wanted.into_iter().map(|stat| SnapshotReply {
@@ -190,12 +193,12 @@ impl SnapshotListReply {
             name: stat.name,
         });
         let deletions = stat.deletions.into_iter();
-        let deletions =
-            deletions.filter(|it| split_name(&it.name).1.is_some() && is_wanted(&it.name));
+        let deletions = deletions
+            .filter(|deletion| split_name(&deletion.name).1.is_some() && is_wanted(&deletion.name));
         Ok(Self {
             snapshots: snapshots.collect(),
             being_deleted: deletions
-                .map(|it| DeletionReply::of(it, block_size))
+                .map(|deletion| DeletionReply::of(deletion, block_size))
                 .collect(),
         })
     }

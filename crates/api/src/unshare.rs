@@ -171,9 +171,10 @@ impl Wanted<'_> {
         let mut report = service.blocks(report);
         let mut progress = |copied: u64| {
             report(copied.min(plan.copied_blocks), plan.copied_blocks);
-            match service.is_stopping() || service.is_abandoned() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if service.is_stopping() || service.is_abandoned() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         };
         let unshared = match &service.maintenance {
