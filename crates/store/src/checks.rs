@@ -50,8 +50,8 @@ impl Store {
     ) -> Result<Vec<Arc<Volume>>> {
         let volume = self.volume_proper(name)?;
         let mut deleted = self.snapshots_of(&volume);
-        let stay = deleted.iter().map(|it| it.name());
-        let names: Vec<String> = stay.filter(|it| !goes_along(it)).collect();
+        let stay = deleted.iter().map(|snapshot| snapshot.name());
+        let names: Vec<String> = stay.filter(|name| !goes_along(name)).collect();
         if !names.is_empty() {
             let message = format!(
                 "volume '{name}' has snapshots: {}; delete them first, or with the volume (--snapshots)",

@@ -128,12 +128,13 @@ impl RecoveryReport {
         });
         let losses = self.losses.as_ref().filter(|losses| losses.has_failed);
         let losses = losses.map(|losses| {
-            let volumes = match losses.volumes.is_empty() {
-                true => "no volume lost answered writes".to_owned(),
-                false => format!(
+            let volumes = if losses.volumes.is_empty() {
+                "no volume lost answered writes".to_owned()
+            } else {
+                format!(
                     "each flush of these volumes fails until `volume accept-loss`: {}",
                     losses.volumes.join(", ")
-                ),
+                )
             };
             format!(
                 "a sync of the data failed before the pool was opened: {} of {} new blocks that no \

@@ -43,9 +43,10 @@ impl Store {
 
     /// Raises the version of the pool if a volume of this size, in bytes, needs a later one.
     pub(crate) fn ensure_version_for_size(&self, size_bytes: u64) -> Result<()> {
-        match size_bytes.is_multiple_of(self.pool.block_size()) {
-            true => Ok(()),
-            false => self.pool.journal.ensure_minor(MINOR_OF_SHORT_BLOCKS),
+        if size_bytes.is_multiple_of(self.pool.block_size()) {
+            Ok(())
+        } else {
+            self.pool.journal.ensure_minor(MINOR_OF_SHORT_BLOCKS)
         }
     }
 }

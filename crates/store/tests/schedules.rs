@@ -101,7 +101,11 @@ fn layer_emptied_while_read() {
     };
     assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
     let extents = read_from.extents(0..16 * BLOCK, 16, Blocking::Yes).unwrap();
-    let data: u64 = extents.iter().filter(|it| it.data).map(|it| it.len).sum();
+    let data: u64 = extents
+        .iter()
+        .filter(|extent| extent.data)
+        .map(|extent| extent.len)
+        .sum();
     assert_eq!(data, 5 * BLOCK, "{extents:?}");
     snapshots.join().unwrap();
     assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
@@ -126,14 +130,24 @@ fn layers_below_go_while_read() {
         reader(|kept, _| assert_eq!(read(kept, 0, 4), [0, 1, 2, 0])),
         reader(|kept, _| {
             let extents = kept.extents(0..4 * BLOCK, 16, Blocking::Yes).unwrap();
-            let data: u64 = extents.iter().filter(|it| it.data).map(|it| it.len).sum();
+            let data: u64 = extents
+                .iter()
+                .filter(|extent| extent.data)
+                .map(|extent| extent.len)
+                .sum();
             assert_eq!(data, 2 * BLOCK, "{extents:?}");
         }),
         reader(|kept, live| {
             write(live, 1, [3]);
             let changed = live.changes(kept, 0..4 * BLOCK, 16, Blocking::Yes).unwrap();
-            let same = changed.iter().filter(|it| it.change == Change::Same);
-            assert_eq!(same.map(|it| it.len).sum::<u64>(), 3 * BLOCK, "{changed:?}");
+            let same = changed
+                .iter()
+                .filter(|extent| extent.change == Change::Same);
+            assert_eq!(
+                same.map(|extent| extent.len).sum::<u64>(),
+                3 * BLOCK,
+                "{changed:?}"
+            );
             live.trim(BLOCK, BLOCK, Blocking::Yes).unwrap();
             assert_eq!(read(live, 0, 4), [0, 0, 2, 0]);
         }),

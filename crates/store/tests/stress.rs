@@ -285,9 +285,10 @@ fn stress(volume_bytes: u64, jobs: &[fn(&Store, &Run)]) {
     let seconds = std::env::var("ONEFOLD_STRESS_SECONDS");
     let seconds: u64 = seconds.map_or(3, |text| text.parse().expect("a number of seconds"));
     let in_memory = Path::new("/dev/shm");
-    let directory = match in_memory.is_dir() {
-        true => tempfile::tempdir_in(in_memory).unwrap(),
-        false => tempfile::tempdir().unwrap(),
+    let directory = if in_memory.is_dir() {
+        tempfile::tempdir_in(in_memory).unwrap()
+    } else {
+        tempfile::tempdir().unwrap()
     };
     let engine = EmbeddedEngine::new(directory.path(), CacheMode::Host);
     Store::create(&engine, &pool_of(POOL_BYTES)).unwrap();

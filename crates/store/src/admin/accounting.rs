@@ -126,7 +126,9 @@ struct Place {
 
 fn places(volumes: &[VolumeRecord]) -> Vec<Place> {
     let numbered = || volumes.iter().zip(0..);
-    let by_id: FxHashMap<VolumeId, u16> = numbered().map(|(it, number)| (it.id, number)).collect();
+    let by_id: FxHashMap<VolumeId, u16> = numbered()
+        .map(|(record, number)| (record.id, number))
+        .collect();
     let mut places: Vec<Place> = numbered()
         .map(|(record, number)| {
             let volume = record.snapshot_of.and_then(|of| by_id.get(&of).copied());
@@ -517,7 +519,7 @@ mod tests {
                 for segment in 0..segments {
                     let next = touched.next(LayerId(1), SegmentIndex(segment), &window);
                     assert!(next.0 >= segment);
-                    let skipped = (segment..next.0).filter(|it| *it < segments);
+                    let skipped = (segment..next.0).filter(|skipped| *skipped < segments);
                     let mut skipped = skipped.map(named);
                     assert!(!skipped.any(|pba| window.contains(&pba.0)), "{segment}");
                     passed_over += u64::from(next.0 > segment);

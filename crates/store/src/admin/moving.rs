@@ -120,13 +120,15 @@ impl Pool {
         let chosen = moving.choose(&entries)?;
         let slots = first.slot()..first.slot() + PIECE_BLOCKS;
         let runs = runs(first, &entries[slots.clone()], &chosen[slots]);
-        let beside = match moving.is_beside() {
-            true => place_of_most(first.segment().first(), &entries, &chosen),
-            false => None,
+        let beside = if moving.is_beside() {
+            place_of_most(first.segment().first(), &entries, &chosen)
+        } else {
+            None
         };
-        match runs.is_empty() {
-            true => Ok(0),
-            false => self.move_runs(layer, &runs, beside, moving),
+        if runs.is_empty() {
+            Ok(0)
+        } else {
+            self.move_runs(layer, &runs, beside, moving)
         }
     }
 
@@ -225,9 +227,10 @@ impl Pool {
         };
         let read = self.data().read_at(&mut bytes, from.start.0 * block_size);
         read.map_err(failed("reading", from.start))?;
-        let listed = match self.bad().is_any() {
-            true => self.bad().within(from.start.0..from.start.0 + from.count),
-            false => Vec::new(),
+        let listed = if self.bad().is_any() {
+            self.bad().within(from.start.0..from.start.0 + from.count)
+        } else {
+            Vec::new()
         };
         for bad in listed.iter().filter(|bad| bad.fingerprint.is_some()) {
             let at = ((bad.pba.0 - from.start.0) * block_size) as usize;

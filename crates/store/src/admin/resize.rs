@@ -307,17 +307,16 @@ impl Pool {
             let space = &metadata.space();
             let mut kept_back = space.kept_back();
             kept_back.retain(|pba| pba.0 >= space.end());
-            match kept_back.len() as u64 == space.busy_beyond() {
-                true => kept_back,
-                false => return Ok(()),
+            if kept_back.len() as u64 != space.busy_beyond() {
+                return Ok(());
             }
+            kept_back
         };
-        match kept_back.is_empty() {
-            true => Ok(()),
-            false => {
-                self.losses.forget(&self.journal, &kept_back)?;
-                self.bad().forget(&self.journal, kept_back)
-            }
+        if kept_back.is_empty() {
+            Ok(())
+        } else {
+            self.losses.forget(&self.journal, &kept_back)?;
+            self.bad().forget(&self.journal, kept_back)
         }
     }
 

@@ -106,8 +106,10 @@ impl Store {
                     let before = last
                         .filter(|(next, _)| *next == lba)
                         .map(|(_, place)| place);
-                    plan.runs_before += u64::from(!before.is_some_and(|it| place.follows(it)));
-                    plan.runs_after += u64::from(!before.is_some_and(|it| place.will_follow(it)));
+                    plan.runs_before +=
+                        u64::from(!before.is_some_and(|before| place.follows(before)));
+                    plan.runs_after +=
+                        u64::from(!before.is_some_and(|before| place.will_follow(before)));
                     last = Some((lba + 1, place));
                 }
             }
@@ -191,7 +193,7 @@ impl Unsharing {
     /// a snapshot puts a new layer on top.
     fn begin_again(&mut self) -> bool {
         let layers = Maps::lineage(&self.volume.layer());
-        let ids = |layers: &[Arc<Layer>]| layers.iter().map(|it| it.id).collect::<Vec<_>>();
+        let ids = |layers: &[Arc<Layer>]| layers.iter().map(|layer| layer.id).collect::<Vec<_>>();
         if ids(&layers) == ids(&self.layers) || self.passes == PASSES_MAX {
             return false;
         }

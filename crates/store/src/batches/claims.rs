@@ -158,7 +158,10 @@ mod tests {
         let found = claimed.get(numbers.clone());
         assert_eq!(found.len() as u64, numbers.end - numbers.start);
         for (number, found) in numbers.zip(&found) {
-            assert!(found.is_none_or(|it| it == fingerprint(number)), "{number}");
+            assert!(
+                found.is_none_or(|found| found == fingerprint(number)),
+                "{number}"
+            );
         }
         found.iter().flatten().count() as u64
     }

@@ -68,9 +68,10 @@ impl Batches {
             };
             let found = self.blocks.fingerprint_unknown(items, &known)?;
             let items = self.blocks.published_fingerprints(&*index, found)?;
-            let count = match Guard::CountKnownRow.holds() {
-                true => FingerprintIndex::count_existing,
-                false => FingerprintIndex::increment,
+            let count = if Guard::CountKnownRow.holds() {
+                FingerprintIndex::count_existing
+            } else {
+                FingerprintIndex::increment
             };
             Ok(count(&*index, STREAM, batch.number, &items)?)
         })?;
@@ -97,9 +98,10 @@ impl Batches {
         let mut records = Vec::new();
         let mut at = position;
         for alike in answers.chunk_by(|one, other| is_counted(*one) == is_counted(*other)) {
-            let outcome = match is_counted(alike[0]) {
-                true => ClaimOutcome::Counted,
-                false => ClaimOutcome::Quarantined,
+            let outcome = if is_counted(alike[0]) {
+                ClaimOutcome::Counted
+            } else {
+                ClaimOutcome::Quarantined
             };
             records.push(Record::Counted {
                 number: batch.number,

@@ -44,9 +44,10 @@ impl Batches {
         let index = self.index.ready()?;
         let (answers, cached, unreadable) = self.background.run(|| -> Result<_> {
             let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
-            let items = match found.unreadable.is_empty() {
-                true => &found.items[..],
-                false => &[],
+            let items = if found.unreadable.is_empty() {
+                &found.items[..]
+            } else {
+                &[]
             };
             let answers = index.increment(STREAM, batch.number, items)?;
             Ok((answers, cached, found.unreadable))
@@ -56,9 +57,10 @@ impl Batches {
         }
         let is_called_off = answers.is_empty();
         // Nothing was counted: all blocks are private again, or free where they were rewritten.
-        let answers = match is_called_off {
-            true => vec![Counted::Full; batch.unsettled().len()],
-            false => last_answers(&answers, batch)?.to_vec(),
+        let answers = if is_called_off {
+            vec![Counted::Full; batch.unsettled().len()]
+        } else {
+            last_answers(&answers, batch)?.to_vec()
         };
         let scanned = answers.len() as u64;
         let mut report = BatchReport {
@@ -84,12 +86,13 @@ impl Batches {
             self.settle_part(&*index, &part, &mut report)?;
             position = end;
         }
-        Ok(match is_called_off {
-            true => BatchReport {
+        Ok(if is_called_off {
+            BatchReport {
                 unreadable: (unreadable.len() as u64).max(1),
                 ..BatchReport::default()
-            },
-            false => report,
+            }
+        } else {
+            report
         })
     }
 

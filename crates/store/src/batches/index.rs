@@ -106,7 +106,11 @@ impl IndexSlot {
     fn close(&self, why: Unusable) -> MutexGuard<'_, ()> {
         let replacing = lock(&self.replacing);
         let taken = std::mem::replace(&mut write(&self.state).index, Err(why));
-        let is_used = || taken.as_ref().is_ok_and(|it| Arc::strong_count(it) > 1);
+        let is_used = || {
+            taken
+                .as_ref()
+                .is_ok_and(|index| Arc::strong_count(index) > 1)
+        };
         // Writes in line hold it for one lookup, and no other thread can get it any more.
         while Guard::ReplacedWhenUnused.holds() && is_used() {
             yield_now();

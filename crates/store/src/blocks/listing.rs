@@ -44,7 +44,7 @@ impl Blocks {
                 pba,
                 fault: Fault::Unreadable,
                 attempts: 0,
-                fingerprint: fingerprint.map(|it| it.0),
+                fingerprint: fingerprint.map(|fingerprint| fingerprint.0),
             })
         });
         let bad: Vec<BadBlock> = bad.collect();

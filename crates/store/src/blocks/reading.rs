@@ -17,9 +17,10 @@ const WAITING_READ_BYTES: usize = 4 << 20;
 impl Blocks {
     /// How many bytes are best read and hashed at a time.
     pub(crate) fn read_bytes(&self) -> usize {
-        match self.journal.data().writes_wait() {
-            true => WAITING_READ_BYTES,
-            false => READ_BYTES,
+        if self.journal.data().writes_wait() {
+            WAITING_READ_BYTES
+        } else {
+            READ_BYTES
         }
     }
 

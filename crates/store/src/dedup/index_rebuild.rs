@@ -112,9 +112,10 @@ impl Store {
         pool.index()
             .install_next(&*self.engine, superblock.index, superblock.pool, bytes)?;
         // An index in memory that could not be read back is empty.
-        match pool.index().get()?.needs_rebuild() {
-            true => pool.rebuild_index(progress),
-            false => Ok(()),
+        if pool.index().get()?.needs_rebuild() {
+            pool.rebuild_index(progress)
+        } else {
+            Ok(())
         }
     }
 

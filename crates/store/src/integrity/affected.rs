@@ -115,7 +115,11 @@ fn each_view(
         if record.state != VolumeState::Deleting {
             visit(record);
         }
-        for above in snapshot.volumes.iter().filter(|it| it.below == Some(layer)) {
+        for above in snapshot
+            .volumes
+            .iter()
+            .filter(|volume| volume.below == Some(layer))
+        {
             if entry(snapshot, above, lba)? == Entry::ABSENT {
                 reached.push((above.layer, above));
             }

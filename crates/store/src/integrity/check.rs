@@ -186,8 +186,8 @@ impl Check<'_> {
         let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
         let rows = self.index.as_ref().map_or(0, |index| index.counts().rows());
         let volumes = self.snapshot.volumes.iter();
-        let entries =
-            volumes.map(|it| it.counts.private + it.counts.unshareable + it.counts.shared);
+        let entries = volumes
+            .map(|volume| volume.counts.private + volume.counts.unshareable + volume.counts.shared);
         self.all = (entries.sum::<u64>() + rows) * pool_blocks.div_ceil(step);
         for start in (0..pool_blocks).step_by(step as usize) {
             if start > 0 {
@@ -262,7 +262,7 @@ impl Check<'_> {
             let segment = page.segment;
             if let Some(entries) = self.readable(volume, page, window)? {
                 self.count_segment(volume, segment, &entries, window);
-                self.advance(entries.iter().filter(|it| it.pba().is_some()).count());
+                self.advance(entries.iter().filter(|entry| entry.pba().is_some()).count());
             }
             Ok(())
         })?;

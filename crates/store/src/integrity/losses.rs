@@ -16,12 +16,14 @@ impl Store {
     /// `Io` where the host cannot be queried, or a write of this pool is lost: see
     /// [`Volume::flush`](crate::Volume::flush).
     pub fn heed_host_errors(&self) -> Result<()> {
-        let has_lost = self.engine.has_lost_writes();
-        match has_lost
-            .map_err(|error| StoreError::io("looking for data that the host has lost", error))?
-        {
-            true => self.pool.journal.sync_written(),
-            false => Ok(()),
+        let has_lost = self
+            .engine
+            .has_lost_writes()
+            .map_err(|error| StoreError::io("looking for data that the host has lost", error))?;
+        if has_lost {
+            self.pool.journal.sync_written()
+        } else {
+            Ok(())
         }
     }
 
@@ -51,7 +53,7 @@ impl Store {
         };
         damaged
             .into_iter()
-            .filter_map(|it| Some((name(it.volume)?, it.found_unix_seconds)))
+            .filter_map(|loss| Some((name(loss.volume)?, loss.found_unix_seconds)))
             .collect()
     }
 }

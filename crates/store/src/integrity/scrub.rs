@@ -379,11 +379,11 @@ impl Pool {
             blocks.sort_unstable();
             blocks.dedup();
         }
-        let looked = match blocks.is_empty() {
-            true => Looked::default(),
-            false => self
-                .background
-                .run(|| self.look(window, &blocks, domains, buf))?,
+        let looked = if blocks.is_empty() {
+            Looked::default()
+        } else {
+            self.background
+                .run(|| self.look(window, &blocks, domains, buf))?
         };
         let mut report = ScrubReport {
             passed_blocks: end - start,
@@ -466,7 +466,7 @@ impl Pool {
         }
         report.found_bad = bad
             .iter()
-            .filter(|it| self.bad().get(it.pba).is_none())
+            .filter(|block| self.bad().get(block.pba).is_none())
             .count() as u64;
         good.retain(|pba| self.bad().get(*pba).is_some());
         report.found_good = good.len() as u64;
@@ -518,7 +518,7 @@ impl Pool {
                 Fault::Unreadable
             },
             attempts: listed.map_or(0, |bad| bad.attempts),
-            fingerprint: fingerprint.map(|it| it.0),
+            fingerprint: fingerprint.map(|fingerprint| fingerprint.0),
         }))
     }
 

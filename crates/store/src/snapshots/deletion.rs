@@ -141,8 +141,10 @@ impl Store {
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
         let _hurry = self.hurry_background();
         let waiting = self.deletions()?;
-        let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
-        let all: u64 = waiting.map(|it| it.own_blocks).sum();
+        let waiting = waiting
+            .iter()
+            .filter(|deletion| deletion.needed_by.is_empty());
+        let all: u64 = waiting.map(|deletion| deletion.own_blocks).sum();
         // Each is tried at least once, even if it failed before.
         self.deletions.forget_failures();
         let (mut done, mut is_any, mut failed) = (0, false, None);
@@ -196,8 +198,8 @@ impl Store {
     /// blocks may be shared like all others.
     pub(crate) fn deletions_that_stay(&self) -> Vec<Arc<Volume>> {
         let stay = self.deletions.all().into_iter();
-        let stay = stay.filter(|it| it.volume.layer().above().len() > 1);
-        stay.map(|it| it.volume).collect()
+        let stay = stay.filter(|deletion| deletion.volume.layer().above().len() > 1);
+        stay.map(|deletion| deletion.volume).collect()
     }
 
     /// Releases the blocks that a layer maps there; the layer is no longer used.
@@ -208,7 +210,7 @@ impl Store {
             .lock(first..first + BLOCKS_PER_SEGMENT, Blocking::Yes);
         let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
         let entries = leaf.with(|entries| entries.to_vec());
-        if entries.iter().all(|it| *it == Entry::ABSENT) {
+        if entries.iter().all(|entry| *entry == Entry::ABSENT) {
             return Ok(());
         }
         let record = Record::Unmap {

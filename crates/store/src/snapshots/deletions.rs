@@ -75,8 +75,10 @@ impl Deletions {
     pub(super) fn next(&self) -> Option<Deletion> {
         let deleting = lock(&self.list);
         let goes = |layer: LayerId| {
-            let found = deleting.iter().find(|it| it.volume.layer().id == layer);
-            found.is_some_and(|it| it.volume.layer().above().len() <= 1)
+            let found = deleting
+                .iter()
+                .find(|deletion| deletion.volume.layer().id == layer);
+            found.is_some_and(|deletion| deletion.volume.layer().above().len() <= 1)
         };
         let is_next = |deletion: &&Deletion| match deletion.volume.layer().above()[..] {
             [] => true,
@@ -84,13 +86,13 @@ impl Deletions {
             _ => false,
         };
         let candidates = deleting.iter().filter(is_next);
-        candidates.min_by_key(|it| it.failures).cloned()
+        candidates.min_by_key(|deletion| deletion.failures).cloned()
     }
 
     /// Notes the result of a step of this one: where the next step continues, or an error.
     pub(super) fn note_step(&self, id: VolumeId, done: &Result<SegmentIndex>) {
         let mut list = lock(&self.list);
-        let own = list.iter_mut().find(|it| it.volume.id == id);
+        let own = list.iter_mut().find(|deletion| deletion.volume.id == id);
         match (done, own) {
             (Ok(cursor), Some(own)) => {
                 own.cursor = *cursor;
@@ -107,6 +109,6 @@ impl Deletions {
     /// Forgets all failures, so that each deletion is tried at least once more.
     pub(super) fn forget_failures(&self) {
         let mut list = lock(&self.list);
-        list.iter_mut().for_each(|it| it.failures = 0);
+        list.iter_mut().for_each(|deletion| deletion.failures = 0);
     }
 }

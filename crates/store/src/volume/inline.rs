@@ -345,14 +345,16 @@ impl Auto {
         if is_first {
             return;
         }
-        let thresholds = match circumstances.past_cache {
-            true => PAST_CACHE,
-            false => IN_CACHE,
+        let thresholds = if circumstances.past_cache {
+            PAST_CACHE
+        } else {
+            IN_CACHE
         };
         let is_on = self.is_on.load(Relaxed);
-        let wants_switch = match is_on {
-            true => hit_percent < thresholds.off_percent,
-            false => hit_percent >= thresholds.on_percent,
+        let wants_switch = if is_on {
+            hit_percent < thresholds.off_percent
+        } else {
+            hit_percent >= thresholds.on_percent
         };
         window.agreeing = if wants_switch { window.agreeing + 1 } else { 0 };
         let is_decided = window.agreeing >= WINDOWS;

@@ -137,7 +137,7 @@ impl<'a> Piece<'a> {
     /// The number of blocks whose content is published.
     pub(super) fn published(&self) -> u64 {
         let contents = self.resolved.iter().flat_map(|resolved| &resolved.contents);
-        let is_published = |it: &&Content| matches!(it, Content::Published(..));
+        let is_published = |content: &&Content| matches!(content, Content::Published(..));
         contents.filter(is_published).count() as u64
     }
 
@@ -149,7 +149,7 @@ impl<'a> Piece<'a> {
                 let first = run.blocks.first.0 - self.first.0;
                 let contents = (first..first + run.blocks.count).map(|n| self.content(n));
                 let is_published =
-                    |it: &Option<Content>| matches!(it, Some(Content::Published(..)));
+                    |content: &Option<Content>| matches!(content, Some(Content::Published(..)));
                 contents.filter(is_published).count() as u64
             }
             Fate::InPlace(_) | Fate::New | Fate::Zero(_) => 0,

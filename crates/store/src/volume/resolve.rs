@@ -56,13 +56,13 @@ pub(super) struct Resolved {
 
 impl Resolved {
     pub(super) fn has_published(&self) -> bool {
-        let is_published = |it: &Content| matches!(it, Content::Published(..));
+        let is_published = |content: &Content| matches!(content, Content::Published(..));
         self.contents.iter().any(is_published)
     }
 
     /// The piece needs no device if all hits are taken.
     pub(super) fn is_without_new(&self) -> bool {
-        let is_new = |it: &Content| matches!(it, Content::New(_));
+        let is_new = |content: &Content| matches!(content, Content::New(_));
         !self.contents.iter().any(is_new)
     }
 
@@ -90,9 +90,10 @@ impl Volume {
         let unknown = self.find_recent(&mut resolved);
         let fingerprints = unknown.iter().filter_map(|n| resolved.fingerprint(*n));
         let fingerprints: SmallVec<[Fingerprint; 8]> = fingerprints.collect();
-        let answers = match fingerprints.is_empty() {
-            true => Ok(SmallVec::new()),
-            false => index.lookup(&fingerprints, blocking),
+        let answers = if fingerprints.is_empty() {
+            Ok(SmallVec::new())
+        } else {
+            index.lookup(&fingerprints, blocking)
         };
         // A replacement of the index waits for this.
         drop(index);

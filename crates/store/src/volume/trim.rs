@@ -60,9 +60,10 @@ impl Volume {
     /// The end of the blocks that a range up to this byte has as a whole, as far as its end decides that.
     fn end_of_whole(&self, end: u64) -> Lba {
         let block_size = self.pool.block_size();
-        match end == self.size_bytes() {
-            true => Lba(end.div_ceil(block_size)),
-            false => Lba(end / block_size),
+        if end == self.size_bytes() {
+            Lba(end.div_ceil(block_size))
+        } else {
+            Lba(end / block_size)
         }
     }
 
@@ -129,17 +130,18 @@ impl Volume {
             None => vec![false; slots.len()],
             Some(below) => maps.view(&below, first.segment(), Blocking::Yes)?[slots]
                 .iter()
-                .map(|it| it.pba().is_some())
+                .map(|entry| entry.pba().is_some())
                 .collect(),
         };
         let mut records: SmallVec<[Record; 1]> = SmallVec::new();
         let mut at = 0;
         for same in hidden.chunk_by(|one, other| one == other) {
-            let (to, entry) = match same[0] {
-                true => (UnmapTo::Zero, Entry::ZERO),
-                false => (UnmapTo::Absent, Entry::ABSENT),
+            let (to, entry) = if same[0] {
+                (UnmapTo::Zero, Entry::ZERO)
+            } else {
+                (UnmapTo::Absent, Entry::ABSENT)
             };
-            if entries[at..at + same.len()].iter().any(|it| *it != entry) {
+            if entries[at..at + same.len()].iter().any(|old| *old != entry) {
                 records.push(Record::Unmap {
                     layer: layer.id,
                     lba: first + at as u64,

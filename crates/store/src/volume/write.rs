@@ -138,7 +138,7 @@ impl Volume {
             let layer = self.layer();
             let locked = is_locked.then(|| layer.locks.lock(blocks.clone(), blocking));
             let locked = locked
-                .map(|it| it.ok_or_else(StoreError::would_block))
+                .map(|locked| locked.ok_or_else(StoreError::would_block))
                 .transpose()?;
             // A snapshot may have frozen it while this waited.
             if is_locked && !Arc::ptr_eq(&layer, &self.layer()) {
@@ -246,14 +246,16 @@ impl Volume {
         let mut runs = Runs::new();
         let mut below = None;
         for ((block, entry), n) in blocks.zip(&piece.entries).zip(0..) {
-            let own = match Guard::SharedNotInPlace.holds() {
-                true => entry.own_pba(),
-                false => entry.pba(),
+            let own = if Guard::SharedNotInPlace.holds() {
+                entry.own_pba()
+            } else {
+                entry.pba()
             };
             // A lost block stays lost, whatever a crash undoes: new content goes elsewhere.
             let own = own.filter(|pba| !self.pool.data().is_lost(*pba));
             let content = piece.content(n);
-            let is_zeros = content.map_or_else(|| is_zero(block), |it| it == Content::Zeros);
+            let is_zeros =
+                content.map_or_else(|| is_zero(block), |content| content == Content::Zeros);
             let hit = || self.hit_fate(piece, *entry, content);
             let fate = match own {
                 _ if is_zeros => {
@@ -380,9 +382,10 @@ impl Volume {
         placement: &Placement,
         blocking: Blocking,
     ) -> Result<PbaRuns> {
-        let purpose = match self.is_importing() {
-            true => Purpose::Import,
-            false => Purpose::New,
+        let purpose = if self.is_importing() {
+            Purpose::Import
+        } else {
+            Purpose::New
         };
         match self
             .pool
@@ -508,9 +511,10 @@ impl Volume {
             })
         };
         let journal = &self.pool.journal;
-        let sums = match journal.wants_sums() {
-            true => sums(piece, placed),
-            false => SmallVec::new(),
+        let sums = if journal.wants_sums() {
+            sums(piece, placed)
+        } else {
+            SmallVec::new()
         };
         match journal.append_new(&records, &sums, &old_blocks, blocking, Some(&admit)) {
             Ok(()) => {
@@ -667,11 +671,14 @@ pub(super) fn not_stored(blocks: BlockRange, pba: Pba, error: io::Error) -> Stor
 /// The new entry of a block that is all zeros: data of a layer below is hidden.
 fn zero_fate(entry: Entry, below: Option<&Entry>) -> Fate {
     let hides = below.is_some_and(|below| below.pba().is_some());
-    match hides {
-        true if entry == Entry::ZERO => Fate::Nothing,
-        true => Fate::Zero(UnmapTo::Zero),
-        false if entry == Entry::ABSENT => Fate::Nothing,
-        false => Fate::Zero(UnmapTo::Absent),
+    if hides && entry == Entry::ZERO {
+        Fate::Nothing
+    } else if hides {
+        Fate::Zero(UnmapTo::Zero)
+    } else if entry == Entry::ABSENT {
+        Fate::Nothing
+    } else {
+        Fate::Zero(UnmapTo::Absent)
     }
 }
 

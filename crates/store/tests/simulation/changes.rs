@@ -14,7 +14,7 @@ impl World {
         for id in self.volume_ids() {
             let state = self.state();
             let snapshots = state.volumes.iter();
-            let of_family = snapshots.filter(|it| it.snapshot_of == Some(id));
+            let of_family = snapshots.filter(|volume| volume.snapshot_of == Some(id));
             let mut family: Vec<u64> = of_family.map(|snapshot| snapshot.id).collect();
             drop(state);
             family.push(id);

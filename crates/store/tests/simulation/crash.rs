@@ -371,7 +371,11 @@ impl World {
         if !lost.is_empty() {
             return Ok(lost);
         }
-        if !self.snapshot_ids().is_empty() || store.deletions().is_ok_and(|it| !it.is_empty()) {
+        if !self.snapshot_ids().is_empty()
+            || store
+                .deletions()
+                .is_ok_and(|deletions| !deletions.is_empty())
+        {
             // Its data is in layers below as well.
             return Ok(lost);
         }

@@ -30,9 +30,10 @@ pub(crate) fn is_refused(world: &World, request: impl FnOnce() -> Step) -> Resul
 
 /// A request that a full pool has to serve.
 fn works(world: &World, what: &str, request: impl FnOnce() -> Step) -> Step {
-    match is_refused(world, request)? {
-        true => Err(violation(format!("{what} was refused for want of space"))),
-        false => Ok(()),
+    if is_refused(world, request)? {
+        Err(violation(format!("{what} was refused for want of space")))
+    } else {
+        Ok(())
     }
 }
 

@@ -591,9 +591,10 @@ fn shrinking_begun_then_crash(seed: u64) -> Step {
         world.state().pool_sizes.push(first_size_bytes);
         world.store().begin_shrink(first_size_bytes)
     })?;
-    world.recover_by(match seed.is_multiple_of(2) {
-        true => Recovery::POWER_LOSS,
-        false => Recovery::KILLED,
+    world.recover_by(if seed.is_multiple_of(2) {
+        Recovery::POWER_LOSS
+    } else {
+        Recovery::KILLED
     })?;
     world.go_on_shrinking()?;
     world.verify_contents()?;

@@ -216,7 +216,7 @@ pub(crate) fn counted_before_durable(seed: u64) -> Ended {
     let counted = rig.store.count_batch();
     if rig
         .tried("count", counted)?
-        .is_none_or(|it| it.counted != 1)
+        .is_none_or(|report| report.counted != 1)
     {
         return violation("one claim was to be counted".to_owned());
     }
@@ -282,7 +282,11 @@ pub(crate) fn row_lost_while_claimed(seed: u64) -> Ended {
     // Counting or collecting reports that index and maps disagree, and leaves the block alone.
     let counted = rig.store.count_batch();
     rig.tried("count", counted)?;
-    while rig.store.collect_batch().is_ok_and(|it| it.released > 0) {}
+    while rig
+        .store
+        .collect_batch()
+        .is_ok_and(|report| report.released > 0)
+    {}
     (0..3).for_each(|_| rig.store.tidy(true).unwrap());
     rig.write(0, 16, &(101..=116).collect::<Vec<Content>>())?;
     rig.read_all()?;

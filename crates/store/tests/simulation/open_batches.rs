@@ -276,9 +276,10 @@ fn a_volume_goes_while_the_finder_looks_at_it() {
             world.crash_and_open(Recovery::POWER_LOSS)?;
             for n in 0..=nth {
                 world.meanwhile(Part::Meta, Op::Read, When::Before, move |world| {
-                    match n == nth {
-                        true => world.delete_volume(id),
-                        false => Ok(()),
+                    if n == nth {
+                        world.delete_volume(id)
+                    } else {
+                        Ok(())
                     }
                 });
             }

@@ -96,7 +96,7 @@ impl Rig {
         let possible = &mut self.volumes[volume][lba as usize];
         match read {
             Ok(()) => {
-                let holds = possible.iter().find(|it| blocks([**it]) == found);
+                let holds = possible.iter().find(|content| blocks([**content]) == found);
                 let Some(holds) = holds.copied() else {
                     if possible.len() != 1 {
                         // A power loss tore blocks rewritten in place.
@@ -112,7 +112,7 @@ impl Rig {
             }
             Err(error)
                 if error.kind() == StoreErrorKind::Io
-                    && possible.iter().any(|it| self.spoilt.contains(it)) =>
+                    && possible.iter().any(|content| self.spoilt.contains(content)) =>
             {
                 Ok((!self.engine.is_crashed()).then_some(false))
             }
@@ -217,8 +217,8 @@ impl Rig {
     /// The block of the pool in which a volume has this content: one that is read for it.
     pub(crate) fn place(&self, content: Content) -> Option<u64> {
         let volumes = self.volumes.iter().zip(0..);
-        let all =
-            volumes.flat_map(|(blocks, volume)| blocks.iter().zip(0..).map(move |it| (volume, it)));
+        let all = volumes
+            .flat_map(|(blocks, volume)| blocks.iter().zip(0..).map(move |block| (volume, block)));
         let holds = |(_, (possible, _)): &(usize, (&BTreeSet<Content>, u64))| {
             **possible == BTreeSet::from([content])
         };

@@ -296,7 +296,10 @@ fn every_user_is_named() {
         user("volume-1", None, 6),
     ];
     assert_eq!(users.len(), expected.len(), "{users:?}");
-    assert!(expected.iter().all(|it| users.contains(it)), "{users:?}");
+    assert!(
+        expected.iter().all(|user| users.contains(user)),
+        "{users:?}"
+    );
 }
 
 #[test]

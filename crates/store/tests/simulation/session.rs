@@ -419,9 +419,10 @@ impl World {
         if self.snapshot_ids().len() > 3 {
             return Ok(());
         }
-        match self.draw(|random| random.one_in(3)) {
-            true => self.create_snapshots(volumes),
-            false => self.create_snapshots(&[id]),
+        if self.draw(|random| random.one_in(3)) {
+            self.create_snapshots(volumes)
+        } else {
+            self.create_snapshots(&[id])
         }
     }
 
@@ -489,9 +490,10 @@ impl World {
         let is_possible = self.can_merge() && !self.state().faulty;
         let kinds = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
         let kind = self.draw(|random| *random.pick(&kinds));
-        match is_possible {
-            true => self.remake_index(Some(kind)),
-            false => Ok(()),
+        if is_possible {
+            self.remake_index(Some(kind))
+        } else {
+            Ok(())
         }
     }
 
@@ -538,22 +540,25 @@ impl World {
     fn draw_min_run(&self) -> u16 {
         let is_wanted = self.draw(|random| random.one_in(32));
         self.state().has_own_copies |= is_wanted;
-        match is_wanted {
-            true => self.draw(|random| random.between(2, 8)) as u16,
-            false => 1,
+        if is_wanted {
+            self.draw(|random| random.between(2, 8)) as u16
+        } else {
+            1
         }
     }
 
     /// One in three ends inside a block.
     fn draw_size(&self) -> u64 {
         self.draw(|random| {
-            let size = match random.one_in(5) {
-                true => WIDE_BYTES,
-                false => random.between(1, 48) * (128 << 10),
+            let size = if random.one_in(5) {
+                WIDE_BYTES
+            } else {
+                random.between(1, 48) * (128 << 10)
             };
-            match random.one_in(3) {
-                true => size - random.between(1, 127) * SECTOR,
-                false => size,
+            if random.one_in(3) {
+                size - random.between(1, 127) * SECTOR
+            } else {
+                size
             }
         })
     }
@@ -697,9 +702,12 @@ impl World {
     }
 
     fn dedup_some(&self, id: u64) -> Step {
-        let ready = self.draw(|random| match random.one_in(3) {
-            true => Ready::Cold,
-            false => Ready::All,
+        let ready = self.draw(|random| {
+            if random.one_in(3) {
+                Ready::Cold
+            } else {
+                Ready::All
+            }
         });
         self.dedup(id, ready, 2).map(|_| ())
     }
@@ -723,9 +731,12 @@ impl World {
         let hash_cache = self.draw(|random| random.between(0, 3)) * HASH_CACHE_BYTES;
         let block_size = self.state().block_size;
         let draw_blocks = |most| {
-            let blocks = self.draw(|random| match random.one_in(3) {
-                true => random.between(1, most),
-                false => 0,
+            let blocks = self.draw(|random| {
+                if random.one_in(3) {
+                    random.between(1, most)
+                } else {
+                    0
+                }
             });
             Some(blocks * block_size)
         };

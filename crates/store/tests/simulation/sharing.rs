@@ -511,7 +511,10 @@ impl World {
     }
 
     fn verify_sharing(&self) -> Step {
-        let is_layered = self.store().deletions().is_ok_and(|it| !it.is_empty());
+        let is_layered = self
+            .store()
+            .deletions()
+            .is_ok_and(|deletions| !deletions.is_empty());
         if !self.snapshot_ids().is_empty() || is_layered {
             // One entry is then in several volumes' contents.
             return Ok(());

@@ -65,9 +65,10 @@ pub(crate) fn died_unfenced_in_a_commit(seed: u64) -> Step {
     let id = world.new_volume(MIB)?;
     world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.engine().crash_after(1 + seed % 6);
-    let ended = match seed.is_multiple_of(2) {
-        true => world.flush(id),
-        false => world.check(),
+    let ended = if seed.is_multiple_of(2) {
+        world.flush(id)
+    } else {
+        world.check()
     };
     crash_is_fine(ended)?;
     take_over(&world)?;

@@ -904,7 +904,7 @@ pub(crate) fn discarded_layers(store: &Store) -> usize {
     let deletions = store.deletions().unwrap_or_default();
     let discarded = deletions
         .iter()
-        .filter(|it| it.name.ends_with("@discarded"));
+        .filter(|deletion| deletion.name.ends_with("@discarded"));
     discarded.count()
 }
 

@@ -70,7 +70,10 @@ fn blocks_with_data(store: &Store, name: &str) -> u64 {
     let volume = store.volume(name).unwrap();
     let extents = volume.extents(0..volume.size_bytes(), usize::MAX, Blocking::Yes);
     let extents = extents.unwrap().into_iter();
-    extents.filter(|it| it.data).map(|it| it.len / BLOCK).sum()
+    extents
+        .filter(|extent| extent.data)
+        .map(|extent| extent.len / BLOCK)
+        .sum()
 }
 
 fn has_snapshots(name: &str, names: &[String]) -> bool {
@@ -201,9 +204,10 @@ proptest! {
             let name = choice.get(&names);
             let usage = usage(&store, name);
             let with_snapshots = has_snapshots(name, &names);
-            let said = match with_snapshots {
-                true => usage.freed_with_snapshots_blocks,
-                false => usage.freed_if_deleted_blocks,
+            let said = if with_snapshots {
+                usage.freed_with_snapshots_blocks
+            } else {
+                usage.freed_if_deleted_blocks
             };
             // Unnamed layers that stayed because of this one may go with it. With snapshots, blocks of a layer below a
             // clone that the clone hides come on top.
@@ -227,9 +231,12 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
         write(&new_volume(&store, name, BLOCKS * BLOCK), 0, 1..101);
     }
     assert_eq!(store.volume_stat("a").unwrap().usage, None);
-    let mut end_at = |done: u64, all| match done == all {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+    let mut end_at = |done: u64, all| {
+        if done == all {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     };
     assert!(!store.account(&mut end_at).unwrap());
     assert_eq!(store.volume_stat("a").unwrap().usage, None);

@@ -340,7 +340,9 @@ fn a_range_is_answered_to_the_byte() {
     let ask = |range: Range<u64>| {
         let (new, since) = (world.volume(0), world.volume(1));
         let changes = new.changes(&since, range, 10, Blocking::Yes).unwrap();
-        let pairs = changes.into_iter().map(|it| (it.len, it.change));
+        let pairs = changes
+            .into_iter()
+            .map(|extent| (extent.len, extent.change));
         pairs.collect::<Vec<_>>()
     };
     let (first, end) = (10 * BLOCK, 12 * BLOCK);

@@ -83,6 +83,6 @@ fn finishing_deletions_does_all_that_can_be_done_before_it_fails() {
     let finished = store.finish_deletions(&mut |_, _| {});
     assert_eq!(finished.unwrap_err().kind(), StoreErrorKind::Damaged);
     let left = store.deletions().unwrap();
-    let names: Vec<&str> = left.iter().map(|it| it.name.as_str()).collect();
+    let names: Vec<&str> = left.iter().map(|deletion| deletion.name.as_str()).collect();
     assert_eq!(names, ["a"]);
 }

@@ -123,7 +123,7 @@ fn nothing_is_written_where_a_needed_part_is_foreign() {
         closed_pool(pool.path(), IndexKind::Memory);
         let (precious, bytes) = put_foreign(pool.path(), part, &outside);
         let others = Part::ALL.into_iter().filter(|other| *other != part);
-        let others: Vec<PathBuf> = others.map(|it| pool.path().join(it.name())).collect();
+        let others: Vec<PathBuf> = others.map(|other| pool.path().join(other.name())).collect();
         let before: Vec<_> = others.iter().map(|path| fs::read(path).ok()).collect();
         let error = open(pool.path()).err().unwrap();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{part:?}: {error}");

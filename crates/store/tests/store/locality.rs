@@ -78,9 +78,12 @@ fn is_common(content: u64) -> bool {
 /// The lengths of the runs of a volume in which all blocks are published: common contents are in the common
 /// volume's blocks, and its own contents are where they were written.
 fn runs(contents: &[u64]) -> Vec<(bool, u64)> {
-    let place = |lba: u64, content: u64| match is_common(content) {
-        true => (true, content),
-        false => (false, lba),
+    let place = |lba: u64, content: u64| {
+        if is_common(content) {
+            (true, content)
+        } else {
+            (false, lba)
+        }
     };
     let mut runs: Vec<(bool, u64)> = Vec::new();
     let mut before = None;
@@ -146,7 +149,7 @@ proptest! {
         });
         let contents = contents(&parts, OWN);
         let all = contents.len() as u64;
-        let own = contents.iter().filter(|it| !is_common(**it)).count() as u64;
+        let own = contents.iter().filter(|content| !is_common(**content)).count() as u64;
         let short = short_common(&contents, min_run);
         let long = all - own - short;
         write(&volume, 0, contents.iter().copied());
@@ -197,7 +200,7 @@ proptest! {
         let short = found.iter().filter(|(_, count)| is_short(*count));
         let copied: u64 = short.clone().map(|(_, count)| count).sum();
         let copied_runs = short.clone().count() as u64;
-        let own = contents.iter().filter(|it| !is_common(**it)).count() as u64;
+        let own = contents.iter().filter(|content| !is_common(**content)).count() as u64;
         let own_copied: u64 = short.filter(|run| !run.0).map(|run| run.1).sum();
 
         let planned = plan(&world, "v", min_run);
@@ -238,9 +241,12 @@ proptest! {
 /// Every other block of a volume is one of the base.
 fn scattered(store: &Store, name: &str, blocks: u64) -> Vec<u64> {
     let volume = new_volume(store, name, 4 * MIB);
-    let content = |n: u64| match n.is_multiple_of(2) {
-        true => 1 + n * 7 % COMMON,
-        false => OWN + n,
+    let content = |n: u64| {
+        if n.is_multiple_of(2) {
+            1 + n * 7 % COMMON
+        } else {
+            OWN + n
+        }
     };
     let contents: Vec<u64> = (0..blocks).map(content).collect();
     write(&volume, 0, contents.iter().copied());

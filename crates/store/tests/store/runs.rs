@@ -57,7 +57,7 @@ fn the_run_that_cannot_be_read_is_named_and_looked_at() {
     );
     assert_eq!(world.look_at_suspects().unwrap(), 1);
     let bad = world.bad_blocks(&mut |_| {}).unwrap();
-    assert_eq!(bad.iter().map(|it| it.pba).collect::<Vec<_>>(), [at]);
+    assert_eq!(bad.iter().map(|block| block.pba).collect::<Vec<_>>(), [at]);
     assert_eq!(read(&volume, 0, 4), CONTENTS[..4]);
     assert_eq!(read(&volume, 5, 5), CONTENTS[5..]);
 }

@@ -98,9 +98,10 @@ impl Pool {
         let _locked = layer.locks.lock(range.start.0..range.end.0, Blocking::Yes);
         // Removing a volume holds all of its blocks until no entry is left.
         batch.volume.check_has_blocks()?;
-        let (leaf, (runs, _)) = match Guard::PublishedLocked.holds() {
-            true => choose(range)?,
-            false => choose(first..end)?,
+        let (leaf, (runs, _)) = if Guard::PublishedLocked.holds() {
+            choose(range)?
+        } else {
+            choose(first..end)?
         };
         let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
         if count > 0 {
