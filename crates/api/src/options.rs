@@ -142,24 +142,27 @@ impl NewVolumeOptions {
 
 /// Checks the range again, because requests from the control socket bypass the command line's parsers.
 pub(crate) fn check_cold_passes(cold_passes: u8) -> Result<()> {
-    match COLD_PASSES.contains(&cold_passes.into()) {
-        true => Ok(()),
-        false => Err(Error::usage("cold passes must be 1 to 16")),
+    if COLD_PASSES.contains(&cold_passes.into()) {
+        Ok(())
+    } else {
+        Err(Error::usage("cold passes must be 1 to 16"))
     }
 }
 
 pub(crate) fn check_min_run(blocks: u16) -> Result<()> {
-    match MIN_RUN.contains(&blocks.into()) {
-        true => Ok(()),
-        false => Err(Error::usage(
+    if MIN_RUN.contains(&blocks.into()) {
+        Ok(())
+    } else {
+        Err(Error::usage(
             "the shortest shared run must be 1 to 256 blocks",
-        )),
+        ))
     }
 }
 
 pub(crate) fn check_interval(seconds: u32) -> Result<()> {
-    match INTERVAL_SECONDS.contains(&seconds.into()) {
-        true => Ok(()),
-        false => Err(Error::usage("the interval must be 1 to 86400 seconds")),
+    if INTERVAL_SECONDS.contains(&seconds.into()) {
+        Ok(())
+    } else {
+        Err(Error::usage("the interval must be 1 to 86400 seconds"))
     }
 }

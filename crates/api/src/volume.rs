@@ -404,9 +404,10 @@ impl Request for VolumeStat {
         }
         let is_complete = service.store.account(&mut |done, all| {
             report(done, all);
-            match service.is_stopping() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if service.is_stopping() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         })?;
         if !is_complete {
@@ -606,9 +607,10 @@ impl Request for VolumeResize {
                 plan,
             ));
         }
-        let hold = match shrinks {
-            true => service.detach(&self.name, self.force, SHRINK)?,
-            false => None,
+        let hold = if shrinks {
+            service.detach(&self.name, self.force, SHRINK)?
+        } else {
+            None
         };
         let clients = service.clients(&self.name);
         if !clients.is_empty() {
@@ -659,9 +661,10 @@ impl Request for VolumeDelete {
         for volume in &deleted {
             let (name, size) = (volume.name(), size::display(volume.size_bytes()));
             let data = service.data_in_words(&name);
-            plan.push(match volume.is_snapshot() {
-                true => format!("delete snapshot '{name}' with {data}"),
-                false => format!("delete volume '{name}' of {size} with {data}"),
+            plan.push(if volume.is_snapshot() {
+                format!("delete snapshot '{name}' with {data}")
+            } else {
+                format!("delete volume '{name}' of {size} with {data}")
             });
         }
         // Show the volume first, although it is deleted last.

@@ -260,9 +260,10 @@ impl Store {
                 let found = metadata.catalogue().by_name(name);
                 found.is_some_and(|(_, record)| record.state == VolumeState::Importing)
             };
-            let message = match self.pool.journal.metadata().is_ok_and(is_importing) {
-                true => format!("volume '{name}' is still being imported"),
-                false => format!("no volume is named '{name}'"),
+            let message = if self.pool.journal.metadata().is_ok_and(is_importing) {
+                format!("volume '{name}' is still being imported")
+            } else {
+                format!("no volume is named '{name}'")
             };
             StoreError::new(StoreErrorKind::NotFound, message)
         })

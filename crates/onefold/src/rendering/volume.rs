@@ -22,9 +22,10 @@ impl Render for VolumeReply {
             short(self.data),
             as_of.unwrap_or_default(),
             size::display(self.new_bytes),
-            match split_name(&self.name).1.is_some() {
-                true => "of it written since the snapshot before it",
-                false => "of it in no snapshot of this volume",
+            if split_name(&self.name).1.is_some() {
+                "of it written since the snapshot before it"
+            } else {
+                "of it in no snapshot of this volume"
             }
         )?;
         write_locality(self.locality, out)?;
@@ -207,9 +208,10 @@ fn refused(refused: &RefusedReply) -> String {
         .iter()
         .map(|(reason, blocks)| format!("{blocks} {reason}"));
     let words: Vec<String> = words.collect();
-    match words.is_empty() {
-        true => "0 refused".to_owned(),
-        false => format!("{} refused ({})", refused.sum(), words.join(", ")),
+    if words.is_empty() {
+        "0 refused".to_owned()
+    } else {
+        format!("{} refused ({})", refused.sum(), words.join(", "))
     }
 }
 
