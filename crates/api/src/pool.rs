@@ -151,7 +151,8 @@ impl Request for PoolStat {
             pending_dedup_blocks: volume.dirty_blocks,
         });
         let deletions = stat.deletions.into_iter();
-        let deletions = deletions.map(|it| DeletionReply::of(it, stat.block_size.into()));
+        let deletions =
+            deletions.map(|deletion| DeletionReply::of(deletion, stat.block_size.into()));
         Ok(PoolStatReply {
             state: health.state(),
             problems: health.problems,

@@ -245,7 +245,10 @@ impl Store {
     #[must_use]
     pub fn volume_count(&self) -> usize {
         let volumes = read(&self.volumes);
-        volumes.values().filter(|it| !it.is_snapshot()).count()
+        volumes
+            .values()
+            .filter(|volume| !volume.is_snapshot())
+            .count()
     }
 
     /// A volume in use, or a snapshot by its full name.
