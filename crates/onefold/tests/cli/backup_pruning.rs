@@ -73,7 +73,7 @@ fn rules_and_names_say_what_is_forgotten() {
     assert_eq!(backups(&scene), ["vm@1", "vm@5"]);
     assert_whole(&scene, &days);
     for (wrong, says) in [
-        (&["backup", "forget"][..], "what is to be forgotten"),
+        (&["backup", "forget"][..], "which backups"),
         (&["backup", "forget", "vm"], "SOURCE@N"),
         (&["backup", "forget", "--keep-last", "0"], "0"),
         (&["backup", "prune", "--wasted", "101%"], "percentage"),

@@ -465,7 +465,7 @@ fn a_pool_is_made_only_where_a_daemon_can_serve_it() {
     let scene = Scene::new();
     let inside = scene.pool().join("inside");
     let inside = inside.to_str().unwrap();
-    let words = ["is inside the pool at", "beside it"];
+    let words = ["is inside the pool at", "outside it"];
     scene.run(&["pool", "create", inside]).is_refusal(2, &words);
     let data = scene.pool().join("other-data");
     let other = scene.path("other");
