@@ -60,7 +60,7 @@ pub use batch::{Batches, OpenBatch};
 pub use block_lock::{BlockGuard, BlockLocks};
 pub use branches::{Branches, Change};
 pub use catalogue::{Catalogue, free_slot};
-pub use display::{SIZE_UNITS, display_bytes};
+pub use display::{display_bytes, parse_bytes};
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use guard::Guard;
 #[cfg(feature = "simulation")]

@@ -65,8 +65,8 @@ pub use onefold_journal::{IncompleteCommit, LossReport};
 #[cfg(feature = "simulation")]
 pub use onefold_metadata::Scarcity;
 pub use onefold_metadata::{
-    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, SIZE_UNITS, StoreError, StoreErrorKind,
-    display_bytes, full_name, split_name,
+    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind, display_bytes,
+    full_name, parse_bytes, split_name,
 };
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use snapshots::DeletionStat;
