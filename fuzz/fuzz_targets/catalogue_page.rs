@@ -6,8 +6,8 @@ use libfuzzer_sys::fuzz_target;
 use onefold_format::catalogue_page;
 use onefold_format::page::{BODY, PageBytes, blank};
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, PageNumber, Pointer, TreeRoot, VolumeId,
-    VolumeRecord, VolumeState,
+    DomainId, LayerCounts, LayerId, PageNumber, Pointer, TreeRoot, VolumeId, VolumeRecord,
+    VolumeSettings, VolumeState,
 };
 use onefold_fuzz::{assert_same_page, page_from};
 
@@ -57,16 +57,15 @@ fn volume() -> VolumeRecord {
             levels: 2,
         },
         name: "web-1".to_owned(),
-        dedup: DedupMode::Offline,
         domain: DomainId(2),
         domain_name: "tenant".to_owned(),
-        verify: true,
-        cold_passes: 2,
-        interval_seconds: 10,
-        min_run: 1,
-        hash_cache_bytes: 1 << 20,
-        quota_bytes: 1 << 31,
-        reservation_bytes: 1 << 29,
+        settings: VolumeSettings {
+            verify: true,
+            hash_cache_bytes: 1 << 20,
+            quota_bytes: 1 << 31,
+            reservation_bytes: 1 << 29,
+            ..VolumeSettings::default()
+        },
         counts: LayerCounts {
             private: 3,
             unshareable: 2,

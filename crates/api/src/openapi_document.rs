@@ -3,7 +3,7 @@
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem, Paths};
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
-use utoipa::openapi::schema::{AllOfBuilder, ObjectBuilder, OneOfBuilder, Schema, Type};
+use utoipa::openapi::schema::{AllOfBuilder, Object, ObjectBuilder, OneOfBuilder, Schema, Type};
 use utoipa::openapi::{
     Components, ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder, OpenApiVersion,
     PathsBuilder, Ref, RefOr, Required, ResponseBuilder, ResponsesBuilder,
@@ -16,6 +16,10 @@ use crate::requests::{Visitor, visit_requests};
 use crate::transfer::{
     Export, IMPORT_PATH, MetadataExport, VolumeExport, VolumeImport, VolumeImportReply,
 };
+
+/// Parts of requests and replies whose fields are listed with those of the whole. Without this, each would
+/// be a schema of its own.
+const INLINED: [&str; 2] = ["SettingsChange", "VolumeSettings"];
 
 /// Content type of answers: one line of JSON per event.
 const LINES: &str = "application/jsonl";
@@ -55,7 +59,51 @@ pub fn document(version: &str) -> OpenApi {
 fn components(mut schemas: Vec<(String, RefOr<Schema>)>) -> Components {
     schemas.sort_by(|(one, _), (other, _)| one.cmp(other));
     schemas.dedup_by(|(one, _), (other, _)| one == other);
+    for part in INLINED {
+        inline(part, &mut schemas);
+    }
     ComponentsBuilder::new().schemas_from_iter(schemas).build()
+}
+
+/// Lists the fields of a part in the schemas that have it, and removes its own schema.
+fn inline(part: &str, schemas: &mut Vec<(String, RefOr<Schema>)>) {
+    let Some(at) = schemas.iter().position(|(name, _)| name == part) else {
+        return;
+    };
+    if let (_, RefOr::T(Schema::Object(fields))) = schemas.remove(at) {
+        let reference = Ref::from_schema_name(part).ref_location;
+        for (_, schema) in schemas {
+            if let RefOr::T(whole) = schema {
+                list_fields(&fields, &reference, whole);
+            }
+        }
+    }
+}
+
+/// Lists fields in the schema that refers to them, if this one does.
+fn list_fields(fields: &Object, reference: &str, whole: &mut Schema) {
+    let Schema::AllOf(parts) = whole else { return };
+    let refers =
+        |part: &RefOr<Schema>| matches!(part, RefOr::Ref(to) if to.ref_location == reference);
+    let Some(at) = parts.items.iter().position(refers) else {
+        return;
+    };
+    parts.items.remove(at);
+    let mut own = match parts.items.pop() {
+        Some(RefOr::T(Schema::Object(own))) => own,
+        other => {
+            parts.items.extend(other);
+            Object::new()
+        }
+    };
+    own.properties.extend(fields.properties.clone());
+    own.required.extend_from_slice(&fields.required);
+    if parts.items.is_empty() {
+        own.description = parts.description.take();
+        *whole = Schema::Object(own);
+    } else {
+        parts.items.push(RefOr::T(Schema::Object(own)));
+    }
 }
 
 struct Builder {

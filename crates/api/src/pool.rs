@@ -145,7 +145,7 @@ impl Request for PoolStat {
             nbd_uri: service.nbd_uri(&volume.name),
             name: volume.name,
             size_bytes: volume.size_bytes,
-            dedup: volume.dedup,
+            dedup: volume.settings.dedup,
             domain: volume.domain,
             logical_blocks: volume.logical_blocks,
             pending_dedup_blocks: volume.dirty_blocks,

@@ -1,12 +1,10 @@
 //! Requests that replace a volume's shared blocks by private copies.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
 
 use clap::Args;
-use clap::builder::RangedI64ValueParser;
-use clap::value_parser;
 use onefold_jobs::{Unshared, unshare_now};
-use onefold_store::UnsharePlan;
+use onefold_store::{MIN_RUN, UnsharePlan, range_parser};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -20,11 +18,7 @@ use crate::volume::PlanReply;
 const MIN_RUN_DEFAULT: u16 = 4;
 
 /// Allowed values of `--min-run`, in blocks. A run of one block is never too short.
-const MIN_RUN: std::ops::RangeInclusive<i64> = 2..=256;
-
-fn min_run_parser() -> RangedI64ValueParser<u16> {
-    value_parser!(u16).range(MIN_RUN)
-}
+const DEFRAG_MIN_RUN: RangeInclusive<u16> = 2..=*MIN_RUN.end();
 
 /// Copies the blocks that a volume shares in short runs, so that it is read in longer runs.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
@@ -34,7 +28,7 @@ pub struct VolumeDefrag {
     pub name: String,
     /// Copy shared blocks whose run is shorter than this many blocks, 2 to 256 [default: the volume's own
     /// setting, or 4 if it has none].
-    #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS")]
+    #[arg(long, value_parser = range_parser(DEFRAG_MIN_RUN), value_name = "BLOCKS")]
     pub min_run: Option<u16>,
     /// Carry out the plan; without it, the plan is only returned.
     #[arg(long)]
@@ -83,16 +77,17 @@ impl Request for VolumeDefrag {
     type Reply = UnshareReply;
 
     fn check(&self) -> Result<()> {
+        let (first, last) = DEFRAG_MIN_RUN.into_inner();
         match self.min_run {
-            Some(blocks) if !MIN_RUN.contains(&blocks.into()) => Err(Error::usage(
-                "a run that is too short has fewer than 2 to 256 blocks",
-            )),
+            Some(blocks) if !DEFRAG_MIN_RUN.contains(&blocks) => Err(Error::usage(format!(
+                "a run that is too short has fewer than {first} to {last} blocks"
+            ))),
             _ => Ok(()),
         }
     }
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
-        let own = service.find(&self.name)?.min_run;
+        let own = service.find(&self.name)?.settings.min_run;
         let usual = if own > 1 { own } else { MIN_RUN_DEFAULT };
         let wanted = Wanted {
             name: &self.name,

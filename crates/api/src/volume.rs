@@ -3,14 +3,11 @@
 use std::ops::ControlFlow;
 
 use clap::Args;
-use onefold_store::{DedupMode, Usage, VolumeChange, split_name};
+use onefold_store::{SettingsChange, Usage, VolumeSettings, split_name};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{
-    NewVolumeOptions, check_cold_passes, check_interval, check_min_run, cold_passes_parser,
-    interval_parser, min_run_parser, parse_switch,
-};
+use crate::options::NewVolumeOptions;
 use crate::request::{Report, Request};
 use crate::service::{DataReply, LocalityReply, Service, check_name, volume_size};
 use crate::size;
@@ -42,26 +39,13 @@ pub struct VolumeReply {
     pub number: u64,
     /// Size of the volume as guests see it.
     pub size_bytes: u64,
-    /// Whether and when the volume's blocks are deduplicated.
-    pub dedup: DedupMode,
     /// The volume's domain; blocks are shared only within a domain.
     pub domain: String,
-    /// Whether blocks are compared byte by byte before they are shared.
-    pub verify: bool,
-    /// Passes of the finder for which a block must stay unchanged before it is scanned.
-    pub cold_passes: u8,
-    /// Seconds between two passes of the finder.
-    pub interval_seconds: u32,
-    /// Duplicates in runs of fewer blocks than this stay private.
-    pub min_run: u16,
-    /// Memory for fingerprints made while blocks are written; 0 for none.
-    pub hash_cache_bytes: u64,
-    /// The most data that the volume and its snapshots may hold; 0 for no limit.
-    pub quota_bytes: u64,
+    #[serde(flatten)]
+    /// The volume's settings.
+    pub settings: VolumeSettings,
     /// Data that the volume and its snapshots hold, as the quota counts it.
     pub mapped_bytes: u64,
-    /// Pool space reserved for the volume and its snapshots.
-    pub reservation_bytes: u64,
     /// The unused part of the reservation, which is withheld from other volumes.
     pub reserved_unused_bytes: u64,
     #[serde(flatten)]
@@ -286,17 +270,10 @@ impl VolumeReply {
             locality: service.locality(&stat.name, volumes),
             new_bytes: stat.logical_blocks * block_size,
             size_bytes: stat.size_bytes,
-            dedup: stat.dedup,
             domain: stat.domain,
-            verify: stat.verify,
-            cold_passes: stat.cold_passes,
-            interval_seconds: stat.interval_seconds,
-            min_run: stat.min_run,
+            settings: stat.settings,
             inline: InlineReply::of(&stat.inline, block_size),
-            hash_cache_bytes: stat.hash_cache_bytes,
-            quota_bytes: stat.quota_bytes,
             mapped_bytes: stat.mapped_blocks * block_size,
-            reservation_bytes: stat.reservation_bytes,
             reserved_unused_bytes: stat.reserved_unused_blocks * block_size,
             logical_blocks: stat.logical_blocks,
             private_blocks: stat.private_blocks,
@@ -420,34 +397,13 @@ impl Request for VolumeStat {
 /// Changes a volume's settings. The volume may be in use.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct VolumeSet {
     /// The volume's name.
     pub name: String,
-    /// Whether and when blocks are deduplicated. Blocks that are already shared stay shared.
-    #[arg(long, value_enum, group = "change")]
-    pub dedup: Option<DedupMode>,
-    /// Whether blocks are compared byte by byte before they are shared.
-    #[arg(long, value_parser = parse_switch, value_name = "on|off", group = "change")]
-    pub verify: Option<bool>,
-    /// Passes of the finder for which a block must stay unchanged before it is scanned, 1 to 16.
-    #[arg(long, value_parser = cold_passes_parser(), value_name = "N", group = "change")]
-    pub cold_passes: Option<u8>,
-    /// Seconds between two passes of the finder, 1 to 86400.
-    #[arg(long = "interval", value_parser = interval_parser(), value_name = "SECONDS", group = "change")]
-    pub interval_seconds: Option<u32>,
-    /// Keep duplicates private if their run is shorter than this many blocks, 1 to 256.
-    #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS", group = "change")]
-    pub min_run: Option<u16>,
-    /// Memory for fingerprints computed during writes; 0 for none.
-    #[arg(long = "hash-cache", value_parser = size::parse, value_name = "SIZE", group = "change")]
-    pub hash_cache_bytes: Option<u64>,
-    /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no limit.
-    #[arg(long = "quota", value_parser = size::parse, value_name = "SIZE", group = "change")]
-    pub quota_bytes: Option<u64>,
-    /// Pool space set aside for this volume; other volumes cannot use it. 0 for none.
-    #[arg(long = "reservation", value_parser = size::parse, value_name = "SIZE", group = "change")]
-    pub reservation_bytes: Option<u64>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    /// The new values of the settings that change.
+    pub change: SettingsChange,
 }
 
 impl Request for VolumeSet {
@@ -455,23 +411,11 @@ impl Request for VolumeSet {
     type Reply = VolumeReply;
 
     fn check(&self) -> Result<()> {
-        self.cold_passes.map_or(Ok(()), check_cold_passes)?;
-        self.min_run.map_or(Ok(()), check_min_run)?;
-        self.interval_seconds.map_or(Ok(()), check_interval)
+        Ok(self.change.check()?)
     }
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
-        let change = VolumeChange {
-            dedup: self.dedup,
-            verify: self.verify,
-            cold_passes: self.cold_passes,
-            interval_seconds: self.interval_seconds,
-            min_run: self.min_run,
-            hash_cache_bytes: self.hash_cache_bytes,
-            quota_bytes: self.quota_bytes,
-            reservation_bytes: self.reservation_bytes,
-        };
-        service.store.set_volume(&self.name, &change)?;
+        service.store.set_volume(&self.name, &self.change)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }

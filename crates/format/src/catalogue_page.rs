@@ -48,20 +48,23 @@ pub const VOLUME_RECORD_BYTES: usize = 256;
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 
-/// Most passes for which a block must not be rewritten before it is published.
-pub const COLD_PASSES_MAX: u8 = 16;
+/// Allowed values of [`VolumeSettings::cold_passes`].
+pub const COLD_PASSES: RangeInclusive<u8> = 1..=16;
 
-/// Longest time between two passes: a day.
-pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
+/// Allowed values of [`VolumeSettings::interval_seconds`], up to a day.
+pub const INTERVAL_SECONDS: RangeInclusive<u32> = 1..=86_400;
 
-/// Largest hash cache, in bytes: more than a machine has memory.
-pub const HASH_CACHE_BYTES_MAX: u64 = 1 << 40;
+/// Allowed values of [`VolumeSettings::min_run`], which has a byte in the record.
+pub const MIN_RUN: RangeInclusive<u16> = 1..=256;
 
-/// Longest run that a volume can ask for before duplicates are shared, in blocks.
-pub const MIN_RUN_MAX: u16 = 256;
+/// Allowed values of [`VolumeSettings::hash_cache_bytes`], up to more than a machine has memory.
+pub const HASH_CACHE_BYTES: RangeInclusive<u64> = 0..=1 << 40;
 
-/// Largest quota and reservation, in bytes: more than a pool can have.
-pub const ALLOTMENT_BYTES_MAX: u64 = 1 << 60;
+/// Allowed quotas and reservations in bytes, up to more than a pool can have.
+pub const SPACE_LIMIT_BYTES: RangeInclusive<u64> = 0..=1 << 60;
+
+/// The default hash cache of an in-line volume: the slots of 2.6 GiB of blocks of 4 KiB.
+const INLINE_HASH_CACHE_BYTES: u64 = 16 << 20;
 
 const KIND_VOLUME: u8 = 1;
 const KIND_SNAPSHOT: u8 = 2;
@@ -72,6 +75,10 @@ const SIZE_BYTES_MAX: u64 = VOLUME_BLOCKS_MAX * BLOCK_SIZES[BLOCK_SIZES.len() - 
 
 const _: () = assert!(BODY + RECORDS_PER_PAGE * VOLUME_RECORD_BYTES <= PAGE_BYTES);
 const _: () = assert!(128 + NAME_BYTES_MAX < 192, "a name is followed by a zero");
+const _: () = assert!(
+    *MIN_RUN.start() == 1 && *MIN_RUN.end() == 256,
+    "less 1, every byte is valid"
+);
 const _: () = assert!(192 + NAME_BYTES_MAX < VOLUME_RECORD_BYTES, "likewise");
 
 /// The stage of a volume's life.
@@ -115,6 +122,88 @@ impl DedupMode {
     }
 }
 
+/// The settings of a volume, which can be changed while it is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct VolumeSettings {
+    /// Whether and when the volume's blocks are deduplicated.
+    pub dedup: DedupMode,
+    /// Whether blocks are compared byte by byte before they are shared.
+    pub verify: bool,
+    /// Passes of the finder for which a block must stay unchanged before it is scanned.
+    pub cold_passes: u8,
+    /// Seconds between two passes of the finder.
+    pub interval_seconds: u32,
+    /// Duplicates in runs of fewer blocks than this stay private.
+    pub min_run: u16,
+    /// Memory for fingerprints made while blocks are written; 0 for none.
+    pub hash_cache_bytes: u64,
+    /// The most data that the volume and its snapshots may hold; 0 for no limit.
+    pub quota_bytes: u64,
+    /// Pool space reserved for the volume and its snapshots.
+    pub reservation_bytes: u64,
+}
+
+impl Default for VolumeSettings {
+    fn default() -> Self {
+        Self::of_mode(DedupMode::Offline)
+    }
+}
+
+impl VolumeSettings {
+    /// The defaults of a mode. An in-line volume has made the fingerprints already, and the sooner the
+    /// finder publishes a block, the more hits there are.
+    #[must_use]
+    pub fn of_mode(dedup: DedupMode) -> Self {
+        let (cold_passes, interval_seconds, hash_cache_bytes) = match dedup {
+            DedupMode::Off | DedupMode::Offline => (2, 10, 0),
+            DedupMode::Inline | DedupMode::Auto => (1, 1, INLINE_HASH_CACHE_BYTES),
+        };
+        Self {
+            dedup,
+            verify: false,
+            cold_passes,
+            interval_seconds,
+            min_run: 1,
+            hash_cache_bytes,
+            quota_bytes: 0,
+            reservation_bytes: 0,
+        }
+    }
+
+    /// These settings in another mode. Settings with the old mode's defaults get the defaults of the new
+    /// one.
+    #[must_use]
+    pub fn in_mode(self, mode: DedupMode) -> Self {
+        let (old, new) = (Self::of_mode(self.dedup), Self::of_mode(mode));
+        Self {
+            dedup: mode,
+            cold_passes: moved(self.cold_passes, old.cold_passes, new.cold_passes),
+            interval_seconds: moved(
+                self.interval_seconds,
+                old.interval_seconds,
+                new.interval_seconds,
+            ),
+            hash_cache_bytes: moved(
+                self.hash_cache_bytes,
+                old.hash_cache_bytes,
+                new.hash_cache_bytes,
+            ),
+            ..self
+        }
+    }
+}
+
+/// The new default in place of the old one; any other value stays.
+fn moved<T: PartialEq>(value: T, old_default: T, new_default: T) -> T {
+    if value == old_default {
+        new_default
+    } else {
+        value
+    }
+}
+
 /// Entries of a layer that refer to a block, by their state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerCounts {
@@ -147,29 +236,13 @@ pub struct VolumeRecord {
     pub map: TreeRoot,
     /// The volume's name: see [`name_is_valid`].
     pub name: String,
-    /// Whether and when its blocks are shared.
-    pub dedup: DedupMode,
     /// The domain inside which the volume's blocks are shared.
     pub domain: DomainId,
     /// The domain's name for users: same rules as a volume's name.
     pub domain_name: String,
-    /// Whether bytes are compared before blocks are shared.
-    pub verify: bool,
-    /// Passes of the finder during which a block must not be rewritten before it is published, 1 to
-    /// [`COLD_PASSES_MAX`].
-    pub cold_passes: u8,
-    /// Time between two passes, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
-    pub interval_seconds: u32,
-    /// Bytes of memory for fingerprints of written blocks, up to [`HASH_CACHE_BYTES_MAX`].
-    pub hash_cache_bytes: u64,
-    /// The shortest run of duplicates that is shared, in blocks, 1 to [`MIN_RUN_MAX`].
-    pub min_run: u16,
-    /// The most data that the volume and its snapshots may map, in bytes, up to
-    /// [`ALLOTMENT_BYTES_MAX`]; 0 for no bound.
-    pub quota_bytes: u64,
-    /// Room in the pool that other volumes leave to this one, in bytes, up to
-    /// [`ALLOTMENT_BYTES_MAX`].
-    pub reservation_bytes: u64,
+    /// The volume's settings. A snapshot keeps those that its volume had, except for the hash cache and
+    /// the limits on space, of which it has none.
+    pub settings: VolumeSettings,
     /// Entries of the live layer, as its map on disk has them; zeros in a log record.
     pub counts: LayerCounts,
 }
@@ -200,7 +273,8 @@ impl VolumeRecord {
             None => KIND_VOLUME,
             Some(_) => KIND_SNAPSHOT,
         };
-        let head = [kind, self.state as u8, self.dedup as u8, name_len];
+        let settings = &self.settings;
+        let head = [kind, self.state as u8, settings.dedup as u8, name_len];
         put(bytes, at, &head);
         put(bytes, at + 4, &u32::from(self.domain.0).to_le_bytes());
         put(bytes, at + 8, &self.id.0.to_le_bytes());
@@ -208,26 +282,26 @@ impl VolumeRecord {
         put(bytes, at + 24, &self.size_bytes.to_le_bytes());
         put(bytes, at + 32, &self.created_unix_seconds.to_le_bytes());
         self.map.put(bytes, at + 40);
-        let flags = if self.verify { FLAG_VERIFY } else { 0 };
+        let flags = if settings.verify { FLAG_VERIFY } else { 0 };
         put(
             bytes,
             at + 56,
             &[
                 flags,
                 self.domain_name.len() as u8,
-                self.cold_passes,
-                (self.min_run.clamp(1, MIN_RUN_MAX) - 1) as u8,
+                settings.cold_passes,
+                (settings.min_run.clamp(*MIN_RUN.start(), *MIN_RUN.end()) - 1) as u8,
             ],
         );
-        put(bytes, at + 60, &self.interval_seconds.to_le_bytes());
+        put(bytes, at + 60, &settings.interval_seconds.to_le_bytes());
         self.counts.put(bytes, at + 64);
-        put(bytes, at + 88, &self.hash_cache_bytes.to_le_bytes());
+        put(bytes, at + 88, &settings.hash_cache_bytes.to_le_bytes());
         let below = self.below.map_or(0, |layer| layer.0);
         put(bytes, at + 96, &below.to_le_bytes());
         let snapshot_of = self.snapshot_of.map_or(0, |volume| volume.0);
         put(bytes, at + 104, &snapshot_of.to_le_bytes());
-        put(bytes, at + 112, &self.quota_bytes.to_le_bytes());
-        put(bytes, at + 120, &self.reservation_bytes.to_le_bytes());
+        put(bytes, at + 112, &settings.quota_bytes.to_le_bytes());
+        put(bytes, at + 120, &settings.reservation_bytes.to_le_bytes());
         put(bytes, at + 128, self.name.as_bytes());
         put(bytes, at + 192, self.domain_name.as_bytes());
     }
@@ -273,19 +347,28 @@ impl VolumeRecord {
             size_bytes,
             created_unix_seconds: u64_at(bytes, 32),
             name: name_in(&bytes[128..192], bytes[3], "volume name")?,
-            dedup: dedup_at(bytes)?,
             domain: domain_at(bytes)?,
             domain_name: name_in(&bytes[192..256], bytes[57], "domain name")?,
-            verify: bytes[56] & FLAG_VERIFY != 0,
-            cold_passes: within(bytes[58], 1..=COLD_PASSES_MAX, "cold passes")?,
-            min_run: u16::from(bytes[59]) + 1,
-            interval_seconds: within(u32_at(bytes, 60), 1..=INTERVAL_SECONDS_MAX, "interval")?,
+            settings: VolumeSettings::in_record(bytes)?,
             counts: LayerCounts::at(bytes, &map, size_bytes)?,
-            hash_cache_bytes: within(u64_at(bytes, 88), 0..=HASH_CACHE_BYTES_MAX, "hash cache")?,
-            quota_bytes: within(u64_at(bytes, 112), 0..=ALLOTMENT_BYTES_MAX, "quota")?,
-            reservation_bytes: within(u64_at(bytes, 120), 0..=ALLOTMENT_BYTES_MAX, "reservation")?,
             map,
         }))
+    }
+}
+
+impl VolumeSettings {
+    /// Reads the settings of a volume record.
+    fn in_record(bytes: &[u8]) -> Result<Self, FormatError> {
+        Ok(Self {
+            dedup: dedup_at(bytes)?,
+            verify: bytes[56] & FLAG_VERIFY != 0,
+            cold_passes: within(bytes[58], COLD_PASSES, "cold passes")?,
+            interval_seconds: within(u32_at(bytes, 60), INTERVAL_SECONDS, "interval")?,
+            min_run: u16::from(bytes[59]) + 1,
+            hash_cache_bytes: within(u64_at(bytes, 88), HASH_CACHE_BYTES, "hash cache")?,
+            quota_bytes: within(u64_at(bytes, 112), SPACE_LIMIT_BYTES, "quota")?,
+            reservation_bytes: within(u64_at(bytes, 120), SPACE_LIMIT_BYTES, "reservation")?,
+        })
     }
 }
 

@@ -54,7 +54,7 @@ pub mod trace;
 pub mod units;
 
 pub use batch_page::BatchItem;
-pub use catalogue_page::{DedupMode, LayerCounts, VolumeRecord, VolumeState};
+pub use catalogue_page::{DedupMode, LayerCounts, VolumeRecord, VolumeSettings, VolumeState};
 pub use cursor::TEXT_BYTES_MAX;
 pub use entry::Entry;
 pub use error::FormatError;

@@ -346,6 +346,7 @@ mod tests {
     use onefold_engine::simulated::SimulatedEngine;
     use onefold_store::{
         Blocking, CreateOptions, DedupMode, Lba, OpenOptions, Ready, Volume, VolumeOptions,
+        VolumeSettings,
     };
     use std::cell::Cell;
 
@@ -361,10 +362,10 @@ mod tests {
         };
         Store::create(&*engine, &options).unwrap();
         let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
-        let inline = VolumeOptions {
+        let inline = VolumeOptions::new(1 << 30).with(VolumeSettings {
             dedup: DedupMode::Inline,
-            ..VolumeOptions::new(1 << 30)
-        };
+            ..VolumeSettings::default()
+        });
         for (name, options) in [("a", &VolumeOptions::new(1 << 20)), ("b", &inline)] {
             store.create_volume(name, options).unwrap();
         }

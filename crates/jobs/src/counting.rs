@@ -121,7 +121,7 @@ mod tests {
     use onefold_engine::simulated::SimulatedEngine;
     use onefold_store::{
         BackgroundExecutor, Blocking, CreateOptions, DedupMode, Lba, OpenOptions, Ready,
-        VolumeOptions,
+        VolumeOptions, VolumeSettings,
     };
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -146,10 +146,10 @@ mod tests {
         };
         Store::create(&*engine, &options).unwrap();
         let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
-        let inline = VolumeOptions {
+        let inline = VolumeOptions::new(1 << 20).with(VolumeSettings {
             dedup: DedupMode::Inline,
-            ..VolumeOptions::new(1 << 20)
-        };
+            ..VolumeSettings::default()
+        });
         for (name, options) in [("a", &VolumeOptions::new(1 << 20)), ("b", &inline)] {
             store.create_volume(name, options).unwrap();
         }

@@ -72,7 +72,7 @@ pub fn dedup_now(
 fn volumes_with_dedup(store: &Store) -> Vec<Arc<Volume>> {
     let volumes = store.volumes_to_share().into_iter();
     volumes
-        .filter(|volume| volume.options().dedup.is_on())
+        .filter(|volume| volume.settings().dedup.is_on())
         .collect()
 }
 

@@ -104,7 +104,7 @@ impl Finder<'_> {
             ROUND_INTERVAL_BUSY
         };
         let volumes = self.jobs.iter().filter_map(|(key, job)| {
-            let seconds = job.volume()?.options().interval_seconds;
+            let seconds = job.volume()?.settings().interval_seconds;
             Some((*key, Duration::from_secs(seconds.into()).max(least)))
         });
         self.passes.set_volumes(volumes);

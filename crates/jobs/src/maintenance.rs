@@ -206,7 +206,7 @@ mod tests {
     use libc::{SCHED_IDLE, SCHED_OTHER};
     use onefold_engine::Part;
     use onefold_engine::simulated::{Op, SimulatedEngine, When};
-    use onefold_store::{Blocking, CreateOptions, OpenOptions, VolumeOptions};
+    use onefold_store::{Blocking, CreateOptions, OpenOptions, VolumeOptions, VolumeSettings};
 
     use super::*;
     use crate::background::{schedule, tests::is_policy};
@@ -232,11 +232,11 @@ mod tests {
         };
         Store::create(&*engine, &options).unwrap();
         let (store, _) = Store::open(engine.clone(), &OpenOptions::default()).unwrap();
-        let once = VolumeOptions {
+        let once = VolumeOptions::new(1 << 20).with(VolumeSettings {
             cold_passes: 1,
             interval_seconds: 1,
-            ..VolumeOptions::new(1 << 20)
-        };
+            ..VolumeSettings::default()
+        });
         store.create_volume("vm", &once).unwrap();
         let volume = store.volume("vm").unwrap();
         volume.write(0, &[1; 1 << 20], Blocking::Yes).unwrap();

@@ -68,7 +68,7 @@ impl JobRegistry {
         let mut finders = self.finders();
         let mut before = std::mem::take(&mut finders.of_volumes);
         for volume in store.volumes_to_share() {
-            if !volume.options().dedup.is_on() {
+            if !volume.settings().dedup.is_on() {
                 continue;
             }
             let key = VolumeKey::of(&volume);

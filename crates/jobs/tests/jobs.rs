@@ -10,8 +10,8 @@ use onefold_jobs::{
     dedup_now, trim_now,
 };
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, IndexKind, OpenOptions, Store, StoreErrorKind, Volume,
-    VolumeChange, VolumeOptions,
+    Blocking, CreateOptions, DedupMode, IndexKind, OpenOptions, SettingsChange, Store,
+    StoreErrorKind, Volume, VolumeOptions, VolumeSettings,
 };
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -73,11 +73,11 @@ fn new_store(index: IndexKind) -> (Arc<SimulatedEngine>, Arc<Store>) {
 /// A volume that is scanned as often as possible.
 fn add_volume(store: &Store, name: &str, contents: impl IntoIterator<Item = u64>) {
     let contents: Vec<u64> = contents.into_iter().collect();
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(contents.len() as u64 * BLOCK).with(VolumeSettings {
         cold_passes: 1,
         interval_seconds: 1,
-        ..VolumeOptions::new(contents.len() as u64 * BLOCK)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume(name, &options).unwrap();
     let volume = store.volume(name).unwrap();
     for (lba, content) in (0..).zip(contents) {
@@ -177,9 +177,9 @@ fn volumes_that_are_paused_or_off_are_left_alone() {
     for name in ["busy", "paused", "off"] {
         add_volume(&store, name, 1..=10);
     }
-    let off = VolumeChange {
+    let off = SettingsChange {
         dedup: Some(DedupMode::Off),
-        ..VolumeChange::default()
+        ..SettingsChange::default()
     };
     store.set_volume("off", &off).unwrap();
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
@@ -198,7 +198,7 @@ fn volumes_that_are_paused_or_off_are_left_alone() {
     assert!(jobs.iter().all(|job| job.volume.as_deref() != Some("off")));
 
     maintenance.resume(&paused).unwrap();
-    let offline = VolumeChange {
+    let offline = SettingsChange {
         dedup: Some(DedupMode::Offline),
         ..off
     };
@@ -756,10 +756,10 @@ fn claims_are_counted_while_the_collector_rests() {
         &mut |_, _| ControlFlow::Continue(()),
     )
     .unwrap();
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(16_384 * BLOCK).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(16_384 * BLOCK)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("copy", &options).unwrap();
     let copy = store.volume("copy").unwrap();
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
@@ -798,10 +798,10 @@ fn work_that_is_broken_off_can_be_taken_up_again() {
 #[test]
 fn a_volume_asked_for_by_name_needs_no_dedup_and_must_exist() {
     let (_engine, store) = new_store(IndexKind::Memory);
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(4 * BLOCK).with(VolumeSettings {
         dedup: DedupMode::Off,
-        ..VolumeOptions::new(4 * BLOCK)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("off", &options).unwrap();
     let volume = store.volume("off").unwrap();
     volume.write(0, &block(1), Blocking::Yes).unwrap();

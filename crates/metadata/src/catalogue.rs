@@ -356,7 +356,7 @@ pub fn free_slot(slots: &mut dyn Iterator<Item = u64>) -> Result<u64> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use onefold_format::DedupMode;
+    use onefold_format::{DedupMode, VolumeSettings};
 
     fn record(n: u64) -> VolumeRecord {
         VolumeRecord {
@@ -370,16 +370,9 @@ mod tests {
             map: TreeRoot::default(),
             counts: LayerCounts::default(),
             name: format!("v{n}"),
-            dedup: DedupMode::Off,
             domain: DomainId(0),
             domain_name: "default".to_owned(),
-            verify: false,
-            cold_passes: 1,
-            interval_seconds: 1,
-            min_run: 1,
-            hash_cache_bytes: 0,
-            quota_bytes: 0,
-            reservation_bytes: 0,
+            settings: VolumeSettings::of_mode(DedupMode::Off),
         }
     }
 

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::sync::{AtomicU64, Mutex, lock};
+use onefold_format::catalogue_page::COLD_PASSES;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,10 +15,12 @@ const SLOTS: usize = BLOCKS_PER_SEGMENT as usize;
 const WORDS: usize = SLOTS / 64;
 
 /// The most looks for which a block can be left alone.
-pub const COLD_PASSES_MAX: u8 = 16;
+const COLD_PASSES_MAX: u8 = *COLD_PASSES.end();
 
 /// A hot block that stays as it was published counts as hot no longer after this number of looks.
 const FORGET_AFTER: u8 = 31;
+
+const _: () = assert!(COLD_PASSES_MAX < FORGET_AFTER);
 
 /// A bit for each slot.
 pub type SlotBits = [u64; WORDS];

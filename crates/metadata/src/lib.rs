@@ -68,8 +68,8 @@ pub use guard::Scarcity;
 pub use hash_cache::{HashCache, Room};
 pub use hits::{Hits, Refusal};
 pub use limits::{
-    CLAIM_FINGERPRINT_BYTES, INTERVAL_SECONDS_MAX, LAYERS_DEEP_MAX, LEAF_BYTES, Limits, NODE_BYTES,
-    REQUEST_BYTES_MAX, SPACE_PAGE_BYTES, VOLUMES_MAX,
+    CLAIM_FINGERPRINT_BYTES, LAYERS_DEEP_MAX, LEAF_BYTES, Limits, NODE_BYTES, REQUEST_BYTES_MAX,
+    SPACE_PAGE_BYTES, VOLUMES_MAX,
 };
 pub use map::{Entries, Layer, Leaf, Maps, Wanted, fill_absent};
 pub use names::{check_name, full_name, split_name};

@@ -11,9 +11,6 @@ pub const VOLUMES_MAX: u64 = 65_535;
 /// thread's stack.
 pub const LAYERS_DEEP_MAX: usize = 1024;
 
-/// The most seconds between two passes of the finder: a day.
-pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
-
 /// Smallest memory limit that the shares below still make sense for.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 

@@ -73,8 +73,9 @@ impl SpaceLimitsTable {
         });
         if record.snapshot_of.is_none() {
             let is_in_use = record.state != VolumeState::Deleting;
+            let settings = &record.settings;
             let (quota, reserved) = if is_in_use {
-                (record.quota_bytes, record.reservation_bytes)
+                (settings.quota_bytes, settings.reservation_bytes)
             } else {
                 (0, 0)
             };

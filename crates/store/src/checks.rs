@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use onefold_format::VolumeState;
-use onefold_format::catalogue_page::ALLOTMENT_BYTES_MAX;
+use onefold_format::catalogue_page::SPACE_LIMIT_BYTES;
 use onefold_format::units::{SECTOR_BYTES, VOLUME_BLOCKS_MAX};
+use onefold_format::{VolumeSettings, VolumeState};
 use onefold_metadata::{Result, StoreError, StoreErrorKind, display_bytes};
 
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::volume_options::VolumeOptions;
 
 impl Store {
     /// Refuses every change of a pool that takes no writes.
@@ -112,21 +111,21 @@ impl Store {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    pub(crate) fn check_space_limits(&self, options: &VolumeOptions) -> Result<()> {
+    pub(crate) fn check_space_limits(&self, settings: &VolumeSettings) -> Result<()> {
         let block_size = self.pool.block_size();
         for (what, bytes) in [
-            ("quota", options.quota_bytes),
-            ("reservation", options.reservation_bytes),
+            ("quota", settings.quota_bytes),
+            ("reservation", settings.reservation_bytes),
         ] {
             let message = if !bytes.is_multiple_of(block_size) {
                 format!(
                     "a {what} of {bytes} bytes is not a multiple of the block size {block_size}"
                 )
-            } else if bytes > ALLOTMENT_BYTES_MAX {
+            } else if !SPACE_LIMIT_BYTES.contains(&bytes) {
                 format!(
                     "a {what} of {} exceeds the largest possible, {}",
                     display_bytes(bytes),
-                    display_bytes(ALLOTMENT_BYTES_MAX)
+                    display_bytes(*SPACE_LIMIT_BYTES.end())
                 )
             } else {
                 continue;

@@ -57,8 +57,9 @@ pub use integrity::{BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};
 pub use latency::LatencyCounts;
+pub use onefold_format::catalogue_page::{COLD_PASSES, INTERVAL_SECONDS, MIN_RUN};
 pub use onefold_format::units::SECTOR_BYTES;
-pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
+pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, VolumeSettings, WhenFull};
 pub use onefold_journal::SpaceLevel;
 pub use onefold_journal::{BackgroundExecutor, Hurry};
 pub use onefold_journal::{IncompleteCommit, LossReport};
@@ -71,8 +72,10 @@ pub use onefold_metadata::{
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use snapshots::DeletionStat;
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
-pub use store::{Store, VolumeChange};
+pub use store::Store;
 pub use volume::ChangedExtent;
 pub use volume::{AutoHeldBack, AutoSwitch, Extent, InlineStat, RefusedCounts, Volume};
 pub use volume::{FoundBytes, PreparedRead, PreparedWrite};
-pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};
+#[cfg(feature = "api")]
+pub use volume_options::range_parser;
+pub use volume_options::{DEFAULT_DOMAIN, SettingsChange, VolumeOptions};

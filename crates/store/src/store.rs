@@ -11,17 +11,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use onefold_engine::Engine;
-use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, MIN_RUN_MAX};
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, Record, TreeRoot, VolumeId, VolumeRecord,
-    VolumeState, WhenFull,
+    DomainId, LayerCounts, LayerId, Record, TreeRoot, VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 use onefold_journal::{Admit, BackgroundExecutor, Hurry, Metadata, StopsOnPanic};
-use onefold_metadata::heat::COLD_PASSES_MAX;
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use onefold_metadata::{
-    Blocking, Catalogue, Guard, INTERVAL_SECONDS_MAX, MetadataState, Result, StoreError,
-    StoreErrorKind, check_name, free_slot, full_name, split_name,
+    Blocking, Catalogue, Guard, MetadataState, Result, StoreError, StoreErrorKind, check_name,
+    free_slot, full_name, split_name,
 };
 
 use crate::admin::Usages;
@@ -30,32 +27,10 @@ use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::snapshots::{Deletion, Deletions};
 use crate::volume::Volume;
-use crate::volume_options::{DEFAULT_DOMAIN, VolumeOptions};
+use crate::volume_options::{DEFAULT_DOMAIN, SettingsChange, VolumeOptions, check_settings};
 
 /// Bytes that are discarded at a time when the pool is no longer used.
 const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
-
-/// Changes of a volume in use.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VolumeChange {
-    /// See [`VolumeOptions::dedup`]. Shared blocks stay shared. Cold passes, interval and hash cache that
-    /// have the old mode's defaults get the defaults of the new one.
-    pub dedup: Option<DedupMode>,
-    /// See [`VolumeOptions::verify`].
-    pub verify: Option<bool>,
-    /// See [`VolumeOptions::cold_passes`].
-    pub cold_passes: Option<u8>,
-    /// See [`VolumeOptions::interval_seconds`].
-    pub interval_seconds: Option<u32>,
-    /// See [`VolumeOptions::min_run`]. Shared blocks stay shared.
-    pub min_run: Option<u16>,
-    /// See [`VolumeOptions::hash_cache_bytes`]. A change empties it.
-    pub hash_cache_bytes: Option<u64>,
-    /// See [`VolumeOptions::quota_bytes`]. A quota that is exceeded already takes nothing away.
-    pub quota_bytes: Option<u64>,
-    /// See [`VolumeOptions::reservation_bytes`].
-    pub reservation_bytes: Option<u64>,
-}
 
 /// An open pool.
 pub struct Store {
@@ -319,8 +294,8 @@ impl Store {
     ) -> Result<Arc<Volume>> {
         check_name(name, "volume")?;
         check_name(&options.domain, "domain")?;
-        check_finder(options)?;
-        self.check_space_limits(options)?;
+        check_settings(&options.settings)?;
+        self.check_space_limits(&options.settings)?;
         self.check_size(options.size_bytes)?;
         let _changing = self.changing();
         self.check_name_is_free(name)?;
@@ -338,16 +313,9 @@ impl Store {
             map: TreeRoot::default(),
             counts: LayerCounts::default(),
             name: name.to_owned(),
-            dedup: options.dedup,
             domain: self.domain(catalogue, &options.domain)?,
             domain_name: options.domain.clone(),
-            verify: options.verify,
-            cold_passes: options.cold_passes,
-            interval_seconds: options.interval_seconds,
-            min_run: options.min_run,
-            hash_cache_bytes: options.hash_cache_bytes,
-            quota_bytes: options.quota_bytes,
-            reservation_bytes: options.reservation_bytes,
+            settings: options.settings,
         };
         let slot = free_slot(&mut catalogue.free_slots())?;
         drop(metadata);
@@ -358,7 +326,7 @@ impl Store {
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
             pool.journal
-                .admit_reservation(None, metadata, options.reservation_bytes)
+                .admit_reservation(None, metadata, options.settings.reservation_bytes)
         };
         self.change_catalogue(&[put], Some(&admit))?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
@@ -381,13 +349,14 @@ impl Store {
         next.map(DomainId).map_err(none_left)
     }
 
-    /// Changes how a volume in use is deduplicated. Durable when it returns.
+    /// Changes the settings of a volume in use. Shared blocks stay shared; a hash cache of another size
+    /// starts empty; a quota that is exceeded already takes nothing away. Durable when it returns.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for cold passes, an interval or a hash cache out of range; `Busy` for the
-    /// end of `verify` while the index is being counted again.
-    pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
+    /// `NotFound`; `Invalid` for a setting out of its range; `Busy` for the end of `verify` while the index
+    /// is being counted again.
+    pub fn set_volume(&self, name: &str, change: &SettingsChange) -> Result<()> {
         // Items announced under these settings are settled under them. The others change at once, however
         // long a batch takes.
         let is_for_batches = change.verify.is_some() || change.min_run.is_some();
@@ -397,39 +366,20 @@ impl Store {
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let mut options = volume.options();
-        if let Some(mode) = change.dedup {
-            options.switch_to(mode);
-        }
-        options.verify = change.verify.unwrap_or(options.verify);
-        options.cold_passes = change.cold_passes.unwrap_or(options.cold_passes);
-        options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
-        options.min_run = change.min_run.unwrap_or(options.min_run);
-        options.hash_cache_bytes = change.hash_cache_bytes.unwrap_or(options.hash_cache_bytes);
-        options.quota_bytes = change.quota_bytes.unwrap_or(options.quota_bytes);
-        options.reservation_bytes = change
-            .reservation_bytes
-            .unwrap_or(options.reservation_bytes);
-        check_finder(&options)?;
-        self.check_space_limits(&options)?;
+        change.apply(&mut options.settings);
+        let settings = options.settings;
+        check_settings(&settings)?;
+        self.check_space_limits(&settings)?;
         if change.verify == Some(false) {
             self.pool.batches.settle_open_batch()?;
         }
         self.ensure_version_for(&options)?;
-        let change = |record: &mut VolumeRecord| {
-            record.dedup = options.dedup;
-            record.verify = options.verify;
-            record.cold_passes = options.cold_passes;
-            record.interval_seconds = options.interval_seconds;
-            record.min_run = options.min_run;
-            record.hash_cache_bytes = options.hash_cache_bytes;
-            record.quota_bytes = options.quota_bytes;
-            record.reservation_bytes = options.reservation_bytes;
-        };
+        let change = |record: &mut VolumeRecord| record.settings = settings;
         let space_limits = &volume.layer().space_limits;
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
             pool.journal
-                .admit_reservation(Some(space_limits), metadata, options.reservation_bytes)
+                .admit_reservation(Some(space_limits), metadata, settings.reservation_bytes)
         };
         self.change_volume(volume.id, change, Some(&admit))
             .map_err(|error| error.during(format_args!("cannot set volume '{name}'")))?;
@@ -604,26 +554,4 @@ fn rename_snapshots(volumes: &mut BTreeMap<String, Arc<Volume>>, old: &str, new:
             volumes.insert(name, snapshot);
         }
     }
-}
-
-fn check_finder(options: &VolumeOptions) -> Result<()> {
-    let VolumeOptions {
-        cold_passes,
-        interval_seconds,
-        min_run,
-        hash_cache_bytes,
-        ..
-    } = *options;
-    let message = if !(1..=COLD_PASSES_MAX).contains(&cold_passes) {
-        format!("the finder waits 1 to {COLD_PASSES_MAX} cold passes, not {cold_passes}")
-    } else if !(1..=INTERVAL_SECONDS_MAX).contains(&interval_seconds) {
-        format!("the finder looks every 1 to {INTERVAL_SECONDS_MAX} s, not {interval_seconds}")
-    } else if !(1..=MIN_RUN_MAX).contains(&min_run) {
-        format!("the shortest run that is shared has 1 to {MIN_RUN_MAX} blocks, not {min_run}")
-    } else if hash_cache_bytes > HASH_CACHE_BYTES_MAX {
-        format!("a hash cache of {hash_cache_bytes} bytes exceeds {HASH_CACHE_BYTES_MAX}")
-    } else {
-        return Ok(());
-    };
-    Err(StoreError::new(StoreErrorKind::Invalid, message))
 }

@@ -34,8 +34,9 @@ impl Store {
 
     /// Raises the version of the pool if volumes with these options need a later one.
     pub(crate) fn ensure_version_for(&self, options: &VolumeOptions) -> Result<()> {
-        let is_inline = matches!(options.dedup, DedupMode::Inline | DedupMode::Auto);
-        if is_inline || options.min_run > 1 {
+        let settings = &options.settings;
+        let is_inline = matches!(settings.dedup, DedupMode::Inline | DedupMode::Auto);
+        if is_inline || settings.min_run > 1 {
             self.pool.journal.ensure_minor(MINOR_OF_CLAIMS)?;
         }
         self.ensure_version_for_size(options.size_bytes)

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use onefold_store::{
     BackgroundExecutor, Blocking, Change, CreateOptions, DedupMode, Guard, IndexKind, Lba, Ready,
-    Store, StoreError, StoreErrorKind, Volume, VolumeOptions,
+    Store, StoreError, StoreErrorKind, Volume, VolumeOptions, VolumeSettings,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
@@ -220,10 +220,10 @@ fn index_replaced_beside_writer() {
     write(&published, 0, [7, 7, 8, 8]);
     published.flush().unwrap();
     dedup(&store, &published);
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("inline", &options).unwrap();
     let inline = store.volume("inline").unwrap();
     let writer = {
@@ -260,10 +260,10 @@ fn inline_beside_all_jobs() {
     write(&published, 0, [7, 8]);
     published.flush().unwrap();
     dedup(&store, &published);
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("inline", &options).unwrap();
     let inline = store.volume("inline").unwrap();
     let writer = {
@@ -315,10 +315,10 @@ fn inline_beside_collector() {
     write(&published, 0, [7, 8]);
     published.flush().unwrap();
     dedup(&store, &published);
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("inline", &options).unwrap();
     let inline = store.volume("inline").unwrap();
     published.trim(0, BLOCK, Blocking::Yes).unwrap();
@@ -422,10 +422,10 @@ impl BackgroundExecutor for BusyHost {
 /// A pool on such a host, and a thread that has the job lock while it waits for a processor.
 fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<()>) {
     let (store, busy) = (pool(), Arc::<Busy>::default());
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         cold_passes: 1,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("found", &options).unwrap();
     let found = store.volume("found").unwrap();
     write(&found, 0, [7; 2]);

@@ -3,7 +3,7 @@
 //! `testdata` has a folder for each version, with a `.bin` and a `.txt` for each structure: the bytes,
 //! and the fields that this build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format
 //! golden` rewrites both of this version, and the texts of the earlier ones; that is only for structures
-//! which no release has written yet, and for texts to which fields were added.
+//! which no release has written yet, and for texts to which fields were added or in which they were grouped.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -2,8 +2,8 @@
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{
-    self, ALLOTMENT_BYTES_MAX, COLD_PASSES_MAX, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX,
-    MIN_RUN_MAX, RECORDS_PER_PAGE,
+    self, COLD_PASSES, HASH_CACHE_BYTES, INTERVAL_SECONDS, MIN_RUN, RECORDS_PER_PAGE,
+    SPACE_LIMIT_BYTES,
 };
 use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
@@ -29,7 +29,7 @@ use onefold_format::{
     ExportMark, Fault, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses, LostRun,
     MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement,
     Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot,
-    UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull, record,
+    UnmapTo, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull, record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -90,8 +90,7 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
     let parts = (life, names(), sharing(), counts, layers);
     parts.prop_map(|(life, name, sharing, (map, numbers), layers)| {
         let (id, layer, state, size_bytes, created_unix_seconds) = life;
-        let (domain, domain_name, dedup, verify, passes, min_run) = sharing;
-        let (cold_passes, interval_seconds) = passes;
+        let (domain, domain_name, settings) = sharing;
         let (below, snapshot_of) = layers;
         VolumeRecord {
             id: VolumeId(id),
@@ -103,16 +102,9 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
             created_unix_seconds,
             map,
             name,
-            dedup,
             domain: DomainId(domain),
             domain_name,
-            verify,
-            cold_passes,
-            interval_seconds,
-            min_run,
-            hash_cache_bytes: numbers[0] % (HASH_CACHE_BYTES_MAX + 1),
-            quota_bytes: numbers[1] % (ALLOTMENT_BYTES_MAX + 1),
-            reservation_bytes: numbers[2] % (ALLOTMENT_BYTES_MAX + 1),
+            settings,
             counts: counts_of(&map, size_bytes / 4096, numbers),
         }
     })
@@ -122,16 +114,33 @@ fn names() -> impl Strategy<Value = String> {
     "[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}"
 }
 
-fn sharing() -> impl Strategy<Value = (u16, String, DedupMode, bool, (u8, u32), u16)> {
+fn sharing() -> impl Strategy<Value = (u16, String, VolumeSettings)> {
+    (any::<u16>(), names(), settings())
+}
+
+fn settings() -> impl Strategy<Value = VolumeSettings> {
     let modes = select(vec![
         DedupMode::Off,
         DedupMode::Offline,
         DedupMode::Inline,
         DedupMode::Auto,
     ]);
-    let passes = (1..=COLD_PASSES_MAX, 1..=INTERVAL_SECONDS_MAX);
-    let (verify, min_runs) = (any::<bool>(), 1..=MIN_RUN_MAX);
-    (any::<u16>(), names(), modes, verify, passes, min_runs)
+    let finder = (modes, any::<bool>(), COLD_PASSES, INTERVAL_SECONDS, MIN_RUN);
+    let space = (HASH_CACHE_BYTES, SPACE_LIMIT_BYTES, SPACE_LIMIT_BYTES);
+    (finder, space).prop_map(|(finder, space)| {
+        let (dedup, verify, cold_passes, interval_seconds, min_run) = finder;
+        let (hash_cache_bytes, quota_bytes, reservation_bytes) = space;
+        VolumeSettings {
+            dedup,
+            verify,
+            cold_passes,
+            interval_seconds,
+            min_run,
+            hash_cache_bytes,
+            quota_bytes,
+            reservation_bytes,
+        }
+    })
 }
 
 /// Numbers of entries that a layer with this map and this many blocks can have.

@@ -19,7 +19,7 @@ use onefold_format::{
     ExportMark, Fault, FormatError, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses,
     LostRun, MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
     QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
-    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
+    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
@@ -212,25 +212,13 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         created_unix_seconds: 1_700_000_000 + id,
         map,
         name: name.to_owned(),
-        dedup: match id {
-            4 => DedupMode::Off,
-            5 => DedupMode::Inline,
-            6 => DedupMode::Auto,
-            _ => DedupMode::Offline,
-        },
-        min_run: 1 + id as u16 * 7 % 5,
         domain: DomainId(id as u16 + 50),
         domain_name: if id == 5 {
             "d".repeat(63)
         } else {
             format!("tenant-{id}")
         },
-        verify: id == 3,
-        cold_passes: id as u8 - 2,
-        interval_seconds: 10 * id as u32,
-        hash_cache_bytes: id << 20,
-        quota_bytes: id << 30,
-        reservation_bytes: id << 24,
+        settings: settings(id),
         counts: match map.top {
             Some(_) => LayerCounts {
                 private: 0x1_0000 + id,
@@ -239,6 +227,24 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
             },
             None => LayerCounts::default(),
         },
+    }
+}
+
+fn settings(id: u64) -> VolumeSettings {
+    VolumeSettings {
+        dedup: match id {
+            4 => DedupMode::Off,
+            5 => DedupMode::Inline,
+            6 => DedupMode::Auto,
+            _ => DedupMode::Offline,
+        },
+        verify: id == 3,
+        cold_passes: id as u8 - 2,
+        interval_seconds: 10 * id as u32,
+        min_run: 1 + id as u16 * 7 % 5,
+        hash_cache_bytes: id << 20,
+        quota_bytes: id << 30,
+        reservation_bytes: id << 24,
     }
 }
 

@@ -2,7 +2,9 @@
 
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_engine::{Engine, Part};
-use onefold_format::{DedupMode, DomainId, Pba, PoolId, TreeRoot, VolumeId, VolumeState};
+use onefold_format::{
+    DedupMode, DomainId, Pba, PoolId, TreeRoot, VolumeId, VolumeSettings, VolumeState,
+};
 use shuttle::rand::Rng;
 use shuttle::thread;
 
@@ -28,16 +30,9 @@ pub(crate) fn layer(
         created_unix_seconds: 0,
         map: TreeRoot::default(),
         name: String::new(),
-        dedup: DedupMode::Off,
         domain: DomainId(0),
         domain_name: String::new(),
-        verify: false,
-        cold_passes: 1,
-        interval_seconds: 1,
-        min_run: 1,
-        hash_cache_bytes: 0,
-        quota_bytes: 0,
-        reservation_bytes: 0,
+        settings: VolumeSettings::of_mode(DedupMode::Off),
         counts: LayerCounts::default(),
     });
     for (slot, block) in blocks {

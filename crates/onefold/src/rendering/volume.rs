@@ -32,16 +32,16 @@ impl Render for VolumeReply {
         writeln!(
             out,
             "dedup      {}, domain {}, verify {}, {}, every {} s, {}hash cache {}",
-            word(self.dedup),
+            word(self.settings.dedup),
             self.domain,
-            if self.verify { "on" } else { "off" },
-            count_passes(self.cold_passes),
-            self.interval_seconds,
-            match self.min_run {
+            if self.settings.verify { "on" } else { "off" },
+            count_passes(self.settings.cold_passes),
+            self.settings.interval_seconds,
+            match self.settings.min_run {
                 1 => String::new(),
                 blocks => format!("runs of {blocks} blocks or more, "),
             },
-            size::display(self.hash_cache_bytes)
+            size::display(self.settings.hash_cache_bytes)
         )?;
         writeln!(
             out,
@@ -49,15 +49,15 @@ impl Render for VolumeReply {
             self.shared_blocks, self.private_blocks, self.pending_dedup_blocks
         )?;
         write_inline(&self.inline, out)?;
-        if self.quota_bytes > 0 {
-            let (mapped, quota) = (size::display(self.mapped_bytes), self.quota_bytes);
+        if self.settings.quota_bytes > 0 {
+            let (mapped, quota) = (size::display(self.mapped_bytes), self.settings.quota_bytes);
             writeln!(out, "quota      {mapped} of {} used", size::display(quota))?;
         }
-        if self.reservation_bytes > 0 {
+        if self.settings.reservation_bytes > 0 {
             writeln!(
                 out,
                 "reserved   {}, of which {} are kept free",
-                size::display(self.reservation_bytes),
+                size::display(self.settings.reservation_bytes),
                 size::display(self.reserved_unused_bytes)
             )?;
         }
@@ -97,7 +97,7 @@ impl Render for VolumeListReply {
                 short(volume.data),
                 size::display(volume.new_bytes),
                 freed(&volume.usage),
-                word(volume.dedup),
+                word(volume.settings.dedup),
                 size::display(volume.pending_dedup_bytes),
                 volume.clients.len()
             )?;

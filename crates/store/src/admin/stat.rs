@@ -7,7 +7,7 @@ use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{BatchKind, DedupMode, IndexKind, MAJOR_VERSION, PoolId, WhenFull};
+use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, PoolId, VolumeSettings, WhenFull};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 
@@ -28,28 +28,14 @@ pub struct VolumeStat {
     pub shared_blocks: u64,
     /// Private blocks of the volume that are pending dedup.
     pub dirty_blocks: u64,
-    /// The volume's dedup mode.
-    pub dedup: DedupMode,
     /// The domain in which the volume shares blocks.
     pub domain: String,
-    /// Whether bytes are compared before two blocks become one.
-    pub verify: bool,
-    /// Passes of the finder during which a block must not have been written.
-    pub cold_passes: u8,
-    /// Seconds between the finder's passes.
-    pub interval_seconds: u32,
-    /// Blocks of the shortest run of duplicates that is shared.
-    pub min_run: u16,
+    /// The volume's settings.
+    pub settings: VolumeSettings,
     /// Counts of in-line deduplication since the pool was opened.
     pub inline: InlineStat,
-    /// Bytes that the volume's hash cache may take.
-    pub hash_cache_bytes: u64,
-    /// The most data that the volume and its snapshots may map, in bytes; 0 for no bound.
-    pub quota_bytes: u64,
     /// Data that the volume and its snapshots map, each block counted where it was written.
     pub mapped_blocks: u64,
-    /// Bytes of the pool that others leave to the volume and its snapshots.
-    pub reservation_bytes: u64,
     /// Free blocks that are kept for the reservation.
     pub reserved_unused_blocks: u64,
     /// The exclusive space, if [`Store::account`] has counted it.
@@ -342,17 +328,10 @@ impl Store {
             private_blocks: counts.private + counts.unshareable,
             shared_blocks: counts.shared,
             dirty_blocks: counts.private,
-            dedup: options.dedup,
             domain: options.domain,
-            verify: options.verify,
-            cold_passes: options.cold_passes,
-            interval_seconds: options.interval_seconds,
-            min_run: options.min_run,
+            settings: options.settings,
             inline: volume.inline_stat(),
-            hash_cache_bytes: options.hash_cache_bytes,
-            quota_bytes: options.quota_bytes,
             mapped_blocks: space_limits.mapped(),
-            reservation_bytes: options.reservation_bytes,
             reserved_unused_blocks: space_limits.unused_reservation(),
             usage: self.usage(volume.id),
         }

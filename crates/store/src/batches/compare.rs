@@ -22,7 +22,7 @@ impl Batches {
             let metadata = self.journal.metadata()?;
             // The setting of a volume that is gone is not known.
             let found = metadata.catalogue().by_layer(part.layer);
-            found.is_none_or(|(_, volume)| volume.verify) && Guard::VerifyBytes.holds()
+            found.is_none_or(|(_, volume)| volume.settings.verify) && Guard::VerifyBytes.holds()
         };
         if Guard::BadNotShared.holds()
             && !verify

@@ -122,7 +122,7 @@ impl Batches {
     ) -> Result<Vec<bool>> {
         let metadata = self.journal.metadata()?;
         let volume = metadata.catalogue().by_layer(layer);
-        let min_run = volume.map_or(1, |(_, volume)| usize::from(volume.min_run));
+        let min_run = volume.map_or(1, |(_, volume)| usize::from(volume.settings.min_run));
         drop(metadata);
         let mut is_short = Vec::with_capacity(items.len());
         let both: Vec<(&BatchItem, &Counted)> = items.iter().zip(answers).collect();

@@ -13,7 +13,8 @@ use onefold_format::frame::FRAME_PAYLOAD_MAX;
 use onefold_format::record::FREEZE_BYTES;
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
-    LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
+    LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeSettings,
+    VolumeState,
 };
 use onefold_metadata::sync::{read, write};
 use onefold_metadata::{
@@ -274,9 +275,12 @@ impl Store {
             name: name.to_owned(),
             map: TreeRoot::default(),
             counts: LayerCounts::default(),
-            hash_cache_bytes: 0,
-            quota_bytes: 0,
-            reservation_bytes: 0,
+            settings: VolumeSettings {
+                hash_cache_bytes: 0,
+                quota_bytes: 0,
+                reservation_bytes: 0,
+                ..volume.settings
+            },
             ..volume.clone()
         }
     }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
-use onefold_format::{DedupMode, VolumeId, VolumeRecord, VolumeState, WhenFull};
+use onefold_format::{VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull};
 use onefold_journal::{Hurry, RewriteMark};
 use onefold_metadata::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use onefold_metadata::{
@@ -78,15 +78,8 @@ impl Volume {
             name: RwLock::new(record.name.clone()),
             options: RwLock::new(VolumeOptions {
                 size_bytes: record.size_bytes,
-                dedup: record.dedup,
                 domain: record.domain_name.clone(),
-                verify: record.verify,
-                cold_passes: record.cold_passes,
-                interval_seconds: record.interval_seconds,
-                min_run: record.min_run,
-                hash_cache_bytes: record.hash_cache_bytes,
-                quota_bytes: record.quota_bytes,
-                reservation_bytes: record.reservation_bytes,
+                settings: record.settings,
             }),
             size_bytes: AtomicU64::new(record.size_bytes),
             importing: AtomicBool::new(record.state == VolumeState::Importing),
@@ -94,7 +87,7 @@ impl Volume {
             inline: Inline::new(key),
             rewrites: RewriteMark::default(),
         };
-        volume.renew_hash_cache(record.hash_cache_bytes);
+        volume.renew_hash_cache(record.settings.hash_cache_bytes);
         Ok(volume)
     }
 
@@ -126,7 +119,7 @@ impl Volume {
         self.size_bytes.store(size_bytes, SeqCst);
     }
 
-    /// The volume's present dedup settings, and its size.
+    /// The volume's present size, domain and settings.
     #[must_use]
     pub fn options(&self) -> VolumeOptions {
         VolumeOptions {
@@ -135,21 +128,22 @@ impl Volume {
         }
     }
 
-    /// The settings that the write path needs: the mode, whether bytes are compared, the shortest run.
-    fn inline_settings(&self) -> (DedupMode, bool, u16) {
-        let options = read(&self.options);
-        (options.dedup, options.verify, options.min_run)
+    /// The volume's present settings.
+    #[must_use]
+    pub fn settings(&self) -> VolumeSettings {
+        read(&self.options).settings
     }
 
     /// Counts of in-line deduplication since the volume was opened.
     #[must_use]
     pub fn inline_stat(&self) -> InlineStat {
-        self.inline.stat(self.inline_settings().0)
+        self.inline.stat(self.settings().dedup)
     }
 
     pub(crate) fn set_options(&self, options: &VolumeOptions) {
-        if options.hash_cache_bytes != self.options().hash_cache_bytes {
-            self.renew_hash_cache(options.hash_cache_bytes);
+        let hash_cache_bytes = options.settings.hash_cache_bytes;
+        if hash_cache_bytes != self.settings().hash_cache_bytes {
+            self.renew_hash_cache(hash_cache_bytes);
         }
         options.clone_into(&mut write(&self.options));
     }
@@ -174,7 +168,7 @@ impl Volume {
     pub(crate) fn set_layer(&self, layer: Arc<Layer>) {
         let before = std::mem::replace(&mut *write(&self.layer), layer);
         before.set_hash_cache(None);
-        self.renew_hash_cache(self.options().hash_cache_bytes);
+        self.renew_hash_cache(self.settings().hash_cache_bytes);
     }
 
     /// Bytes in a block: 4096, 8192, 16384 or 65536.

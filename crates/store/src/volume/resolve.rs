@@ -75,8 +75,8 @@ impl Volume {
     /// [step 2 resolve] The contents of these whole blocks; nothing if the volume does not look up, or
     /// no index can be used.
     pub(super) fn resolve(&self, data: &[u8], blocking: Blocking) -> Result<Option<Resolved>> {
-        let (mode, verify, min_run) = self.inline_settings();
-        if self.is_importing() || !self.inline.looks_up(mode) {
+        let settings = self.settings();
+        if self.is_importing() || !self.inline.looks_up(settings.dedup) {
             return Ok(None);
         }
         let Ok(index) = self.pool.index().ready() else {
@@ -108,10 +108,10 @@ impl Volume {
         }
         self.inline.note_share(&resolved.tally);
         self.drop_bad(&mut resolved);
-        if verify && Guard::VerifyBytes.holds() {
+        if settings.verify && Guard::VerifyBytes.holds() {
             self.drop_different(&mut resolved, data, blocking)?;
         }
-        self.drop_short_runs(&mut resolved, min_run);
+        self.drop_short_runs(&mut resolved, settings.min_run);
         Ok(Some(resolved))
     }
 
@@ -124,7 +124,7 @@ impl Volume {
             };
             self.inline.note(&resolved.tally, circumstances);
         }
-        if self.inline_settings().0 == DedupMode::Auto {
+        if self.settings().dedup == DedupMode::Auto {
             self.inline.note_blocks(blocks);
         }
     }

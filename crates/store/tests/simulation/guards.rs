@@ -9,7 +9,9 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_format::frame;
-use onefold_store::{Blocking, CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOptions};
+use onefold_store::{
+    Blocking, CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOptions, VolumeSettings,
+};
 
 use crate::common::{BLOCK, MEMORY, MIB, pool_of, superblock};
 use crate::crash::Recovery;
@@ -447,10 +449,10 @@ fn fingerprints_collide(seed: u64) -> Step {
     };
     scarcity.set();
     world.state().scarcity = scarcity;
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         verify: true,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     world.create_volume_as(&options)?;
     let id = world.volume_ids()[0];
     world.write(id, 0, 4 * BLOCK, Fill::Data, Blocking::Yes)?;

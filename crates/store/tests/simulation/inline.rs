@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
 use onefold_store::{
-    Blocking, DedupMode, IndexKind, Lba, Ready, StoreErrorKind, VolumeChange, VolumeOptions,
+    Blocking, DedupMode, IndexKind, Lba, Ready, SettingsChange, StoreErrorKind, VolumeOptions,
+    VolumeSettings,
 };
 
 use crate::common::{BLOCK, LITTLE_MEMORY, MIB, World, assert_clean, blocks, dedup, pool_of};
@@ -28,10 +29,10 @@ fn published(seed: u64, index: IndexKind, pool_blocks: u64) -> Result<Rig, Viola
 
 /// Switches a volume to in-line, perhaps with `verify`.
 fn set(rig: &Rig, volume: usize, verify: bool) -> Ended {
-    let change = VolumeChange {
+    let change = SettingsChange {
         dedup: Some(DedupMode::Inline),
         verify: Some(verify),
-        ..VolumeChange::default()
+        ..SettingsChange::default()
     };
     let set = rig.store.set_volume(&name(volume), &change);
     rig.tried("set", set).map(|_| ())
@@ -98,9 +99,9 @@ fn stop_before_outcomes(
     meanwhile: impl FnOnce() + Send + 'static,
 ) -> Result<u64, Violation> {
     // The bytes of the duplicate are compared at that moment.
-    let change = VolumeChange {
+    let change = SettingsChange {
         verify: Some(true),
-        ..VolumeChange::default()
+        ..SettingsChange::default()
     };
     rig.store.set_volume(&name(0), &change).unwrap();
     rig.write(0, 16, &[40, 41, 3])?;
@@ -444,10 +445,10 @@ fn claims_end_at_their_limit() {
         world.store.claim_fingerprints_max(),
     );
     assert_eq!((most, known), (65_536, 16_384));
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(70_000 * BLOCK).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(70_000 * BLOCK)
-    };
+        ..VolumeSettings::default()
+    });
     world.store.create_volume("a", &options).unwrap();
     let volume = world.store.volume("a").unwrap();
     volume.write(0, &blocks([1]), Blocking::Yes).unwrap();

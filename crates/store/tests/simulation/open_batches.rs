@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
 use onefold_format::OpenBatchHead;
-use onefold_store::{Blocking, CreateOptions, IndexKind, Ready, VolumeOptions};
+use onefold_store::{Blocking, CreateOptions, IndexKind, Ready, VolumeOptions, VolumeSettings};
 
 use crate::common::{BLOCK, MIB, newest_root, pool_of};
 use crate::crash::Recovery;
@@ -65,10 +65,10 @@ fn without_index(world: &World) -> Step {
 /// The finder settles the blocks of one segment and fails to read the next segment's blocks.
 fn settled_in_part(index: IndexKind, nth: u64) -> Result<bool, Stop> {
     let (world, wide) = pool(index)?;
-    world.create_volume_as(&VolumeOptions {
+    world.create_volume_as(&VolumeOptions::new(4 * MIB).with(VolumeSettings {
         verify: true,
-        ..VolumeOptions::new(4 * MIB)
-    })?;
+        ..VolumeSettings::default()
+    }))?;
     let id = world.volume_ids()[1];
     world.write(id, 3 * MIB, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(id, Ready::All, 9)?;

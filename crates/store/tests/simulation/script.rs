@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Ready, Store, StoreErrorKind, VolumeOptions,
+    Blocking, CreateOptions, IndexKind, Ready, Store, StoreErrorKind, VolumeOptions, VolumeSettings,
 };
 
 use crate::common::{BLOCK, LITTLE_MEMORY, MIB, assert_clean, new_volume, open, pool_of};
@@ -64,8 +64,10 @@ fn sharing(world: &Arc<World>) -> Step {
     for domain in ["default", "default", "other"] {
         world.create_volume_as(&VolumeOptions {
             domain: domain.to_owned(),
-            verify: domain == "other",
-            ..VolumeOptions::new(MIB)
+            ..VolumeOptions::new(MIB).with(VolumeSettings {
+                verify: domain == "other",
+                ..VolumeSettings::default()
+            })
         })?;
     }
     let ids = world.volume_ids();

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, IndexKind, Ready, Scarcity, StoreError, Volume,
-    VolumeChange, VolumeOptions,
+    Blocking, CreateOptions, DedupMode, IndexKind, Ready, Scarcity, SettingsChange, StoreError,
+    Volume, VolumeOptions, VolumeSettings,
 };
 
 use crate::common::{KINDS, MIB};
@@ -146,10 +146,10 @@ impl World {
     fn fill_log(&self) -> Step {
         let block_size = self.state().block_size;
         let len = (256 * block_size).min(MIB);
-        self.create_volume_as(&VolumeOptions {
+        self.create_volume_as(&VolumeOptions::new(len).with(VolumeSettings {
             verify: self.must_verify(),
-            ..VolumeOptions::new(len)
-        })?;
+            ..VolumeSettings::default()
+        }))?;
         let id = self.volume_ids()[0];
         let rounds = 256 * 1024 / (len / block_size / 2 * 48 + 600);
         for _ in 0..rounds + 2 {
@@ -163,10 +163,12 @@ impl World {
     /// Changes more segments than an opening with less memory may keep.
     fn spread(&self) -> Step {
         let block_size = self.state().block_size;
-        self.create_volume_as(&VolumeOptions {
-            verify: self.must_verify(),
-            ..VolumeOptions::new(512 * 512 * block_size)
-        })?;
+        self.create_volume_as(
+            &VolumeOptions::new(512 * 512 * block_size).with(VolumeSettings {
+                verify: self.must_verify(),
+                ..VolumeSettings::default()
+            }),
+        )?;
         let id = self.volume_ids()[0];
         for n in 0..self.draw(|random| random.between(250, 500)) {
             self.write(
@@ -513,14 +515,17 @@ impl World {
         let (other_domain, verify) = self.draw(|random| (random.one_in(4), random.one_in(3)));
         let has_hash_cache = self.draw(|random| random.one_in(2));
         let verify = verify || self.must_verify();
-        VolumeOptions {
+        let settings = VolumeSettings {
             dedup: self.draw_mode(),
             min_run: self.draw_min_run(),
-            domain: if other_domain { "other" } else { "default" }.to_owned(),
             verify,
             cold_passes: self.draw(|random| random.between(1, 3)) as u8,
             hash_cache_bytes: if has_hash_cache { HASH_CACHE_BYTES } else { 0 },
-            ..VolumeOptions::new(self.draw_size())
+            ..VolumeSettings::default()
+        };
+        VolumeOptions {
+            domain: if other_domain { "other" } else { "default" }.to_owned(),
+            ..VolumeOptions::new(self.draw_size()).with(settings)
         }
     }
 
@@ -740,7 +745,7 @@ impl World {
             });
             Some(blocks * block_size)
         };
-        let change = VolumeChange {
+        let change = SettingsChange {
             dedup: Some(self.draw_mode()),
             min_run: Some(self.draw_min_run()),
             verify: Some(verify || self.must_verify()),
@@ -748,7 +753,7 @@ impl World {
             hash_cache_bytes: Some(hash_cache),
             quota_bytes: draw_blocks(1500),
             reservation_bytes: draw_blocks(100),
-            ..VolumeChange::default()
+            ..SettingsChange::default()
         };
         self.set_volume(id, &change)
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
 use onefold_store::{
-    BatchReport, Blocking, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity, Store,
-    StoreError, StoreErrorKind, VolumeChange,
+    BatchReport, Blocking, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity,
+    SettingsChange, Store, StoreError, StoreErrorKind,
 };
 
 use crate::crash::Found;
@@ -208,7 +208,7 @@ impl World {
     }
 
     /// Changes how a volume is deduplicated.
-    pub(crate) fn set_volume(&self, id: u64, change: &VolumeChange) -> Step {
+    pub(crate) fn set_volume(&self, id: u64, change: &SettingsChange) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
         let what = format!("set {id} to {change:?}");
         self.trace(|| what.clone());
@@ -434,9 +434,9 @@ impl World {
         self.go_on_shrinking()?;
         // The finder leaves blocks private if it could keep no others in their place.
         for id in self.volume_ids() {
-            let nothing = VolumeChange {
+            let nothing = SettingsChange {
                 reservation_bytes: Some(0),
-                ..VolumeChange::default()
+                ..SettingsChange::default()
             };
             self.set_volume(id, &nothing)?;
         }

@@ -3,7 +3,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
-use onefold_store::{Blocking, StoreError, StoreErrorKind, VolumeOptions};
+use onefold_store::{Blocking, StoreError, StoreErrorKind, VolumeOptions, VolumeSettings};
 
 use crate::common::{BLOCK, MIB};
 use crate::full::{fill, is_refused};
@@ -30,7 +30,7 @@ impl World {
         let stat = self.store().volume_stat(&name).ok()?;
         Some(Quota {
             mapped: stat.mapped_blocks,
-            most: match stat.quota_bytes {
+            most: match stat.settings.quota_bytes {
                 0 => u64::MAX,
                 bytes => bytes / block_size,
             },
@@ -79,10 +79,10 @@ impl World {
 /// Two writes need the rest of a quota, one in the middle of the other.
 pub(crate) fn quota_wanted_twice(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume_as(&VolumeOptions {
+    world.create_volume_as(&VolumeOptions::new(MIB).with(VolumeSettings {
         quota_bytes: 32 * BLOCK,
-        ..VolumeOptions::new(MIB)
-    })?;
+        ..VolumeSettings::default()
+    }))?;
     let id = world.volume_ids()[0];
     world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
@@ -96,10 +96,10 @@ pub(crate) fn quota_wanted_twice(seed: u64) -> Step {
 /// One volume has reserved blocks, another one takes all that it gets, and the first needs its own.
 pub(crate) fn reserved_then_wanted(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume_as(&VolumeOptions {
+    world.create_volume_as(&VolumeOptions::new(MIB).with(VolumeSettings {
         reservation_bytes: 64 * BLOCK,
-        ..VolumeOptions::new(MIB)
-    })?;
+        ..VolumeSettings::default()
+    }))?;
     let (a, b) = (world.volume_ids()[0], world.new_volume(8 * MIB)?);
     fill(&world, b, 0)?;
     let wanted = || world.write(a, 0, 64 * BLOCK, Fill::Data, Blocking::Yes);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_store::{
-    Blocking, DedupMode, IndexKind, InlineStat, OpenOptions, Store, VolumeOptions,
+    Blocking, DedupMode, IndexKind, InlineStat, OpenOptions, Store, VolumeOptions, VolumeSettings,
 };
 
 use crate::common::{
@@ -56,11 +56,11 @@ fn expected(index: IndexKind) -> InlineStat {
 fn each_filter_answers_for_its_blocks() {
     for index in KINDS {
         let store = pool(index);
-        let options = VolumeOptions {
+        let options = VolumeOptions::new(MIB).with(VolumeSettings {
             dedup: DedupMode::Inline,
             hash_cache_bytes: MIB,
-            ..VolumeOptions::new(MIB)
-        };
+            ..VolumeSettings::default()
+        });
         store.create_volume("v", &options).unwrap();
         let volume = store.volume("v").unwrap();
         write(&volume, 0, [1, 2, 3, 0, 9, 0]);
@@ -98,10 +98,10 @@ fn each_filter_answers_for_its_blocks() {
 #[test]
 fn an_index_is_replaced_beside_writes_in_line() {
     let store = pool(IndexKind::Btree);
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     store.create_volume("inline", &options).unwrap();
     let volume = store.volume("inline").unwrap();
     let done = AtomicBool::new(false);
@@ -139,10 +139,10 @@ fn a_block_that_becomes_bad_after_the_lookup_is_no_hit() {
     let base = new_volume(&world, "base", MIB);
     write(&base, 0, [1]);
     dedup(&world, &base);
-    let options = VolumeOptions {
+    let options = VolumeOptions::new(MIB).with(VolumeSettings {
         dedup: DedupMode::Inline,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     world.create_volume("inline", &options).unwrap();
     let inline = world.volume("inline").unwrap();
     let place = place_of(&world.engine, 16 * MIB, 1);

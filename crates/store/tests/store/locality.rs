@@ -144,8 +144,8 @@ proptest! {
         let world = pool();
         base(&world);
         let volume = volume_with(&world, "v", |options| {
-            options.min_run = min_run;
-            options.dedup = if inline { DedupMode::Inline } else { DedupMode::Offline };
+            options.settings.min_run = min_run;
+            options.settings.dedup = if inline { DedupMode::Inline } else { DedupMode::Offline };
         });
         let contents = contents(&parts, OWN);
         let all = contents.len() as u64;
@@ -186,8 +186,8 @@ proptest! {
         let world = pool();
         let base = base(&world);
         let volume = volume_with(&world, "v", |options| {
-            options.quota_bytes = COMMON * BLOCK;
-            options.hash_cache_bytes = MIB;
+            options.settings.quota_bytes = COMMON * BLOCK;
+            options.settings.hash_cache_bytes = MIB;
         });
         let contents = contents(&parts, OWN);
         let all = contents.len() as u64;
@@ -391,7 +391,7 @@ fn blocks_that_are_reserved_for_others_are_left_to_them() {
     let spare = stat.free_blocks - stat.reserve_blocks;
     volume_with(&world, "other", |options| {
         options.size_bytes = 64 * MIB;
-        options.reservation_bytes = (spare - 100) * BLOCK;
+        options.settings.reservation_bytes = (spare - 100) * BLOCK;
     });
     assert_eq!(plan(&world, "v", None).available_blocks, 100);
     assert_eq!(unshare(&world, "v", None), Err(StoreErrorKind::NoSpace));

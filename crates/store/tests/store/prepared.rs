@@ -161,7 +161,7 @@ fn in_line_only_what_is_found_needs_no_device() {
     let base = new_volume(&world, "base", MIB);
     write(&base, 0, 1..4);
     dedup(&world, &base);
-    let volume = volume_with(&world, |options| options.dedup = DedupMode::Inline);
+    let volume = volume_with(&world, |options| options.settings.dedup = DedupMode::Inline);
     write(&volume, 0, 11..21);
     let found = volume.write_or_prepare(0, &blocks([1, 2]));
     assert!(matches!(found, Ok(None)), "hits are taken at once");
@@ -178,7 +178,7 @@ fn in_line_only_what_is_found_needs_no_device() {
 fn the_hash_cache_has_what_was_written_and_nothing_of_what_failed() {
     for seed in 0..20 {
         let world = pool(seed);
-        let volume = volume_with(&world, |options| options.hash_cache_bytes = MIB);
+        let volume = volume_with(&world, |options| options.settings.hash_cache_bytes = MIB);
         let other = new_volume(&world, "other", MIB);
         write(&volume, 0, 1..5);
         write(&other, 0, 1..3);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, IndexKind, Lba, Ready, Store, Volume, VolumeChange,
+    Blocking, CreateOptions, DedupMode, IndexKind, Lba, Ready, SettingsChange, Store, Volume,
     VolumeOptions,
 };
 
@@ -87,7 +87,9 @@ fn equal_blocks_are_stored_once_across_volumes() {
 fn the_hash_cache_spares_reading_what_was_written() {
     for kind in KINDS {
         let world = pool(kind);
-        let a = volume_with(&world, "a", |options| options.hash_cache_bytes = MIB);
+        let a = volume_with(&world, "a", |options| {
+            options.settings.hash_cache_bytes = MIB
+        });
         let b = volume(&world, "b");
         write(&b, 0, 1..301);
         dedup(&world, &b);
@@ -106,9 +108,9 @@ fn the_hash_cache_spares_reading_what_was_written() {
         // Off, then on again: its content is forgotten.
         write(&a, 0, 3001..3011);
         let set = |bytes| {
-            let change = VolumeChange {
+            let change = SettingsChange {
                 hash_cache_bytes: Some(bytes),
-                ..VolumeChange::default()
+                ..SettingsChange::default()
             };
             world.set_volume("a", &change).unwrap();
         };
@@ -129,7 +131,9 @@ fn the_hash_cache_spares_reading_what_was_written() {
 fn the_hash_cache_forgets_a_block_whose_rewrite_failed() {
     for seed in 0..20 {
         let world = seeded_pool(IndexKind::Btree, seed);
-        let a = volume_with(&world, "a", |options| options.hash_cache_bytes = MIB);
+        let a = volume_with(&world, "a", |options| {
+            options.settings.hash_cache_bytes = MIB
+        });
         let b = volume(&world, "b");
         write(&a, 0, 1..3);
         write(&b, 0, 1..3);
@@ -269,18 +273,18 @@ fn only_cold_blocks_are_taken_when_asked_for() {
 fn settings_change_online_and_survive() {
     let world = pool(IndexKind::Btree);
     volume(&world, "a");
-    let change = VolumeChange {
+    let change = SettingsChange {
         dedup: Some(DedupMode::Off),
         cold_passes: Some(5),
-        ..VolumeChange::default()
+        ..SettingsChange::default()
     };
     world.set_volume("a", &change).unwrap();
     let world = power_loss(world);
-    let options = world.volume("a").unwrap().options();
-    assert_eq!((options.dedup, options.cold_passes), (DedupMode::Off, 5));
-    let change = VolumeChange {
+    let settings = world.volume("a").unwrap().settings();
+    assert_eq!((settings.dedup, settings.cold_passes), (DedupMode::Off, 5));
+    let change = SettingsChange {
         cold_passes: Some(0),
-        ..VolumeChange::default()
+        ..SettingsChange::default()
     };
     assert!(world.set_volume("a", &change).is_err());
 }

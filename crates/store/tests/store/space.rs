@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, MetadataExport, Pba, Scrub, Store, StoreErrorKind, Volume,
-    VolumeChange, WhenFull,
+    Blocking, CreateOptions, IndexKind, MetadataExport, Pba, Scrub, SettingsChange, Store,
+    StoreErrorKind, Volume, WhenFull,
 };
 
 use crate::common::{
@@ -153,9 +153,9 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
         dedup(&world, &a);
         let b = filled(&world, "b", BLOCKS, 1);
         // Bytes are compared once the index has counted the items.
-        let verify = VolumeChange {
+        let verify = SettingsChange {
             verify: Some(true),
-            ..VolumeChange::default()
+            ..SettingsChange::default()
         };
         world.set_volume("b", &verify).unwrap();
         let looks = Arc::new(AtomicU64::new(0));

@@ -5,7 +5,8 @@ use std::thread;
 
 use onefold_engine::simulated::CrashKind;
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, StoreErrorKind, VolumeChange, VolumeOptions, VolumeStat,
+    Blocking, CreateOptions, DedupMode, SettingsChange, StoreErrorKind, VolumeOptions,
+    VolumeSettings, VolumeStat,
 };
 
 use crate::common::{self, BLOCK, MEMORY, MIB, blocks, pool_of, snapshot};
@@ -42,19 +43,19 @@ impl World {
     }
 
     fn volume(&self, name: &str, quota: u64, reservation: u64) {
-        let options = VolumeOptions {
+        let options = VolumeOptions::new(16 * MIB).with(VolumeSettings {
             quota_bytes: quota * BLOCK,
             reservation_bytes: reservation * BLOCK,
-            ..VolumeOptions::new(16 * MIB)
-        };
+            ..VolumeSettings::default()
+        });
         self.store.create_volume(name, &options).unwrap();
     }
 
     fn set(&self, name: &str, quota: Option<u64>, reservation: Option<u64>) -> StoreErrorKind {
-        let change = VolumeChange {
+        let change = SettingsChange {
             quota_bytes: quota.map(|blocks| blocks * BLOCK),
             reservation_bytes: reservation.map(|blocks| blocks * BLOCK),
-            ..VolumeChange::default()
+            ..SettingsChange::default()
         };
         let set = self.store.set_volume(name, &change);
         // A success is as good as any kind that this cannot be.
@@ -159,7 +160,10 @@ fn a_quota_counts_what_is_shared_and_a_clone_has_none() {
     assert_eq!(world.write("a", 50, 7), Err(StoreErrorKind::QuotaReached));
     world.store.clone_volume("a", "c").unwrap();
     assert_eq!(
-        (world.stat("c").quota_bytes, world.stat("c").mapped_blocks),
+        (
+            world.stat("c").settings.quota_bytes,
+            world.stat("c").mapped_blocks
+        ),
         (0, 0)
     );
     world.write("c", 0, 8).unwrap();
@@ -283,15 +287,15 @@ fn nothing_is_promised_twice() {
     let world = World::new();
     world.volume("a", 0, 1000);
     world.volume("b", 0, FREE - 1000);
-    let too_much = VolumeOptions {
+    let too_much = VolumeOptions::new(MIB).with(VolumeSettings {
         reservation_bytes: BLOCK,
-        ..VolumeOptions::new(MIB)
-    };
+        ..VolumeSettings::default()
+    });
     let error = world.store.create_volume("c", &too_much).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NoSpace, "{error}");
     assert!(world.store.volume("c").is_err());
     assert_eq!(world.set("a", None, Some(1001)), StoreErrorKind::NoSpace);
-    assert_eq!(world.stat("a").reservation_bytes, 1000 * BLOCK);
+    assert_eq!(world.stat("a").settings.reservation_bytes, 1000 * BLOCK);
     // Nor can a pool shrink below its kept blocks.
     let error = world
         .store
@@ -313,12 +317,12 @@ fn nothing_is_promised_twice() {
     let world = world.crash();
     assert_eq!(world.store.stat().unwrap().reserved_unused_blocks, FREE);
     for (quota, reservation) in [(100, 0), (0, 4095), (1 << 61, 0), (0, 1 << 61)] {
-        let options = VolumeOptions {
+        let options = VolumeOptions::new(MIB).with(VolumeSettings {
             quota_bytes: quota,
             reservation_bytes: reservation,
             dedup: DedupMode::Off,
-            ..VolumeOptions::new(MIB)
-        };
+            ..VolumeSettings::default()
+        });
         let error = world.store.create_volume("e", &options).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
     }

@@ -12,7 +12,7 @@ use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
     IndexKind, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber,
     Pba, PoolId, QueueElement, Root, ScrubProgress, Secret, Superblock, TreeRoot, VolumeId,
-    VolumeRecord, VolumeState, WhenFull,
+    VolumeRecord, VolumeSettings, VolumeState, WhenFull,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -408,16 +408,13 @@ fn empty_volume() -> VolumeRecord {
         created_unix_seconds: 0,
         map: TreeRoot::default(),
         name: "a".to_owned(),
-        dedup: DedupMode::Off,
         domain: DomainId(0),
         domain_name: "a".to_owned(),
-        verify: false,
-        cold_passes: 0,
-        interval_seconds: 0,
-        min_run: 1,
-        hash_cache_bytes: 0,
-        quota_bytes: 0,
-        reservation_bytes: 0,
+        settings: VolumeSettings {
+            cold_passes: 0,
+            interval_seconds: 0,
+            ..VolumeSettings::of_mode(DedupMode::Off)
+        },
         counts: LayerCounts::default(),
     }
 }
@@ -469,7 +466,10 @@ fn volume_record_document() {
     let trials = vec![
         ("kind", Trial::Is(vec![1])),
         ("state", whole(&|record| record.state = VolumeState::Ready)),
-        ("dedup", whole(&|record| record.dedup = DedupMode::Offline)),
+        (
+            "dedup",
+            whole(&|record| record.settings.dedup = DedupMode::Offline),
+        ),
         ("name len", Trial::Is(vec![63])),
         ("domain", part(&|record| record.domain = DomainId(u16::MAX))),
         ("volume", whole(&|record| record.id = VolumeId(u64::MAX))),
@@ -480,13 +480,16 @@ fn volume_record_document() {
             whole(&|record| record.created_unix_seconds = u64::MAX),
         ),
         ("map", part(&|record| record.map = full_tree())),
-        ("flags", whole(&|record| record.verify = true)),
+        ("flags", whole(&|record| record.settings.verify = true)),
         ("domain name len", Trial::Is(vec![62])),
-        ("cold passes", whole(&|record| record.cold_passes = u8::MAX)),
-        ("min run", whole(&|record| record.min_run = 256)),
+        (
+            "cold passes",
+            whole(&|record| record.settings.cold_passes = u8::MAX),
+        ),
+        ("min run", whole(&|record| record.settings.min_run = 256)),
         (
             "interval",
-            whole(&|record| record.interval_seconds = u32::MAX),
+            whole(&|record| record.settings.interval_seconds = u32::MAX),
         ),
         ("private", whole(&|record| record.counts.private = ALL)),
         (
@@ -494,13 +497,19 @@ fn volume_record_document() {
             whole(&|record| record.counts.unshareable = ALL),
         ),
         ("shared", whole(&|record| record.counts.shared = ALL)),
-        ("cache", whole(&|record| record.hash_cache_bytes = u64::MAX)),
+        (
+            "cache",
+            whole(&|record| record.settings.hash_cache_bytes = u64::MAX),
+        ),
         ("below", whole(&|record| record.below = Some(LayerId(ALL)))),
         ("snapshot of", snapshot_of),
-        ("quota", whole(&|record| record.quota_bytes = u64::MAX)),
+        (
+            "quota",
+            whole(&|record| record.settings.quota_bytes = u64::MAX),
+        ),
         (
             "reservation",
-            whole(&|record| record.reservation_bytes = u64::MAX),
+            whole(&|record| record.settings.reservation_bytes = u64::MAX),
         ),
         ("name", part(&|record| record.name = "b".to_owned())),
         (

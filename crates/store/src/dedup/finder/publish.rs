@@ -33,7 +33,7 @@ impl Pool {
     /// Step 1. Returns whether the volume's end was reached.
     pub(super) fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
         let layer = &volume.layer();
-        let cold_passes = volume.options().cold_passes;
+        let cold_passes = volume.settings().cold_passes;
         let number = self.journal.metadata()?.batches().next_number();
         let sharable = self.journal.sharable(&layer.space_limits)?;
         if sharable == 0 {
