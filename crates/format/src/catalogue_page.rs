@@ -60,7 +60,8 @@ pub const MIN_RUN: RangeInclusive<u16> = 1..=256;
 /// Allowed values of [`VolumeSettings::hash_cache_bytes`], up to more than a machine has memory.
 pub const HASH_CACHE_BYTES: RangeInclusive<u64> = 0..=1 << 40;
 
-/// Allowed quotas and reservations in bytes, up to more than a pool can have.
+/// Allowed quotas and reservations in bytes, up to more than a pool can have. The store takes only
+/// multiples of the pool's block size.
 pub const SPACE_LIMIT_BYTES: RangeInclusive<u64> = 0..=1 << 60;
 
 /// The default hash cache of an in-line volume: the slots of 2.6 GiB of blocks of 4 KiB.

@@ -9,9 +9,11 @@
 
 mod arguments;
 mod commands;
+mod context;
 mod control;
 mod daemon;
 mod descriptors;
+mod foreground;
 mod http;
 mod image;
 mod limits;

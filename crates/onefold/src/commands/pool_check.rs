@@ -1,7 +1,7 @@
 //! `onefold pool check`
 
-use super::Context;
-use super::foreground::end_when_interrupted;
+use crate::context::Context;
+use crate::foreground::end_when_interrupted;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{ErrorKind, Result};

@@ -1,6 +1,6 @@
 //! `onefold pool create`
 
-use super::{Context, parse_size};
+use crate::context::Context;
 use crate::output::Render;
 use crate::overwriting::Overwritten;
 use crate::pool::place::PoolPlace;
@@ -28,7 +28,7 @@ pub(super) struct Args {
     place: OsString,
 
     /// The most data that the pool can hold, rounded up to whole blocks [default: 100G, or all of a device].
-    #[arg(long, value_parser = parse_size)]
+    #[arg(long, value_parser = size::parse)]
     size: Option<u64>,
 
     /// Store the blocks in a new file elsewhere, or on a block device.
@@ -44,7 +44,7 @@ pub(super) struct Args {
     index: IndexKind,
 
     /// Size of the log; a larger log makes checkpoints rarer and recovery longer.
-    #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "32M")]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE", default_value = "32M")]
     log_size: u64,
 
     /// Overwrite the device given by --data.

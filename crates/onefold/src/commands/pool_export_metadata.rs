@@ -1,8 +1,8 @@
 //! `onefold pool export-metadata`
 
-use super::Context;
 use super::copy_out::receive;
-use super::foreground::interruption;
+use crate::context::Context;
+use crate::foreground::interruption;
 use crate::image::writer::ImageWriter;
 use crate::progress::Progress;
 use onefold_api::Result;

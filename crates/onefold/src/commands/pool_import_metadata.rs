@@ -1,6 +1,6 @@
 //! `onefold pool import-metadata`
 
-use super::Context;
+use crate::context::Context;
 use crate::output::Render;
 use crate::pool::restoration::Restoration;
 use crate::pool::{self, Opening};

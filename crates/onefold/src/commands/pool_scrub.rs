@@ -1,7 +1,7 @@
 //! `onefold pool scrub`
 
 use super::pool_check::FOUND_DAMAGE;
-use super::{Bar, Context};
+use crate::context::{Bar, Context};
 use onefold_api::{PoolBadBlocks, PoolScrub, Result};
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! `onefold serve`
 
-use super::{Context, parse_size};
 use crate::arguments::parse_duration;
+use crate::context::Context;
 use crate::daemon::{self, ServeOptions};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use onefold_api::size;
@@ -32,7 +32,7 @@ pub(super) struct Args {
     cache: Cache,
 
     /// Memory limit for all caches and requests together [default: 512M].
-    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     memory: Option<u64>,
 
     /// Latency budget for guests' requests while duplicates are searched: if more than 1 % of the requests

@@ -1,6 +1,6 @@
 //! `onefold snapshot diff`
 
-use super::Context;
+use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::diff::{Totals, heading};
 use crate::session::Session;

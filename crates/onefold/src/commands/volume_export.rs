@@ -1,8 +1,8 @@
 //! `onefold volume export`
 
-use super::Context;
 use super::copy_out::receive;
-use super::foreground::interruption;
+use crate::context::Context;
+use crate::foreground::interruption;
 use crate::image::ImageFormat;
 use crate::image::writer::{ImageWriter, check_device, is_block_device};
 use crate::overwriting::Overwritten;

@@ -1,12 +1,13 @@
 //! `onefold volume import`
 
-use super::foreground::end_when_interrupted;
-use super::{Context, parse_size};
+use crate::context::Context;
+use crate::foreground::end_when_interrupted;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, ImageReader};
 use crate::progress::Progress;
 use onefold_api::NewVolumeOptions;
 use onefold_api::Result;
+use onefold_api::size;
 use onefold_api::transfer::VolumeImport;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,7 +30,7 @@ pub(super) struct Args {
     allow_backing: bool,
 
     /// Exact size of an image that comes through a pipe.
-    #[arg(long, value_parser = parse_size)]
+    #[arg(long, value_parser = size::parse)]
     size: Option<u64>,
 
     #[command(flatten)]

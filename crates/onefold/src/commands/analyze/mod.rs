@@ -6,9 +6,9 @@ mod tables;
 
 use self::reply::{EstimateReply, Reply};
 use self::tables::TableFolder;
-use super::foreground::{self, random_seed};
 use super::html::PageFile;
-use super::{Context, parse_size};
+use crate::context::Context;
+use crate::foreground::{self, random_seed};
 use crate::image::ImageFormat;
 use crate::image::writer::TextFile;
 use crate::output::Output;
@@ -95,7 +95,7 @@ pub(super) struct Args {
 
     /// Memory for the table of chunks; the rest goes to a temporary file. The sample of an estimate must fit
     /// in memory.
-    #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE", default_value = "256M")]
     memory: u64,
 }
 

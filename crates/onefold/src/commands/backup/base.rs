@@ -4,7 +4,7 @@
 use super::identity::FoundDisk;
 use super::link::Link;
 use super::repository_error;
-use crate::commands::foreground::random_seed;
+use crate::foreground::random_seed;
 use crate::output::Output;
 use crate::session::Session;
 use onefold_api::{

@@ -8,9 +8,10 @@ use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
 use super::wanted::Wanted;
 use super::{
-    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
+    LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
     parse_memory, reporting, repository_error, threads,
 };
+use crate::context::Context;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, open_image};
 use crate::output::Render;

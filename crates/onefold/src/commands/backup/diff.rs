@@ -1,6 +1,7 @@
 //! `onefold backup diff`
 
-use super::{BackupName, Context, RepositoryArgs, backup_error};
+use super::{BackupName, RepositoryArgs, backup_error};
+use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::diff::{Totals, heading, rows};
 use onefold_api::{DiffContent, DiffExtent, Error, Result};

@@ -3,9 +3,9 @@
 use super::clock::steps_back;
 use super::retention::{Candidate, Rules};
 use super::{
-    ASIDE_BYTES, BackupName, Context, Opened, RepositoryArgs, find_source, name_damaged,
-    repository_error,
+    ASIDE_BYTES, BackupName, Opened, RepositoryArgs, find_source, name_damaged, repository_error,
 };
+use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Error, Result, size};

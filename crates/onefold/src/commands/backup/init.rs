@@ -1,6 +1,7 @@
 //! `onefold backup init`
 
-use super::{ASIDE_BYTES, Context, RepositoryArgs, now_unix_seconds, repository_error};
+use super::{ASIDE_BYTES, RepositoryArgs, now_unix_seconds, repository_error};
+use crate::context::Context;
 use crate::output::Render;
 use onefold_api::{Error, Result, size};
 use onefold_format::backup::Writers;

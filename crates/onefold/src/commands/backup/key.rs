@@ -1,6 +1,7 @@
 //! `onefold backup key`
 
-use super::{Context, RepositoryArgs, now_unix_seconds, repository_error, secret};
+use super::{RepositoryArgs, now_unix_seconds, repository_error, secret};
+use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::utc;
 use clap::Subcommand;

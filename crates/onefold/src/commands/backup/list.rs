@@ -1,8 +1,9 @@
 //! `onefold backup list`
 
 use super::identity::OriginReply;
-use super::{Context, RepositoryArgs, find_source, name_damaged, repository_error};
+use super::{RepositoryArgs, find_source, name_damaged, repository_error};
 use crate::commands::pool_check::FOUND_DAMAGE;
+use crate::context::Context;
 use crate::output::{Render, one_line};
 use crate::rendering::utc;
 use onefold_api::{Result, size};

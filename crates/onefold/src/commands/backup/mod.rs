@@ -30,8 +30,8 @@ mod stat;
 mod verify;
 mod wanted;
 
-use super::Context;
 use super::pool_check::FOUND_DAMAGE;
+use crate::context::Context;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::{Error, ErrorKind, Result, size};

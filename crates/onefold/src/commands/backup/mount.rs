@@ -1,11 +1,9 @@
 //! `onefold backup mount`: backups as read-only NBD exports, directly from the repository.
 
-use super::{
-    BackupName, Context, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, repository_error,
-};
-use crate::commands::foreground::stop_when_interrupted;
-use crate::commands::parse_size;
+use super::{BackupName, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, repository_error};
+use crate::context::Context;
 use crate::daemon::log_to_stderr;
+use crate::foreground::stop_when_interrupted;
 use onefold_api::{Error, Result, size};
 use onefold_backup::{BackupError, BlockReader, Difference, LostBlocks, Restore};
 use onefold_format::backup::{BackupNumber, SourceId};
@@ -49,7 +47,7 @@ pub(in crate::commands) struct Args {
 
     /// Memory for cached blocks, at least 8 MiB. Clients and their requests take as much again; 64 MiB are
     /// enough for 110 clients.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = MEMORY_DEFAULT)]
     memory: u64,
 }
 

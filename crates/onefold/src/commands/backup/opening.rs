@@ -2,8 +2,9 @@
 //! states whether it is encrypted, and this host remembers it.
 
 use super::host::{HostMemory, Known};
-use super::{Context, repository_error, secret};
-use crate::commands::foreground::interruption;
+use super::{repository_error, secret};
+use crate::context::Context;
+use crate::foreground::interruption;
 use crate::output::Output;
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_format::backup::{ObjectName, RepositoryId, SourceId};

@@ -1,10 +1,10 @@
 //! `onefold backup prune`
 
 use super::{
-    ASIDE_BYTES, Context, LEVEL_DEFAULT, Opened, RepositoryArgs, backup_error, find_source,
-    is_full, now_unix_seconds, reporting, repository_error,
+    ASIDE_BYTES, LEVEL_DEFAULT, Opened, RepositoryArgs, backup_error, find_source, is_full,
+    now_unix_seconds, reporting, repository_error,
 };
-use crate::commands::parse_size;
+use crate::context::Context;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Error, Result, size};
@@ -48,7 +48,7 @@ pub(in crate::commands) struct Args {
     wasted: u8,
 
     /// Maximum amount of pack data to read for repacking, per source.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     rewrite_max: Option<u64>,
 
     /// Minimum time between finding that no backup needs a popular block and removing it. [default: an hour

@@ -1,6 +1,7 @@
 //! `onefold backup remove`
 
-use super::{Context, RepositoryArgs, repository_error};
+use super::{RepositoryArgs, repository_error};
+use crate::context::Context;
 use crate::output::Render;
 use onefold_api::{Error, ErrorKind, Result, size};
 use onefold_repository::{KnownSource, Repository};

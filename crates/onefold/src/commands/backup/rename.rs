@@ -1,6 +1,7 @@
 //! `onefold backup rename`
 
-use super::{Context, RepositoryArgs, find_source, repository_error};
+use super::{RepositoryArgs, find_source, repository_error};
+use crate::context::Context;
 use crate::output::Render;
 use onefold_api::{Result, check_name};
 use onefold_format::backup::Label;

@@ -2,10 +2,10 @@
 
 use super::verify::{FindingReply, warn_if_not_remembered};
 use super::{
-    ASIDE_BYTES, Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, is_full, reporting,
-    repository_error,
+    ASIDE_BYTES, LEVEL_DEFAULT, RepositoryArgs, backup_error, is_full, reporting, repository_error,
 };
 use crate::commands::pool_check::FOUND_DAMAGE;
+use crate::context::Context;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Result, size};

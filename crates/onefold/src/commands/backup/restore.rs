@@ -3,10 +3,11 @@
 use super::into::{check_target, restore_into};
 use super::losses::{Losses, MapFile};
 use super::{
-    BackupName, Context, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error,
-    parse_memory, threads,
+    BackupName, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, parse_memory,
+    threads,
 };
-use crate::commands::foreground::interruption;
+use crate::context::Context;
+use crate::foreground::interruption;
 use crate::image::ImageFormat;
 use crate::image::writer::{Anywhere, ImageWriter, check_device, is_block_device};
 use crate::output::Render;

@@ -1,10 +1,11 @@
 //! `onefold backup share`
 
 use super::{
-    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, parse_memory, reporting,
+    LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, parse_memory, reporting,
     repository_error, threads,
 };
 use crate::commands::pool_check::FOUND_DAMAGE;
+use crate::context::Context;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Error, ErrorKind, Result, size};

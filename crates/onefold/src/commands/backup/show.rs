@@ -1,7 +1,8 @@
 //! `onefold backup show`
 
 use super::identity::OriginReply;
-use super::{BackupName, Context, RepositoryArgs, repository_error};
+use super::{BackupName, RepositoryArgs, repository_error};
+use crate::context::Context;
 use crate::output::{Render, one_line};
 use crate::rendering::utc;
 use onefold_api::{Result, size};

@@ -1,7 +1,8 @@
 //! `onefold backup stat`
 
 use super::identity::OriginReply;
-use super::{Context, RepositoryArgs, backup_error, name_damaged, repository_error};
+use super::{RepositoryArgs, backup_error, name_damaged, repository_error};
+use crate::context::Context;
 use crate::output::Render;
 use onefold_api::{Result, size};
 use onefold_backup::{Relatives, plan_share, relatives};

@@ -1,8 +1,9 @@
 //! `onefold backup verify`
 
-use super::{Context, RepositoryArgs, backup_error, find_source, reporting, repository_error};
-use crate::commands::foreground::interruption;
+use super::{RepositoryArgs, backup_error, find_source, reporting, repository_error};
 use crate::commands::pool_check::FOUND_DAMAGE;
+use crate::context::Context;
+use crate::foreground::interruption;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Result, size};

@@ -9,11 +9,12 @@ mod reply;
 use self::content::Content;
 use self::place::Place;
 use self::reply::Reply;
-use super::foreground::{random_seed, stop_when_interrupted, with_bar};
 use super::html::PageFile;
-use super::{Context, parse_size};
+use crate::context::Context;
+use crate::foreground::{random_seed, stop_when_interrupted, with_bar};
 use crate::output::Output;
 use crate::progress::Progress;
+use onefold_api::size;
 use onefold_api::{Error, Result};
 use onefold_workload::{
     Load, LoadProgress, Mode, Pattern, Share, Target, WorkloadError, inspect, run as run_load,
@@ -36,7 +37,7 @@ pub(super) struct Args {
     target: Place,
 
     /// Use only this much of the target, from its start. Also the size of a new file.
-    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: Option<u64>,
 
     /// Requests to send: write, read or mixed:READ_PERCENT. If there are reads, the target is filled first.
@@ -52,7 +53,7 @@ pub(super) struct Args {
     pattern: Pattern,
 
     /// Size of a request, in whole blocks. [default: one block]
-    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     request: Option<u64>,
 
     /// Number of concurrent jobs, each on its own part of the target.
@@ -78,7 +79,7 @@ pub(super) struct Args {
     distribution: PathBuf,
 
     /// Block size, instead of the block size of the distribution.
-    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     block_size: Option<u64>,
 
     /// Percentage of each block that is compressible.

@@ -17,7 +17,7 @@ const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Calls `stop` on SIGINT, SIGTERM or SIGHUP. `stop` returns whether the work was already stopping; then the
 /// process exits.
-pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) -> Result<()> {
+pub(crate) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) -> Result<()> {
     let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -60,7 +60,7 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
 }
 
 /// Ends the process on SIGINT, SIGTERM or SIGHUP, with a note on what happens to the unfinished work.
-pub(super) fn end_when_interrupted(output: &Output, rest: &'static str) -> Result<()> {
+pub(crate) fn end_when_interrupted(output: &Output, rest: &'static str) -> Result<()> {
     let output = *output;
     stop_when_interrupted(move || {
         if output.shows_progress() {
@@ -81,7 +81,7 @@ fn is_ignored(signal: SignalKind) -> bool {
 }
 
 /// A flag that becomes true when the user interrupts the work.
-pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
+pub(crate) fn interruption() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
     stop_when_interrupted(move || told.swap(true, Ordering::Relaxed))?;
@@ -89,7 +89,7 @@ pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
 }
 
 /// Runs `work`, and updates the bar from `state`, which returns the amount done and the total.
-pub(super) fn with_bar<T>(
+pub(crate) fn with_bar<T>(
     bar: &Progress,
     state: impl Fn() -> (u64, u64) + Send,
     work: impl FnOnce() -> T,
@@ -108,6 +108,6 @@ pub(super) fn with_bar<T>(
     })
 }
 
-pub(super) fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
