@@ -1,18 +1,15 @@
 //! Backups of volumes, snapshots and images, with a daemon and without.
 
-use crate::harness::{Daemon, Outcome, Scene, is_in_ceph, noise, overwrite, qemu_img, sparse_disk};
-use onefold_format::backup::{RepositoryObject, Sealing};
+use crate::harness::{Daemon, Scene, is_in_ceph, noise, overwrite, qemu_img, sparse_disk};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 
-const DISK_BYTES: usize = 8 << 20;
-const DATA: [(usize, usize); 3] = [(0, 1 << 20), (3 << 20, 5000), (DISK_BYTES - 4096, 4096)];
+pub(crate) const DISK_BYTES: usize = 8 << 20;
+pub(crate) const DATA: [(usize, usize); 3] =
+    [(0, 1 << 20), (3 << 20, 5000), (DISK_BYTES - 4096, 4096)];
 
-fn repository(scene: &mut Scene) -> String {
+pub(crate) fn repository(scene: &mut Scene) -> String {
     let passphrase = scene.secret("passphrase", b"a passphrase\nmore lines\n");
     scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
     let made = scene.json(&["backup", "init", "--passphrase-file", &passphrase]);
@@ -21,20 +18,20 @@ fn repository(scene: &mut Scene) -> String {
     passphrase
 }
 
-fn open_repository(scene: &mut Scene, name: &str) {
+pub(crate) fn open_repository(scene: &mut Scene, name: &str) {
     scene.use_open_repository(name);
     scene.ok(&["backup", "init"]);
 }
 
 /// The names in this kind of list.
-fn names(scene: &Scene, list: &[&str], kind: &str) -> Vec<String> {
+pub(crate) fn names(scene: &Scene, list: &[&str], kind: &str) -> Vec<String> {
     let list = scene.json(list);
     let list = list[kind].as_array().unwrap().iter();
     let name = |entry: &Value| entry["name"].as_str().unwrap().to_owned();
     list.map(name).collect()
 }
 
-fn snapshots(scene: &Scene) -> Vec<String> {
+pub(crate) fn snapshots(scene: &Scene) -> Vec<String> {
     names(scene, &["snapshot", "list"], "snapshots")
 }
 
@@ -45,7 +42,7 @@ pub(crate) fn backups(scene: &Scene) -> Vec<String> {
 /// Backs up a volume and checks that the backup has the volume's content. Returns how changes were found, and
 /// how much was read and was new.
 #[track_caller]
-fn backed_up(scene: &Scene, volume: &str, options: &[&str]) -> Value {
+pub(crate) fn backed_up(scene: &Scene, volume: &str, options: &[&str]) -> Value {
     let made = scene.json(&[&["backup", "create", volume], options].concat());
     let made = &made["backups"][0];
     let name = made["name"].as_str().unwrap();
@@ -57,6 +54,22 @@ fn backed_up(scene: &Scene, volume: &str, options: &[&str]) -> Value {
         made["read_bytes"],
         made["new_bytes"]
     ])
+}
+
+/// Files whose path contains this part.
+pub(crate) fn files_below(folder: &str, part: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = path.to_str().unwrap().to_owned();
+        if path.is_dir() {
+            found.extend(files_below(&text, part));
+        } else if text.contains(part) {
+            found.push(text);
+        }
+    }
+    found.sort();
+    found
 }
 
 #[test]
@@ -507,169 +520,6 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     assert!(backups(&scene).len() > known.len());
 }
 
-/// Scheduling classes, as in sched(7).
-const SCHED_OTHER: i32 = 0;
-const SCHED_IDLE: i32 = 5;
-
-/// A process's scheduling class.
-fn policy(process: u32) -> i32 {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    // The name, which may contain spaces, is in parentheses; the fields after it start with the third.
-    let (_, fields) = stat.rsplit_once(") ").unwrap();
-    fields.split(' ').nth(41 - 3).unwrap().parse().unwrap()
-}
-
-/// The names of a process's threads that may use only one processor.
-fn threads_on_one_processor(process: u32) -> Vec<String> {
-    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    let names = threads.flatten().filter_map(|thread| {
-        // The thread may have ended.
-        let status = fs::read_to_string(thread.path().join("status")).ok()?;
-        let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
-        let processors = field("Cpus_allowed_list:")?.trim();
-        let is_one = !processors.contains([',', '-']);
-        is_one.then(|| field("Name:").unwrap_or_default().trim().to_owned())
-    });
-    names.collect()
-}
-
-/// Whether a command writes to any source.
-fn is_lease_held(scene: &Scene) -> bool {
-    let sources = Path::new(&scene.path("repository")).join("sources");
-    let sources = fs::read_dir(sources).into_iter().flatten().flatten();
-    sources
-        .map(|source| source.path().join("writer"))
-        .any(|folder| fs::read_dir(folder).is_ok_and(|mut holders| holders.next().is_some()))
-}
-
-#[test]
-fn reading_for_a_backup_is_a_job_that_can_be_paused() {
-    let mut scene = Scene::new();
-    open_repository(&mut scene, "repository");
-    let data_bytes = (8 << 20) + 3 * 4096;
-    let mut content = noise(1, data_bytes);
-    content.resize(16 << 20, 0);
-    let image = scene.file("disk", &content);
-    scene.ok(&["volume", "import", "vm", &image]);
-    let other = scene.file("other", &noise(2, 1 << 20));
-    for _ in 0..2 {
-        scene.ok(&["backup", "create", &format!("other={other}")]);
-    }
-    let daemon = scene.daemon();
-    scene.ok(&["job", "pause", "copying"]);
-    let create = ["backup", "create", "vm"];
-    let mut child = scene.command(&create).spawn().unwrap();
-    let job = || {
-        let list = scene.json(&["job", "list"]);
-        let jobs = list["jobs"].as_array().unwrap().clone();
-        jobs.into_iter().find(|job| job["job"] == "copying")
-    };
-    // The command takes the lease before it reads. In the idle class this may take a while.
-    crate::harness::wait_until("the backup waits", || {
-        is_lease_held(&scene) && job().is_some_and(|job| job["state"] == "paused")
-    });
-    if std::thread::available_parallelism().unwrap().get() > 1 {
-        crate::harness::wait_until("one thread keeps to one processor", || {
-            threads_on_one_processor(daemon.pid()) == ["nbd-client-1"]
-        });
-    }
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    assert!(child.try_wait().unwrap().is_none());
-    assert_eq!(policy(child.id()), SCHED_IDLE);
-    assert_eq!(job().unwrap()["bytes"], 0);
-    // Other sources are pruned while the backup waits.
-    scene.ok(&["backup", "forget", "other@1", "--yes"]);
-    let prune = ["--format", "json", "backup", "prune", "--yes"];
-    let pruned = scene.run(&prune);
-    assert_eq!(pruned.code, Some(1), "{pruned:?}");
-    let pruned = pruned.json();
-    assert_eq!(pruned["sources"][0]["source"], "other");
-    assert!(
-        pruned["left"][0]
-            .as_str()
-            .unwrap()
-            .contains("'vm' is in use")
-    );
-    scene.ok(&["job", "resume", "copying"]);
-    let done = Outcome::of(child);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(
-        done.stderr.contains("onefold job resume copying"),
-        "{done:?}"
-    );
-    // New data is read twice, and blocks without data are not read at all.
-    assert_eq!(job().unwrap()["bytes"], 2 * data_bytes);
-    assert_eq!(backups(&scene), ["other@2", "vm@1"]);
-}
-
-#[test]
-fn a_snapshot_of_the_users_is_copied_after_guests_and_in_use_meanwhile() {
-    let mut scene = Scene::new();
-    open_repository(&mut scene, "repository");
-    let image = scene.file("disk", &noise(1, 8 << 20));
-    scene.ok(&["volume", "import", "vm", &image]);
-    scene.ok(&["snapshot", "create", "vm@mine"]);
-    let _daemon = scene.daemon();
-    scene.ok(&["job", "pause", "copying"]);
-    let create = ["backup", "create", "vm@mine"];
-    let child = scene.command(&create).spawn().unwrap();
-    let clients = || {
-        let snapshots = scene.json(&["snapshot", "list", "vm"]);
-        snapshots["snapshots"][0]["clients"]
-            .as_array()
-            .map(Vec::len)
-    };
-    crate::harness::wait_until("the backup is attached", || clients() == Some(1));
-    let delete = ["snapshot", "delete", "vm@mine", "--yes"];
-    scene.run(&delete).is_refusal(1, &["is attached to"]);
-    scene.ok(&["job", "resume", "copying"]);
-    let done = Outcome::of(child);
-    assert_eq!(done.code, Some(0), "{done:?}");
-    let list = scene.json(&["job", "list"]);
-    let jobs = list["jobs"].as_array().unwrap();
-    let copying = jobs.iter().find(|job| job["job"] == "copying").unwrap();
-    assert_eq!(copying["bytes"], 16 << 20);
-    assert_eq!(backups(&scene), ["vm@1"]);
-}
-
-#[test]
-fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
-    let mut scene = Scene::new();
-    open_repository(&mut scene, "repository");
-    let image = scene.file("disk", &noise(1, 64 << 20));
-    scene.ok(&["volume", "import", "vm", &image]);
-    let _daemon = scene.daemon();
-    scene.ok(&["volume", "create", "other", "--size", "1M"]);
-    let create = ["backup", "create", "vm", "--hurry"];
-    let mut first = scene.command(&create).spawn().unwrap();
-    let first_id = first.id().to_string();
-    while !is_lease_held(&scene) {
-        let ended = first.try_wait().unwrap();
-        assert!(ended.is_none(), "it ended before it was seen");
-    }
-    let signal = |name: &str| {
-        let sent = Command::new("kill").args([name, &first_id]).status();
-        assert!(sent.unwrap().success());
-    };
-    signal("-STOP");
-    assert_eq!(policy(first.id()), SCHED_OTHER);
-    // The command reports the first error and backs up the rest.
-    let second = scene.run(&["backup", "create", "other", "vm"]);
-    signal("-CONT");
-    let process = format!("process {first_id}");
-    assert_eq!(second.code, Some(1), "{second:?}");
-    for word in ["'vm' is in use by", &process, "backup create"] {
-        assert!(second.stderr.contains(word), "{second:?}");
-    }
-    assert!(first.wait().unwrap().success());
-    assert_eq!(backups(&scene), ["other@1", "vm@1"]);
-    assert_eq!(snapshots(&scene).len(), 2, "only the bases");
-    overwrite(&scene, "vm", 0, 9, 4096);
-    let made = backed_up(&scene, "vm", &[]);
-    assert_eq!(made, json!(["layers", 1, 4096, 4096]));
-    scene.ok(&["backup", "create", "other"]);
-}
-
 /// A deleted volume or a mistyped name does not affect other disks' backups, and leaves nothing behind.
 #[test]
 fn a_disk_that_is_not_there_costs_only_itself() {
@@ -752,130 +602,6 @@ fn one_damaged_object_costs_only_itself() {
         .map(|backup| backup["name"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["db@3", "db@4", "web@3", "web@4"]);
-}
-
-/// Files whose path contains this part.
-fn files_below(folder: &str, part: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let text = path.to_str().unwrap().to_owned();
-        if path.is_dir() {
-            found.extend(files_below(&text, part));
-        } else if text.contains(part) {
-            found.push(text);
-        }
-    }
-    found.sort();
-    found
-}
-
-/// Anybody who can write to the folder can replace the repository, or make it look unencrypted.
-#[test]
-fn a_secret_that_is_not_needed_is_refused() {
-    let mut scene = Scene::new();
-    let passphrase = repository(&mut scene);
-    let key = scene.secret("key", &[7; 32]);
-    let image = scene.file("disk", &noise(9, 1 << 20));
-    let web = format!("web={image}");
-    scene.ok(&["backup", "create", &web, "--passphrase-file", &passphrase]);
-    let object = Path::new(&scene.path("repository")).join("repository");
-    let known = RepositoryObject::decode(&fs::read(&object).unwrap()).unwrap();
-    let plain = RepositoryObject {
-        sealing: Sealing::Authenticated,
-        ..known
-    };
-    // Changing only one of the two objects is not accepted either.
-    fs::write(&object, plain.encode()).unwrap();
-    let create = ["backup", "create", &web, "--passphrase-file", &passphrase];
-    scene
-        .run(&create)
-        .is_refusal(1, &["contradict each other", "nothing was"]);
-    let copy = Path::new(&scene.path("repository")).join("keys/repository");
-    fs::write(&copy, plain.encode()).unwrap();
-    // A host that has used the repository before notices the change.
-    scene.set("ONEFOLD_STATE", scene.path("state-of-another-host"));
-    let secrets = [("--passphrase-file", &passphrase), ("--key-file", &key)];
-    for (option, file) in secrets {
-        for arguments in [
-            &["create", &web][..],
-            &["list"],
-            &["restore", "web@1", "-"],
-            &["stat"],
-            &["prune", "--yes"],
-        ] {
-            let all = [&["backup"], arguments, &[option, file.as_str()]].concat();
-            scene
-                .run(&all)
-                .is_refusal(2, &["not encrypted", "nothing was"]);
-        }
-    }
-}
-
-#[test]
-fn keys_are_added_and_removed_and_one_is_always_left() {
-    let mut scene = Scene::new();
-    let passphrase = repository(&mut scene);
-    let with_key = ["--passphrase-file", passphrase.as_str()];
-    let image = scene.file("disk", &noise(9, 1 << 20));
-    let web = format!("web={image}");
-    scene.ok(&[&["backup", "create", &web], &with_key[..]].concat());
-    let keys = |access: &[&str]| {
-        let list = scene.json(&[&["backup", "key", "list"], access].concat());
-        let list = list["keys"].as_array().unwrap().clone();
-        let key = |entry: &Value| {
-            (
-                entry["key"].as_str().unwrap().to_owned(),
-                entry["kind"].clone(),
-            )
-        };
-        list.iter().map(key).collect::<Vec<_>>()
-    };
-    let first = keys(&with_key);
-    let kinds: BTreeSet<_> = first.iter().map(|key| key.1.as_str().unwrap()).collect();
-    assert_eq!(kinds, BTreeSet::from(["passphrase", "recovery key"]));
-    let short = scene.secret("short", b" 31 bytes are not enough to use.\n");
-    let add = ["backup", "key", "add", "--new-key-file", &short];
-    scene
-        .run(&[&add[..], &with_key[..]].concat())
-        .is_refusal(2, &["31 bytes", "openssl rand"]);
-    let file = scene.secret("key", &noise(5, 64));
-    let add = ["backup", "key", "add", "--new-key-file", &file];
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-    let added = scene.ok(&[&add[..], &with_key[..]].concat());
-    assert!(added.stderr.contains("chmod go="), "{added:?}");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-    let with_file = ["--key-file", file.as_str()];
-    let three = keys(&with_file);
-    assert_eq!(three.len(), 3);
-    let added = three.iter().find(|key| !first.contains(key)).unwrap();
-    assert_eq!(added.1, "key file");
-    let remove = |key: &str, options: &[&str]| {
-        let command = ["backup", "key", "remove", key];
-        scene.run(&[&command[..], options].concat())
-    };
-    let passphrase_key = &three.iter().find(|key| key.1 == "passphrase").unwrap().0;
-    let plan = remove(passphrase_key, &with_file);
-    plan.is_refusal(2, &[passphrase_key, "--yes"]);
-    let own = [&["--yes"], &with_key[..]].concat();
-    remove(passphrase_key, &own).is_refusal(2, &[passphrase_key, "opened the repository just now"]);
-    assert_eq!(keys(&with_key).len(), 3);
-    let yes = ["--yes", "--key-file", file.as_str()];
-    assert_eq!(remove(passphrase_key, &yes).code, Some(0));
-    let list = [&["backup", "list"], &with_key[..]].concat();
-    scene.run(&list).is_refusal(1, &["opens no key"]);
-    let recovery = keys(&with_file)
-        .into_iter()
-        .find(|key| key.0 != added.0)
-        .unwrap();
-    assert_eq!(remove(&recovery.0, &yes).code, Some(0));
-    remove(&added.0, &yes).is_refusal(2, &["the only one"]);
-    remove(&recovery.0, &yes).is_refusal(1, &["no key"]);
-    scene.ok(&[&["backup", "restore", "web@1", "-"], &with_file[..]].concat());
-
-    open_repository(&mut scene, "open");
-    let list = scene.run(&["backup", "key", "list"]);
-    list.is_refusal(2, &["not encrypted"]);
 }
 
 #[test]

@@ -6,10 +6,12 @@
 mod analyze;
 mod analyze_memory;
 mod backup;
+mod backup_copying;
 mod backup_damage;
 mod backup_golden;
 mod backup_host;
 mod backup_identity;
+mod backup_keys;
 mod backup_memory;
 mod backup_night;
 mod backup_pruning;
