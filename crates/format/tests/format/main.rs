@@ -8,6 +8,7 @@
 
 mod backup;
 mod damage;
+mod damage_records;
 mod documents;
 mod golden;
 mod round_trip;
