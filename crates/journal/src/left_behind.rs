@@ -8,7 +8,7 @@
 //! | --- | --- | --- |
 //! | is known to have failed | - | blocks that differ or cannot be compared are lost |
 //! | was in progress | different, some of them | as above: it failed |
-//! | was in progress | as written | nothing is lost; if it did fail, it lost rewrites in place |
+//! | was in progress | as written | nothing is lost; if it did fail, it lost blocks that were rewritten in place |
 //!
 //! A failed sync may also have lost rewrites in place. Lost rewrites cannot be distinguished from
 //! durable ones, so every volume that had any since the last good sync is damaged.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
-use onefold_store::{Blocking, IndexKind, Store, StoreError, StoreErrorKind, Volume};
+use onefold_store::{Blocking, IndexKind, LossReport, Store, StoreError, StoreErrorKind, Volume};
 
 use crate::common::{LITTLE_MEMORY, MIB, newest_root, superblock};
-use crate::model::Violation;
+use crate::model::{MayCost, Violation};
 use crate::world::{Fill, State, Step, Stop, World, discarded_layers, violation};
 
 /// How to get from a stopped machine to an open pool.
@@ -117,6 +117,8 @@ impl World {
                 state.coverage.syncs_doubted += u64::from(knows == Some(false));
                 state.coverage.losses_found += u64::from(knows == Some(true));
                 state.knows_of_loss |= knows == Some(true);
+                let is_uncompared = |losses: &LossReport| losses.uncompared_blocks > 0;
+                state.has_uncompared |= report.losses.as_ref().is_some_and(is_uncompared);
                 state.sync_failed = false;
                 // The last root is the session's, the one before it at most the one opened.
                 let roots_written = after.count(Part::Meta, Op::Write).count;
@@ -200,6 +202,7 @@ impl World {
         self.state().has_lost_data = false;
         self.state().power_failed = false;
         self.state().knows_of_loss = false;
+        self.state().has_uncompared = false;
         self.state().may_remember_loss = false;
         self.state().coverage.recoveries += 1;
         Ok(())
@@ -353,14 +356,17 @@ impl World {
 
     /// Returns the blocks that are lost.
     fn verify_volume(&self, store: &Store, id: u64) -> Result<Vec<u64>, Stop> {
-        let survived = self.state().survived;
+        let may_cost = self.state().recovery_may_cost();
         let block_size = self.state().block_size;
-        let mut lost = Vec::new();
+        let (mut lost, mut is_unknown) = (Vec::new(), false);
         self.with(id, |volume| volume.is_missing_any = false);
         let volume = self.walk(store, id, &mut |range, found| {
             self.with(id, |volume| match found {
-                Found::Hole => volume.recovered_hole(range, survived),
-                Found::Data(bytes) => volume.recovered(range.start, bytes, survived),
+                Found::Hole => volume.recovered_hole(range, may_cost),
+                Found::Data(bytes) => {
+                    is_unknown |= volume.recovered(range.start, bytes, may_cost)?;
+                    Ok(())
+                }
                 Found::Lost => {
                     lost.push(range.start / block_size);
                     volume.lost(range)
@@ -368,6 +374,7 @@ impl World {
             })?;
             Ok(())
         })?;
+        self.state().is_beyond_model |= is_unknown;
         if !lost.is_empty() {
             return Ok(lost);
         }
@@ -486,6 +493,15 @@ fn is_of_lost_block(error: &StoreError) -> bool {
 }
 
 impl State {
+    fn recovery_may_cost(&self) -> MayCost {
+        let is_known = self.knows_of_loss || self.may_remember_loss;
+        match (self.survived, self.has_lost_data && self.has_uncompared) {
+            (true, _) => MayCost::Nothing,
+            (false, true) if !is_known => MayCost::UnflushedUnknown,
+            _ => MayCost::Unflushed,
+        }
+    }
+
     fn pending_happened(&self, sizes: &[(String, u64)], discarded: usize) -> bool {
         use crate::world::Pending;
         let size_of = |name: &str| {

@@ -89,6 +89,18 @@ pub(crate) struct VolumeModel {
     pub(crate) is_unanswered: bool,
 }
 
+/// The answered content that a recovery may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MayCost {
+    /// None: the host lived, and no sync failed (P12).
+    Nothing,
+    /// Content that was not flushed: its sector shows an older version.
+    Unflushed,
+    /// As [`MayCost::Unflushed`], and nobody knows of it. A block that was new and rewritten in place has no checksum,
+    /// so its sectors may also show what an earlier owner left there.
+    UnflushedUnknown,
+}
+
 /// How a request that changes contents ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -360,14 +372,14 @@ impl VolumeModel {
     }
 
     /// Compares the content of a recovered volume in a range with all possible ones; the content
-    /// found is durable from now on. If the host has `survived`, nothing that was answered may be
-    /// missing (P12).
+    /// found is durable from now on. Returns whether a sector has content that the model does not know.
     pub(crate) fn recovered(
         &mut self,
         offset: u64,
         found: &[u8],
-        survived: bool,
-    ) -> Result<(), Violation> {
+        may_cost: MayCost,
+    ) -> Result<bool, Violation> {
+        let mut is_unknown = false;
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
             let Some(history) = self.open.get(&sector) else {
@@ -375,15 +387,23 @@ impl VolumeModel {
                 continue;
             };
             let answered = history.iter().rposition(|step| step.answered);
-            let first = answered.filter(|_| survived).unwrap_or(0);
+            let first = answered
+                .filter(|_| may_cost == MayCost::Nothing)
+                .unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
-            let version = self.version_of(sector, &possible, &inside, bytes)?;
+            let version = match self.version_of(sector, &possible, &inside, bytes) {
+                Err(_) if may_cost == MayCost::UnflushedUnknown => {
+                    is_unknown = true;
+                    continue;
+                }
+                found => found?,
+            };
             let mut newer = history[answered.unwrap_or(0)..].iter();
             self.is_missing_any |= newer.all(|step| step.version != version);
             self.open.remove(&sector);
             self.settle(sector, version);
         }
-        Ok(())
+        Ok(is_unknown)
     }
 
     /// A block cannot be read, because a sync that failed has lost it: something in it was never flushed.
@@ -411,13 +431,18 @@ impl VolumeModel {
     pub(crate) fn recovered_hole(
         &mut self,
         range: Range<u64>,
-        survived: bool,
+        may_cost: MayCost,
     ) -> Result<(), Violation> {
+        // A hole has no former content to show.
+        let may_cost = match may_cost {
+            MayCost::Nothing => MayCost::Nothing,
+            MayCost::Unflushed | MayCost::UnflushedUnknown => MayCost::Unflushed,
+        };
         let sectors = range.start / SECTOR..range.end / SECTOR;
         let open = self.open.keys().filter(|sector| sectors.contains(sector));
         let open: Vec<u64> = open.copied().collect();
         for sector in open {
-            self.recovered(sector * SECTOR, &[0; SECTOR as usize], survived)?;
+            self.recovered(sector * SECTOR, &[0; SECTOR as usize], may_cost)?;
         }
         let groups = sectors.start / GROUP..sectors.end.div_ceil(GROUP);
         for (group, versions) in self.settled.range(groups) {

@@ -102,6 +102,8 @@ pub(crate) struct State {
     pub(crate) power_failed: bool,
     /// The opening knows of lost data.
     pub(crate) knows_of_loss: bool,
+    /// The opening could not compare some new blocks, because they were rewritten in place.
+    pub(crate) has_uncompared: bool,
     /// An opening that found losses was cut short after it may have recorded them. The record survives a
     /// power loss, which makes a new one unnecessary: the volume fails its flushes all the same.
     pub(crate) may_remember_loss: bool,
@@ -190,6 +192,7 @@ impl World {
             has_lost_data: false,
             power_failed: false,
             knows_of_loss: false,
+            has_uncompared: false,
             may_remember_loss: false,
             is_beyond_model: false,
             must_reopen: false,
