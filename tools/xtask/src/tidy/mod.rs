@@ -9,6 +9,7 @@
 //! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than the measurement |
 //! | `citations.rs` | a step of a write that is cited wrong, out of order or nowhere |
 //! | `identifiers.rs` | a name in backticks that does not exist |
+//! | `decisions.rs` | a decision record that is too long |
 //! | `format_pages.rs` | a format without its page, or the other way round |
 //! | `paths.rs` | a path of one machine |
 //! | `prose.rs` | a dialect in comments, texts and documents; doc comments that lean on others |
@@ -20,6 +21,7 @@ mod charters;
 mod citations;
 mod crates;
 mod cycles;
+mod decisions;
 mod floors;
 mod format_pages;
 mod identifiers;
@@ -64,6 +66,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut faults = floors::faults(&workspace.metadata)?;
     faults.extend(charters::faults(&files));
     faults.extend(citations::faults(&files));
+    faults.extend(decisions::faults(&files));
     faults.extend(format_pages::faults(&files));
     faults.extend(identifiers::faults(&files));
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
