@@ -11,7 +11,8 @@
 //! | --- | --- |
 //! | `../common/` | pools, contents and checks, as all tests of the store have them |
 //! | `model.rs` | the possible contents of the volumes |
-//! | `world.rs` | requests, made to the store and to the model |
+//! | `world.rs` | the store on a simulated machine, and its model |
+//! | `world/volumes.rs` `world/catalogue.rs` | requests, made to the store and to the model |
 //! | `sharing.rs` | finder, collector and index, and their required results |
 //! | `changes.rs` | the changes between snapshots |
 //! | `crash.rs` | crash, recovery, comparison |
