@@ -17,6 +17,8 @@
 //! | `changes.rs` | the changes between snapshots |
 //! | `crash.rs` | crash, recovery, comparison |
 //! | `session.rs` | runs drawn from a seed |
+//! | `session/options.rs` `session/requests.rs` | options and requests, drawn from a seed |
+//! | `session/interruptions.rs` | requests in the middle of an I/O |
 //! | `script.rs` | one script, stopped at each of its I/Os |
 //! | `guards.rs` | the loss without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
