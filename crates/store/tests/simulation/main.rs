@@ -20,7 +20,10 @@
 //! | `session/options.rs` `session/requests.rs` | options and requests, drawn from a seed |
 //! | `session/interruptions.rs` | requests in the middle of an I/O |
 //! | `script.rs` | one script, stopped at each of its I/Os |
-//! | `guards.rs` | the loss without each guard |
+//! | `guards.rs` | the loss without each guard, and the guards' table |
+//! | `guards/writes.rs` `guards/sizes.rs` | cases for the guards of blocks, and of new sizes |
+//! | `guards/log.rs` `guards/lost_writes.rs` | cases for the guards of commits, and of failed syncs |
+//! | `guards/sharing.rs` | cases for the guards of finder, collector and index |
 //! | `interleaved.rs` | rare sequences of events, one by one |
 //! | `takeover.rs` | owners of a pool in a cluster that die, and operations that arrive later |
 //! | `closing.rs` | sessions that were closed, and that were not |
