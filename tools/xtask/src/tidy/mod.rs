@@ -6,7 +6,7 @@
 //! | `charters.rs` | a crate that does not state which crates it may use |
 //! | `cycles.rs` | files of a crate that import each other or call each other's methods, if they are too many |
 //! | `methods.rs` | a type whose methods stand in too many files |
-//! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than the measurement |
+//! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than the measurement; a long test file |
 //! | `citations.rs` | a step of a write that is cited wrong, out of order or nowhere |
 //! | `identifiers.rs` | a name in backticks that does not exist |
 //! | `decisions.rs` | a decision record that is too long |
@@ -71,6 +71,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     faults.extend(identifiers::faults(&files));
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
     faults.extend(prose::faults(&files));
+    faults.extend(sizes::test_file_faults(&files));
     let parsed = crates::parse(&files, &mut faults);
     let remarks = pages::remarks(&workspace.root, &files);
     for remark in remarks.into_iter().chain(sizes::remarks(&parsed)) {

@@ -1,7 +1,8 @@
-//! How large crates, files and functions are: a table for the reviewer, and two numbers that may
-//! only go down. Single long functions are no faults, because a table or a decision in one piece
-//! can be clearer than its parts.
+//! How large crates, files and functions are: a table for the reviewer, two numbers that may only go
+//! down, and a limit for test files. Single long functions are no faults, because a table or a decision
+//! in one piece can be clearer than its parts.
 
+use super::SourceFile;
 use super::crates::{Crate, Parsed};
 use super::cycles;
 use super::measures::{self, Measures};
@@ -10,7 +11,8 @@ use super::methods::Methods;
 /// A function with more lines is long.
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// A file with more lines is remarked.
+/// A file with more lines is remarked. A test file with more lines is a fault: tests are independent of
+/// each other, so they can always have files by subject.
 const FILE_LINES_MAX: usize = 800;
 
 /// Lines of the product's largest file. May only go down.
@@ -25,7 +27,7 @@ pub(super) fn remarks(parsed: &[Parsed]) -> Vec<String> {
     for parsed in parsed {
         let place = parsed.file.path.display();
         let measures = measures::of(parsed);
-        if measures.lines > FILE_LINES_MAX {
+        if measures.lines > FILE_LINES_MAX && !is_test_file(parsed.file) {
             remarks.push(format!("{place}: {} lines without tests", measures.lines));
         }
         for long in measures
@@ -40,6 +42,26 @@ pub(super) fn remarks(parsed: &[Parsed]) -> Vec<String> {
         }
     }
     remarks
+}
+
+/// Test files that are too long.
+pub(super) fn test_file_faults(files: &[SourceFile]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in files.iter().filter(|file| is_test_file(file)) {
+        let lines = file.text.lines().count();
+        if lines > FILE_LINES_MAX {
+            let place = file.path.display();
+            faults.push(format!(
+                "{place}: {lines} lines, and {FILE_LINES_MAX} is the limit of a test file: split it by subject"
+            ));
+        }
+    }
+    faults
+}
+
+/// Whether only tests use all of it.
+fn is_test_file(file: &SourceFile) -> bool {
+    file.is_rust() && file.path.iter().any(|part| part == "tests")
 }
 
 /// The numbers of a crate, or of several.
@@ -239,6 +261,35 @@ mod tests {
         assert_eq!(remarks_of(&format!("{body}\n{tests}")).len(), 1);
         assert!(remarks_of(&body).is_empty());
         assert_eq!(remarks_of(&format!("{body}//\n")).len(), 1);
+    }
+
+    #[test]
+    fn a_test_file_may_have_as_many_lines_as_the_limit() {
+        let text = |lines: usize| "//\n".repeat(lines);
+        let faults_of = |path, lines| test_file_faults(&[file(path, &text(lines))]);
+        let (long, nested) = ("crates/a/tests/t.rs", "tools/b/tests/t/main.rs");
+        assert!(faults_of(long, FILE_LINES_MAX).is_empty());
+        let limit = "and 800 is the limit of a test file: split it by subject";
+        for path in [long, nested] {
+            let found = faults_of(path, FILE_LINES_MAX + 1);
+            assert_eq!(found, [format!("{path}: 801 lines, {limit}")]);
+        }
+        for path in ["crates/a/src/tests_of.rs", "crates/a/tests/golden.txt"] {
+            assert!(faults_of(path, FILE_LINES_MAX + 1).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_test_file_counts_with_everything_in_it() {
+        let body = "const A: u8 = 0;\n".repeat(FILE_LINES_MAX);
+        let files = [file(
+            "crates/a/tests/t.rs",
+            &format!("{body}#[cfg(test)]\nmod tests {{\n}}\n"),
+        )];
+        assert_eq!(test_file_faults(&files).len(), 1);
+        // It is not remarked as well.
+        let parsed = crates::parse(&files, &mut Vec::new());
+        assert!(remarks(&parsed).is_empty());
     }
 
     #[test]
