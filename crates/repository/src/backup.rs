@@ -8,15 +8,17 @@ use std::os::unix::fs::FileExt;
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::recipe::{RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
 use onefold_format::backup::{
-    BackupNumber, Manifest, ObjectName, PackReference, RecipeRun, SourceId, Target, Witness,
+    BackupNumber, Closed, Manifest, ObjectName, PackReference, RecipeRun, SourceId, Target, Witness,
 };
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::fenced::Fenced;
 use crate::folder::NewObject;
-use crate::layout::decimal;
-use crate::repository::Repository;
+use crate::history::History;
+use crate::host::now;
+use crate::objects::Objects;
 use crate::seal::ChunkKey;
-use crate::writer::Writer;
+use crate::table::Tables;
 
 /// The zstd level for recipes, which are small and read more often than written.
 const LEVEL: i32 = 3;
@@ -30,6 +32,18 @@ pub struct NewRecipe {
 }
 
 impl NewRecipe {
+    /// Starts the recipe of a backup.
+    pub(crate) fn start(fenced: &Fenced<'_>, backup: BackupNumber) -> Result<NewRecipe> {
+        let name = ObjectName::Recipe(fenced.source(), backup);
+        let (object, key) = fenced.create(name)?;
+        Ok(NewRecipe {
+            path: name.path(),
+            object: BufWriter::with_capacity(1 << 18, object),
+            key,
+            pages: Vec::new(),
+        })
+    }
+
     /// Writes the next page of the disk.
     ///
     /// # Errors
@@ -141,149 +155,61 @@ pub struct NeededPacks {
     pub popular: BTreeMap<u64, Witness>,
 }
 
-impl Writer<'_> {
-    /// Starts the recipe of a backup.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of writing.
-    pub fn new_recipe(&self, backup: BackupNumber) -> Result<NewRecipe> {
-        let name = ObjectName::Recipe(self.source().id, backup);
-        let (object, key) = self.create(name)?;
-        Ok(NewRecipe {
-            path: name.path(),
-            object: BufWriter::with_capacity(1 << 18, object),
-            key,
-            pages: Vec::new(),
-        })
-    }
+/// The backups of a source, and what they need.
+pub(crate) struct Backups<'a> {
+    objects: &'a Objects,
+    source: SourceId,
 }
 
-impl Repository {
-    /// The backups of a source, in order.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn backups(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
-        Ok(self.history(source)?.backups)
+impl<'a> Backups<'a> {
+    pub(crate) fn of(objects: &'a Objects, source: SourceId) -> Self {
+        Self { objects, source }
+    }
+
+    /// All backups, in order.
+    pub(crate) fn all(&self) -> Result<Vec<BackupNumber>> {
+        Ok(History::read(self.objects, self.source)?.backups)
     }
 
     /// Backups with a recipe, in order: some of them may be forgotten.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn recipes(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
-        self.numbers(&ObjectName::recipes(source))
+    pub(crate) fn recipes(&self) -> Result<Vec<BackupNumber>> {
+        self.objects.numbers(&ObjectName::recipes(self.source))
     }
 
     /// Backups that are protected from being forgotten, in order.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn protected(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
-        self.numbers(&ObjectName::protections(source))
+    pub(crate) fn protected(&self) -> Result<Vec<BackupNumber>> {
+        self.objects.numbers(&ObjectName::protections(self.source))
     }
 
     /// Protects a backup from being forgotten, or ends its protection.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing.
-    pub fn protect(
-        &self,
-        source: SourceId,
-        backup: BackupNumber,
-        is_protected: bool,
-    ) -> Result<()> {
-        let name = ObjectName::Protection(source, backup);
-        if self.protected(source)?.contains(&backup) == is_protected {
+    pub(crate) fn protect(&self, backup: BackupNumber, is_protected: bool) -> Result<()> {
+        let name = ObjectName::Protection(self.source, backup);
+        if self.protected()?.contains(&backup) == is_protected {
             return Ok(());
         }
         if is_protected {
-            self.put(name, &self.sealed(name, Vec::new())?)
+            self.objects
+                .put(name, &self.objects.sealed(name, Vec::new())?)
         } else {
-            self.remove(name)
+            self.objects.remove(name)
         }
-    }
-
-    /// Forgets backups: writes the tombstone of each before it removes the manifest. Recipes stay until the source is
-    /// pruned. If a manifest is already missing, the tombstone records that the loss is accepted. Waits for all silent
-    /// readers at the same time.
-    ///
-    /// # Errors
-    ///
-    /// `Interrupted`. For each backup: `Invalid` if it is protected; `InUse` if it is being read; any failure of
-    /// writing.
-    pub fn forget_all(&self, backups: &[(SourceId, BackupNumber)]) -> Result<Vec<Result<()>>> {
-        let checked = self.check_not_read(backups)?.into_iter();
-        let both = checked.zip(backups);
-        Ok(both
-            .map(|(checked, (source, backup))| checked.and_then(|()| self.forget(*source, *backup)))
-            .collect())
-    }
-
-    /// Forgets a backup, as with [`Repository::forget_all`].
-    ///
-    /// # Errors
-    ///
-    /// The errors of each backup in [`Repository::forget_all`].
-    pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        self.waiting
-            .check_interrupted(format_args!("before backup {backup} was forgotten"))?;
-        if self.protected(source)?.contains(&backup) {
-            let message = format!("backup {backup} is protected");
-            return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
-        }
-        // Checked again, because a reader may have come while the command waited for others.
-        self.check_not_read(&[(source, backup)])?.remove(0)?;
-        self.bury(source, backup)?;
-        match self.remove(ObjectName::Manifest(source, backup)) {
-            // A damaged manifest stays, with its number closed; `prune` reports it.
-            Err(error) if !error.is_of_object() => return Err(error),
-            _ => {}
-        }
-        self.remove_readers_of(source, backup);
-        Ok(())
-    }
-
-    /// The objects in a folder whose names are numbers.
-    pub(crate) fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {
-        let names = self.folder.objects(folder);
-        let names =
-            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        let numbers = names.iter().filter_map(|name| decimal(name));
-        let mut numbers: Vec<_> = numbers.map(BackupNumber).collect();
-        numbers.sort_unstable();
-        Ok(numbers)
     }
 
     /// The manifest of a backup.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; `Damaged`.
-    pub fn manifest(&self, source: SourceId, backup: BackupNumber) -> Result<Manifest> {
-        let name = ObjectName::Manifest(source, backup);
-        let content = self.read_sealed(name)?;
+    pub(crate) fn manifest(&self, backup: BackupNumber) -> Result<Manifest> {
+        let name = ObjectName::Manifest(self.source, backup);
+        let content = self.objects.read_sealed(name)?;
         Manifest::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
     /// The manifest of a backup that was listed a moment ago; `None` if another command has forgotten it since.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound` if it is gone without a tombstone; `Damaged`; any failure of reading.
-    pub fn listed_manifest(
-        &self,
-        source: SourceId,
-        backup: BackupNumber,
-    ) -> Result<Option<Manifest>> {
-        match self.manifest(source, backup) {
+    pub(crate) fn listed_manifest(&self, backup: BackupNumber) -> Result<Option<Manifest>> {
+        match self.manifest(backup) {
             Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
-                if self.history(source)?.missing.contains(&backup) {
+                if History::read(self.objects, self.source)?
+                    .missing
+                    .contains(&backup)
+                {
                     Err(error)
                 } else {
                     Ok(None)
@@ -294,14 +220,10 @@ impl Repository {
     }
 
     /// The packs that the backups of a source need. Skips unreadable manifests, which `verify` reports.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn needed_packs(&self, source: SourceId) -> Result<NeededPacks> {
+    pub(crate) fn needed_packs(&self) -> Result<NeededPacks> {
         let mut needed = NeededPacks::default();
-        for backup in self.backups(source)? {
-            match self.manifest(source, backup) {
+        for backup in self.all()? {
+            match self.manifest(backup) {
                 Ok(manifest) => {
                     let pair = |pack: &PackReference| (pack.number, pack.witness);
                     needed.own.extend(manifest.own_packs.iter().map(pair));
@@ -316,18 +238,17 @@ impl Repository {
     }
 
     /// The recipe of a backup.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound` if there is no such backup; `Damaged`.
-    pub fn recipe(&self, source: SourceId, backup: BackupNumber) -> Result<Recipe> {
-        let manifest = self.manifest(source, backup)?;
-        let name = ObjectName::Recipe(source, backup);
+    pub(crate) fn recipe(&self, backup: BackupNumber) -> Result<Recipe> {
+        let manifest = self.manifest(backup)?;
+        let name = ObjectName::Recipe(self.source, backup);
         let path = name.path();
-        let (file, key) = self.open_object(name).map_err(|error| match error.kind() {
-            RepositoryErrorKind::NotFound => RepositoryError::damaged(&path, "it is not there"),
-            _ => error,
-        })?;
+        let (file, key) = self
+            .objects
+            .open_object(name)
+            .map_err(|error| match error.kind() {
+                RepositoryErrorKind::NotFound => RepositoryError::damaged(&path, "it is not there"),
+                _ => error,
+            })?;
         if key.witness() != manifest.recipe {
             let why =
                 "it is not the recipe of the backup, but a different one with the same number";
@@ -346,5 +267,28 @@ impl Repository {
             key,
             manifest,
         })
+    }
+
+    /// The number of the next pack. It is higher than the number of every pack that is listed, has a copy of its table,
+    /// was ever removed from the source, or is needed by a backup.
+    pub(crate) fn next_pack(&self, needed: &NeededPacks) -> Result<u64> {
+        let needed = needed.own.last_key_value().map(|(number, _)| *number);
+        let tables = Tables::of(self.objects, self.source).all()?;
+        let copied = tables.last().map(|(number, _)| *number);
+        let next = needed.max(copied).map_or(0, |last| last + 1);
+        Ok(next.max(History::read(self.objects, self.source)?.next_pack))
+    }
+
+    /// Writes the tombstone of a backup, whether its manifest is there or not.
+    pub(crate) fn bury(&self, backup: BackupNumber) -> Result<()> {
+        // The manifest may be the last object that shows which pack numbers were used.
+        let own = self.manifest(backup).ok();
+        let last = own.and_then(|manifest| manifest.own_packs.last().map(|pack| pack.number + 1));
+        let history = History::read(self.objects, self.source)?;
+        let next_pack = history.next_pack.max(last.unwrap_or(0));
+        let closed = Closed::one(backup, next_pack, now());
+        let name = ObjectName::Tombstone(self.source, backup);
+        self.objects
+            .put_over(name, &self.objects.sealed(name, closed.encode())?)
     }
 }

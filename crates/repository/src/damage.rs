@@ -13,7 +13,7 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
 use crate::host::now;
 use crate::layout::hexadecimal;
-use crate::repository::Repository;
+use crate::objects::Objects;
 
 /// Blocks of a source, or popular blocks, that were found damaged.
 #[derive(Debug, Clone, Default)]
@@ -120,16 +120,22 @@ impl KnownDamage {
     }
 }
 
-impl Repository {
-    /// The recorded damage of a source, or of popular blocks.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing or reading. Errors that affect a single object are in [`KnownDamage::wrong`].
-    pub fn known_damage(&self, source: SourceId) -> Result<KnownDamage> {
+/// The record of the damage of a source, or of popular blocks.
+pub(crate) struct DamageRecord<'a> {
+    objects: &'a Objects,
+    source: SourceId,
+}
+
+impl<'a> DamageRecord<'a> {
+    pub(crate) fn of(objects: &'a Objects, source: SourceId) -> Self {
+        Self { objects, source }
+    }
+
+    /// The recorded damage. Errors that affect a single object are in [`KnownDamage::wrong`].
+    pub(crate) fn read(&self) -> Result<KnownDamage> {
         let mut known = KnownDamage::default();
-        for name in self.damage_objects(source)? {
-            let read = self.read_sealed(name).and_then(|content| {
+        for name in self.names()? {
+            let read = self.objects.read_sealed(name).and_then(|content| {
                 Damage::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
             });
             match read {
@@ -146,27 +152,20 @@ impl Repository {
         Ok(known)
     }
 
-    pub(crate) fn damage_objects(&self, source: SourceId) -> Result<Vec<ObjectName>> {
-        let folder = ObjectName::damage(source);
-        let names = self.folder.objects(&folder);
-        let names =
-            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+    /// The objects of the record.
+    pub(crate) fn names(&self) -> Result<Vec<ObjectName>> {
+        let names = self.objects.names(&ObjectName::damage(self.source))?;
         let finders = names.iter().filter_map(|name| hexadecimal(name));
         Ok(finders
-            .map(|finder| ObjectName::Damage(source, finder))
+            .map(|finder| ObjectName::Damage(self.source, finder))
             .collect())
     }
 
-    /// Records `found` as the damage of a source, and removes the objects that were read into `before`. Objects that
+    /// Records `found` as the damage, and removes the objects that were read into `before`. Objects that
     /// other verifications have written since then stay. Unreadable objects are removed, too, if `found` covers all
     /// packs.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing: then the earlier record is still complete.
-    pub fn remember_damage(
+    pub(crate) fn replace(
         &self,
-        source: SourceId,
         found: &KnownDamage,
         before: &KnownDamage,
         is_of_all: bool,
@@ -179,11 +178,12 @@ impl Repository {
         if !found.packs.is_empty() {
             let finder = random_number();
             let finder = finder.map_err(|e| RepositoryError::io("no random numbers", &e))?;
-            let name = ObjectName::Damage(source, finder);
-            self.put(name, &self.sealed(name, found.encoded().encode())?)?;
+            let name = ObjectName::Damage(self.source, finder);
+            let content = self.objects.sealed(name, found.encoded().encode())?;
+            self.objects.put(name, &content)?;
         }
         for name in before.objects.iter().copied().chain(wrong) {
-            match self.remove(name) {
+            match self.objects.remove(name) {
                 // A concurrent verification has removed it; or it is not an object of this repository.
                 Err(error) if error.is_of_object() => {}
                 removed => removed?,

@@ -3,10 +3,9 @@
 use onefold_format::backup::SourceId;
 use rustix::fs::FileType;
 
-use crate::disk::joined;
+use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
 use crate::layout::{LOST_AND_FOUND, is_ours};
-use crate::repository::Repository;
 
 /// The most foreign names that are returned.
 const FOREIGN_MAX: usize = 100;
@@ -20,17 +19,13 @@ pub struct Foreign {
     pub has_more: bool,
 }
 
-impl Repository {
+impl Foreign {
     /// Finds foreign files: in the folder of one source, or in the whole repository.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn foreign(&self, only: Option<SourceId>) -> Result<Foreign> {
+    pub(crate) fn find(root: &Root, only: Option<SourceId>) -> Result<Foreign> {
         let mut foreign = Foreign::default();
         let mut folders = vec![only.map_or_else(String::new, |id| format!("sources/{id}"))];
         while let Some(folder) = folders.pop() {
-            let entries = self.folder.root().list(&folder);
+            let entries = root.list(&folder);
             let entries = entries
                 .map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
             for entry in entries {

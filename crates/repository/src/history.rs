@@ -7,9 +7,7 @@
 //! the number.
 
 mod closing;
-mod course;
-
-pub use course::Course;
+pub(crate) mod course;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,9 +15,9 @@ use std::ops::Range;
 use onefold_format::backup::{BackupNumber, Closed, Manifest, ObjectName, SourceId};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::host::now;
-use crate::layout::{RETIRED, hexadecimal};
-use crate::repository::{Repository, source_named};
+use crate::lease::{holder_of, remains};
+use crate::objects::Objects;
+use crate::packs::Packs;
 use crate::sources::KnownSource;
 
 /// The most missing backups that are listed, so that a file with a huge number for a name cannot exhaust memory.
@@ -131,15 +129,9 @@ impl History {
         );
         Err(RepositoryError::new(RepositoryErrorKind::Damaged, message))
     }
-}
 
-impl Repository {
     /// Reads which backup numbers of a source were used, and their state.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn history(&self, source: SourceId) -> Result<History> {
+    pub(crate) fn read(objects: &Objects, source: SourceId) -> Result<History> {
         let mut history = History {
             backups: Vec::new(),
             missing: Vec::new(),
@@ -155,18 +147,18 @@ impl Repository {
         // This order keeps a backup that is concurrently published or forgotten from looking missing: first read all
         // objects with its number, then the backup in progress, then manifests, and tombstones last.
         let mut used: BTreeSet<BackupNumber> = BTreeSet::new();
-        used.extend(self.numbers(&ObjectName::recipes(source))?);
-        used.extend(self.numbers(&ObjectName::protections(source))?);
-        let under_way = self.under_way(source)?;
-        let manifests = self.numbers(&ObjectName::manifests(source))?;
+        used.extend(objects.numbers(&ObjectName::recipes(source))?);
+        used.extend(objects.numbers(&ObjectName::protections(source))?);
+        let under_way = under_way(objects, source)?;
+        let manifests = objects.numbers(&ObjectName::manifests(source))?;
         used.extend(manifests.iter().copied());
-        self.add_tombstones(source, &mut history)?;
-        self.add_folded(source, &mut history)?;
+        history.add_tombstones(objects, source)?;
+        history.add_folded(objects, source)?;
         let last_closed = history.closed.0.last().map_or(0, |range| range.end - 1);
         let last_used = used.last().map_or(0, |last| last.0);
         let last = last_used.max(last_closed);
         history.next = BackupNumber(last + 1);
-        let packs = self.packs(source)?;
+        let packs = Packs::of(objects, source).newest()?;
         let after_packs = packs.last().map_or(0, |(number, _)| number + 1);
         history.next_pack = history.closed_next_pack.max(after_packs);
         let closed = &history.closed;
@@ -182,51 +174,38 @@ impl Repository {
         Ok(history)
     }
 
-    /// Whether there is a source with this id; a damaged source counts.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn has_source(&self, source: SourceId) -> Result<bool> {
-        match self.known(source) {
-            Ok(known) => Ok(known.is_some()),
-            Err(error) if error.is_of_object() => Ok(true),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn add_tombstones(&self, source: SourceId, history: &mut History) -> Result<()> {
-        for backup in self.numbers(&ObjectName::tombstones(source))? {
-            match self.closed(ObjectName::Tombstone(source, backup)) {
+    fn add_tombstones(&mut self, objects: &Objects, source: SourceId) -> Result<()> {
+        for backup in objects.numbers(&ObjectName::tombstones(source))? {
+            match read_closed(objects, ObjectName::Tombstone(source, backup)) {
                 Ok(closed) => {
-                    history.tombstones.push(backup);
-                    history.closed_next_pack = history.closed_next_pack.max(closed.next_pack);
+                    self.tombstones.push(backup);
+                    self.closed_next_pack = self.closed_next_pack.max(closed.next_pack);
                     // The object's name is authentic, so it closes this number.
                     let number = backup.0..backup.0 + 1;
-                    history.closed.add([number]);
+                    self.closed.add([number]);
                 }
                 // Folded by a concurrent prune.
                 Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
-                Err(error) if error.is_of_object() => history.damaged.push(error),
+                Err(error) if error.is_of_object() => self.damaged.push(error),
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    fn add_folded(&self, source: SourceId, history: &mut History) -> Result<()> {
+    fn add_folded(&mut self, objects: &Objects, source: SourceId) -> Result<()> {
         let folder = ObjectName::closed(source);
         let mut listings = 0;
         'listing: loop {
-            history.folded.clear();
+            self.folded.clear();
             listings += 1;
             let mut damaged = Vec::new();
-            for generation in self.generations(&folder)? {
-                match self.closed(ObjectName::Closed(source, generation)) {
+            for generation in objects.generations(&folder)? {
+                match read_closed(objects, ObjectName::Closed(source, generation)) {
                     Ok(closed) => {
-                        history.closed_next_pack = history.closed_next_pack.max(closed.next_pack);
-                        history.closed.add(closed.backups.iter().cloned());
-                        history.folded.push((generation, Ranges(closed.backups)));
+                        self.closed_next_pack = self.closed_next_pack.max(closed.next_pack);
+                        self.closed.add(closed.backups.iter().cloned());
+                        self.folded.push((generation, Ranges(closed.backups)));
                     }
                     // Replaced by a newer generation since the folder was listed. A dangling link would stay, hence
                     // the limit.
@@ -240,123 +219,37 @@ impl Repository {
                     Err(error) => return Err(error),
                 }
             }
-            history.damaged.extend(damaged);
+            self.damaged.extend(damaged);
             return Ok(());
         }
     }
+}
 
-    fn closed(&self, name: ObjectName) -> Result<Closed> {
-        let content = self.read_sealed(name)?;
-        Closed::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
-    }
+fn read_closed(objects: &Objects, name: ObjectName) -> Result<Closed> {
+    let content = objects.read_sealed(name)?;
+    Closed::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
+}
 
-    /// The backups that are being made, or were when their process died.
-    fn under_way(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
-        let holder = self.holder(source);
-        let held = holder.map(|token| {
-            let name = ObjectName::UnderWay(source, token);
-            (name.path(), name)
-        });
-        let remains = self.remains(source)?.into_iter();
-        let remains = remains.map(|(path, token)| {
-            let path = format!("{path}/{}", ObjectName::UNDER_WAY);
-            (path, ObjectName::UnderWay(source, token))
-        });
-        let mut backups = Vec::new();
-        for (path, name) in held.into_iter().chain(remains) {
-            let content = self.read_sealed_at(&path, name);
-            let closed = content
-                .ok()
-                .and_then(|content| Closed::decode(&content).ok());
-            let numbers = closed.into_iter().flat_map(|closed| closed.backups);
-            backups.extend(numbers.map(|range| BackupNumber(range.start)));
-        }
-        Ok(backups)
+/// The backups that are being made, or were when their process died.
+fn under_way(objects: &Objects, source: SourceId) -> Result<Vec<BackupNumber>> {
+    let holder = holder_of(objects.root(), source);
+    let held = holder.map(|token| {
+        let name = ObjectName::UnderWay(source, token);
+        (name.path(), name)
+    });
+    let remains = remains(objects, source)?.into_iter();
+    let remains = remains.map(|(path, token)| {
+        let path = format!("{path}/{}", ObjectName::UNDER_WAY);
+        (path, ObjectName::UnderWay(source, token))
+    });
+    let mut backups = Vec::new();
+    for (path, name) in held.into_iter().chain(remains) {
+        let content = objects.read_sealed_at(&path, name);
+        let closed = content
+            .ok()
+            .and_then(|content| Closed::decode(&content).ok());
+        let numbers = closed.into_iter().flat_map(|closed| closed.backups);
+        backups.extend(numbers.map(|range| BackupNumber(range.start)));
     }
-
-    /// The retired folders of leases, with the numbers of their holders.
-    pub(crate) fn remains(&self, source: SourceId) -> Result<Vec<(String, u64)>> {
-        let folder = format!("sources/{source}");
-        let names = self.folder.folders_with(&folder, RETIRED);
-        let names =
-            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        let retired = names.iter().filter_map(|name| {
-            let token = hexadecimal(name.strip_prefix(RETIRED)?)?;
-            Some((format!("{folder}/{name}"), token))
-        });
-        Ok(retired.collect())
-    }
-
-    /// Writes the tombstone of a backup, whether its manifest is there or not.
-    pub(crate) fn bury(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
-        // The manifest may be the last object that shows which pack numbers were used.
-        let own = self.manifest(source, backup).ok();
-        let last = own.and_then(|manifest| manifest.own_packs.last().map(|pack| pack.number + 1));
-        let next_pack = self.history(source)?.next_pack.max(last.unwrap_or(0));
-        let closed = Closed::one(backup, next_pack, now());
-        let name = ObjectName::Tombstone(source, backup);
-        self.put_over(name, &self.sealed(name, closed.encode())?)
-    }
-
-    /// Records that backups of a source may need popular blocks.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn add_user(&self, popular: SourceId, source: SourceId) -> Result<()> {
-        let name = ObjectName::User { popular, source };
-        match self.read_sealed(name) {
-            Ok(_) => Ok(()),
-            Err(error) if error.is_of_object() => {
-                self.put_over(name, &self.sealed(name, Vec::new())?)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The sources whose backups may need popular blocks.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn users(&self, popular: SourceId) -> Result<Vec<SourceId>> {
-        let folder = ObjectName::users(popular);
-        let names = self.folder.objects(&folder);
-        let names =
-            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        Ok(names.iter().filter_map(|name| source_named(name)).collect())
-    }
-
-    /// The error for a missing source whose backups may need popular blocks.
-    #[must_use]
-    pub fn missing_source(&self, source: SourceId) -> RepositoryError {
-        let message = format!(
-            "source {source} is missing: put its folder back under sources; its backups may need popular blocks"
-        );
-        RepositoryError::new(RepositoryErrorKind::Damaged, message)
-    }
-
-    /// Whether a source has lost its object and is empty: a removal deletes the object after all content.
-    pub(crate) fn is_half_removed(&self, known: &KnownSource) -> Result<bool> {
-        let path = ObjectName::Source(known.id).path();
-        let object = self.folder.root().kind(&path);
-        let object = object
-            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
-        if object.is_some() || known.source.is_popular() {
-            return Ok(false);
-        }
-        let history = self.history(known.id)?;
-        let is_as_born = history.next == BackupNumber(1) && history.next_pack == 0;
-        Ok(is_as_born && history.damaged.is_empty())
-    }
-
-    /// The numbers below 2^32 in a folder, in order.
-    pub(crate) fn generations(&self, folder: &str) -> Result<Vec<u32>> {
-        let numbers = self.numbers(folder)?.into_iter();
-        let mut generations: Vec<u32> = numbers
-            .filter_map(|number| number.0.try_into().ok())
-            .collect();
-        generations.sort_unstable();
-        Ok(generations)
-    }
+    Ok(backups)
 }

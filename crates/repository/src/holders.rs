@@ -9,8 +9,8 @@ use onefold_format::backup::{Lease, ObjectName};
 use crate::disk::{joined, split};
 use crate::error::Result;
 use crate::lease::HEARTBEAT;
+use crate::objects::Objects;
 use crate::process::is_running;
-use crate::repository::Repository;
 use crate::waiting::Waiting;
 
 /// The poll interval for heartbeats.
@@ -28,10 +28,15 @@ struct Watched {
     sign: Option<Vec<u8>>,
 }
 
-impl Repository {
-    /// Sets how this repository waits for other processes.
-    pub fn wait_with(&mut self, waiting: Waiting) {
-        self.waiting = waiting;
+/// Finds out which holders of leases are alive.
+pub(crate) struct Holders<'a> {
+    objects: &'a Objects,
+    waiting: &'a Waiting,
+}
+
+impl<'a> Holders<'a> {
+    pub(crate) fn new(objects: &'a Objects, waiting: &'a Waiting) -> Self {
+        Self { objects, waiting }
     }
 
     /// For each lease, its living holder for messages; `None` if the holder is dead, or has released the lease.
@@ -39,13 +44,10 @@ impl Repository {
     /// # Errors
     ///
     /// `Interrupted`.
-    pub(crate) fn living_holders(&self, leases: &[ObjectName]) -> Result<Vec<Option<String>>> {
+    pub(crate) fn living(&self, leases: &[ObjectName]) -> Result<Vec<Option<String>>> {
         let (mut living, mut watched) = (vec![None; leases.len()], Vec::new());
         for (at, name) in leases.iter().enumerate() {
-            let content = self.read_sealed(*name);
-            let lease = content
-                .ok()
-                .and_then(|content| Lease::decode(&content).ok());
+            let lease = lease_in(self.objects, *name);
             let who = lease.as_ref().map_or_else(
                 || "another process".to_owned(),
                 |lease| {
@@ -83,7 +85,7 @@ impl Repository {
             all => format!(" and of {} others", all - 1),
         };
         let whose = format!("{}{others}", first.who);
-        let (waiting, lease_timeout) = (&self.waiting, self.waiting.lease_timeout());
+        let (waiting, lease_timeout) = (self.waiting, self.waiting.lease_timeout());
         let seconds = lease_timeout.as_secs_f64();
         waiting.say(&format!(
             "waiting up to {seconds:.0} s for a sign of life of {whose}"
@@ -102,7 +104,7 @@ impl Repository {
                 watched = silent;
                 // A holder that has released its lease counts as dead.
                 watched
-                    .retain(|holder| !matches!(self.folder.root().kind(&holder.folder), Ok(None)));
+                    .retain(|holder| !matches!(self.objects.root().kind(&holder.folder), Ok(None)));
                 Vec::into_iter(alive).for_each(&mut *found);
             }
             if is_over {
@@ -114,8 +116,18 @@ impl Repository {
     }
 
     fn heartbeat(&self, folder: &str) -> Option<Vec<u8>> {
-        self.folder.read(&joined(folder, HEARTBEAT)).ok()
+        self.objects.folder().read(&joined(folder, HEARTBEAT)).ok()
     }
+}
+
+/// Whether the holder of a lease was a process of this machine that has ended.
+pub(crate) fn is_known_dead(objects: &Objects, lease: ObjectName) -> bool {
+    lease_in(objects, lease).is_some_and(|lease| is_running(lease.holder) == Some(false))
+}
+
+fn lease_in(objects: &Objects, name: ObjectName) -> Option<Lease> {
+    let content = objects.read_sealed(name).ok()?;
+    Lease::decode(&content).ok()
 }
 
 #[cfg(test)]
@@ -129,6 +141,9 @@ mod tests {
     use onefold_format::backup::{BackupNumber, Source, SourceId};
 
     use crate::access::Access;
+    use crate::lease::holder_of;
+    use crate::reader::Readers;
+    use crate::repository::Repository;
     use crate::writer::Writer;
 
     const LONG: Duration = Duration::from_secs(1 << 20);
@@ -155,17 +170,17 @@ mod tests {
     impl Repository {
         /// Changes the holder of a lease to a process on another machine.
         fn move_away(&self, name: ObjectName) {
-            let content = self.read_sealed(name).unwrap();
+            let content = self.objects().read_sealed(name).unwrap();
             let mut lease = Lease::decode(&content).unwrap();
             lease.holder.boot[0] ^= 1;
-            let bytes = self.sealed(name, lease.encode()).unwrap();
-            self.put_over(name, &bytes).unwrap();
+            let bytes = self.objects().sealed(name, lease.encode()).unwrap();
+            self.objects().put_over(name, &bytes).unwrap();
         }
 
         fn held_elsewhere(&self, sources: &[SourceId]) -> Vec<Writer<'_>> {
             let held = sources.iter().map(|source| {
                 let writer = self.writer(*source, "test").unwrap();
-                let holder = self.holder(*source).unwrap();
+                let holder = holder_of(self.objects().root(), *source).unwrap();
                 self.move_away(ObjectName::Lease(*source, holder));
                 writer
             });
@@ -202,7 +217,9 @@ mod tests {
         let mut readings = Vec::new();
         for (source, backup) in &backups {
             readings.push(other.reading(*source, *backup, "test").unwrap());
-            let reader = other.readers(*source, *backup).unwrap()[0];
+            let reader = Readers::new(other.objects(), &Waiting::default())
+                .of(*source, *backup)
+                .unwrap()[0];
             other.move_away(ObjectName::Reader(*source, *backup, reader));
         }
         for forgotten in repository.forget_all(&backups).unwrap() {
@@ -244,14 +261,14 @@ mod tests {
         let other = Repository::open(&folder.path().join("r"), &Access::Open).unwrap();
         let lease = {
             let held = other.held_elsewhere(&sources[..1]);
-            let holder = other.holder(sources[0]).unwrap();
+            let holder = holder_of(other.objects().root(), sources[0]).unwrap();
             std::mem::forget(held);
             ObjectName::Lease(sources[0], holder)
         };
         let waiting = Waiting::new(
             move |_| {
                 let folder = split(&lease.path()).0.to_owned();
-                other.folder.root().rename(&folder, "gone").unwrap();
+                other.objects().root().rename(&folder, "gone").unwrap();
             },
             || false,
         );

@@ -7,9 +7,10 @@ use onefold_format::backup::{ObjectName, RepositoryObject};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::Folder;
+use crate::objects::Objects;
 
 /// The object and its copy.
-pub(crate) const IDENTITY: [ObjectName; 2] = [ObjectName::Repository, ObjectName::RepositoryCopy];
+const IDENTITY: [ObjectName; 2] = [ObjectName::Repository, ObjectName::RepositoryCopy];
 
 /// Reads the object of the repository, or its copy if the object is missing or damaged. If both are readable they must
 /// agree, so that changing only one of them cannot change the repository.
@@ -47,7 +48,7 @@ pub(crate) fn identity(root: &Path) -> Result<(Folder, RepositoryObject)> {
     Ok((folder, object?))
 }
 
-pub(crate) fn identity_in(folder: &Folder, name: ObjectName) -> Result<RepositoryObject> {
+fn identity_in(folder: &Folder, name: ObjectName) -> Result<RepositoryObject> {
     let path = name.path();
     let bytes = folder.read(&path).map_err(|e| {
         RepositoryError::io(
@@ -56,4 +57,35 @@ pub(crate) fn identity_in(folder: &Folder, name: ObjectName) -> Result<Repositor
         )
     })?;
     RepositoryObject::decode(&bytes).map_err(|e| RepositoryError::format(&path, e))
+}
+
+/// Errors of the repository's object and of its copy.
+pub(crate) fn wrong_identity(objects: &Objects) -> Vec<(ObjectName, RepositoryError)> {
+    let wrong = IDENTITY.into_iter().filter_map(|name| {
+        let error = match identity_in(objects.folder(), name) {
+            Ok(object) if object == *objects.identity() => return None,
+            Ok(_) => RepositoryError::damaged(&name.path(), "it is of another repository"),
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
+                RepositoryError::damaged(&name.path(), "it is not there")
+            }
+            Err(error) => error,
+        };
+        Some((name, error))
+    });
+    wrong.collect()
+}
+
+/// Writes the object of the repository, or its copy, again if it is missing or damaged. Returns how many were
+/// written.
+pub(crate) fn mend_identity(objects: &Objects) -> Result<u64> {
+    let mut mended = 0;
+    for (name, error) in wrong_identity(objects) {
+        // An object of a newer version is not damaged.
+        if !error.is_of_object() {
+            continue;
+        }
+        objects.put_over(name, &objects.identity().encode())?;
+        mended += 1;
+    }
+    Ok(mended)
 }

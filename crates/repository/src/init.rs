@@ -1,4 +1,4 @@
-//! Creates a repository, and mends its identity.
+//! Creates a repository.
 //!
 //! A new repository is prepared in a staging folder and comes into existence by renaming one folder: before that, no
 //! command reads it, and `init` can be repeated. A process that dies afterwards leaves a repository that lacks at
@@ -15,13 +15,11 @@ use crate::access::{Access, RecoveryKey, wrap};
 use crate::disk::{self, Entry, Root, joined};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, fill_random, random_number};
-use crate::identity::{IDENTITY, identity_in};
 use crate::layout::{LOST_AND_FOUND, hexadecimal, is_ours};
 use crate::lease::STAGING;
-use crate::repository::Repository;
+use crate::objects::Objects;
 use crate::seal::MasterKey;
 use crate::trial::try_all;
-use crate::waiting::Waiting;
 
 /// The folder of the keys and of the copy of the repository's object: a repository exists once it is there.
 const KEYS: &str = "keys";
@@ -32,97 +30,72 @@ struct Coming<'a> {
     path: String,
 }
 
-impl Repository {
-    /// Creates a repository that any number of hosts may write. As [`Repository::init_for`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Repository::init_for`].
-    pub fn init(
-        root: &Path,
-        access: &Access,
-        now_unix_seconds: u64,
-    ) -> Result<(Self, Option<RecoveryKey>)> {
-        Self::init_for(Writers::Many, root, access, now_unix_seconds)
+/// Creates a repository in a new or empty folder, or in one in which an earlier attempt failed. Tries every file
+/// system call that a repository needs. With encryption, also creates a recovery key, which is shown only once.
+pub(crate) fn init(
+    writers: Writers,
+    root: &Path,
+    access: &Access,
+    now_unix_seconds: u64,
+) -> Result<(Objects, Option<RecoveryKey>)> {
+    let failed = |e: &io::Error| {
+        RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
+    };
+    let folder = disk::create_root(root).and_then(|()| Folder::open(root));
+    let folder = folder.map_err(|e| failed(&e))?.for_writers(writers);
+    let entries = folder.root().list("").map_err(|e| failed(&e))?;
+    if !entries.iter().all(is_of_nobody) {
+        let message = format!("{root:?} is not empty; a repository needs a folder of its own");
+        return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
     }
-
-    /// Creates a repository in a new or empty folder, or in one in which an earlier attempt failed. Tries every file
-    /// system call that a repository needs. With encryption, also creates a recovery key, which is shown only once.
-    ///
-    /// # Errors
-    ///
-    /// `Exists` if the folder is not empty; `Io` if the file system lacks a call that is needed for this number of
-    /// writers; any failure of writing.
-    pub fn init_for(
-        writers: Writers,
-        root: &Path,
-        access: &Access,
-        now_unix_seconds: u64,
-    ) -> Result<(Self, Option<RecoveryKey>)> {
-        let failed = |e: &io::Error| {
-            RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
-        };
-        let folder = disk::create_root(root).and_then(|()| Folder::open(root));
-        let folder = folder.map_err(|e| failed(&e))?.for_writers(writers);
-        let entries = folder.root().list("").map_err(|e| failed(&e))?;
-        if !entries.iter().all(is_of_nobody) {
-            let message = format!("{root:?} is not empty; a repository needs a folder of its own");
-            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
+    let (mut id, mut master) = ([0; 16], [0; 32]);
+    let drawn = fill_random(&mut id).and_then(|()| fill_random(&mut master));
+    drawn.map_err(|e| failed(&e))?;
+    let id = RepositoryId(id);
+    let (sealing, master) = match access {
+        Access::Open => (Sealing::Authenticated, MasterKey::plain(id)),
+        Access::Passphrase(_) | Access::KeyFile(_) => (Sealing::Encrypted, MasterKey(master)),
+    };
+    let identity = RepositoryObject {
+        id,
+        sealing,
+        writers,
+        created_unix_seconds: now_unix_seconds,
+    };
+    let objects = Objects::new(folder, identity, master);
+    let staging = Coming::new(objects.root()).map_err(|e| failed(&e))?;
+    try_all(staging.root, root, &staging.path, writers)?;
+    let put = |name: ObjectName, bytes: &[u8]| {
+        let path = joined(&staging.path, &name.path());
+        let put = objects.folder().put(&path, bytes);
+        put.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+    };
+    let mut recovery = None;
+    if sealing == Sealing::Encrypted {
+        let key = RecoveryKey::new()?;
+        for (access, is_recovery) in [(access, false), (&key.access(), true)] {
+            let key = wrap(objects.master(), access, is_recovery, now_unix_seconds)?;
+            put(ObjectName::Key(key.number), &key.encode(id))?;
         }
-        let (mut id, mut master) = ([0; 16], [0; 32]);
-        let drawn = fill_random(&mut id).and_then(|()| fill_random(&mut master));
-        drawn.map_err(|e| failed(&e))?;
-        let id = RepositoryId(id);
-        let (sealing, master) = match access {
-            Access::Open => (Sealing::Authenticated, MasterKey::plain(id)),
-            Access::Passphrase(_) | Access::KeyFile(_) => (Sealing::Encrypted, MasterKey(master)),
-        };
-        let repository = Self {
-            folder,
-            object: RepositoryObject {
-                id,
-                sealing,
-                writers,
-                created_unix_seconds: now_unix_seconds,
-            },
-            master,
-            waiting: Waiting::default(),
-            opened_by: None,
-        };
-        let staging = Coming::new(repository.folder.root()).map_err(|e| failed(&e))?;
-        try_all(staging.root, root, &staging.path, writers)?;
-        let put = |name: ObjectName, bytes: &[u8]| {
-            let path = joined(&staging.path, &name.path());
-            let put = repository.folder.put(&path, bytes);
-            put.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
-        };
-        let mut recovery = None;
-        if sealing == Sealing::Encrypted {
-            let key = RecoveryKey::new()?;
-            for (access, is_recovery) in [(access, false), (&key.access(), true)] {
-                let key = wrap(&repository.master, access, is_recovery, now_unix_seconds)?;
-                put(ObjectName::Key(key.number), &key.encode(id))?;
+        recovery = Some(key);
+    }
+    let object = objects.identity().encode();
+    put(ObjectName::RepositoryCopy, &object)?;
+    staging
+        .arrive()
+        .map_err(|e| match Errno::from_io_error(&e) {
+            Some(Errno::NOTEMPTY | Errno::EXIST) => {
+                let message = format!("another process has made a repository in {root:?}");
+                RepositoryError::new(RepositoryErrorKind::Exists, message)
             }
-            recovery = Some(key);
-        }
-        let object = repository.object.encode();
-        put(ObjectName::RepositoryCopy, &object)?;
-        staging
-            .arrive()
-            .map_err(|e| match Errno::from_io_error(&e) {
-                Some(Errno::NOTEMPTY | Errno::EXIST) => {
-                    let message = format!("another process has made a repository in {root:?}");
-                    RepositoryError::new(RepositoryErrorKind::Exists, message)
-                }
-                _ => failed(&e),
-            })?;
-        if let Err(error) = repository.put(ObjectName::Repository, &object) {
-            staging.leave();
-            return Err(error);
-        }
-        drop(staging);
-        Ok((repository, recovery))
+            _ => failed(&e),
+        })?;
+    if let Err(error) = objects.put(ObjectName::Repository, &object) {
+        staging.leave();
+        return Err(error);
     }
+    drop(staging);
+    Ok((objects, recovery))
 }
 
 /// Whether an entry may be in a folder in which a repository is created.
@@ -203,42 +176,4 @@ pub(crate) fn all_of_init(root: &Root, folder: &str) -> io::Result<Vec<OfInit>> 
         is_folder: true,
     });
     Ok(all)
-}
-
-impl Repository {
-    /// Errors of the repository's object and of its copy.
-    #[must_use]
-    pub fn wrong_identity(&self) -> Vec<(ObjectName, RepositoryError)> {
-        let wrong = IDENTITY.into_iter().filter_map(|name| {
-            let error = match identity_in(&self.folder, name) {
-                Ok(object) if object == self.object => return None,
-                Ok(_) => RepositoryError::damaged(&name.path(), "it is of another repository"),
-                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
-                    RepositoryError::damaged(&name.path(), "it is not there")
-                }
-                Err(error) => error,
-            };
-            Some((name, error))
-        });
-        wrong.collect()
-    }
-
-    /// Writes the object of the repository, or its copy, again if it is missing or damaged. Returns how many were
-    /// written.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing.
-    pub fn mend_identity(&self) -> Result<u64> {
-        let mut mended = 0;
-        for (name, error) in self.wrong_identity() {
-            // An object of a newer version is not damaged.
-            if !error.is_of_object() {
-                continue;
-            }
-            self.put_over(name, &self.object.encode())?;
-            mended += 1;
-        }
-        Ok(mended)
-    }
 }

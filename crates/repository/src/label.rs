@@ -5,14 +5,24 @@
 use onefold_format::backup::{Label, ObjectName, SourceId};
 
 use crate::error::{RepositoryError, Result};
-use crate::repository::Repository;
+use crate::objects::Objects;
 use crate::sources::KnownSource;
 
-impl Repository {
-    /// The newest readable label of a source, if any.
-    pub(crate) fn label(&self, source: SourceId) -> Result<Option<Label>> {
-        for generation in self.labels(source)?.into_iter().rev() {
-            match self.label_in(ObjectName::Label(source, generation)) {
+/// The labels of a source.
+pub(crate) struct Labels<'a> {
+    objects: &'a Objects,
+    source: SourceId,
+}
+
+impl<'a> Labels<'a> {
+    pub(crate) fn of(objects: &'a Objects, source: SourceId) -> Self {
+        Self { objects, source }
+    }
+
+    /// The newest readable label, if any.
+    pub(crate) fn newest(&self) -> Result<Option<Label>> {
+        for generation in self.generations()?.into_iter().rev() {
+            match self.read(ObjectName::Label(self.source, generation)) {
                 Ok(label) => return Ok(Some(label)),
                 Err(error) if error.is_of_object() => {}
                 Err(error) => return Err(error),
@@ -21,16 +31,16 @@ impl Repository {
         Ok(None)
     }
 
-    /// The error of a source's newest label, if that is unreadable.
-    pub(crate) fn wrong_label(
+    /// The error of the newest label, if that is unreadable.
+    pub(crate) fn wrong(
         &self,
         known: &KnownSource,
     ) -> Result<Option<(ObjectName, RepositoryError)>> {
-        let newest = self.labels(known.id)?.pop();
-        let Some(name) = newest.map(|generation| ObjectName::Label(known.id, generation)) else {
+        let newest = self.generations()?.pop();
+        let Some(name) = newest.map(|generation| ObjectName::Label(self.source, generation)) else {
             return Ok(None);
         };
-        let error = self.label_in(name).err();
+        let error = self.read(name).err();
         Ok(error.map(|error| {
             let message =
                 format!("{error}; until 'onefold backup rename' the source is called {known}");
@@ -38,13 +48,13 @@ impl Repository {
         }))
     }
 
-    /// The generations of a source's labels, in order.
-    pub(crate) fn labels(&self, source: SourceId) -> Result<Vec<u32>> {
-        self.generations(&ObjectName::labels(source))
+    /// The generations of the labels, in order.
+    pub(crate) fn generations(&self) -> Result<Vec<u32>> {
+        self.objects.generations(&ObjectName::labels(self.source))
     }
 
-    fn label_in(&self, name: ObjectName) -> Result<Label> {
-        let content = self.read_sealed(name)?;
+    fn read(&self, name: ObjectName) -> Result<Label> {
+        let content = self.objects.read_sealed(name)?;
         Label::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 }

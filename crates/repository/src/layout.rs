@@ -1,5 +1,6 @@
 //! The names of a repository's files. Files with other names are foreign: they are ignored, and stay.
 
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::recipe::NUMBER_END;
 use rustix::fs::FileType;
 
@@ -101,6 +102,13 @@ pub(crate) fn hexadecimal(name: &str) -> Option<u64> {
 pub(crate) fn decimal(name: &str) -> Option<u64> {
     let number: u64 = name.parse().ok().filter(|number| *number < NUMBER_END)?;
     (number.to_string() == name).then_some(number)
+}
+
+/// The number and generation in the name of a pack or of its table.
+pub(crate) fn number_and_generation(name: &str) -> Option<(u64, u32)> {
+    let (number, generation) = name.split_once('.')?;
+    let (number, generation) = (decimal(number)?, generation.parse().ok()?);
+    (number < NUMBER_END / BLOCKS_PER_PACK).then_some((number, generation))
 }
 
 fn is_digit(byte: u8) -> bool {

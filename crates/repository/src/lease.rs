@@ -1,6 +1,6 @@
 //! A lease: a folder of its holder with a heartbeat, in the folder of all leases of a source or a backup.
 //!
-//! It is taken and released by renaming folders; `writer.rs` and `reader.rs` say when.
+//! It is taken and released by renaming folders; `leases.rs` and `reader.rs` say when.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,14 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use onefold_format::backup::{Lease, ObjectName};
+use onefold_format::backup::{Lease, ObjectName, SourceId};
 use rustix::fs::FileType;
 
 use crate::disk::{Entry, Root, joined};
 use crate::error::{RepositoryError, Result};
 use crate::host::{host_name, now};
-use crate::layout::{hexadecimal, is_of_lease};
+use crate::layout::{RETIRED, hexadecimal, is_of_lease};
+use crate::objects::Objects;
 use crate::process::this_process;
 
 /// The heartbeat interval.
@@ -105,10 +106,27 @@ pub(crate) fn folder_name(token: u64) -> String {
     format!("{token:016x}")
 }
 
-/// The number of the holder in a folder of leases, if any.
-pub(crate) fn token_in(root: &Root, leases: &str) -> Option<u64> {
-    let mut entries = root.list(leases).ok()?.into_iter();
+/// The number of the holder of a source's lease, if it is held.
+pub(crate) fn holder_of(root: &Root, source: SourceId) -> Option<u64> {
+    let mut entries = root.list(&ObjectName::writer(source)).ok()?.into_iter();
     entries.find_map(|entry| hexadecimal(&entry.name).filter(|_| is_holder(&entry)))
+}
+
+/// The path of a folder next to the folder of a source's leases.
+pub(crate) fn lease_folder(source: SourceId, kind: &str, token: u64) -> String {
+    format!("sources/{source}/{kind}{token:016x}")
+}
+
+/// The retired folders of a source's leases, with the numbers of their holders.
+pub(crate) fn remains(objects: &Objects, source: SourceId) -> Result<Vec<(String, u64)>> {
+    let folder = format!("sources/{source}");
+    let names = objects.folder().folders_with(&folder, RETIRED);
+    let names = names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+    let retired = names.iter().filter_map(|name| {
+        let token = hexadecimal(name.strip_prefix(RETIRED)?)?;
+        Some((format!("{folder}/{name}"), token))
+    });
+    Ok(retired.collect())
 }
 
 /// Whether an entry has the name of a holder's folder.

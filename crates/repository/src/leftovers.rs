@@ -3,19 +3,23 @@
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use onefold_format::backup::{BackupNumber, Lease, LeaseName, ObjectName, SourceId};
+use onefold_format::backup::{LeaseName, ObjectName, SourceId};
 use rustix::fs::FileType;
 
 use crate::disk::{Root, joined};
 use crate::error::{RepositoryError, Result};
+use crate::holders::is_known_dead;
 use crate::init::{all_of_init, is_of_init};
-use crate::layout::{RETIRED, decimal, is_incomplete, is_ours};
+use crate::layout::{RETIRED, is_incomplete, is_ours};
 use crate::lease::{
-    STAGING, files_of_lease, folder_name, give_back, has_remains, lease_folders, remove_lease,
+    STAGING, files_of_lease, folder_name, give_back, has_remains, holder_of, lease_folder,
+    lease_folders, remove_lease,
 };
-use crate::process::is_running;
-use crate::reader::readers_of;
-use crate::repository::Repository;
+use crate::leases::Leases;
+use crate::objects::Objects;
+use crate::reader::{Readers, readers_of};
+use crate::source::Catalogue;
+use crate::waiting::Waiting;
 
 /// Younger files may still be completed.
 const AGE: Duration = Duration::from_secs(3600);
@@ -29,91 +33,29 @@ pub struct Leftovers {
     pub bytes: u64,
 }
 
-impl Repository {
-    /// Counts the files left behind by killed commands.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn leftovers(&self) -> Result<Leftovers> {
-        self.find_leftovers(false)
-    }
-
-    /// Removes the files left behind by killed commands.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn remove_leftovers(&self) -> Result<Leftovers> {
-        self.find_leftovers(true)
-    }
-
-    fn find_leftovers(&self, are_removed: bool) -> Result<Leftovers> {
-        let root = self.folder.root();
+impl Leftovers {
+    /// Counts the files left behind by killed commands, and removes them if `are_removed`.
+    pub(crate) fn find(objects: &Objects, waiting: &Waiting, are_removed: bool) -> Result<Self> {
         let mut search = Search {
-            root,
+            root: objects.root(),
             found: Leftovers::default(),
             are_removed,
         };
-        let failed =
-            |e: io::Error| RepositoryError::io("cannot look for leftovers of killed commands", &e);
-        search.incomplete_in("").map_err(failed)?;
-        search.incomplete_in("keys").map_err(failed)?;
-        search.of_init().map_err(failed)?;
-        for source in self.source_ids()? {
+        search.incomplete_in("").map_err(|e| failed(&e))?;
+        search.incomplete_in("keys").map_err(|e| failed(&e))?;
+        search.of_init().map_err(|e| failed(&e))?;
+        for source in Catalogue::of(objects).ids()? {
             let folder = format!("sources/{source}");
-            search.of_source(&folder).map_err(failed)?;
-            if let Some(holder) = self.holder(source)
-                && self.is_known_dead(ObjectName::Lease(source, holder))
-            {
-                let held = joined(&ObjectName::writer(source), &folder_name(holder));
-                search.count_lease(&held);
-                if are_removed {
-                    self.have_ended(&[LeaseName { source, holder }])?;
-                }
-            }
-            for (backup, holder) in self.all_readers(source)? {
-                if self.is_known_dead(ObjectName::Reader(source, backup, holder)) {
-                    let readers = readers_of(source, backup);
-                    let held = joined(&readers, &folder_name(holder));
-                    search.count_lease(&held);
-                    if are_removed {
-                        give_back(
-                            root,
-                            &readers,
-                            holder,
-                            &self.lease_folder(source, RETIRED, holder),
-                        );
-                    }
-                }
-            }
+            search.of_source(&folder).map_err(|e| failed(&e))?;
+            search.lease_of(objects, waiting, source)?;
+            search.readers_of(objects, waiting, source)?;
         }
         Ok(search.found)
     }
+}
 
-    /// All reader leases of a source, living or dead.
-    fn all_readers(&self, source: SourceId) -> Result<Vec<(BackupNumber, u64)>> {
-        let mut readers = Vec::new();
-        let folder = ObjectName::readers(source);
-        let names = self.folder.folders(&folder);
-        let names =
-            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
-        for backup in names.iter().filter_map(|name| decimal(name)) {
-            let backup = BackupNumber(backup);
-            let holders = self.readers(source, backup)?.into_iter();
-            readers.extend(holders.map(|holder| (backup, holder)));
-        }
-        Ok(readers)
-    }
-
-    /// Whether the holder of a lease was a process of this machine that has ended.
-    fn is_known_dead(&self, lease: ObjectName) -> bool {
-        let content = self.read_sealed(lease);
-        let lease = content
-            .ok()
-            .and_then(|content| Lease::decode(&content).ok());
-        lease.is_some_and(|lease| is_running(lease.holder) == Some(false))
-    }
+fn failed(error: &io::Error) -> RepositoryError {
+    RepositoryError::io("cannot look for leftovers of killed commands", error)
 }
 
 struct Search<'a> {
@@ -177,6 +119,36 @@ impl Search<'_> {
                 }
             } else {
                 self.incomplete_in(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the lease of a source, if its holder is dead.
+    fn lease_of(&mut self, objects: &Objects, waiting: &Waiting, source: SourceId) -> Result<()> {
+        if let Some(holder) = holder_of(self.root, source)
+            && is_known_dead(objects, ObjectName::Lease(source, holder))
+        {
+            let held = joined(&ObjectName::writer(source), &folder_name(holder));
+            self.count_lease(&held);
+            if self.are_removed {
+                Leases::new(objects, waiting).have_ended(&[LeaseName { source, holder }])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the leases of dead readers of a source.
+    fn readers_of(&mut self, objects: &Objects, waiting: &Waiting, source: SourceId) -> Result<()> {
+        for (backup, holder) in Readers::new(objects, waiting).all(source)? {
+            if is_known_dead(objects, ObjectName::Reader(source, backup, holder)) {
+                let readers = readers_of(source, backup);
+                let held = joined(&readers, &folder_name(holder));
+                self.count_lease(&held);
+                if self.are_removed {
+                    let retired = lease_folder(source, RETIRED, holder);
+                    give_back(self.root, &readers, holder, &retired);
+                }
             }
         }
         Ok(())

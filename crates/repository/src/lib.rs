@@ -12,16 +12,20 @@
 //! | `layout.rs` | the names of the repository's files |
 //! | `folder.rs` | objects as files: complete and durable, or absent |
 //! | `seal.rs` | keys, and the chunks that they protect |
+//! | `objects.rs` | sealed objects: reading, writing, listing and removing them |
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
+//! | `keys.rs` | the keys of a repository |
 //! | `init.rs` | creating a repository |
 //! | `trial.rs` | tests that a file system has the calls that a repository needs |
 //! | `identity.rs` | the object with the repository's identity, and its copy |
-//! | `repository.rs` | a repository, its keys and its objects |
+//! | `repository.rs` | opening a repository, and requests that concern all of it |
+//! | `repository/catalogue.rs` | requests that concern its sources |
+//! | `repository/content.rs` | requests that concern the content of a source |
 //! | `source.rs` | finding and adding sources |
 //! | `sources.rs` | the list of sources, searched by name, id and origin |
 //! | `packing.rs` | writing packs |
-//! | `pack.rs` | listing packs, and reading them |
-//! | `opening.rs` | opening packs |
+//! | `packs.rs` | listing and opening packs |
+//! | `pack.rs` | reading a pack that is opened |
 //! | `table.rs` | copies of the tables of packs |
 //! | `damage.rs` | blocks that were found damaged |
 //! | `moved.rs` | blocks that packs have replaced by popular blocks |
@@ -33,7 +37,9 @@
 //! | `marks.rs` | protections, and the users of popular blocks |
 //! | `process.rs` | identities of processes |
 //! | `lease.rs` | a lease: a folder with a heartbeat |
-//! | `writer.rs` | the lease for changing a source |
+//! | `leases.rs` | the leases for changing sources |
+//! | `fenced.rs` | writing and removing objects under a lease |
+//! | `writer.rs` | changing a source under its lease |
 //! | `reader.rs` | the lease for reading a backup |
 //! | `waiting.rs` | how a command waits for other processes |
 //! | `holders.rs` | living holders of leases: watching the heartbeats of other processes |
@@ -49,6 +55,7 @@ mod backup;
 mod damage;
 mod disk;
 mod error;
+mod fenced;
 mod folder;
 mod foreign;
 mod history;
@@ -56,15 +63,18 @@ mod holders;
 mod host;
 mod identity;
 mod init;
+mod keys;
 mod label;
 mod layout;
 mod lease;
+mod leases;
 mod leftovers;
 mod marks;
 mod moved;
-mod opening;
+mod objects;
 mod pack;
 mod packing;
+mod packs;
 mod process;
 mod reader;
 mod removal;
@@ -85,7 +95,8 @@ pub use backup::{NeededPacks, NewRecipe, Recipe};
 pub use damage::{DamagedBlocks, KnownDamage};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use foreign::Foreign;
-pub use history::{Course, History, Reached};
+pub use history::course::Course;
+pub use history::{History, Reached};
 pub use host::{host_name, machine_id};
 pub use leftovers::Leftovers;
 pub use moved::MovedRun;

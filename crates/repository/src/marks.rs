@@ -3,26 +3,35 @@
 
 use onefold_format::backup::{ObjectName, PackReference, SourceId};
 
+use crate::backup::Backups;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::fenced::Fenced;
 use crate::folder::NewObject;
-use crate::repository::Repository;
+use crate::objects::Objects;
+use crate::packs::Packs;
+use crate::source::source_named;
 use crate::sources::KnownSource;
-use crate::writer::Writer;
 
-impl Repository {
-    /// The marks of a source that are missing or damaged.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn wrong_marks(&self, known: &KnownSource) -> Result<Vec<(ObjectName, RepositoryError)>> {
-        let marks = if known.source.is_popular() {
-            self.user_marks(known.id)?
+/// The marks of a source.
+pub(crate) struct Marks<'a> {
+    objects: &'a Objects,
+    known: &'a KnownSource,
+}
+
+impl<'a> Marks<'a> {
+    pub(crate) fn of(objects: &'a Objects, known: &'a KnownSource) -> Self {
+        Self { objects, known }
+    }
+
+    /// The marks that are missing or damaged.
+    pub(crate) fn wrong(&self) -> Result<Vec<(ObjectName, RepositoryError)>> {
+        let marks = if self.known.source.is_popular() {
+            self.of_popular()?
         } else {
-            self.disk_marks(known)?
+            self.of_disk()?
         };
         let wrong = marks.into_iter().filter_map(|name| {
-            let error = self.read_sealed(name).err()?;
+            let error = self.objects.read_sealed(name).err()?;
             Some(match error.kind() {
                 RepositoryErrorKind::NotFound => {
                     let error = RepositoryError::damaged(&name.path(), "it is not there");
@@ -34,21 +43,23 @@ impl Repository {
         Ok(wrong.collect())
     }
 
-    fn user_marks(&self, popular: SourceId) -> Result<Vec<ObjectName>> {
-        let users = self.users(popular)?.into_iter();
+    fn of_popular(&self) -> Result<Vec<ObjectName>> {
+        let popular = self.known.id;
+        let users = Users::of(self.objects, popular).all()?.into_iter();
         let users = users.map(|source| ObjectName::User { popular, source });
         Ok(users.collect())
     }
 
     /// The protections of a source, and its user mark if a backup needs popular blocks or a block was moved to one.
-    fn disk_marks(&self, known: &KnownSource) -> Result<Vec<ObjectName>> {
-        let id = known.id;
-        let protected = self.protected(id)?.into_iter();
+    fn of_disk(&self) -> Result<Vec<ObjectName>> {
+        let (objects, id) = (self.objects, self.known.id);
+        let backups = Backups::of(objects, id);
+        let protected = backups.protected()?.into_iter();
         let mut marks: Vec<_> = protected
             .map(|backup| ObjectName::Protection(id, backup))
             .collect();
-        if !self.needed_packs(id)?.popular.is_empty() || self.has_moved(id)? {
-            let popular = self.popular_id(&known.source);
+        if !backups.needed_packs()?.popular.is_empty() || Packs::of(objects, id).has_moved()? {
+            let popular = objects.master().popular_id(&self.known.source);
             marks.push(ObjectName::User {
                 popular,
                 source: id,
@@ -57,57 +68,67 @@ impl Repository {
         Ok(marks)
     }
 
-    /// Whether a pack of a source has moved blocks. Only packs that were written again can.
-    fn has_moved(&self, source: SourceId) -> Result<bool> {
-        let mut packs = self.packs(source)?;
-        packs.retain(|(_, generation)| *generation > 0);
-        for (number, generation) in packs {
-            match self.pack_or_newer(source, number, generation) {
-                Ok(Some(pack)) if !pack.popular_packs().is_empty() => return Ok(true),
-                Err(error) if !error.is_of_object() => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(false)
-    }
-}
-
-impl Writer<'_> {
-    /// Prepares references to popular packs: makes the packs' names durable, and records the source as a user of the
-    /// popular blocks. Must be called before any object of the source refers to them. Popular blocks need no mark for
-    /// themselves.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn begin_to_use(&self, packs: &[PackReference]) -> Result<()> {
-        if packs.is_empty() {
-            return Ok(());
-        }
-        let (repository, source) = (self.repository(), self.source());
-        let popular = repository.popular_id(&source.source);
-        repository.sync_packs(popular, packs)?;
-        if source.id == popular {
-            Ok(())
-        } else {
-            repository.add_user(popular, source.id)
-        }
-    }
-
-    /// Writes missing or damaged marks of the source again. Returns how many were written.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn mend_marks(&self) -> Result<u64> {
-        let wrong = self.repository().wrong_marks(self.source())?.into_iter();
+    /// Writes missing or damaged marks again, under the lease of the source. Returns how many were written.
+    pub(crate) fn mend(&self, fenced: &Fenced<'_>) -> Result<u64> {
+        let wrong = self.wrong()?.into_iter();
         // An object of a newer version is not damaged.
         let damaged = wrong.filter(|(_, error)| error.is_of_object());
         let mut mended = 0;
         for (name, _) in damaged {
-            self.put(name, Vec::new(), NewObject::commit_over)?;
+            fenced.put(name, Vec::new(), NewObject::commit_over)?;
             mended += 1;
         }
         Ok(mended)
+    }
+}
+
+/// The sources whose backups may need the popular blocks of a domain.
+pub(crate) struct Users<'a> {
+    objects: &'a Objects,
+    popular: SourceId,
+}
+
+impl<'a> Users<'a> {
+    pub(crate) fn of(objects: &'a Objects, popular: SourceId) -> Self {
+        Self { objects, popular }
+    }
+
+    /// All users, by the names of their marks.
+    pub(crate) fn all(&self) -> Result<Vec<SourceId>> {
+        let names = self.objects.names(&ObjectName::users(self.popular))?;
+        Ok(names.iter().filter_map(|name| source_named(name)).collect())
+    }
+
+    /// Records that backups of a source may need popular blocks.
+    pub(crate) fn add(&self, source: SourceId) -> Result<()> {
+        let popular = self.popular;
+        let name = ObjectName::User { popular, source };
+        match self.objects.read_sealed(name) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_of_object() => {
+                let content = self.objects.sealed(name, Vec::new())?;
+                self.objects.put_over(name, &content)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Prepares references of a source to popular packs: makes the packs' names durable, and records the source as a user
+/// of the popular blocks. Popular blocks need no mark for themselves.
+pub(crate) fn begin_to_use(
+    objects: &Objects,
+    source: &KnownSource,
+    packs: &[PackReference],
+) -> Result<()> {
+    if packs.is_empty() {
+        return Ok(());
+    }
+    let popular = objects.master().popular_id(&source.source);
+    Packs::of(objects, popular).sync(packs)?;
+    if source.id == popular {
+        Ok(())
+    } else {
+        Users::of(objects, popular).add(source.id)
     }
 }

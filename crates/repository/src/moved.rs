@@ -1,13 +1,9 @@
 //! Blocks that packs no longer store, because popular blocks have their content.
 
-use std::collections::BTreeSet;
-
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_format::backup::{ObjectName, PackReference, SourceId, Witness, witness_of};
+use onefold_format::backup::{Witness, witness_of};
 
-use crate::error::{RepositoryError, Result};
 use crate::pack::Pack;
-use crate::repository::Repository;
 
 /// Consecutive blocks of a pack that were moved to popular blocks with consecutive numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,34 +31,6 @@ impl Pack {
             number,
             blocks: 1 + alike.count(),
             witness: witness_of(self.popular_packs(), number / BLOCKS_PER_PACK)?,
-        })
-    }
-}
-
-impl Repository {
-    /// Makes the names of packs durable. A pack becomes visible when it gets its name, and its writer may die before
-    /// the name is durable, so this must come before any durable object refers to the pack.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of writing.
-    pub fn sync_packs(&self, source: SourceId, packs: &[PackReference]) -> Result<()> {
-        let paths = packs.iter().map(|pack| {
-            let (number, generation) = (pack.number, 0);
-            let path = ObjectName::Pack {
-                source,
-                number,
-                generation,
-            };
-            path.path()
-        });
-        let folders = paths.filter_map(|path| Some(path.rsplit_once('/')?.0.to_owned()));
-        let mut folders: BTreeSet<_> = folders.collect();
-        folders.insert(ObjectName::packs(source));
-        let mut folders = folders.into_iter();
-        folders.try_for_each(|folder| {
-            let synced = self.folder.sync(&folder);
-            synced.map_err(|e| RepositoryError::io(format_args!("cannot sync {folder}"), &e))
         })
     }
 }

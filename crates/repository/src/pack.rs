@@ -1,25 +1,15 @@
-//! Lists packs, and reads their groups.
+//! A pack that is opened, and its groups.
 
 use std::fs::File;
 use std::mem::discriminant;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::recipe::NUMBER_END;
-use onefold_format::backup::{
-    ObjectName, PackReference, PackTable, Slot, SourceId, TableCopy, Witness,
-};
-use rustix::fs::FileType;
+use onefold_format::backup::pack::BLOCKS_PER_GROUP;
+use onefold_format::backup::{PackReference, PackTable, Slot, TableCopy, Witness};
 
-use crate::backup::NeededPacks;
-use crate::disk::{joined, split};
 use crate::error::{RepositoryError, Result};
-use crate::folder::random_number;
-use crate::layout::{decimal, is_ours};
-use crate::repository::Repository;
 use crate::seal::ChunkKey;
-use crate::sources::KnownSource;
 
 /// A group that was authenticated, but not decompressed.
 pub struct OpenedGroup {
@@ -43,152 +33,12 @@ pub struct Pack {
     pub(crate) table_damage: Option<RepositoryError>,
 }
 
-fn cannot_list(folder: &str, error: &std::io::Error) -> RepositoryError {
-    RepositoryError::io(format_args!("cannot list {folder}"), error)
-}
-
-impl Repository {
-    /// The packs of a source, in order: numbers and newest generations.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn packs(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
-        let mut packs = self.pack_generations(source)?;
-        packs.dedup_by(|next, kept| {
-            let same = next.0 == kept.0;
-            if same {
-                kept.1 = next.1;
-            }
-            same
-        });
-        Ok(packs)
-    }
-
-    /// All generations of the packs of a source, in order.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn pack_generations(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
-        let named = |number, generation| pack_name(source, number, generation);
-        self.of_packs(&ObjectName::packs(source), named)
-    }
-
-    /// The packs in the same folder as the pack with this number: numbers and generations.
-    pub(crate) fn packs_beside(&self, source: SourceId, number: u64) -> Result<Vec<(u64, u32)>> {
-        let named = |number, generation| pack_name(source, number, generation);
-        self.of_packs_in(split(&named(number, 0).path()).0, named)
-    }
-
-    /// The numbers and generations of the objects below a folder whose names `named` gives, in order.
-    pub(crate) fn of_packs(
-        &self,
-        folder: &str,
-        named: impl Fn(u64, u32) -> ObjectName,
-    ) -> Result<Vec<(u64, u32)>> {
-        let mut found = Vec::new();
-        let parts = self.folder.folders(folder);
-        for part in parts.map_err(|e| cannot_list(folder, &e))? {
-            let part = joined(folder, &part);
-            if is_ours(&part, FileType::Directory) {
-                found.extend(self.of_packs_in(&part, &named)?);
-            }
-        }
-        found.sort_unstable();
-        Ok(found)
-    }
-
-    fn of_packs_in(
-        &self,
-        folder: &str,
-        named: impl Fn(u64, u32) -> ObjectName,
-    ) -> Result<Vec<(u64, u32)>> {
-        let names = self.folder.objects(folder);
-        let names = names.map_err(|e| cannot_list(folder, &e))?.into_iter();
-        let found = names.filter_map(|name| {
-            let (number, generation) = numbers_in(&name)?;
-            let is_it = named(number, generation).path() == joined(folder, &name);
-            is_it.then_some((number, generation))
-        });
-        Ok(found.collect())
-    }
-
-    /// The size of a pack's file, without opening it; `None` if it is not there.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn pack_bytes(
-        &self,
-        source: SourceId,
-        number: u64,
-        generation: u32,
-    ) -> Result<Option<u64>> {
-        let path = pack_name(source, number, generation).path();
-        let found = self.folder.root().stat(&path);
-        let found = found.map_err(|e| cannot_read(&path, &e))?;
-        Ok(found.map(|stat| stat.st_size as u64))
-    }
-
-    /// The number of the next pack of a source. It is higher than the number of every pack that is listed, has a copy
-    /// of its table, was ever removed from the source, or is needed by a backup.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn next_pack(&self, source: &KnownSource, needed: &NeededPacks) -> Result<u64> {
-        let needed = needed.own.last_key_value().map(|(number, _)| *number);
-        let copied = self.tables(source.id)?.last().map(|(number, _)| *number);
-        let next = needed.max(copied).map_or(0, |last| last + 1);
-        Ok(next.max(self.history(source.id)?.next_pack))
-    }
-
-    /// The error for a missing pack that a backup needs.
-    #[must_use]
-    pub fn missing_pack(&self, source: SourceId, number: u64) -> RepositoryError {
-        let name = ObjectName::Pack {
-            source,
-            number,
-            generation: 0,
-        };
-        RepositoryError::damaged(&name.path(), "it is not there")
-    }
-
-    /// Draws a random number for the first of some popular packs, so that concurrent writers of such packs do not
-    /// have to coordinate.
-    ///
-    /// # Errors
-    ///
-    /// If the system has no random numbers.
-    pub fn draw_popular_pack() -> Result<u64> {
-        let drawn = random_number().map_err(|e| RepositoryError::io("no random numbers", &e))?;
-        // In the lower half, so that the following packs stay below the largest number.
-        Ok(drawn % (NUMBER_END / BLOCKS_PER_PACK / 2))
-    }
-}
-
 /// The error for a failed read; an early end of the file is damage.
 pub(crate) fn cannot_read(path: &str, error: &std::io::Error) -> RepositoryError {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(path, "it is cut"),
         _ => RepositoryError::io(format_args!("cannot read object {path}"), error),
     }
-}
-
-pub(crate) fn pack_name(source: SourceId, number: u64, generation: u32) -> ObjectName {
-    ObjectName::Pack {
-        source,
-        number,
-        generation,
-    }
-}
-
-/// The number and generation in the name of a pack or of its table.
-fn numbers_in(name: &str) -> Option<(u64, u32)> {
-    let (number, generation) = name.split_once('.')?;
-    let (number, generation) = (decimal(number)?, generation.parse().ok()?);
-    (number < NUMBER_END / BLOCKS_PER_PACK).then_some((number, generation))
 }
 
 impl Pack {

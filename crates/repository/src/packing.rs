@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{
-    ObjectName, PackReference, PackTable, PackTrailer, Slot, StoredGroup, Witness,
+    ObjectName, PackReference, PackTable, PackTrailer, Slot, StoredGroup,
 };
 
 use crate::error::{RepositoryError, Result};
-use crate::folder::{NewObject, fill_random};
-use crate::pack::{OpenedGroup, Pack};
+use crate::fenced::Fenced;
+use crate::folder::NewObject;
+use crate::pack::OpenedGroup;
 use crate::seal::ChunkKey;
 use crate::sources::KnownSource;
 use crate::table::NewTable;
-use crate::writer::Writer;
 
 /// A pack that is being written. Dropping it discards it.
 pub struct NewPack {
@@ -43,6 +43,37 @@ pub struct SealedGroup {
 }
 
 impl NewPack {
+    /// Starts a pack of the source, or of popular blocks.
+    pub(crate) fn start(
+        fenced: &Fenced<'_>,
+        of: &KnownSource,
+        pack: PackReference,
+        generation: u32,
+    ) -> Result<NewPack> {
+        let PackReference { number, witness } = pack;
+        let name = ObjectName::Pack {
+            source: of.id,
+            number,
+            generation,
+        };
+        let (object, key) = fenced.create(name)?;
+        Ok(NewPack {
+            path: name.path(),
+            object: BufWriter::with_capacity(1 << 20, object),
+            key: Arc::new(key),
+            copy: NewTable::start(fenced, of.id, number, generation)?,
+            table: PackTable {
+                block_size: of.source.block_size,
+                witness,
+                groups: Vec::new(),
+                slots: Vec::new(),
+                popular_packs: Vec::new(),
+            },
+            number,
+            position: OBJECT_HEADER_BYTES as u64,
+        })
+    }
+
     /// The number and witness of the pack, as a manifest names them.
     #[must_use]
     pub fn reference(&self) -> PackReference {
@@ -171,66 +202,6 @@ impl GroupSealer {
         Ok(SealedGroup {
             bytes,
             is_compressed,
-        })
-    }
-}
-
-impl Writer<'_> {
-    /// Starts pack `number` of the source, or of popular blocks.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of writing.
-    pub fn new_pack(&self, of: &KnownSource, number: u64) -> Result<NewPack> {
-        let mut witness = Witness([0; 16]);
-        fill_random(&mut witness.0).map_err(|e| RepositoryError::io("no random numbers", &e))?;
-        self.start_pack(of, PackReference { number, witness }, 0)
-    }
-
-    /// Starts a new generation of a pack of the source, or of popular blocks. It may refer to the same popular packs
-    /// as the generation before.
-    ///
-    /// # Errors
-    ///
-    /// As [`Writer::new_pack`].
-    pub fn new_generation(
-        &self,
-        of: &KnownSource,
-        before: &Pack,
-        generation: u32,
-    ) -> Result<NewPack> {
-        let mut pack = self.start_pack(of, before.reference(), generation)?;
-        pack.refer_to(before.popular_packs());
-        Ok(pack)
-    }
-
-    fn start_pack(
-        &self,
-        of: &KnownSource,
-        pack: PackReference,
-        generation: u32,
-    ) -> Result<NewPack> {
-        let PackReference { number, witness } = pack;
-        let name = ObjectName::Pack {
-            source: of.id,
-            number,
-            generation,
-        };
-        let (object, key) = self.create(name)?;
-        Ok(NewPack {
-            path: name.path(),
-            object: BufWriter::with_capacity(1 << 20, object),
-            key: Arc::new(key),
-            copy: self.new_table(of.id, number, generation)?,
-            table: PackTable {
-                block_size: of.source.block_size,
-                witness,
-                groups: Vec::new(),
-                slots: Vec::new(),
-                popular_packs: Vec::new(),
-            },
-            number,
-            position: OBJECT_HEADER_BYTES as u64,
         })
     }
 }

@@ -13,10 +13,12 @@
 
 use onefold_format::backup::{ObjectName, Place, SourceId};
 
+use crate::damage::DamageRecord;
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::label::Labels;
+use crate::objects::Objects;
 use crate::repository::Repository;
-use crate::sources::KnownSource;
 use crate::writer::Writer;
 
 impl Repository {
@@ -28,10 +30,10 @@ impl Repository {
     /// protected: nothing is removed then. `Interrupted`. `Damaged` if an object is not known to be of this
     /// repository: it stays, with all objects that would be removed after it. Any failure of reading or writing.
     pub fn remove_source(&self, source: SourceId) -> Result<()> {
-        let writer = self.lease_of(source, "backup remove")?;
-        writer.remove_content()?;
-        drop(writer);
-        self.remove_folders(source)
+        let removal = Removal {
+            writer: Writer::of(self, source, "backup remove")?,
+        };
+        removal.finish()
     }
 
     /// Removes a source that was added for a backup, unless it has a backup. Returns whether it was removed.
@@ -40,99 +42,35 @@ impl Repository {
     ///
     /// As [`Repository::remove_source`].
     pub fn remove_unused_source(&self, source: SourceId) -> Result<bool> {
-        let writer = self.lease_of(source, "backup create")?;
+        let removal = Removal {
+            writer: Writer::of(self, source, "backup create")?,
+        };
         // A closed number belongs to the backup that failed.
         let history = self.history(source)?;
         let has_any = [&history.backups, &history.missing, &history.returned];
         if has_any.into_iter().any(|backups| !backups.is_empty()) {
             return Ok(false);
         }
-        writer.remove_content()?;
-        drop(writer);
-        self.remove_folders(source)?;
+        removal.finish()?;
         Ok(true)
-    }
-
-    /// The source with this name or id whose removal was interrupted after it had ceased to exist.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading.
-    pub fn half_removed(&self, name: &str) -> Result<Option<KnownSource>> {
-        for id in self.source_ids()? {
-            let known = match self.known(id) {
-                Ok(Some(known)) if known.source.name == name || id.to_string() == name => known,
-                Ok(_) => continue,
-                Err(error) if error.is_of_object() => continue,
-                Err(error) => return Err(error),
-            };
-            if self.is_half_removed(&known)? {
-                return Ok(Some(known));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The bytes of all packs of a source.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn stored_bytes(&self, source: SourceId) -> Result<u64> {
-        let mut bytes = 0;
-        for (number, generation) in self.pack_generations(source)? {
-            let path = ObjectName::Pack {
-                source,
-                number,
-                generation,
-            };
-            let path = path.path();
-            let stat = self.folder.root().stat(&path);
-            let stat = stat
-                .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
-            bytes += stat.map_or(0, |stat| stat.st_size as u64);
-        }
-        Ok(bytes)
-    }
-
-    /// Removes the empty folders of a source that no longer exists.
-    fn remove_folders(&self, source: SourceId) -> Result<()> {
-        let root = self.folder.root();
-        let all = format!("sources/{source}");
-        let mut folders = vec![all.clone()];
-        for place in Place::all(false) {
-            folders.push(place.path(source));
-        }
-        folders.extend([
-            ObjectName::tables(source),
-            ObjectName::damage(source),
-            ObjectName::closed(source),
-            ObjectName::labels(source),
-            ObjectName::protections(source),
-            ObjectName::readers(source),
-            ObjectName::writer(source),
-        ]);
-        for parent in [
-            ObjectName::packs(source),
-            ObjectName::tables(source),
-            ObjectName::readers(source),
-        ] {
-            let names = self.folder.folders(&parent);
-            let names =
-                names.map_err(|e| RepositoryError::io(format_args!("cannot list {parent}"), &e))?;
-            folders.extend(names.iter().map(|name| joined(&parent, name)));
-        }
-        for folder in folders.iter().rev() {
-            // A folder with foreign files stays, which does no harm.
-            let _ = root.remove_empty_folder(folder);
-        }
-        Ok(())
     }
 }
 
-impl Writer<'_> {
+/// The removal of a source, whose lease it holds.
+struct Removal<'a> {
+    writer: Writer<'a>,
+}
+
+impl Removal<'_> {
+    fn finish(self) -> Result<()> {
+        self.remove_content()?;
+        let (repository, source) = (self.writer.repository(), self.writer.source().id);
+        drop(self);
+        remove_folders(repository.objects(), source)
+    }
+
     fn remove_content(&self) -> Result<()> {
-        let (repository, id) = (self.repository(), self.source().id);
+        let (repository, id) = (self.writer.repository(), self.writer.source().id);
         let history = repository.history(id)?;
         let backups = [&history.backups, &history.missing, &history.returned];
         let backups: Vec<_> = backups.into_iter().flatten().copied().collect();
@@ -141,54 +79,54 @@ impl Writer<'_> {
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
         let all: Vec<_> = backups.iter().map(|backup| (id, *backup)).collect();
-        let are_read = repository.check_not_read(&all)?;
+        let are_read = repository.readers().check_none(&all)?;
         are_read.into_iter().collect::<Result<()>>()?;
         for backup in backups {
             repository.forget(id, backup)?;
         }
-        for backup in repository.numbers(&ObjectName::manifests(id))? {
-            self.remove(ObjectName::Manifest(id, backup))?;
+        for backup in repository.objects().numbers(&ObjectName::manifests(id))? {
+            self.writer.remove(ObjectName::Manifest(id, backup))?;
         }
         for (number, generation) in repository.pack_generations(id)? {
-            repository.waiting.check_interrupted(format_args!(
+            repository.waiting().check_interrupted(format_args!(
                 "before the source was removed; the same command does the rest"
             ))?;
-            self.remove(ObjectName::Pack {
+            self.writer.remove(ObjectName::Pack {
                 source: id,
                 number,
                 generation,
             })?;
         }
         for (number, generation) in repository.tables(id)? {
-            self.remove_table(number, generation)?;
+            self.writer.remove_table(number, generation)?;
         }
         for backup in repository.recipes(id)? {
-            self.remove(ObjectName::Recipe(id, backup))?;
+            self.writer.remove(ObjectName::Recipe(id, backup))?;
         }
-        for name in repository.damage_objects(id)? {
-            self.remove(name)?;
+        for name in DamageRecord::of(repository.objects(), id).names()? {
+            self.writer.remove(name)?;
         }
         self.leave_popular()?;
         self.forget_numbers()?;
-        self.remove(ObjectName::Source(id))?;
+        self.writer.remove(ObjectName::Source(id))?;
         // The last copy is the last object that has the source's name at its birth.
         if let [last, others @ ..] = Place::all(false) {
             for place in others {
-                self.remove(ObjectName::Copy(id, *place))?;
+                self.writer.remove(ObjectName::Copy(id, *place))?;
             }
-            for generation in repository.labels(id)? {
-                self.remove(ObjectName::Label(id, generation))?;
+            for generation in Labels::of(repository.objects(), id).generations()? {
+                self.writer.remove(ObjectName::Label(id, generation))?;
             }
-            self.remove(ObjectName::Copy(id, *last))?;
+            self.writer.remove(ObjectName::Copy(id, *last))?;
         }
         Ok(())
     }
 
     fn leave_popular(&self) -> Result<()> {
-        let (repository, id) = (self.repository(), self.source().id);
+        let (repository, id) = (self.writer.repository(), self.writer.source().id);
         for popular in repository.source_ids()? {
             if repository.users(popular)?.contains(&id) {
-                self.remove(ObjectName::User {
+                self.writer.remove(ObjectName::User {
                     popular,
                     source: id,
                 })?;
@@ -200,17 +138,49 @@ impl Writer<'_> {
     /// Removes the objects with closed numbers. First folds all numbers into one object, so that none is missing in
     /// between.
     fn forget_numbers(&self) -> Result<()> {
-        let (repository, id) = (self.repository(), self.source().id);
+        let (repository, id) = (self.writer.repository(), self.writer.source().id);
         let tombstones = ObjectName::tombstones(id);
-        if !repository.numbers(&tombstones)?.is_empty() {
-            self.fold(0)?;
+        if !repository.objects().numbers(&tombstones)?.is_empty() {
+            self.writer.fold(0)?;
         }
-        for backup in repository.numbers(&tombstones)? {
-            self.remove(ObjectName::Tombstone(id, backup))?;
+        for backup in repository.objects().numbers(&tombstones)? {
+            self.writer.remove(ObjectName::Tombstone(id, backup))?;
         }
-        for generation in repository.generations(&ObjectName::closed(id))? {
-            self.remove(ObjectName::Closed(id, generation))?;
+        for generation in repository.objects().generations(&ObjectName::closed(id))? {
+            self.writer.remove(ObjectName::Closed(id, generation))?;
         }
         Ok(())
     }
+}
+
+/// Removes the empty folders of a source that no longer exists.
+fn remove_folders(objects: &Objects, source: SourceId) -> Result<()> {
+    let root = objects.root();
+    let all = format!("sources/{source}");
+    let mut folders = vec![all.clone()];
+    for place in Place::all(false) {
+        folders.push(place.path(source));
+    }
+    folders.extend([
+        ObjectName::tables(source),
+        ObjectName::damage(source),
+        ObjectName::closed(source),
+        ObjectName::labels(source),
+        ObjectName::protections(source),
+        ObjectName::readers(source),
+        ObjectName::writer(source),
+    ]);
+    for parent in [
+        ObjectName::packs(source),
+        ObjectName::tables(source),
+        ObjectName::readers(source),
+    ] {
+        let names = objects.folders(&parent)?;
+        folders.extend(names.iter().map(|name| joined(&parent, name)));
+    }
+    for folder in folders.iter().rev() {
+        // A folder with foreign files stays, which does no harm.
+        let _ = root.remove_empty_folder(folder);
+    }
+    Ok(())
 }

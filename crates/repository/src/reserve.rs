@@ -4,7 +4,7 @@ use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::{ObjectHeader, ObjectName};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
-use crate::repository::Repository;
+use crate::objects::Objects;
 
 /// With less free space than this, in bytes, the reserve is released first: some file systems need space to overwrite a
 /// file, as heartbeats do.
@@ -13,29 +13,35 @@ const NEARLY_FULL_BYTES: u64 = 1 << 20;
 /// A section in which space is freed: the reserve is released if that needs space. Dropping this sets the reserve aside
 /// again, if it fits.
 pub struct MakingRoom<'a> {
-    repository: &'a Repository,
+    reserve: Reserve<'a>,
     aside_bytes: u64,
 }
 
-impl Repository {
+/// Space that is set aside in a repository.
+pub(crate) struct Reserve<'a> {
+    objects: &'a Objects,
+}
+
+impl<'a> Reserve<'a> {
+    pub(crate) fn of(objects: &'a Objects) -> Self {
+        Self { objects }
+    }
+
     /// Sets space aside: an object of `bytes` allocated bytes. Returns whether it is there afterwards; without free
     /// space, it is not created.
-    ///
-    /// # Errors
-    ///
-    /// Any other failure of writing.
-    pub fn set_room_aside(&self, bytes: u64) -> Result<bool> {
-        if self.check_removable(ObjectName::Reserve).is_ok() {
+    pub(crate) fn set_aside(&self, bytes: u64) -> Result<bool> {
+        if self.objects.check_removable(ObjectName::Reserve).is_ok() {
             return Ok(true);
         }
         let path = ObjectName::Reserve.path();
         let header = ObjectHeader {
-            repository: self.id(),
+            repository: self.objects.id(),
             name: ObjectName::Reserve,
             salt: [0; 16],
         };
         let more = bytes.saturating_sub(OBJECT_HEADER_BYTES as u64);
-        let written = self.folder.put_with_room(&path, &header.encode(), more);
+        let folder = self.objects.folder();
+        let written = folder.put_with_room(&path, &header.encode(), more);
         let written = written
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e));
         match written {
@@ -47,33 +53,21 @@ impl Repository {
     }
 
     /// Releases the space that is set aside. Returns whether there was any.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn give_up_room(&self) -> Result<bool> {
-        match self.remove(ObjectName::Reserve) {
+    pub(crate) fn give_up(&self) -> Result<bool> {
+        match self.objects.remove(ObjectName::Reserve) {
             Err(error) if error.is_of_object() => Ok(false),
             removed => removed.map(|()| true),
         }
     }
 
     /// Begins to free space. At the end, `aside_bytes` are set aside.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn make_room(&self, aside_bytes: u64) -> Result<MakingRoom<'_>> {
-        if self
-            .folder
-            .root()
-            .free_bytes()
-            .is_ok_and(|free| free < NEARLY_FULL_BYTES)
-        {
-            self.give_up_room()?;
+    pub(crate) fn make_room(self, aside_bytes: u64) -> Result<MakingRoom<'a>> {
+        let free = self.objects.root().free_bytes();
+        if free.is_ok_and(|free| free < NEARLY_FULL_BYTES) {
+            self.give_up()?;
         }
         Ok(MakingRoom {
-            repository: self,
+            reserve: self,
             aside_bytes,
         })
     }
@@ -91,9 +85,7 @@ impl MakingRoom<'_> {
         mut work: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         match work() {
-            Err(error)
-                if is_full(&error) && self.repository.give_up_room().is_ok_and(|gave| gave) =>
-            {
+            Err(error) if is_full(&error) && self.reserve.give_up().is_ok_and(|gave| gave) => {
                 work()
             }
             done => done,
@@ -104,6 +96,6 @@ impl MakingRoom<'_> {
 impl Drop for MakingRoom<'_> {
     fn drop(&mut self) {
         // On failure, the next command that frees space tries again.
-        let _ = self.repository.set_room_aside(self.aside_bytes);
+        let _ = self.reserve.set_aside(self.aside_bytes);
     }
 }

@@ -12,11 +12,12 @@
 use std::fmt;
 
 use onefold_format::backup::object::{OBJECT_HEADER_BYTES, salt_of};
-use onefold_format::backup::{RepositoryId, Sealing, TAG_BYTES, Witness};
+use onefold_format::backup::{RepositoryId, Sealing, Source, SourceId, TAG_BYTES, Witness};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
 const CHUNK_CONTEXT: &str = "onefold 2026-11-28 chunks of one object of a repository";
 const FINGERPRINT_CONTEXT: &str = "onefold 2026-11-25 fingerprints of a repository";
+const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
 const PLAIN_CONTEXT: &str = "onefold 2026-11-25 master key of a repository without encryption";
 
 /// The key from which all others of a repository are derived.
@@ -39,6 +40,17 @@ impl MasterKey {
     /// The secret from which the keys of fingerprints are derived.
     pub(crate) fn fingerprint_secret(&self) -> [u8; 32] {
         blake3::derive_key(FINGERPRINT_CONTEXT, &self.0)
+    }
+
+    /// The id of the store of popular blocks that a source shares with others.
+    pub(crate) fn popular_id(&self, source: &Source) -> SourceId {
+        let mut hasher = blake3::Hasher::new_derive_key(POPULAR_CONTEXT);
+        hasher.update(&self.0);
+        hasher.update(&source.block_size.to_le_bytes());
+        hasher.update(source.domain.as_bytes());
+        let mut id = [0; 8];
+        hasher.finalize_xof().fill(&mut id);
+        SourceId(u64::from_le_bytes(id).max(1))
     }
 
     /// The key of the chunks of the object with this header.

@@ -6,11 +6,11 @@ use std::io::Write;
 use onefold_format::backup::{ObjectName, SourceId, TableCopy};
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::fenced::Fenced;
 use crate::folder::NewObject;
+use crate::objects::Objects;
 use crate::pack::Pack;
-use crate::repository::Repository;
 use crate::seal::ChunkKey;
-use crate::writer::Writer;
 
 /// A copy of a table that is being written. Dropping it discards it.
 pub(crate) struct NewTable {
@@ -22,6 +22,24 @@ pub(crate) struct NewTable {
 }
 
 impl NewTable {
+    /// Starts the copy of the table of a pack.
+    pub(crate) fn start(
+        fenced: &Fenced<'_>,
+        source: SourceId,
+        number: u64,
+        generation: u32,
+    ) -> Result<NewTable> {
+        let name = table_of(source, number, generation);
+        let (object, key) = fenced.create(name)?;
+        Ok(NewTable {
+            path: name.path(),
+            object,
+            key,
+            // The numbers of new packs are unused.
+            may_be_there: generation > 0,
+        })
+    }
+
     /// Makes the copy durable.
     pub(crate) fn finish(self, mut content: Vec<u8>) -> Result<()> {
         let Self {
@@ -44,73 +62,41 @@ impl NewTable {
     }
 }
 
-impl Writer<'_> {
-    /// Starts the copy of the table of a pack.
-    pub(crate) fn new_table(
-        &self,
-        source: SourceId,
-        number: u64,
-        generation: u32,
-    ) -> Result<NewTable> {
-        let name = table_of(source, number, generation);
-        let (object, key) = self.create(name)?;
-        Ok(NewTable {
-            path: name.path(),
-            object,
-            key,
-            // The numbers of new packs are unused.
-            may_be_there: generation > 0,
-        })
-    }
-
-    /// Writes the copy of a pack's table again.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if the lease is lost; any failure of writing.
-    pub fn put_table(&self, pack: &Pack) -> Result<()> {
-        let name = table_of(self.source().id, pack.reference().number, pack.generation());
-        let content = pack.table_copy().encode();
-        self.put(name, content, NewObject::commit_over)
-    }
+/// The copies of the tables of a source's packs.
+pub(crate) struct Tables<'a> {
+    objects: &'a Objects,
+    source: SourceId,
 }
 
-impl Repository {
-    /// The packs of a source whose tables have copies, in order: numbers and generations.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing.
-    pub fn tables(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
-        self.of_packs(&ObjectName::tables(source), |number, generation| {
-            table_of(source, number, generation)
-        })
+impl<'a> Tables<'a> {
+    pub(crate) fn of(objects: &'a Objects, source: SourceId) -> Self {
+        Self { objects, source }
     }
 
-    pub(crate) fn table_copy(
-        &self,
-        source: SourceId,
-        number: u64,
-        generation: u32,
-    ) -> Result<TableCopy> {
-        let name = table_of(source, number, generation);
-        let content = self.read_sealed(name)?;
+    /// The packs whose tables have copies, in order: numbers and generations.
+    pub(crate) fn all(&self) -> Result<Vec<(u64, u32)>> {
+        let source = self.source;
+        self.objects
+            .packs_below(&ObjectName::tables(source), |number, generation| {
+                table_of(source, number, generation)
+            })
+    }
+
+    pub(crate) fn read(&self, number: u64, generation: u32) -> Result<TableCopy> {
+        let name = table_of(self.source, number, generation);
+        let content = self.objects.read_sealed(name)?;
         TableCopy::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
     }
 
     /// Checks that the copy of a pack's table is there and matches.
-    ///
-    /// # Errors
-    ///
-    /// `Damaged`; any failure of reading.
-    pub fn check_table(&self, source: SourceId, pack: &Pack) -> Result<()> {
+    pub(crate) fn check(&self, pack: &Pack) -> Result<()> {
         // The pack was opened by the copy, so the copy is intact.
         if pack.table_damage().is_some() {
             return Ok(());
         }
         let (number, generation) = (pack.reference().number, pack.generation());
-        let path = table_of(source, number, generation).path();
-        match self.table_copy(source, number, generation) {
+        let path = table_of(self.source, number, generation).path();
+        match self.read(number, generation) {
             Ok(copy) if copy == pack.table_copy() => Ok(()),
             Ok(_) => Err(RepositoryError::damaged(&path, "it is of another pack")),
             Err(error) if error.kind() == RepositoryErrorKind::NotFound => {
@@ -121,7 +107,7 @@ impl Repository {
     }
 }
 
-fn table_of(source: SourceId, number: u64, generation: u32) -> ObjectName {
+pub(crate) fn table_of(source: SourceId, number: u64, generation: u32) -> ObjectName {
     ObjectName::Table {
         source,
         number,

@@ -1,6 +1,6 @@
 //! The backups of a source, and the meaning of their numbers: two hosts that back up and prune, forgetting, killed
 //! processes, leases that are taken away, and a storage that loses packs and manifests and puts old ones back. A disk
-//! is one block here; `docs/model.md` lists the other omissions. The product's part is `history.rs`, `pack.rs` and
+//! is one block here; `docs/model.md` lists the other omissions. The product's part is `history.rs`, `packs.rs` and
 //! `writer.rs` of `repository/src`, and `create.rs`, `moves.rs` and `prune.rs` of `backup/src`.
 
 use std::collections::BTreeSet;

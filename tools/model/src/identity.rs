@@ -1,6 +1,6 @@
 //! Which source of a repository a disk belongs to: two hosts, each with a pool of its own and a disk, and both disks
 //! have the same name. `docs/model.md` lists the omissions. The product's part is `identity.rs` of the commands, and
-//! `add_source` of `repository/src/repository.rs`.
+//! `Catalogue::add` of `repository/src/source.rs`.
 
 use std::collections::BTreeMap;
 

@@ -2,11 +2,12 @@
 
 use onefold_format::backup::{BackupNumber, Closed, Label, ObjectName, Place, SourceId};
 
-use super::{History, Ranges, Reached};
+use super::{History, Ranges, Reached, read_closed};
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
 use crate::host::now;
+use crate::label::Labels;
 use crate::layout::is_ours;
 use crate::writer::Writer;
 
@@ -33,14 +34,15 @@ impl Writer<'_> {
         }
         let closed = Closed::one(backup, history.next_pack, now());
         let name = ObjectName::Tombstone(id, backup);
-        self.put(name, closed.encode(), NewObject::commit_over)
+        self.fenced()
+            .put(name, closed.encode(), NewObject::commit_over)
     }
 
     /// Closes the number of a backup that a dead holder left open. `folder` is that holder's retired folder.
     pub(crate) fn close_remains(&self, folder: &str, holder: u64) -> Result<()> {
         let name = ObjectName::UnderWay(self.source().id, holder);
         let path = format!("{folder}/{}", ObjectName::UNDER_WAY);
-        let content = match self.repository().read_sealed_at(&path, name) {
+        let content = match self.repository().objects().read_sealed_at(&path, name) {
             Err(error) if error.kind() == RepositoryErrorKind::NotFound => return Ok(()),
             content => content?,
         };
@@ -101,7 +103,8 @@ impl Writer<'_> {
             backups: numbers.0.clone(),
         };
         let name = ObjectName::Closed(id, generation);
-        self.put(name, closed.encode(), NewObject::commit_over)?;
+        self.fenced()
+            .put(name, closed.encode(), NewObject::commit_over)?;
         if let Some((_, before)) = newest {
             let in_both = history
                 .tombstones
@@ -123,7 +126,7 @@ impl Writer<'_> {
     fn newest_next_pack(&self, history: &History) -> u64 {
         let newest = history.folded.last().map(|(generation, _)| *generation);
         let name = newest.map(|generation| ObjectName::Closed(self.source().id, generation));
-        let closed = name.and_then(|name| self.repository().closed(name).ok());
+        let closed = name.and_then(|name| read_closed(self.repository().objects(), name).ok());
         closed.map_or(0, |closed| closed.next_pack)
     }
 
@@ -151,7 +154,7 @@ impl Writer<'_> {
                 ObjectName::Label(..) => known.label().encode(),
                 _ => known.born.encode(),
             };
-            self.put(name, content, NewObject::commit_over)?;
+            self.fenced().put(name, content, NewObject::commit_over)?;
             mended += 1;
         }
         Ok(mended)
@@ -159,7 +162,7 @@ impl Writer<'_> {
 
     fn is_same(&self, id: SourceId, place: Place) -> Result<bool> {
         let path = place.path(id);
-        let entries = self.repository().folder.root().list(&path);
+        let entries = self.repository().objects().root().list(&path);
         let entries =
             entries.map_err(|e| RepositoryError::io(format_args!("cannot list {path}"), &e))?;
         let mut complete = entries.iter().filter(|entry| !entry.name.starts_with('.'));
@@ -186,10 +189,10 @@ impl Writer<'_> {
             let message = format!("{other} is another source of the repository ({})", other.id);
             return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
         }
-        let labels = repository.labels(id)?;
+        let labels = Labels::of(repository.objects(), id).generations()?;
         let generation = labels.last().map_or(1, |newest| newest + 1);
         let name = ObjectName::Label(id, generation);
-        self.put(name, label.encode(), NewObject::commit)?;
+        self.fenced().put(name, label.encode(), NewObject::commit)?;
         if let [older @ .., _] = &labels[..] {
             for generation in older {
                 match self.remove(ObjectName::Label(id, *generation)) {

@@ -2,9 +2,11 @@
 
 use onefold_format::backup::{ObjectName, SourceId};
 
-use super::Reached;
+use super::{History, Reached};
+use crate::backup::Backups;
 use crate::error::Result;
-use crate::repository::Repository;
+use crate::objects::Objects;
+use crate::packs::Packs;
 
 /// The most manifests that are tried to find the newest readable one.
 const UNREADABLE_MAX: usize = 100;
@@ -18,21 +20,18 @@ pub struct Course {
     pub proved: Reached,
 }
 
-impl Repository {
+impl Course {
     /// Finds how far a source has come, given that it had come as far as `known`. Unless it has gone back, this lists
     /// two folders, and reads one manifest if there is a new one.
     ///
     /// Only manifests and closed numbers count, not recipes or records of backups in progress: a completed backup whose
     /// manifest is hidden counts as gone.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of listing or reading.
-    pub fn course(&self, source: SourceId, known: Reached) -> Result<Course> {
-        let manifests = self.numbers(&ObjectName::manifests(source))?;
+    pub(crate) fn find(objects: &Objects, source: SourceId, known: Reached) -> Result<Course> {
+        let backups = Backups::of(objects, source);
+        let manifests = objects.numbers(&ObjectName::manifests(source))?;
         let mut listed = Reached {
             next: manifests.last().map_or(0, |newest| newest.0 + 1),
-            next_pack: self.listed_near(source, known.next_pack)?,
+            next_pack: listed_near(objects, source, known.next_pack)?,
         };
         let mut proved = Reached::default();
         let newer = manifests
@@ -40,7 +39,7 @@ impl Repository {
             .rev()
             .take_while(|backup| backup.0 >= known.next);
         for backup in newer.take(UNREADABLE_MAX) {
-            match self.manifest(source, *backup) {
+            match backups.manifest(*backup) {
                 Ok(manifest) => {
                     proved = Reached::by(*backup, &manifest);
                     break;
@@ -50,8 +49,8 @@ impl Repository {
             }
         }
         if !listed.is_as_far_as(known) {
-            let history = self.history(source)?;
-            let needed = self.needed_packs(source)?.own;
+            let history = History::read(objects, source)?;
+            let needed = backups.needed_packs()?.own;
             let needed = needed.last_key_value().map_or(0, |(number, _)| number + 1);
             let closed = Reached {
                 next: history.closed.0.last().map_or(0, |range| range.end),
@@ -65,16 +64,16 @@ impl Repository {
         }
         Ok(Course { listed, proved })
     }
+}
 
-    /// The number after the highest pack in the folder of pack `next` - 1, if it is at least `next`; otherwise 0.
-    fn listed_near(&self, source: SourceId, next: u64) -> Result<u64> {
-        let Some(number) = next.checked_sub(1) else {
-            return Ok(0);
-        };
-        let packs = self.packs_beside(source, number)?.into_iter();
-        let last = packs.map(|(number, _)| number).max();
-        Ok(last
-            .filter(|last| *last >= number)
-            .map_or(0, |last| last + 1))
-    }
+/// The number after the highest pack in the folder of pack `next` - 1, if it is at least `next`; otherwise 0.
+fn listed_near(objects: &Objects, source: SourceId, next: u64) -> Result<u64> {
+    let Some(number) = next.checked_sub(1) else {
+        return Ok(0);
+    };
+    let packs = Packs::of(objects, source).beside(number)?.into_iter();
+    let last = packs.map(|(number, _)| number).max();
+    Ok(last
+        .filter(|last| *last >= number)
+        .map_or(0, |last| last + 1))
 }
