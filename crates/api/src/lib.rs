@@ -47,7 +47,7 @@ mod volume;
 pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
 pub use error::{Error, ErrorKind, Result};
 pub use health::{Health, PoolState, Problem, ProblemReason};
-pub use index::{IndexConvert, IndexRebuild, IndexStat, IndexStatReply};
+pub use index::{IndexConvert, IndexRebuild, IndexStat};
 pub use job::{JobList, JobListReply, JobPause, JobResume, SelectedJobs};
 pub use loss::{DamagedVolumeReply, VolumeAcceptLoss};
 pub use measure::{
@@ -55,13 +55,12 @@ pub use measure::{
 };
 pub use options::NewVolumeOptions;
 pub use pool::{
-    ListedFinding, PoolCheck, PoolCheckReply, PoolDedup, PoolDedupReply, PoolResize, PoolSet,
-    PoolSetReply, PoolStat, PoolStatReply, PoolTrim, PoolTrimReply, PoolUpgrade, PoolUpgradeReply,
-    PoolVolume,
+    PoolCheck, PoolCheckReply, PoolDedup, PoolDedupReply, PoolResize, PoolSet, PoolSetReply,
+    PoolStat, PoolStatReply, PoolTrim, PoolTrimReply, PoolUpgrade, PoolUpgradeReply, PoolVolume,
 };
 pub use request::{Report, Request, SCHEMA_VERSION, Versioned};
 pub use requests::{Visitor, visit_requests};
-pub use scrub::{AffectedPlace, BadBlock, BlockFault, PoolBadBlocks, PoolScrub, PoolScrubReply};
+pub use scrub::{BadBlock, BlockFault, PoolBadBlocks, PoolScrub, PoolScrubReply};
 pub use service::{Abandonment, Clients, DataReply, Hold, LocalityReply, Service, check_name};
 pub use snapshot::{
     BACKUP_SNAPSHOT, DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList,

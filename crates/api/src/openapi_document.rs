@@ -19,7 +19,16 @@ use crate::transfer::{
 
 /// Parts of requests and replies whose fields are listed with those of the whole. Without this, each would
 /// be a schema of its own.
-const INLINED: [&str; 2] = ["SettingsChange", "VolumeSettings"];
+const INLINED: [&str; 7] = [
+    "SettingsChange",
+    // A part of the next one.
+    "VolumeSettings",
+    "VolumeFigures",
+    "PoolFigures",
+    "SnapshotStat",
+    "DeletionStat",
+    "CheckReport",
+];
 
 /// Content type of answers: one line of JSON per event.
 const LINES: &str = "application/jsonl";

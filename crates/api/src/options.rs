@@ -64,17 +64,24 @@ pub struct NewVolumeOptions {
 
 impl Default for NewVolumeOptions {
     fn default() -> Self {
-        let usual = VolumeSettings::default();
+        let VolumeSettings {
+            dedup,
+            verify,
+            min_run,
+            quota_bytes,
+            reservation_bytes,
+            ..
+        } = VolumeSettings::default();
         Self {
-            dedup: usual.dedup,
+            dedup,
             domain: DEFAULT_DOMAIN.to_owned(),
-            verify: usual.verify,
+            verify,
             cold_passes: None,
             interval_seconds: None,
-            min_run: usual.min_run,
+            min_run,
             hash_cache_bytes: None,
-            quota_bytes: usual.quota_bytes,
-            reservation_bytes: usual.reservation_bytes,
+            quota_bytes,
+            reservation_bytes,
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Requests about the whole pool.
 
 use clap::Args;
-use onefold_jobs::{JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now};
-use onefold_store::{DedupMode, Finding, IndexKind, SpaceLevel, Store, WhenFull};
+use onefold_jobs::{
+    DedupTotals, JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now,
+};
+use onefold_store::{CheckReport, DedupMode, Finding, Store, VolumeStat, WhenFull};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -51,69 +53,11 @@ pub struct PoolStatReply {
     pub state: PoolState,
     /// The pool's problems, the worst first.
     pub problems: Vec<Problem>,
-    /// Id of the pool, 32 hexadecimal digits, unique to it.
-    pub pool_id: String,
-    /// Version of the pool's format, such as `1.0`.
-    pub format: String,
-    /// Bytes in a block.
-    pub block_size: u32,
-    /// Number of blocks of the pool.
-    pub pool_blocks: u64,
-    /// Target size of a shrink in progress.
-    pub shrinking_to_blocks: Option<u64>,
-    /// Blocks with data over all layers of volumes and snapshots.
-    pub logical_blocks: u64,
-    /// Blocks of the pool that hold the data of volumes and snapshots.
-    pub physical_blocks: u64,
-    /// Blocks with one owner, not published in the index.
-    pub private_blocks: u64,
-    /// Blocks that the finder is publishing now.
-    pub unsettled_blocks: u64,
-    /// Published blocks with one reference.
-    pub unique_blocks: u64,
-    /// Published blocks with several references.
-    pub shared_blocks: u64,
-    /// Blocks whose content a failed sync lost, and that have not been written since.
-    pub lost_blocks: u64,
-    /// Free blocks.
-    pub free_blocks: u64,
-    /// Free blocks for which the host has space.
-    pub available_blocks: u64,
-    /// Free space of the file system that holds the pool's data; absent on a device.
-    pub host_free_bytes: Option<u64>,
-    /// Free blocks kept for overwriting existing data.
-    pub reserve_blocks: u64,
-    /// Free blocks withheld for volumes with a reservation.
-    pub reserved_unused_blocks: u64,
-    /// How full the pool is.
-    pub space: SpaceLevel,
-    /// How writes are treated while the pool is full.
-    pub when_full: WhenFull,
+    #[serde(flatten)]
+    /// The figures of the store.
+    pub stat: onefold_store::PoolStat,
     /// Clients' requests that wait for space.
     pub waiting_requests: u64,
-    /// Blocks that will become free: references that the collector has still to release, and blocks whose
-    /// release is not yet durable or that a reader may still read.
-    pub pending_free_blocks: u64,
-    /// References that the collector has still to release.
-    pub pending_release_blocks: u64,
-    /// Claims: references that entries hold and the index does not count yet.
-    pub claimed_blocks: u64,
-    /// Limit on claims. A duplicate that a write finds beyond it is stored again.
-    pub claimed_max_blocks: u64,
-    /// Blocks that the finder has not scanned yet.
-    pub pending_dedup_blocks: u64,
-    /// The back end of the index.
-    pub index: IndexKind,
-    /// Whether the index is being rebuilt, or must be.
-    pub index_rebuilding: bool,
-    /// Size of the index on disk.
-    pub index_bytes_on_disk: u64,
-    /// Space that the host has allocated for data.
-    pub pool_bytes_on_disk: u64,
-    /// The part of `pool_bytes_on_disk` that holds free blocks; `pool trim` returns it to the host.
-    pub free_bytes_on_disk: u64,
-    /// Space that the host has allocated for metadata and the log.
-    pub metadata_bytes_on_disk: u64,
     /// Logical blocks for each physical block; 1 for an empty pool.
     pub dedup_ratio: f64,
     /// Logical minus physical bytes.
@@ -126,12 +70,41 @@ pub struct PoolStatReply {
     pub being_deleted: Vec<DeletionReply>,
 }
 
+impl PoolVolume {
+    /// An entry in a list of `volumes` volumes, which together share the budget for counting data.
+    fn among(service: &Service, stat: VolumeStat, volumes: usize) -> Self {
+        let (data, nbd_uri) = (
+            service.data(&stat.name, volumes),
+            service.nbd_uri(&stat.name),
+        );
+        let VolumeStat {
+            name,
+            size_bytes,
+            domain,
+            settings,
+            logical_blocks,
+            pending_dedup_blocks,
+            ..
+        } = stat;
+        Self {
+            name,
+            size_bytes,
+            dedup: settings.dedup,
+            domain,
+            data,
+            logical_blocks,
+            pending_dedup_blocks,
+            nbd_uri,
+        }
+    }
+}
+
 impl Request for PoolStat {
     const PATH: &'static str = "/v1/pool/stat";
     type Reply = PoolStatReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolStatReply> {
-        let stat = service.store.stat()?;
+        let mut stat = service.store.stat()?;
         let health = service.health_of(&stat);
         let saved_blocks = stat.logical_blocks.saturating_sub(stat.physical_blocks);
         // An empty pool has the ratio of a pool without deduplication.
@@ -139,59 +112,25 @@ impl Request for PoolStat {
             0 => 1.0,
             physical_blocks => stat.logical_blocks as f64 / physical_blocks as f64,
         };
-        let count = stat.volumes.len();
-        let volumes = stat.volumes.into_iter().map(|volume| PoolVolume {
-            data: service.data(&volume.name, count),
-            nbd_uri: service.nbd_uri(&volume.name),
-            name: volume.name,
-            size_bytes: volume.size_bytes,
-            dedup: volume.settings.dedup,
-            domain: volume.domain,
-            logical_blocks: volume.logical_blocks,
-            pending_dedup_blocks: volume.dirty_blocks,
-        });
-        let deletions = stat.deletions.into_iter();
-        let deletions =
-            deletions.map(|deletion| DeletionReply::of(deletion, stat.block_size.into()));
+        let volumes = std::mem::take(&mut stat.volumes);
+        let count = volumes.len();
+        let volumes = volumes
+            .into_iter()
+            .map(|volume| PoolVolume::among(service, volume, count));
+        let block_size = u64::from(stat.block_size);
+        let deletions = std::mem::take(&mut stat.deletions).into_iter();
         Ok(PoolStatReply {
             state: health.state(),
             problems: health.problems,
-            pool_id: stat.id.to_string(),
-            format: format!("{}.{}", stat.format.0, stat.format.1),
-            block_size: stat.block_size,
-            pool_blocks: stat.pool_blocks,
-            shrinking_to_blocks: stat.shrinking_to_blocks,
-            logical_blocks: stat.logical_blocks,
-            physical_blocks: stat.physical_blocks,
-            private_blocks: stat.private_blocks,
-            unsettled_blocks: stat.unsettled_blocks,
-            unique_blocks: stat.unique_blocks,
-            shared_blocks: stat.shared_blocks,
-            lost_blocks: stat.lost_blocks,
-            free_blocks: stat.free_blocks,
-            available_blocks: stat.available_blocks,
-            host_free_bytes: stat.host_free_bytes,
-            reserve_blocks: stat.reserve_blocks,
-            reserved_unused_blocks: stat.reserved_unused_blocks,
-            space: stat.space,
-            when_full: stat.when_full,
             waiting_requests: service.waiting_for_space(),
-            pending_free_blocks: stat.reclaim_blocks,
-            pending_release_blocks: stat.queued_blocks,
-            claimed_blocks: stat.claimed_blocks,
-            claimed_max_blocks: stat.claimed_max_blocks,
-            pending_dedup_blocks: stat.dirty_blocks,
-            index: stat.index,
-            index_rebuilding: stat.index_rebuilding,
-            index_bytes_on_disk: stat.index_bytes_on_disk,
-            pool_bytes_on_disk: stat.pool_bytes_on_disk,
-            free_bytes_on_disk: stat.free_bytes_on_disk,
-            metadata_bytes_on_disk: stat.metadata_bytes_on_disk,
             dedup_ratio,
-            saved_bytes: saved_blocks * u64::from(stat.block_size),
+            saved_bytes: saved_blocks * block_size,
             damaged_volumes: loss::damaged_volumes(service),
             volumes: volumes.collect(),
-            being_deleted: deletions.collect(),
+            being_deleted: deletions
+                .map(|deletion| DeletionReply::of(deletion, block_size))
+                .collect(),
+            stat,
         })
     }
 }
@@ -301,22 +240,26 @@ impl Request for PoolDedup {
                  resize' continues or cancels it",
             ));
         }
-        let totals = dedup_now(
+        let DedupTotals {
+            counts,
+            seconds,
+            was_broken_off,
+        } = dedup_now(
             &service.store,
             self.volume.as_deref(),
             &mut service.blocks_until_stopped(report),
         )?;
-        if totals.was_broken_off {
+        if was_broken_off {
             return Err(Error::failed(format!(
                 "the daemon was stopped after {}; the rest is found later",
-                size::display(totals.counts.bytes)
+                size::display(counts.bytes)
             )));
         }
         Ok(PoolDedupReply {
-            counts: totals.counts,
+            bytes_per_second: (counts.bytes as f64 / seconds.max(1e-9)) as u64,
+            counts,
             block_size: service.store.block_size(),
-            seconds: totals.seconds,
-            bytes_per_second: (totals.counts.bytes as f64 / totals.seconds.max(1e-9)) as u64,
+            seconds,
         })
     }
 }
@@ -431,47 +374,26 @@ pub struct PoolCheck {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolCheckReply {
-    /// Number of findings.
-    pub findings: u64,
-    /// Findings that were repaired.
-    pub repaired: u64,
-    /// Blocks that are not free although nothing refers to them.
-    pub leaked_blocks: u64,
-    /// Map entries checked.
-    pub mapped_blocks: u64,
-    /// Metadata pages read.
-    pub pages_read: u64,
+    #[serde(flatten)]
+    /// The totals of the check.
+    pub totals: CheckReport,
     /// The first findings, up to a limit.
-    pub listed: Vec<ListedFinding>,
-}
-
-/// A finding that a check lists.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ListedFinding {
-    /// The finding, for people.
-    pub message: String,
-    /// Whether `--repair` corrects it.
-    pub repairable: bool,
+    pub listed: Vec<Finding>,
 }
 
 impl PoolCheckReply {
     /// The reply for a pool that is too damaged to be opened: a single finding.
     #[must_use]
     pub fn unopenable(message: String) -> Self {
-        let listed = vec![ListedFinding {
+        let totals = CheckReport {
+            findings: 1,
+            ..CheckReport::default()
+        };
+        let listed = vec![Finding {
             message,
             repairable: false,
         }];
-        let (repaired, leaked_blocks, mapped_blocks, pages_read) = (0, 0, 0, 0);
-        Self {
-            findings: 1,
-            repaired,
-            leaked_blocks,
-            mapped_blocks,
-            pages_read,
-            listed,
-        }
+        Self { totals, listed }
     }
 }
 
@@ -483,23 +405,12 @@ impl Request for PoolCheck {
         let mut listed = Vec::new();
         let mut list = |finding: Finding| {
             if listed.len() < FINDINGS_LISTED_MAX {
-                let (message, repairable) = (finding.message, finding.repairable);
-                listed.push(ListedFinding {
-                    message,
-                    repairable,
-                });
+                listed.push(finding);
             }
         };
         let store = &service.store;
-        let report = store.check_with_progress(self.repair, &mut list, report)?;
-        Ok(PoolCheckReply {
-            findings: report.findings,
-            repaired: report.repaired,
-            leaked_blocks: report.leaked_blocks,
-            mapped_blocks: report.mapped_blocks,
-            pages_read: report.pages_read,
-            listed,
-        })
+        let totals = store.check_with_progress(self.repair, &mut list, report)?;
+        Ok(PoolCheckReply { totals, listed })
     }
 }
 

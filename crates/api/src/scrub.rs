@@ -5,6 +5,7 @@ use std::thread;
 
 use clap::Args;
 use onefold_jobs::{JobKind, JobState, Maintenance, scrub_now};
+use onefold_store::{AffectedPlace, ScrubStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -30,18 +31,6 @@ pub struct PoolScrub {
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolBadBlocks {}
-
-/// A place where a bad block is mapped.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct AffectedPlace {
-    /// The volume.
-    pub volume: String,
-    /// The snapshot; absent for the live volume.
-    pub snapshot: Option<String>,
-    /// The block's address in the volume or snapshot.
-    pub lba: u64,
-}
 
 /// A block that is known to be bad.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -93,12 +82,7 @@ impl PoolScrubReply {
         let bad = service.store.bad_blocks(&mut |user| {
             *counts.entry(user.pba).or_default() += 1;
             if places.len() < PLACES_LISTED_MAX {
-                let place = AffectedPlace {
-                    volume: user.volume,
-                    snapshot: user.snapshot,
-                    lba: user.lba,
-                };
-                places.push((user.pba, place));
+                places.push((user.pba, user.place));
             }
         })?;
         places.sort_by_key(|(pba, _)| *pba);
@@ -117,12 +101,18 @@ impl PoolScrubReply {
                 .collect(),
         });
         let bad_blocks = bad_blocks.collect();
-        let status = service.store.scrub_status()?;
+        let ScrubStatus {
+            pool_blocks,
+            next_block,
+            left_blocks,
+            ended_unix_seconds,
+            ..
+        } = service.store.scrub_status()?;
         Ok(Self {
-            pool_blocks: status.pool_blocks,
-            next_block: status.next_block,
-            left_blocks: status.left_blocks,
-            ended: Some(status.ended_unix_seconds).filter(|ended| *ended > 0),
+            pool_blocks,
+            next_block,
+            left_blocks,
+            ended: Some(ended_unix_seconds).filter(|ended| *ended > 0),
             bad_blocks,
         })
     }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use onefold_store::{Blocking, Change, DeletionStat, full_name, split_name};
+use onefold_store::{Blocking, Change, DeletionStat, SnapshotStat, full_name, split_name};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -115,26 +115,18 @@ pub struct SnapshotListReply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeletionReply {
-    /// Name before the deletion.
-    pub name: String,
-    /// Blocks that the deleted volume or snapshot still holds.
-    pub own_blocks: u64,
+    #[serde(flatten)]
+    /// The deletion's progress.
+    pub stat: DeletionStat,
     /// Bytes that the deleted volume or snapshot still holds.
     pub own_bytes: u64,
-    /// Volumes and snapshots that need the blocks. The deletion waits while there are several.
-    pub needed_by: Vec<String>,
-    /// Why the deletion cannot continue for now.
-    pub failure: Option<String>,
 }
 
 impl DeletionReply {
     pub(crate) fn of(stat: DeletionStat, block_size: u64) -> Self {
         Self {
             own_bytes: stat.own_blocks * block_size,
-            name: stat.name,
-            own_blocks: stat.own_blocks,
-            needed_by: stat.needed_by,
-            failure: stat.failure,
+            stat,
         }
     }
 }
@@ -143,21 +135,12 @@ impl DeletionReply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotReply {
-    /// Name of the snapshot, `VOLUME@SNAPSHOT`.
-    pub name: String,
-    /// Number of the snapshot, never reused for another volume or snapshot of the pool.
-    pub number: u64,
-    /// Number of the snapshot's volume.
-    pub volume_number: u64,
-    /// Size of the snapshot as readers see it.
-    pub size_bytes: u64,
-    /// When it was created, in seconds since the Unix epoch.
-    pub created_unix_seconds: u64,
+    #[serde(flatten)]
+    /// The figures of the store.
+    pub stat: SnapshotStat,
     #[serde(flatten)]
     /// The snapshot's data, over all layers.
     pub data: DataReply,
-    /// Blocks with data in the snapshot's own layer.
-    pub own_blocks: u64,
     /// Bytes of data in the snapshot's own layer.
     pub own_bytes: u64,
     #[serde(flatten)]
@@ -183,14 +166,9 @@ impl SnapshotListReply {
             data: service.data(&stat.name, count),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
-            number: stat.number,
-            volume_number: stat.volume,
-            size_bytes: stat.size_bytes,
-            created_unix_seconds: stat.created_unix_seconds,
-            own_blocks: stat.own_blocks,
             own_bytes: stat.own_blocks * block_size,
             usage: UsageReply::of(&stat.name, stat.usage, block_size),
-            name: stat.name,
+            stat,
         });
         let deletions = stat.deletions.into_iter();
         let deletions = deletions

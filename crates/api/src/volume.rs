@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use clap::Args;
-use onefold_store::{SettingsChange, Usage, VolumeSettings, split_name};
+use onefold_store::{SettingsChange, Usage, split_name};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -33,21 +33,9 @@ pub struct VolumeCreate {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeReply {
-    /// Name of the volume.
-    pub name: String,
-    /// Number of the volume, never reused for another volume or snapshot of the pool.
-    pub number: u64,
-    /// Size of the volume as guests see it.
-    pub size_bytes: u64,
-    /// The volume's domain; blocks are shared only within a domain.
-    pub domain: String,
     #[serde(flatten)]
-    /// The volume's settings.
-    pub settings: VolumeSettings,
-    /// Data that the volume and its snapshots hold, as the quota counts it.
-    pub mapped_bytes: u64,
-    /// The unused part of the reservation, which is withheld from other volumes.
-    pub reserved_unused_bytes: u64,
+    /// The figures and settings of the store.
+    pub stat: onefold_store::VolumeStat,
     #[serde(flatten)]
     /// The volume's data, over all layers.
     pub data: DataReply,
@@ -56,16 +44,8 @@ pub struct VolumeReply {
     pub locality: LocalityReply,
     /// Data written since the last snapshot.
     pub new_bytes: u64,
-    /// Blocks with data in the live layer.
-    pub logical_blocks: u64,
     /// Bytes of data in the live layer.
     pub logical_bytes: u64,
-    /// Blocks of the live layer that have no other reference.
-    pub private_blocks: u64,
-    /// Blocks of the live layer that are published in the index and may have other references.
-    pub shared_blocks: u64,
-    /// Private blocks that the finder has not scanned yet.
-    pub pending_dedup_blocks: u64,
     /// Size in bytes of the private blocks that the finder has not scanned yet.
     pub pending_dedup_bytes: u64,
     /// Results of in-line deduplication since the pool was opened.
@@ -269,20 +249,10 @@ impl VolumeReply {
             data: service.data(&stat.name, volumes),
             locality: service.locality(&stat.name, volumes),
             new_bytes: stat.logical_blocks * block_size,
-            size_bytes: stat.size_bytes,
-            domain: stat.domain,
-            settings: stat.settings,
             inline: InlineReply::of(&stat.inline, block_size),
-            mapped_bytes: stat.mapped_blocks * block_size,
-            reserved_unused_bytes: stat.reserved_unused_blocks * block_size,
-            logical_blocks: stat.logical_blocks,
-            private_blocks: stat.private_blocks,
-            shared_blocks: stat.shared_blocks,
-            pending_dedup_blocks: stat.dirty_blocks,
-            pending_dedup_bytes: stat.dirty_blocks * block_size,
+            pending_dedup_bytes: stat.pending_dedup_blocks * block_size,
             logical_bytes: stat.logical_blocks * block_size,
-            number: stat.number,
-            name: stat.name,
+            stat,
         }
     }
 }

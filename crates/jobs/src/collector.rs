@@ -24,7 +24,7 @@ pub(crate) static COLLECTOR: JobSpec = JobSpec {
     name: "the collector",
     needs_index: false,
     is_always_listed: true,
-    backlog_blocks: |stat| stat.queued_blocks,
+    backlog_blocks: |stat| stat.pending_release_blocks,
 };
 
 /// The deletions in progress are one job. The store keeps the failure of each deletion.
@@ -171,7 +171,7 @@ impl Collector {
     }
 
     fn is_batch_whole(&self) -> bool {
-        let queued = self.store.queued_blocks();
+        let queued = self.store.pending_release_blocks();
         queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
     }
 
@@ -283,7 +283,7 @@ fn count_most_claims<'a>(
     may_work: &dyn Fn() -> bool,
 ) -> Result<Option<HitsHeld<'a>>> {
     let mut held = None;
-    if store.queued_blocks()? == 0 {
+    if store.pending_release_blocks()? == 0 {
         return Ok(held);
     }
     let before = store.claimed_blocks()?;
@@ -376,7 +376,7 @@ mod tests {
         write(&volume, 0, CLAIMED);
         published.write(0, &[8; 4096], Blocking::Yes).unwrap();
         assert_eq!(store.claimed_blocks().unwrap(), CLAIMED);
-        assert_eq!(store.queued_blocks().unwrap(), 1);
+        assert_eq!(store.pending_release_blocks().unwrap(), 1);
         (store, volume)
     }
 

@@ -82,7 +82,10 @@ fn find_all(
     counts: &mut JobCounts,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    let all = volumes.iter().map(|volume| volume.dirty_blocks()).sum();
+    let all = volumes
+        .iter()
+        .map(|volume| volume.pending_dedup_blocks())
+        .sum();
     for volume in volumes {
         let mut cursor = Lba(0);
         loop {
@@ -124,7 +127,7 @@ fn collect_all(
         }
         thread::sleep(BATCH_GAP);
     }
-    let all = store.stat()?.queued_blocks;
+    let all = store.stat()?.pending_release_blocks;
     // The queue is first in, first out: these are the references that were in it.
     while counts.released < all {
         let report = store.collect_batch()?;

@@ -83,7 +83,7 @@ impl Finder<'_> {
         };
         // After a batch that failed half way nothing is dirty any more, but the batch must be
         // settled.
-        let is_clean = volume.dirty_blocks() == 0 && !self.passes.has_failed(key);
+        let is_clean = volume.pending_dedup_blocks() == 0 && !self.passes.has_failed(key);
         if cursor == Lba(0) && is_clean {
             job.end_batch(Step::default(), |_| {});
             self.passes.advance(key, None);

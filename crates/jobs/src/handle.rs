@@ -207,9 +207,10 @@ impl JobHandle {
     /// it is paused.
     pub(crate) fn status(&self, stat: &PoolStat) -> Option<JobStatus> {
         let volume = self.volume.as_ref();
-        let dirty_blocks = volume.map_or(0, |volume| volume.dirty_blocks());
+        let pending_dedup_blocks = volume.map_or(0, |volume| volume.pending_dedup_blocks());
         let mut job = self.job();
-        let backlog_blocks = dirty_blocks + job.left_blocks + (self.spec.backlog_blocks)(stat);
+        let backlog_blocks =
+            pending_dedup_blocks + job.left_blocks + (self.spec.backlog_blocks)(stat);
         let bytes_per_second = job.rate.bytes_per_second(Instant::now());
         let (state, message) = job.state(&self.thread);
         (job.has_begun || job.is_paused || backlog_blocks > 0).then(|| JobStatus {

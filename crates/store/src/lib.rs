@@ -53,7 +53,7 @@ pub use admin::{ShrinkPlan, ShrinkReport};
 pub use admin::{UnsharePlan, Unsharing};
 pub use batches::{BatchReport, CollectReport, CountReport};
 pub use dedup::{COLLECT_BATCH_BLOCKS, HitsHeld, Ready};
-pub use integrity::{BadBlockStat, BlockUse};
+pub use integrity::{AffectedPlace, BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};
 pub use latency::LatencyCounts;

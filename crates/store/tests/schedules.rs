@@ -441,7 +441,7 @@ fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<
             for _ in 0..2 {
                 tolerate(store.dedup_batch(&found, &mut Lba(0), Ready::Cold));
             }
-            assert_eq!(found.dirty_blocks(), 0, "all were published");
+            assert_eq!(found.pending_dedup_blocks(), 0, "all were published");
         })
     };
     (store, busy, finder)

@@ -107,7 +107,7 @@ fn assert_contents(store: &Store, name: &str, contents: impl IntoIterator<Item =
 }
 
 fn dirty(store: &Store, name: &str) -> u64 {
-    store.volume(name).unwrap().dirty_blocks()
+    store.volume(name).unwrap().pending_dedup_blocks()
 }
 
 #[track_caller]
@@ -147,7 +147,7 @@ fn duplicates_are_found_and_what_is_given_up_is_released() {
             finder(&maintenance, "a").counts.scanned == 101
         });
         wait_until("all is released", || {
-            store.stat().unwrap().queued_blocks == 0
+            store.stat().unwrap().pending_release_blocks == 0
         });
         let stat = store.stat().unwrap();
         assert_eq!((stat.logical_blocks, stat.physical_blocks), (150, 149));
@@ -477,7 +477,10 @@ fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
         let free = store.stat().unwrap().free_blocks;
         dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let stat = store.stat().unwrap();
-        assert_eq!((stat.free_blocks, stat.reclaim_blocks), (free + 1000, 0));
+        assert_eq!(
+            (stat.free_blocks, stat.pending_free_blocks),
+            (free + 1000, 0)
+        );
         store
             .volume("a")
             .unwrap()
@@ -486,7 +489,7 @@ fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
         store.delete_volume("b").unwrap();
         dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let stat = store.stat().unwrap();
-        assert_eq!((stat.physical_blocks, stat.reclaim_blocks), (0, 0));
+        assert_eq!((stat.physical_blocks, stat.pending_free_blocks), (0, 0));
         let trimmed = trim_now(&store, &mut |_, _| ControlFlow::Continue(())).unwrap();
         assert!(trimmed.is_continue());
         assert_eq!(store.stat().unwrap().pool_bytes_on_disk, BLOCK);
@@ -511,8 +514,8 @@ fn a_search_releases_what_a_batch_drops_that_a_crash_left_open() {
         let stat = store.stat().unwrap();
         assert_eq!(
             (
-                stat.queued_blocks,
-                stat.reclaim_blocks,
+                stat.pending_release_blocks,
+                stat.pending_free_blocks,
                 stat.physical_blocks
             ),
             (0, 0, 0),
@@ -533,7 +536,7 @@ fn a_search_that_finds_the_host_full_releases_all_the_same() {
     engine.set_capacity(Part::Index, Some(index.allocated_bytes().unwrap()));
     let full = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(()));
     assert_eq!(full.unwrap_err().kind(), StoreErrorKind::NoSpace);
-    assert_eq!(store.queued_blocks().unwrap(), 0);
+    assert_eq!(store.pending_release_blocks().unwrap(), 0);
 }
 
 #[test]
@@ -600,7 +603,7 @@ fn everything_can_be_done_at_once() {
     let totals = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
     assert_eq!((totals.counts.scanned, totals.counts.released), (0, 6000));
     assert_eq!(totals.counts.freed, 0);
-    assert_eq!(store.stat().unwrap().queued_blocks, 0);
+    assert_eq!(store.stat().unwrap().pending_release_blocks, 0);
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         Err(error) => return Err(error),
     };
     context.output.document(&reply)?;
-    if reply.findings > reply.repaired {
+    if reply.totals.findings > reply.totals.repaired {
         return Ok(ExitCode::from(FOUND_DAMAGE));
     }
     Ok(ExitCode::SUCCESS)

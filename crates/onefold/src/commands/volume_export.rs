@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         ));
     }
     let reply = context.with_session(|session| {
-        let stat = session.call(
+        let volume = session.call(
             &VolumeStat {
                 name: args.name.clone(),
                 exact: false,
@@ -52,15 +52,15 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             &mut |_, _| {},
         )?;
         if to_device && !args.yes {
-            check_device(&args.file, stat.size_bytes)?;
-            return Err(Overwritten::new(&args.file).refusal(stat.size_bytes));
+            check_device(&args.file, volume.stat.size_bytes)?;
+            return Err(Overwritten::new(&args.file).refusal(volume.stat.size_bytes));
         }
-        if !stat.clients.is_empty() {
+        if !volume.clients.is_empty() {
             context.output.warn(format_args!(
                 "volume '{}' is attached to {}; data written while it is exported may be \
                  in the image in part",
                 args.name,
-                stat.clients.join(", ")
+                volume.clients.join(", ")
             ));
         }
         let export = VolumeExport {

@@ -271,7 +271,7 @@ impl Out<'_> {
         self.gauge(
             "pool_pending_free_bytes",
             "Blocks that are being freed.",
-            bytes(pool.reclaim_blocks),
+            bytes(pool.pending_free_blocks),
         )?;
         self.gauge(
             "pool_claimed_bytes",
@@ -363,7 +363,7 @@ impl Out<'_> {
         };
         let size = each(|volume, _| Some(volume.size_bytes));
         self.gauges("volume_size_bytes", "Size as guests see it.", size)?;
-        let mapped = each(|volume, block| Some(volume.mapped_blocks * block));
+        let mapped = each(|volume, _| Some(volume.mapped_bytes));
         self.gauges(
             "volume_mapped_bytes",
             "Data of the volume and its snapshots, as a quota counts it.",

@@ -2,12 +2,13 @@
 
 use std::io::{self, Write};
 
-use onefold_api::{IndexStatReply, size};
+use onefold_api::size;
+use onefold_store::IndexStat;
 
 use super::word;
 use crate::output::Render;
 
-impl Render for IndexStatReply {
+impl Render for IndexStat {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let blocks = self.unique_blocks + self.shared_blocks;
         writeln!(out, "index        {}", word(self.kind))?;

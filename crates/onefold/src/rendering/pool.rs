@@ -6,7 +6,7 @@ use onefold_api::{
     PoolCheckReply, PoolDedupReply, PoolSetReply, PoolStatReply, PoolTrimReply, PoolUpgradeReply,
     size,
 };
-use onefold_store::{SpaceLevel, WhenFull};
+use onefold_store::{PoolStat, SpaceLevel, WhenFull};
 
 use super::snapshot::write_deletion;
 use super::{short, word};
@@ -28,12 +28,13 @@ impl Render for PoolTrimReply {
 
 impl Render for PoolStatReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let bytes = |blocks: u64| size::display(blocks * u64::from(self.block_size));
+        let stat = &self.stat;
+        let bytes = |blocks: u64| size::display(blocks * u64::from(stat.block_size));
         let waiting = match self.waiting_requests {
             0 => String::new(),
             waiting => format!(", {waiting} of them now"),
         };
-        let index_state = if self.index_rebuilding {
+        let index_state = if stat.index_rebuilding {
             ", to be counted again before anything more is shared"
         } else {
             ""
@@ -45,72 +46,72 @@ impl Render for PoolStatReply {
         let lines = [
             (
                 "size",
-                match self.shrinking_to_blocks {
+                match stat.shrinking_to_blocks {
                     Some(end) => {
-                        format!("{}, shrinking to {}", bytes(self.pool_blocks), bytes(end))
+                        format!("{}, shrinking to {}", bytes(stat.pool_blocks), bytes(end))
                     }
-                    None => bytes(self.pool_blocks),
+                    None => bytes(stat.pool_blocks),
                 },
             ),
-            ("block size", size::display(self.block_size.into())),
-            ("format", self.format.clone()),
+            ("block size", size::display(stat.block_size.into())),
+            ("format", stat.format.clone()),
             (
                 "free",
-                match self.reserved_unused_blocks {
-                    0 => bytes(self.free_blocks),
+                match stat.reserved_unused_blocks {
+                    0 => bytes(stat.free_blocks),
                     kept => format!(
                         "{}, of which {} are reserved",
-                        bytes(self.free_blocks),
+                        bytes(stat.free_blocks),
                         bytes(kept)
                     ),
                 },
             ),
-            ("", host_room(self, &bytes)),
-            ("space", space(self.space).to_owned()),
+            ("", host_room(stat, &bytes)),
+            ("space", space(stat.space).to_owned()),
             (
                 "when full",
-                format!("{}{waiting}", when_full(self.when_full)),
+                format!("{}{waiting}", when_full(stat.when_full)),
             ),
-            ("pending free", bytes(self.pending_free_blocks)),
+            ("pending free", bytes(stat.pending_free_blocks)),
             (
                 "claimed",
-                match self.claimed_blocks {
+                match stat.claimed_blocks {
                     0 => String::new(),
-                    claimed => format!("{} of {}", bytes(claimed), bytes(self.claimed_max_blocks)),
+                    claimed => format!("{} of {}", bytes(claimed), bytes(stat.claimed_max_blocks)),
                 },
             ),
             (
                 "data",
-                format!("{} in volumes and snapshots", bytes(self.logical_blocks)),
+                format!("{} in volumes and snapshots", bytes(stat.logical_blocks)),
             ),
-            ("", format!("{} in the pool", bytes(self.physical_blocks))),
-            ("  private", bytes(self.private_blocks)),
-            ("  unsettled", bytes(self.unsettled_blocks)),
-            ("  unique", bytes(self.unique_blocks)),
-            ("  shared", bytes(self.shared_blocks)),
-            ("pending dedup", bytes(self.pending_dedup_blocks)),
+            ("", format!("{} in the pool", bytes(stat.physical_blocks))),
+            ("  private", bytes(stat.private_blocks)),
+            ("  unsettled", bytes(stat.unsettled_blocks)),
+            ("  unique", bytes(stat.unique_blocks)),
+            ("  shared", bytes(stat.shared_blocks)),
+            ("pending dedup", bytes(stat.pending_dedup_blocks)),
             ("saved", size::display(self.saved_bytes)),
             (
                 "dedup ratio",
                 format!("{:.2}, data to its blocks in the pool", self.dedup_ratio),
             ),
-            ("index", format!("{}{index_state}", word(self.index))),
+            ("index", format!("{}{index_state}", word(stat.index))),
             (
                 "on disk",
-                format!("{} data", size::display(self.pool_bytes_on_disk)),
+                format!("{} data", size::display(stat.pool_bytes_on_disk)),
             ),
-            ("", free_on_disk(self)),
+            ("", free_on_disk(stat)),
             (
                 "",
-                format!("{} metadata", size::display(self.metadata_bytes_on_disk)),
+                format!("{} metadata", size::display(stat.metadata_bytes_on_disk)),
             ),
             (
                 "",
-                format!("{} index", size::display(self.index_bytes_on_disk)),
+                format!("{} index", size::display(stat.index_bytes_on_disk)),
             ),
             (
                 "lost",
-                match self.lost_blocks {
+                match stat.lost_blocks {
                     0 => String::new(),
                     lost => format!("{}, which give errors until they are written", bytes(lost)),
                 },
@@ -206,6 +207,7 @@ impl Render for PoolDedupReply {
 
 impl Render for PoolCheckReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let totals = &self.totals;
         for finding in &self.listed {
             let hint = if finding.repairable {
                 " (--repair puts this right)"
@@ -214,24 +216,24 @@ impl Render for PoolCheckReply {
             };
             writeln!(out, "{}{hint}", finding.message)?;
         }
-        let unlisted = self.findings.saturating_sub(self.listed.len() as u64);
+        let unlisted = totals.findings.saturating_sub(self.listed.len() as u64);
         if unlisted > 0 {
             writeln!(out, "and {unlisted} more")?;
         }
         writeln!(
             out,
             "{} and {} checked: {}, {} repaired, {} leaked",
-            size::count(self.mapped_blocks, "mapped block"),
-            size::count(self.pages_read, "metadata page"),
-            size::count(self.findings, "finding"),
-            self.repaired,
-            size::count(self.leaked_blocks, "block")
+            size::count(totals.mapped_blocks, "mapped block"),
+            size::count(totals.pages_read, "metadata page"),
+            size::count(totals.findings, "finding"),
+            totals.repaired,
+            size::count(totals.leaked_blocks, "block")
         )
     }
 }
 
 /// Space that is allocated on disk but holds no stored data, if any.
-fn free_on_disk(stat: &PoolStatReply) -> String {
+fn free_on_disk(stat: &PoolStat) -> String {
     match stat.free_bytes_on_disk {
         0 => String::new(),
         free => format!("  of which {} are free", size::display(free)),
@@ -239,7 +241,7 @@ fn free_on_disk(stat: &PoolStatReply) -> String {
 }
 
 /// A remark if the host has too little free space for the pool.
-fn host_room(stat: &PoolStatReply, bytes: &dyn Fn(u64) -> String) -> String {
+fn host_room(stat: &PoolStat, bytes: &dyn Fn(u64) -> String) -> String {
     match stat.host_free_bytes {
         Some(host_free) if stat.available_blocks < stat.free_blocks => format!(
             "the host has room for {} of it: {} free in its file system",

@@ -10,7 +10,10 @@ use crate::output::Render;
 
 impl Render for SnapshotListReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let names = self.snapshots.iter().map(|snapshot| snapshot.name.len());
+        let names = self
+            .snapshots
+            .iter()
+            .map(|snapshot| snapshot.stat.name.len());
         let width = names.max().unwrap_or(0).max(4);
         if !self.snapshots.is_empty() {
             writeln!(
@@ -23,12 +26,12 @@ impl Render for SnapshotListReply {
             writeln!(
                 out,
                 "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:20}  {}",
-                snapshot.name,
-                size::display(snapshot.size_bytes),
+                snapshot.stat.name,
+                size::display(snapshot.stat.size_bytes),
                 short(snapshot.data),
                 size::display(snapshot.own_bytes),
                 freed(&snapshot.usage),
-                utc(snapshot.created_unix_seconds),
+                utc(snapshot.stat.created_unix_seconds),
                 snapshot.clients.len()
             )?;
         }
@@ -40,14 +43,14 @@ impl Render for SnapshotListReply {
 
 /// Writes a line about an unfinished deletion.
 pub(super) fn write_deletion(deletion: &DeletionReply, out: &mut dyn Write) -> io::Result<()> {
-    let (name, own) = (&deletion.name, size::display(deletion.own_bytes));
-    if let Some(failure) = &deletion.failure {
+    let (name, own) = (&deletion.stat.name, size::display(deletion.own_bytes));
+    if let Some(failure) = &deletion.stat.failure {
         return writeln!(out, "{name} was deleted; {own} of it stuck: {failure}");
     }
-    if deletion.needed_by.is_empty() {
+    if deletion.stat.needed_by.is_empty() {
         writeln!(out, "{name} was deleted; {own} of it still to be released")
     } else {
-        let needed_by = deletion.needed_by.join(", ");
+        let needed_by = deletion.stat.needed_by.join(", ");
         writeln!(out, "{name} was deleted; {own} of it needed by {needed_by}")
     }
 }

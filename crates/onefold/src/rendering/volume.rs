@@ -13,8 +13,9 @@ use crate::output::Render;
 
 impl Render for VolumeReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "volume     {}", self.name)?;
-        writeln!(out, "size       {}", size::display(self.size_bytes))?;
+        let (stat, settings) = (&self.stat, &self.stat.settings);
+        writeln!(out, "volume     {}", stat.name)?;
+        writeln!(out, "size       {}", size::display(stat.size_bytes))?;
         let as_of = self.data.data_as_of.map(|at| format!(" as of {}", utc(at)));
         writeln!(
             out,
@@ -22,7 +23,7 @@ impl Render for VolumeReply {
             short(self.data),
             as_of.unwrap_or_default(),
             size::display(self.new_bytes),
-            if split_name(&self.name).1.is_some() {
+            if split_name(&stat.name).1.is_some() {
                 "of it written since the snapshot before it"
             } else {
                 "of it in no snapshot of this volume"
@@ -32,33 +33,33 @@ impl Render for VolumeReply {
         writeln!(
             out,
             "dedup      {}, domain {}, verify {}, {}, every {} s, {}hash cache {}",
-            word(self.settings.dedup),
-            self.domain,
-            if self.settings.verify { "on" } else { "off" },
-            count_passes(self.settings.cold_passes),
-            self.settings.interval_seconds,
-            match self.settings.min_run {
+            word(settings.dedup),
+            stat.domain,
+            if settings.verify { "on" } else { "off" },
+            count_passes(settings.cold_passes),
+            settings.interval_seconds,
+            match settings.min_run {
                 1 => String::new(),
                 blocks => format!("runs of {blocks} blocks or more, "),
             },
-            size::display(self.settings.hash_cache_bytes)
+            size::display(settings.hash_cache_bytes)
         )?;
         writeln!(
             out,
             "blocks     {} published, {} private, {} of these pending dedup",
-            self.shared_blocks, self.private_blocks, self.pending_dedup_blocks
+            stat.shared_blocks, stat.private_blocks, stat.pending_dedup_blocks
         )?;
         write_inline(&self.inline, out)?;
-        if self.settings.quota_bytes > 0 {
-            let (mapped, quota) = (size::display(self.mapped_bytes), self.settings.quota_bytes);
+        if settings.quota_bytes > 0 {
+            let (mapped, quota) = (size::display(stat.mapped_bytes), settings.quota_bytes);
             writeln!(out, "quota      {mapped} of {} used", size::display(quota))?;
         }
-        if self.settings.reservation_bytes > 0 {
+        if settings.reservation_bytes > 0 {
             writeln!(
                 out,
                 "reserved   {}, of which {} are kept free",
-                size::display(self.settings.reservation_bytes),
-                size::display(self.reserved_unused_bytes)
+                size::display(settings.reservation_bytes),
+                size::display(stat.reserved_unused_bytes)
             )?;
         }
         write_usage(&self.usage, out)?;
@@ -77,7 +78,7 @@ impl Render for VolumeListReply {
         let width = self
             .volumes
             .iter()
-            .map(|volume| volume.name.len())
+            .map(|volume| volume.stat.name.len())
             .max()
             .unwrap_or(0)
             .max(4);
@@ -92,12 +93,12 @@ impl Render for VolumeListReply {
             writeln!(
                 out,
                 "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:7}  {:>10}  {}",
-                volume.name,
-                size::display(volume.size_bytes),
+                volume.stat.name,
+                size::display(volume.stat.size_bytes),
                 short(volume.data),
                 size::display(volume.new_bytes),
                 freed(&volume.usage),
-                word(volume.settings.dedup),
+                word(volume.stat.settings.dedup),
                 size::display(volume.pending_dedup_bytes),
                 volume.clients.len()
             )?;

@@ -7,151 +7,170 @@ use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, PoolId, VolumeSettings, WhenFull};
+use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, VolumeSettings, WhenFull};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 
-/// The content of a volume.
+/// The content of a volume. Replies about the volume include these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = VolumeFigures))]
 pub struct VolumeStat {
-    /// The volume's name.
+    /// Name of the volume.
     pub name: String,
-    /// See [`Volume::number`].
+    /// Number of the volume, never reused for another volume or snapshot of the pool.
     pub number: u64,
-    /// The volume's size in bytes.
+    /// Size of the volume as guests see it.
     pub size_bytes: u64,
-    /// Blocks of the volume that hold data.
-    pub logical_blocks: u64,
-    /// Blocks that the volume alone owns.
-    pub private_blocks: u64,
-    /// Blocks of the volume that are published in the index.
-    pub shared_blocks: u64,
-    /// Private blocks of the volume that are pending dedup.
-    pub dirty_blocks: u64,
-    /// The domain in which the volume shares blocks.
+    /// The volume's domain; blocks are shared only within a domain.
     pub domain: String,
     /// The volume's settings.
+    #[cfg_attr(feature = "api", serde(flatten))]
     pub settings: VolumeSettings,
-    /// Counts of in-line deduplication since the pool was opened.
+    /// Data that the volume and its snapshots hold, as the quota counts it.
+    pub mapped_bytes: u64,
+    /// The unused part of the reservation, which is withheld from other volumes.
+    pub reserved_unused_bytes: u64,
+    /// Blocks with data in the live layer.
+    pub logical_blocks: u64,
+    /// Blocks of the live layer that have no other reference.
+    pub private_blocks: u64,
+    /// Blocks of the live layer that are published in the index and may have other references.
+    pub shared_blocks: u64,
+    /// Private blocks that the finder has not scanned yet.
+    pub pending_dedup_blocks: u64,
+    /// Counts of in-line deduplication since the pool was opened. Not in JSON, because it holds
+    /// moments of this process's clock.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub inline: InlineStat,
-    /// Data that the volume and its snapshots map, each block counted where it was written.
-    pub mapped_blocks: u64,
-    /// Free blocks that are kept for the reservation.
-    pub reserved_unused_blocks: u64,
-    /// The exclusive space, if [`Store::account`] has counted it.
+    /// The exclusive space, if [`Store::account`] has counted it. Not in JSON: replies give bytes.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub usage: Option<Usage>,
 }
 
-/// The content of a snapshot.
+/// The content of a snapshot. Replies about the snapshot include these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotStat {
-    /// `VOLUME@SNAPSHOT`.
+    /// Name of the snapshot, `VOLUME@SNAPSHOT`.
     pub name: String,
-    /// See [`Volume::number`].
+    /// Number of the snapshot, never reused for another volume or snapshot of the pool.
     pub number: u64,
-    /// The number of the snapshot's volume.
-    pub volume: u64,
-    /// The volume's size when the snapshot was made, in bytes.
+    /// Number of the snapshot's volume.
+    pub volume_number: u64,
+    /// Size of the snapshot as readers see it.
     pub size_bytes: u64,
-    /// When the snapshot was made, in seconds since the Unix epoch.
+    /// When it was created, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
-    /// Blocks of the snapshot that were written after the previous snapshot.
+    /// Blocks with data in the snapshot's own layer.
     pub own_blocks: u64,
-    /// The exclusive space, if [`Store::account`] has counted it.
+    /// The exclusive space, if [`Store::account`] has counted it. Not in JSON: replies give bytes.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub usage: Option<Usage>,
 }
 
-/// The content of a pool.
+/// The content of a pool. Replies about the pool include these fields, but not the lists, for which they have
+/// their own types.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = PoolFigures))]
 pub struct PoolStat {
-    /// The pool's identity, which no other pool has.
-    pub id: PoolId,
-    /// The version of the pool's format, major and minor.
-    pub format: (u8, u8),
+    /// Id of the pool, 32 hexadecimal digits, unique to it.
+    pub pool_id: String,
+    /// Version of the pool's format, such as `1.0`.
+    pub format: String,
     /// Bytes in a block.
     pub block_size: u32,
-    /// Blocks of the pool, the label's included.
+    /// Number of blocks of the pool.
     pub pool_blocks: u64,
-    /// The size that the pool is being made smaller to, in blocks.
+    /// Target size of a shrink in progress.
     pub shrinking_to_blocks: Option<u64>,
-    /// Entries that hold data, over all volumes, those being imported or deleted included.
+    /// Blocks with data over all layers of volumes and snapshots.
     pub logical_blocks: u64,
-    /// Blocks that hold data: private and unsettled, unique and shared ones, each counted once.
+    /// Blocks of the pool that hold the data of volumes and snapshots.
     pub physical_blocks: u64,
-    /// Blocks that one entry owns and that are not in the index.
+    /// Blocks with one owner, not published in the index.
     pub private_blocks: u64,
-    /// Blocks that the finder is publishing just now: not private any more, and not in the index yet or
-    /// found to be there already.
+    /// Blocks that the finder is publishing now.
     pub unsettled_blocks: u64,
-    /// Blocks in the index with one reference.
+    /// Published blocks with one reference.
     pub unique_blocks: u64,
-    /// Blocks in the index with two references or more.
+    /// Published blocks with several references.
     pub shared_blocks: u64,
-    /// Private blocks that are pending dedup.
-    pub dirty_blocks: u64,
     /// Blocks whose content a failed sync lost, and that have not been written since.
     pub lost_blocks: u64,
-    /// Blocks that can be handed out.
+    /// Free blocks.
     pub free_blocks: u64,
-    /// Free blocks that the host has space for.
+    /// Free blocks for which the host has space.
     pub available_blocks: u64,
-    /// Bytes that the file system of a pool's file has free; nothing for a device.
+    /// Free space of the file system that holds the pool's data; absent on a device.
     pub host_free_bytes: Option<u64>,
+    /// Free blocks kept for overwriting existing data.
+    pub reserve_blocks: u64,
+    /// Free blocks withheld for volumes with a reservation.
+    pub reserved_unused_blocks: u64,
     /// How full the pool is.
     pub space: SpaceLevel,
-    /// Free blocks that are kept for writes that overwrite data.
-    pub reserve_blocks: u64,
-    /// Free blocks that are kept for volumes with a reservation.
-    pub reserved_unused_blocks: u64,
-    /// The treatment of writes for which there is no room.
+    /// How writes are treated while the pool is full.
     pub when_full: WhenFull,
-    /// Blocks that were released and are not free yet, queued ones included.
-    pub reclaim_blocks: u64,
-    /// Dropped references that the collector has still to release.
-    pub queued_blocks: u64,
-    /// References that entries have and the index does not count yet.
+    /// Blocks that will become free: references that the collector has still to release, and blocks whose
+    /// release is not yet durable or that a reader may still read.
+    pub pending_free_blocks: u64,
+    /// References that the collector has still to release.
+    pub pending_release_blocks: u64,
+    /// Claims: references that entries hold and the index does not count yet.
     pub claimed_blocks: u64,
-    /// The most references that may wait to be counted; at this number further hits are refused.
+    /// Limit on claims. A duplicate that a write finds beyond it is stored again.
     pub claimed_max_blocks: u64,
-    /// The index's back end.
+    /// Blocks that the finder has not scanned yet.
+    pub pending_dedup_blocks: u64,
+    /// The back end of the index.
     pub index: IndexKind,
-    /// The index is being counted again, or has to be; nothing is shared until that is done.
+    /// Whether the index is being rebuilt, or must be.
     pub index_rebuilding: bool,
-    /// Bytes that the host has allocated for the index.
+    /// Size of the index on disk.
     pub index_bytes_on_disk: u64,
-    /// Bytes that the host has allocated for data.
+    /// Space that the host has allocated for data.
     pub pool_bytes_on_disk: u64,
-    /// Bytes that the host has allocated for free blocks, which [`Store::trim_step`] can discard; on
-    /// a device, all free space.
+    /// The part of `pool_bytes_on_disk` that holds free blocks; `pool trim` returns it to the host.
     pub free_bytes_on_disk: u64,
-    /// Bytes of metadata in use: pages, log and superblock.
+    /// Space that the host has allocated for metadata and the log.
     pub metadata_bytes_on_disk: u64,
-    /// Visible volumes, by name.
+    /// Visible volumes, by name. Not in JSON.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub volumes: Vec<VolumeStat>,
-    /// Snapshots of the visible volumes, by name.
+    /// Snapshots of the visible volumes, by name. Not in JSON.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub snapshots: Vec<SnapshotStat>,
-    /// Deletions that are not finished.
+    /// Deletions that are not finished. Not in JSON.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub deletions: Vec<DeletionStat>,
 }
 
-/// The state of the index.
+/// The index as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = IndexStatReply))]
 pub struct IndexStat {
-    /// The index's back end.
+    /// The back end of the index.
     pub kind: IndexKind,
-    /// Blocks in the index with one reference.
+    /// Published blocks with one reference.
     pub unique_blocks: u64,
-    /// Blocks in the index with two references or more.
+    /// Published blocks with several references.
     pub shared_blocks: u64,
-    /// References of all blocks together.
+    /// References to published blocks.
     pub references: u64,
-    /// The index is being counted again, or has to be; nothing is shared until that is done.
+    /// Whether the index must be rebuilt from the pool before more blocks are shared.
     pub needs_rebuild: bool,
-    /// The kind that the index's rows are being copied into, or will be when the pool is served.
+    /// The back end that the index is being converted to.
     pub converting_to: Option<IndexKind>,
-    /// Bytes that the host has allocated for the index.
+    /// Size of the index on disk.
     pub bytes_on_disk: u64,
-    /// The index's part of the memory limit, in bytes.
+    /// The most memory that the index may use.
     pub memory_bytes_max: u64,
 }
 
@@ -230,7 +249,7 @@ impl Store {
         let snapshots = snapshots.iter().map(|snapshot| SnapshotStat {
             name: snapshot.name(),
             number: snapshot.number(),
-            volume: snapshot.snapshot_of.map_or(0, |volume| volume.0),
+            volume_number: snapshot.snapshot_of.map_or(0, |volume| volume.0),
             size_bytes: snapshot.size_bytes(),
             created_unix_seconds: snapshot.created_unix_seconds,
             own_blocks: snapshot.logical_blocks(),
@@ -254,8 +273,8 @@ impl Store {
             }
         });
         let claimed_blocks = metadata.claims().blocks() + counting;
-        let queued_blocks = metadata.queue().blocks() + collecting;
-        let reclaim_blocks = metadata.space().held_blocks() + queued_blocks;
+        let pending_release_blocks = metadata.queue().blocks() + collecting;
+        let pending_free_blocks = metadata.space().held_blocks() + pending_release_blocks;
         drop(metadata);
         let index = pool.index().get_settled().ok();
         let index_counts = index
@@ -272,8 +291,8 @@ impl Store {
         let shared_blocks = index_counts.shared.min(published_blocks);
         let pages = pool.journal.page_count() + 1;
         Ok(PoolStat {
-            id: pool.superblock.pool,
-            format: (MAJOR_VERSION, pool.journal.minor()),
+            pool_id: pool.superblock.pool.to_string(),
+            format: format!("{MAJOR_VERSION}.{}", pool.journal.minor()),
             block_size: self.block_size(),
             pool_blocks,
             shrinking_to_blocks: (end < pool_blocks).then_some(end),
@@ -283,8 +302,8 @@ impl Store {
             unsettled_blocks,
             unique_blocks: published_blocks - shared_blocks,
             shared_blocks,
-            dirty_blocks: counts.private,
-            queued_blocks,
+            pending_dedup_blocks: counts.private,
+            pending_release_blocks,
             claimed_blocks,
             claimed_max_blocks: pool.limits.claims_max,
             index: pool.index().kind(),
@@ -298,7 +317,7 @@ impl Store {
             reserve_blocks,
             reserved_unused_blocks: pool.maps().unused_reservations(),
             when_full: pool.journal.when_full(),
-            reclaim_blocks,
+            pending_free_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
             free_bytes_on_disk: room.spare_bytes,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
@@ -320,6 +339,7 @@ impl Store {
     fn stat_of(&self, volume: &Volume) -> VolumeStat {
         let (layer, options) = (volume.layer(), volume.options());
         let (counts, space_limits) = (layer.counts(), &layer.space_limits);
+        let block_size = u64::from(self.block_size());
         VolumeStat {
             name: volume.name(),
             number: volume.number(),
@@ -327,12 +347,12 @@ impl Store {
             logical_blocks: volume.logical_blocks(),
             private_blocks: counts.private + counts.unshareable,
             shared_blocks: counts.shared,
-            dirty_blocks: counts.private,
+            pending_dedup_blocks: counts.private,
             domain: options.domain,
             settings: options.settings,
             inline: volume.inline_stat(),
-            mapped_blocks: space_limits.mapped(),
-            reserved_unused_blocks: space_limits.unused_reservation(),
+            mapped_bytes: space_limits.mapped() * block_size,
+            reserved_unused_bytes: space_limits.unused_reservation() * block_size,
             usage: self.usage(volume.id),
         }
     }

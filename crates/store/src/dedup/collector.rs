@@ -97,7 +97,7 @@ impl Store {
     /// # Errors
     ///
     /// Where a request panicked while it changed the maps.
-    pub fn queued_blocks(&self) -> Result<u64> {
+    pub fn pending_release_blocks(&self) -> Result<u64> {
         Ok(self.pool.journal.metadata()?.queue().blocks())
     }
 }

@@ -21,16 +21,25 @@ pub struct BadBlockStat {
     pub is_shared: bool,
 }
 
-/// A place at which a bad block would be read.
+/// A use of a bad block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockUse {
     /// The block's number in the pool.
     pub pba: u64,
-    /// The name of the volume.
+    /// Where the block is mapped.
+    pub place: AffectedPlace,
+}
+
+/// A place where a bad block is mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AffectedPlace {
+    /// The volume.
     pub volume: String,
-    /// The name of its snapshot; none for the volume as it is now.
+    /// The snapshot; absent for the live volume.
     pub snapshot: Option<String>,
-    /// The block's number in the volume.
+    /// The block's address in the volume or snapshot.
     pub lba: u64,
 }
 
@@ -95,12 +104,12 @@ fn name_use(
         }
         None => (&record.name, None),
     };
-    BlockUse {
-        pba: pba.0,
+    let place = AffectedPlace {
         volume: volume.clone(),
         snapshot: name,
         lba,
-    }
+    };
+    BlockUse { pba: pba.0, place }
 }
 
 /// Visits every named volume and snapshot that reads `record`'s entry for a block.

@@ -35,29 +35,35 @@ const LOWEST: Fingerprint = Fingerprint([0; 16]);
 /// Words of a free-space page's bitmap.
 const PAGE_WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
 
-/// A fault, as a sentence with volume, LBA and PBA.
+/// A finding that a check lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = ListedFinding))]
 pub struct Finding {
-    /// The fault, and its place.
+    /// The finding, for people.
     pub message: String,
-    /// Whether `--repair` puts it right without losing anything.
+    /// Whether `--repair` corrects it.
     pub repairable: bool,
 }
 
-/// The totals of a check, and its findings.
+/// The totals of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CheckReport {
-    /// Findings in all.
+    /// Number of findings.
     pub findings: u64,
     /// Findings that were repaired.
     pub repaired: u64,
-    /// Blocks that are neither mapped nor free.
+    /// Blocks that are not free although nothing refers to them.
     pub leaked_blocks: u64,
-    /// Entries that own a block.
+    /// Map entries checked.
     pub mapped_blocks: u64,
-    /// Leaf pages read and verified.
+    /// Metadata pages read.
     pub pages_read: u64,
-    /// Passes over the maps that the memory limit made necessary.
+    /// Passes over the maps that the memory limit made necessary. Not in JSON.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub passes: u64,
 }
 

@@ -6,6 +6,6 @@ mod check;
 mod losses;
 mod scrub;
 
-pub use affected::{BadBlockStat, BlockUse};
+pub use affected::{AffectedPlace, BadBlockStat, BlockUse};
 pub use check::{CheckReport, Finding};
 pub use scrub::{Scrub, ScrubReport, ScrubStatus};

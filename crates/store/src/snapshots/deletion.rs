@@ -28,14 +28,16 @@ use crate::volume::Volume;
 
 /// A deletion that is not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeletionStat {
-    /// The former name: a volume's name, or `VOLUME@SNAPSHOT`.
+    /// Name before the deletion.
     pub name: String,
-    /// Blocks that the deleted layer still holds.
+    /// Blocks that the deleted volume or snapshot still holds.
     pub own_blocks: u64,
-    /// Volumes and snapshots that need the layer's entries; it stays as long as there are several.
+    /// Volumes and snapshots that need the blocks. The deletion waits while there are several.
     pub needed_by: Vec<String>,
-    /// Why the last step of the deletion failed; it is tried again after all others.
+    /// Why the deletion cannot continue for now.
     pub failure: Option<String>,
 }
 

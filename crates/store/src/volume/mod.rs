@@ -207,7 +207,7 @@ impl Volume {
 
     /// Blocks that are pending dedup.
     #[must_use]
-    pub fn dirty_blocks(&self) -> u64 {
+    pub fn pending_dedup_blocks(&self) -> u64 {
         self.layer().counts().private
     }
 

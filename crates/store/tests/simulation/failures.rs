@@ -77,7 +77,7 @@ fn a_write_that_fails_takes_no_room() {
             (
                 after.free_blocks,
                 after.private_blocks,
-                after.reclaim_blocks
+                after.pending_free_blocks
             )
         );
         goes_on(&world, id);
@@ -198,7 +198,7 @@ fn a_discard_that_fails_loses_no_room() {
     assert!(world.engine().count(Part::Data, Op::Discard).count > 0);
     let stat = stat(&world);
     assert_eq!(
-        (stat.free_blocks, stat.reclaim_blocks),
+        (stat.free_blocks, stat.pending_free_blocks),
         (stat.pool_blocks - 1, 0)
     );
     goes_on(&world, id);

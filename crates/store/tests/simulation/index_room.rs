@@ -125,7 +125,11 @@ fn the_finder_leaves_room_to_the_collector() {
     full();
     for volume in &volumes {
         assert_eq!(dedup(&store, volume), Err(StoreErrorKind::NoSpace));
-        assert_eq!(volume.dirty_blocks(), BLOCKS, "blocks were announced");
+        assert_eq!(
+            volume.pending_dedup_blocks(),
+            BLOCKS,
+            "blocks were announced"
+        );
     }
     engine.set_capacity(Part::Index, None);
     for volume in &volumes {
@@ -141,7 +145,7 @@ fn the_finder_leaves_room_to_the_collector() {
     engine.fail_once(Part::Index, Op::Write, 1, kind);
     assert_eq!(collect(&store), Err(StoreErrorKind::NoSpace));
     collect(&store).unwrap();
-    assert_eq!(store.queued_blocks().unwrap(), 0);
+    assert_eq!(store.pending_release_blocks().unwrap(), 0);
     assert_eq!(store.index_stat().unwrap().references, 0);
     engine.set_capacity(Part::Index, None);
     assert_clean(&store);

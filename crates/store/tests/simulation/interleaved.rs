@@ -229,7 +229,7 @@ fn what_equals_a_bad_block_stays_private() {
         assert_eq!(world.state().coverage.rejected, 1);
         world.settle()?;
         let stat = world.store().stat().unwrap();
-        assert_eq!((stat.private_blocks, stat.dirty_blocks), (1, 0));
+        assert_eq!((stat.private_blocks, stat.pending_dedup_blocks), (1, 0));
         world.recover_by(Recovery::POWER_LOSS)?;
         world.settle()
     };

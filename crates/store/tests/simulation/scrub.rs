@@ -2,7 +2,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
-use onefold_store::{BlockUse, Blocking, IndexKind, Pba, Scrub, StoreErrorKind};
+use onefold_store::{AffectedPlace, BlockUse, Blocking, IndexKind, Pba, Scrub, StoreErrorKind};
 
 use crate::common::{BLOCK, KINDS, findings, go_on, snapshot};
 use crate::model::Violation;
@@ -189,10 +189,10 @@ fn references_to_bad_blocks_are_released() {
             // unreadable.
             let is_out_of_use = u64::from(unreadable);
             assert_eq!(after.free_blocks, before.free_blocks + 1 - is_out_of_use);
-            assert_eq!(after.reclaim_blocks, is_out_of_use);
+            assert_eq!(after.pending_free_blocks, is_out_of_use);
             rig.recover(CrashKind::PowerLoss).unwrap();
             let after = rig.store.stat().unwrap();
-            assert_eq!(after.reclaim_blocks, is_out_of_use);
+            assert_eq!(after.pending_free_blocks, is_out_of_use);
             assert_eq!(rig.bad().unwrap().unwrap().len() as u64, is_out_of_use);
             rig.engine.overwrite(Part::Data, pba * BLOCK, &[0; 512]);
             rig.engine.clear_unreadable(Part::Data);
@@ -200,7 +200,7 @@ fn references_to_bad_blocks_are_released() {
             rig.check().unwrap();
             let last = rig.store.stat().unwrap();
             assert_eq!(
-                (last.free_blocks, last.reclaim_blocks),
+                (last.free_blocks, last.pending_free_blocks),
                 (before.free_blocks + 1, 0)
             );
         }
@@ -284,9 +284,11 @@ fn every_user_is_named() {
     assert!(bad.len() == 1 && bad[0].is_shared && !bad[0].is_unreadable);
     let user = |volume: &str, snapshot: Option<&str>, lba| BlockUse {
         pba,
-        volume: volume.to_owned(),
-        snapshot: snapshot.map(str::to_owned),
-        lba,
+        place: AffectedPlace {
+            volume: volume.to_owned(),
+            snapshot: snapshot.map(str::to_owned),
+            lba,
+        },
     };
     let expected = [
         user("volume-0", Some("one"), 6),

@@ -233,15 +233,15 @@ impl World {
     /// Every block is free, in flight, or in use. Blocks of an open batch may be in use without
     /// being counted.
     pub(crate) fn compare_counts(&self, stat: &PoolStat) -> Step {
-        let held = stat.reclaim_blocks - stat.queued_blocks;
+        let held = stat.pending_free_blocks - stat.pending_release_blocks;
         let counted = stat.free_blocks + held + stat.physical_blocks + 1;
         let kept: u64 = stat
             .volumes
             .iter()
-            .map(|volume| volume.reserved_unused_blocks)
+            .map(|volume| volume.reserved_unused_bytes)
             .sum();
-        if kept != stat.reserved_unused_blocks {
-            return Err(violation(format!("{kept} blocks are kept: {stat:?}")));
+        if kept != stat.reserved_unused_blocks * u64::from(stat.block_size) {
+            return Err(violation(format!("{kept} bytes are kept: {stat:?}")));
         }
         self.compare_kept(stat)?;
         let of_volumes: u64 = stat
@@ -274,7 +274,7 @@ impl World {
             || stat.shrinking_to_blocks.is_some();
         let is_complete = state.import.is_none() && state.job.is_none() && !state.faulty;
         drop(state);
-        let held = stat.reclaim_blocks - stat.queued_blocks;
+        let held = stat.pending_free_blocks - stat.pending_release_blocks;
         if !may_lack && stat.reserved_unused_blocks > stat.free_blocks + held {
             return Err(violation(format!("less is free than is kept: {stat:?}")));
         }
@@ -286,7 +286,7 @@ impl World {
             let snapshots = stat.snapshots.iter();
             let own = snapshots.filter(|snapshot| snapshot.name.starts_with(&prefix));
             let held = volume.logical_blocks + own.map(|own| own.own_blocks).sum::<u64>();
-            if volume.mapped_blocks != held {
+            if volume.mapped_bytes != held * u64::from(stat.block_size) {
                 let message = format!("'{}' holds {held} blocks: {stat:?}", volume.name);
                 return Err(violation(message));
             }
@@ -532,9 +532,9 @@ impl World {
             &[
                 ("logical", stat.logical_blocks, truth.stored_blocks),
                 ("physical", stat.physical_blocks, in_use),
-                ("queued", stat.queued_blocks, 0),
+                ("queued", stat.pending_release_blocks, 0),
                 ("claimed", stat.claimed_blocks, 0),
-                ("reclaim", stat.reclaim_blocks, 0),
+                ("reclaim", stat.pending_free_blocks, 0),
                 ("free", stat.free_blocks, stat.pool_blocks - 1 - in_use),
             ],
         )?;
@@ -550,7 +550,7 @@ impl World {
         if !is_scarce && may_own_copies && stat.private_blocks > 0 {
             // A block with the content of a bad block that could not be repaired is unshareable, and so
             // is a copy that was made on request.
-            expect(&stat, &[("dirty", stat.dirty_blocks, 0)])?;
+            expect(&stat, &[("dirty", stat.pending_dedup_blocks, 0)])?;
             if stat.unique_blocks + stat.shared_blocks > contents {
                 return Err(violation(format!("{contents} contents, and yet {stat:?}")));
             }
@@ -559,7 +559,7 @@ impl World {
                 &stat,
                 &[
                     ("private", stat.private_blocks, 0),
-                    ("dirty", stat.dirty_blocks, 0),
+                    ("dirty", stat.pending_dedup_blocks, 0),
                     ("unique", stat.unique_blocks, unique),
                     ("shared", stat.shared_blocks, contents - unique),
                 ],

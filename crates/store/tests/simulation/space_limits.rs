@@ -29,7 +29,7 @@ impl World {
         let name = self.with(id, |volume| volume.name.clone());
         let stat = self.store().volume_stat(&name).ok()?;
         Some(Quota {
-            mapped: stat.mapped_blocks,
+            mapped: stat.mapped_bytes / block_size,
             most: match stat.settings.quota_bytes {
                 0 => u64::MAX,
                 bytes => bytes / block_size,

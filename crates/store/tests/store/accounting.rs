@@ -39,7 +39,10 @@ fn free_blocks(store: &Store) -> u64 {
     collect(store).unwrap();
     store.tidy(true).unwrap();
     let stat = store.stat().unwrap();
-    assert_eq!((stat.reclaim_blocks, stat.queued_blocks), (0, 0));
+    assert_eq!(
+        (stat.pending_free_blocks, stat.pending_release_blocks),
+        (0, 0)
+    );
     stat.free_blocks
 }
 

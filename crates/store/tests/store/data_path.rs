@@ -169,7 +169,7 @@ fn trimming_gives_blocks_and_disk_back() {
     assert_eq!(world.engine.count(Part::Data, Op::Discard).count, 0);
     while world.give_back(MIB).unwrap() {}
     let after = world.stat().unwrap();
-    assert_eq!((after.private_blocks, after.reclaim_blocks), (1, 0));
+    assert_eq!((after.private_blocks, after.pending_free_blocks), (1, 0));
     assert_eq!(after.free_blocks, after.pool_blocks - 2);
     let freed = before.pool_bytes_on_disk - after.pool_bytes_on_disk;
     assert!(freed * 10 >= 63 * MIB * 9, "{freed} bytes came back");

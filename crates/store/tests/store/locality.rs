@@ -129,7 +129,7 @@ fn settle(store: &Store) {
     collect(store).unwrap();
     store.tidy(true).unwrap();
     store.tidy(true).unwrap();
-    assert_eq!(store.stat().unwrap().queued_blocks, 0);
+    assert_eq!(store.stat().unwrap().pending_release_blocks, 0);
 }
 
 proptest! {
@@ -161,7 +161,7 @@ proptest! {
         dedup(&world, &volume);
         let stat = world.volume_stat("v").unwrap();
         prop_assert_eq!((stat.private_blocks, stat.shared_blocks), (short, own + long));
-        prop_assert_eq!(stat.dirty_blocks, 0);
+        prop_assert_eq!(stat.pending_dedup_blocks, 0);
         prop_assert_eq!(dedup(&world, &volume).scanned, 0);
         settle(&world);
         let stat = world.stat().unwrap();
@@ -211,7 +211,7 @@ proptest! {
         prop_assert_eq!(plan(&world, "v", min_run).copied_blocks, 0);
         let stat = world.volume_stat("v").unwrap();
         prop_assert_eq!((stat.private_blocks, stat.shared_blocks), (copied, all - copied));
-        prop_assert_eq!((stat.dirty_blocks, stat.logical_blocks), (0, all));
+        prop_assert_eq!((stat.pending_dedup_blocks, stat.logical_blocks), (0, all));
         // Where free space is in pieces, copies of neighbours may be, too.
         let pieces_max = copied - copied_runs;
         prop_assert!(runs_of(&world, "v") <= found.len() as u64 + pieces_max);
@@ -420,7 +420,7 @@ fn room_is_made_from_blocks_that_nobody_shares_any_more() {
         }
     }
     assert_eq!(unsharing.copied_blocks(), blocks);
-    assert!(!world.free_unshared().unwrap() || world.stat().unwrap().queued_blocks == 0);
+    assert!(!world.free_unshared().unwrap() || world.stat().unwrap().pending_release_blocks == 0);
     settle(&world);
     assert_eq!(world.stat().unwrap().physical_blocks, blocks);
     assert_clean(&world);

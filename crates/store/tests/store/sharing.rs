@@ -74,7 +74,7 @@ fn equal_blocks_are_stored_once_across_volumes() {
         let stat = world.stat().unwrap();
         assert_eq!((stat.logical_blocks, stat.physical_blocks), (2000, 1500));
         assert_eq!((stat.unique_blocks, stat.shared_blocks), (1000, 500));
-        assert_eq!((stat.private_blocks, stat.dirty_blocks), (0, 0));
+        assert_eq!((stat.private_blocks, stat.pending_dedup_blocks), (0, 0));
         assert_eq!(stat.free_blocks, stat.pool_blocks - 1 - 1500);
         assert_eq!(read(&a, 0, 1000), Vec::from_iter(1..1001));
         assert_eq!(read(&b, 77, 1000), Vec::from_iter(501..1501));
@@ -162,11 +162,14 @@ fn a_shared_block_is_copied_on_write_and_released() {
         assert_eq!(read(&a, 0, 100), Vec::from_iter(1..101));
         assert_eq!(read(&b, 10, 20), Vec::from_iter(5001..5021));
         let stat = world.stat().unwrap();
-        assert_eq!((stat.queued_blocks, stat.physical_blocks), (20, 120));
+        assert_eq!(
+            (stat.pending_release_blocks, stat.physical_blocks),
+            (20, 120)
+        );
         collect(&world);
         let stat = world.stat().unwrap();
         assert_eq!((stat.unique_blocks, stat.shared_blocks), (20, 80));
-        assert_eq!((stat.queued_blocks, stat.private_blocks), (0, 20));
+        assert_eq!((stat.pending_release_blocks, stat.private_blocks), (0, 20));
         assert_clean(&world);
         // The last reference takes the block with it.
         a.trim(0, 16 * MIB, Blocking::Yes).unwrap();

@@ -282,7 +282,7 @@ fn what_was_released_is_free_once_nobody_reads_it() {
         assert!(looks < 100, "nobody reads anything");
     }
     let stat = world.stat().unwrap();
-    assert_eq!((stat.free_blocks, stat.reclaim_blocks), (4095, 0));
+    assert_eq!((stat.free_blocks, stat.pending_free_blocks), (4095, 0));
 }
 
 /// A write between the moment of a rollback and its end sees the size that goes with the layer.

@@ -107,10 +107,10 @@ impl World {
         let kept: u64 = stat
             .volumes
             .iter()
-            .map(|volume| volume.reserved_unused_blocks)
+            .map(|volume| volume.reserved_unused_bytes)
             .sum();
-        assert_eq!(stat.reserved_unused_blocks, kept);
-        assert!(kept <= stat.free_blocks, "{stat:?}");
+        assert_eq!(stat.reserved_unused_blocks * BLOCK, kept);
+        assert!(kept <= stat.free_blocks * BLOCK, "{stat:?}");
     }
 }
 
@@ -126,12 +126,16 @@ fn a_quota_is_for_a_volume_and_its_snapshots() {
     snapshot(&world.store, "a", "s");
     assert_eq!(world.write("a", 50, 2), Err(StoreErrorKind::QuotaReached));
     world.trim("a", 50, 1);
-    assert_eq!(world.stat("a").mapped_blocks, 100, "the snapshot has it");
+    assert_eq!(
+        world.stat("a").mapped_bytes,
+        100 * BLOCK,
+        "the snapshot has it"
+    );
     world.store.delete_snapshot("a", "s").unwrap();
     world.collect();
-    assert_eq!(world.stat("a").mapped_blocks, 99);
+    assert_eq!(world.stat("a").mapped_bytes, 99 * BLOCK);
     let world = world.crash();
-    assert_eq!(world.stat("a").mapped_blocks, 99);
+    assert_eq!(world.stat("a").mapped_bytes, 99 * BLOCK);
     assert_eq!(world.fill("a", 300), (1, StoreErrorKind::QuotaReached));
     assert_eq!(world.set("a", Some(60), None), StoreErrorKind::WouldBlock);
     world.write("a", 60, 3).unwrap();
@@ -162,7 +166,7 @@ fn a_quota_counts_what_is_shared_and_a_clone_has_none() {
     assert_eq!(
         (
             world.stat("c").settings.quota_bytes,
-            world.stat("c").mapped_blocks
+            world.stat("c").mapped_bytes
         ),
         (0, 0)
     );
@@ -171,7 +175,7 @@ fn a_quota_counts_what_is_shared_and_a_clone_has_none() {
     // Blocks that both have in common become the clone's.
     world.store.delete_volume("a").unwrap();
     world.collect();
-    assert_eq!(world.stat("c").mapped_blocks, 50);
+    assert_eq!(world.stat("c").mapped_bytes, 50 * BLOCK);
     world.assert_clean();
 }
 
@@ -195,7 +199,7 @@ fn writers_together_get_no_more_than_the_quota() {
             }
         });
         assert_eq!(written.load(Ordering::SeqCst), 333);
-        assert_eq!(world.stat("a").mapped_blocks, 333);
+        assert_eq!(world.stat("a").mapped_bytes, 333 * BLOCK);
         world.assert_clean();
     }
 }
@@ -210,7 +214,7 @@ fn what_is_reserved_is_there_when_everybody_else_has_filled_the_pool() {
             world.write("a", lba, lba).unwrap();
         }
         world.store.volume("a").unwrap().flush().unwrap();
-        assert_eq!(world.stat("a").reserved_unused_blocks, 500);
+        assert_eq!(world.stat("a").reserved_unused_bytes, 500 * BLOCK);
         assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
         // Overwriting blocks of a snapshot takes the reserve, and no kept blocks.
         snapshot(&world.store, "b", "s");
@@ -246,8 +250,8 @@ fn a_reservation_holds_when_a_volume_becomes_less_alike_to_others() {
     }
     assert_eq!(world.store.stat().unwrap().physical_blocks, 600);
     assert_eq!(
-        world.stat("a").reserved_unused_blocks,
-        600,
+        world.stat("a").reserved_unused_bytes,
+        600 * BLOCK,
         "all of its blocks are shared"
     );
     assert_eq!(world.fill("b", 1000).1, StoreErrorKind::NoSpace);
@@ -306,7 +310,7 @@ fn nothing_is_promised_twice() {
     world.store.create_volume("c", &too_much).unwrap();
     // A clone has no reservation, and a deleted volume needs none.
     world.store.clone_volume("b", "d").unwrap();
-    assert_eq!(world.stat("d").reserved_unused_blocks, 0);
+    assert_eq!(world.stat("d").reserved_unused_bytes, 0);
     world.store.delete_volume("b").unwrap();
     assert_eq!(world.store.stat().unwrap().reserved_unused_blocks, 1000);
     assert_eq!(

@@ -40,7 +40,7 @@ pub(super) struct Parent {
 
 impl<'a> Pool<'a> {
     pub(super) fn new(link: Link<'a>, repository: RepositoryId) -> Result<Self> {
-        let stat = link.call(&PoolStat {})?;
+        let stat = link.call(&PoolStat {})?.stat;
         let id = PoolId::parse(&stat.pool_id)
             .ok_or_else(|| Error::failed(format!("'{}' is no id of a pool", stat.pool_id)))?;
         let repository: String = repository.to_string().chars().take(8).collect();
@@ -69,7 +69,7 @@ impl<'a> Pool<'a> {
             name: volume.to_owned(),
             exact: false,
         };
-        let stat = self.link.call(&stat)?;
+        let stat = self.link.call(&stat)?.stat;
         Ok(FoundDisk {
             name: volume,
             domain: stat.domain,
@@ -84,7 +84,7 @@ impl<'a> Pool<'a> {
     /// The names of all volumes.
     pub(super) fn volumes(&self) -> Result<Vec<String>> {
         let volumes = self.link.call(&VolumeList {})?.volumes.into_iter();
-        Ok(volumes.map(|volume| volume.name).collect())
+        Ok(volumes.map(|volume| volume.stat.name).collect())
     }
 
     /// Takes a snapshot of all volumes at the same moment. If that fails, because of one volume perhaps,
@@ -127,7 +127,7 @@ impl<'a> Pool<'a> {
     /// The snapshot that was taken of a volume.
     pub(super) fn taken(&self, volume: &str) -> Result<SnapshotReply> {
         let mut taken = self.taken.iter();
-        let found = taken.find(|snapshot| split_name(&snapshot.name).0 == volume);
+        let found = taken.find(|snapshot| split_name(&snapshot.stat.name).0 == volume);
         found.cloned().ok_or_else(|| {
             Error::failed(format!("the snapshot that was taken of '{volume}' is gone"))
         })
@@ -143,8 +143,8 @@ impl<'a> Pool<'a> {
     pub(super) fn base_of(&self, snapshot: &SnapshotReply) -> PoolSnapshot {
         PoolSnapshot {
             pool: self.id,
-            volume: VolumeId(snapshot.volume_number),
-            snapshot: VolumeId(snapshot.number),
+            volume: VolumeId(snapshot.stat.volume_number),
+            snapshot: VolumeId(snapshot.stat.number),
         }
     }
 
@@ -175,12 +175,12 @@ impl<'a> Pool<'a> {
                 continue;
             };
             let found = snapshots.iter().find(|snapshot| {
-                snapshot.number == base.snapshot.0
-                    && snapshot.volume_number == base.volume.0
-                    && snapshot.created_unix_seconds == manifest.unix_seconds
+                snapshot.stat.number == base.snapshot.0
+                    && snapshot.stat.volume_number == base.volume.0
+                    && snapshot.stat.created_unix_seconds == manifest.unix_seconds
             });
             if let Some(found) = found {
-                let base = found.name.clone();
+                let base = found.stat.name.clone();
                 return Ok(Some(Parent { backup, base }));
             }
         }
@@ -191,9 +191,10 @@ impl<'a> Pool<'a> {
     /// `is_kept`, the snapshot becomes the base; otherwise `clear` deletes it.
     pub(super) fn backed_up(&mut self, snapshot: &SnapshotReply, is_kept: bool, output: &Output) {
         if is_kept {
-            self.taken.retain(|taken| taken.number != snapshot.number);
+            self.taken
+                .retain(|taken| taken.stat.number != snapshot.stat.number);
         }
-        let (volume, _) = split_name(&snapshot.name);
+        let (volume, _) = split_name(&snapshot.stat.name);
         let snapshots = self.snapshots(volume).unwrap_or_else(|error| {
             output.warn(format_args!(
                 "the snapshots of '{volume}' cannot be listed: {error}"
@@ -202,8 +203,8 @@ impl<'a> Pool<'a> {
         });
         let begins = full_name(volume, &self.prefix);
         for before in snapshots {
-            if before.name.starts_with(&begins) && before.number != snapshot.number {
-                self.delete(&before.name, output);
+            if before.stat.name.starts_with(&begins) && before.stat.number != snapshot.stat.number {
+                self.delete(&before.stat.name, output);
             }
         }
     }
@@ -211,7 +212,7 @@ impl<'a> Pool<'a> {
     /// Deletes the snapshots that are not the base of a backup.
     pub(super) fn clear(&mut self, output: &Output) {
         for snapshot in std::mem::take(&mut self.taken) {
-            self.delete(&snapshot.name, output);
+            self.delete(&snapshot.stat.name, output);
         }
     }
 

@@ -512,7 +512,7 @@ impl Job<'_> {
         let snapshot = match wanted {
             Wanted::Snapshot { name, .. } => {
                 let name = String::from(name.clone());
-                let found = snapshots.iter().find(|snapshot| snapshot.name == name);
+                let found = snapshots.iter().find(|snapshot| snapshot.stat.name == name);
                 found.cloned().ok_or_else(|| {
                     let message = format!("there is no snapshot '{name}'");
                     Error::new(ErrorKind::NotFound, message)
@@ -555,7 +555,7 @@ impl Job<'_> {
             disk: Box::new(disk),
             parent: parent.map(|parent| parent.backup),
             base: Some(pool.base_of(&snapshot)),
-            unix_seconds: snapshot.created_unix_seconds,
+            unix_seconds: snapshot.stat.created_unix_seconds,
             snapshot: wanted.snapshot(),
         })
     }

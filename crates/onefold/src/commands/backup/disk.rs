@@ -51,14 +51,14 @@ impl<'a> PoolDisk<'a> {
     pub(super) fn open(pool: &PoolPlace, link: Link<'a>, snapshot: &SnapshotReply) -> Result<Self> {
         Ok(Self {
             link,
-            name: snapshot.name.clone(),
+            name: snapshot.stat.name.clone(),
             since: None,
             data: Data::open(link.session, snapshot)?,
             request_bytes_max: match (link.session, pool) {
                 (Session::Remote(_), PoolPlace::Directory(_)) => REQUEST_BYTES_MAX,
                 _ => LONG_REQUEST_BYTES_MAX,
             },
-            size_bytes: snapshot.size_bytes,
+            size_bytes: snapshot.stat.size_bytes,
             page: None,
         })
     }
@@ -91,7 +91,7 @@ impl<'a> PoolDisk<'a> {
 
 impl Data {
     fn open(session: &Session, snapshot: &SnapshotReply) -> Result<Self> {
-        let name = &snapshot.name;
+        let name = &snapshot.stat.name;
         if let Session::Direct { service, .. } = session {
             return Ok(Self::Store(service.store.volume(name)?));
         }
@@ -114,7 +114,7 @@ impl Data {
             let attached = client.insert(attached);
             let read = attached.read(bytes, at);
             read.map_err(|error| {
-                let what = format!("cannot read '{}' from the daemon", snapshot.name);
+                let what = format!("cannot read '{}' from the daemon", snapshot.stat.name);
                 if is_gone(&error) {
                     *client = None;
                     Error::new(ErrorKind::Lost, format!("{what}: {error}"))
@@ -127,7 +127,7 @@ impl Data {
 }
 
 fn attach(snapshot: &SnapshotReply) -> Result<Client> {
-    let name = &snapshot.name;
+    let name = &snapshot.stat.name;
     let uri = snapshot.nbd_uri.as_deref().ok_or_else(|| {
         Error::failed(format!(
             "the daemon does not serve the snapshot '{name}' over NBD"
@@ -145,11 +145,11 @@ fn attach_again(session: &Session, snapshot: &SnapshotReply) -> Result<Client> {
     let list = SnapshotList { volume: None };
     let list = session.call(&list, &mut |_, _| {})?.snapshots;
     let is_same = |other: &&SnapshotReply| {
-        let moment = other.created_unix_seconds == snapshot.created_unix_seconds;
-        other.number == snapshot.number && other.name == snapshot.name && moment
+        let moment = other.stat.created_unix_seconds == snapshot.stat.created_unix_seconds;
+        other.stat.number == snapshot.stat.number && other.stat.name == snapshot.stat.name && moment
     };
     let found = list.iter().find(is_same).ok_or_else(|| {
-        let message = format!("the snapshot '{}' is gone", snapshot.name);
+        let message = format!("the snapshot '{}' is gone", snapshot.stat.name);
         Error::new(ErrorKind::NotFound, message)
     })?;
     // The daemon may not be listening yet.

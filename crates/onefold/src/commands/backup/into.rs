@@ -201,22 +201,22 @@ pub(super) fn check_target(session: &Session, name: &str, size_bytes: u64) -> Re
         name: name.to_owned(),
         exact: false,
     };
-    let stat = session.call(&stat, &mut |_, _| {})?;
+    let volume = session.call(&stat, &mut |_, _| {})?;
     if split_name(name).1.is_some() {
         return Err(Error::usage(format!(
             "'{name}' is a snapshot, which stays as it is; restore into a volume"
         )));
     }
-    if stat.size_bytes != size_bytes.next_multiple_of(SECTOR_BYTES) {
+    if volume.stat.size_bytes != size_bytes.next_multiple_of(SECTOR_BYTES) {
         return Err(Error::usage(format!(
             "'{name}' has {} bytes, and the backup {size_bytes}; 'onefold volume resize' changes that",
-            stat.size_bytes
+            volume.stat.size_bytes
         )));
     }
-    if !stat.clients.is_empty() {
+    if !volume.clients.is_empty() {
         return Err(Error::new(
             ErrorKind::InUse,
-            format!("'{name}' is attached by {}", stat.clients.join(", ")),
+            format!("'{name}' is attached by {}", volume.clients.join(", ")),
         ));
     }
     let problems = session.call(&PoolStat {}, &mut |_, _| {})?.problems;
@@ -225,7 +225,7 @@ pub(super) fn check_target(session: &Session, name: &str, size_bytes: u64) -> Re
         .find(|problem| problem.reason == ProblemReason::ReadOnly);
     match read_only {
         Some(problem) => Err(Error::new(ErrorKind::ReadOnly, problem.message)),
-        None => Ok(stat),
+        None => Ok(volume),
     }
 }
 
