@@ -119,7 +119,7 @@ impl NewVolumeOptions {
 mod tests {
     use std::ops::RangeInclusive;
 
-    use clap::Args as _;
+    use clap::{Args as _, FromArgMatches as _};
 
     use super::*;
 
@@ -152,5 +152,41 @@ mod tests {
                 assert!(format!("{text}.").contains(&range), "{id}: {text}");
             }
         }
+    }
+
+    #[test]
+    fn the_help_states_the_defaults_that_are_used() {
+        let [offline, inline] =
+            [DedupMode::Offline, DedupMode::Inline].map(VolumeSettings::of_mode);
+        let bytes = |bytes: u64| size::display(bytes).replace(" MiB", "M").replace(" B", "");
+        for (id, usual, in_line) in [
+            (
+                "cold_passes",
+                offline.cold_passes.to_string(),
+                inline.cold_passes.to_string(),
+            ),
+            (
+                "interval_seconds",
+                offline.interval_seconds.to_string(),
+                inline.interval_seconds.to_string(),
+            ),
+            (
+                "hash_cache_bytes",
+                bytes(offline.hash_cache_bytes),
+                bytes(inline.hash_cache_bytes),
+            ),
+        ] {
+            let stated = format!("[default: {usual}; {in_line} if inline or auto]");
+            let help = help_of(id);
+            assert!(help[0].contains(&stated), "{stated}: {}", help[0]);
+        }
+    }
+
+    #[test]
+    fn arguments_and_json_have_the_same_defaults() {
+        let command = NewVolumeOptions::augment_args(clap::Command::new("create"));
+        let matches = command.get_matches_from(["create"]);
+        let arguments = NewVolumeOptions::from_arg_matches(&matches).unwrap();
+        assert_eq!(arguments, NewVolumeOptions::default());
     }
 }

@@ -250,3 +250,23 @@ fn ratio(logical_blocks: u64, physical_blocks: u64) -> f64 {
         physical_blocks => logical_blocks as f64 / physical_blocks as f64,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_states_the_range_and_the_default_that_are_used() {
+        let command = VolumeDefrag::augment_args(clap::Command::new("defrag"));
+        let mut arguments = command.get_arguments();
+        let argument = arguments.find(|argument| argument.get_id() == "min_run");
+        let help = argument.unwrap().get_help().unwrap().to_string();
+        let (first, last) = DEFRAG_MIN_RUN.into_inner();
+        for stated in [
+            format!("blocks, {first} to {last} "),
+            format!("or {MIN_RUN_DEFAULT} if it has none"),
+        ] {
+            assert!(help.contains(&stated), "{help}");
+        }
+    }
+}
