@@ -55,7 +55,7 @@ impl Source<'_> {
             Self::Paths { paths, .. } if paths.len() > INPUTS_MAX => {
                 Err(AnalyzeError::usage("more than 65,536 inputs"))
             }
-            Self::Paths { paths, disks } => scan((paths, disks), cutting, progress),
+            Self::Paths { paths, disks } => scan(paths, disks, cutting, progress),
             Self::Traces(traces) => {
                 let known = trace_ways(traces)?;
                 if let Some(way) = cutting.chunkings.iter().find(|way| !known.contains(way)) {

@@ -186,7 +186,7 @@ pub fn estimate(
     let chunking = Chunking::fixed(options.block_bytes).map_err(AnalyzeError::usage)?;
     options.check()?;
     let sample = match source {
-        Source::Paths { paths, disks } => draw((paths, disks), options, progress),
+        Source::Paths { paths, disks } => draw(paths, disks, options, progress),
         Source::Traces(traces) => draw_from_traces(traces, chunking, options, progress)?,
     };
     let window = window_bytes(&[chunking])
@@ -218,7 +218,8 @@ pub fn estimate(
 
 /// Runs the first pass. Unreadable files are skipped; the second pass reports them.
 fn draw(
-    (paths, disks): (&[PathBuf], Option<Backing>),
+    paths: &[PathBuf],
+    disks: Option<Backing>,
     options: &EstimateOptions,
     progress: &Progress,
 ) -> Sample {

@@ -34,7 +34,7 @@ impl Chunk {
         (self.fingerprint, rest)
     }
 
-    pub(crate) fn unpack((fingerprint, rest): (u128, u128)) -> Self {
+    pub(crate) fn unpack(fingerprint: u128, rest: u128) -> Self {
         Self {
             fingerprint,
             position: (rest >> (LENGTH_BITS + INPUT_BITS + CATEGORY_BITS)) as u64,
@@ -93,7 +93,8 @@ mod tests {
                 fingerprint, position, bytes, input, category,
             };
             let (one, other) = (chunk(a, places.0), chunk(b, places.1));
-            prop_assert_eq!(Chunk::unpack(one.pack()), one);
+            let (fingerprint, rest) = one.pack();
+            prop_assert_eq!(Chunk::unpack(fingerprint, rest), one);
             let order = (one.fingerprint, one.position).cmp(&(other.fingerprint, other.position));
             prop_assert_eq!(one.pack().cmp(&other.pack()), order);
             let place = Place { position: places.0, bytes, is_redundant: input % 2 == 0 };

@@ -95,7 +95,8 @@ impl Redundancy {
         };
         let mut group: Option<Group> = None;
         for chunk in chunks {
-            let chunk = Chunk::unpack(chunk?);
+            let (fingerprint, rest) = chunk?;
+            let chunk = Chunk::unpack(fingerprint, rest);
             match &mut group {
                 Some(group) if group.first.fingerprint == chunk.fingerprint => {
                     if group.count == 1 {

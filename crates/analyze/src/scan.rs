@@ -237,7 +237,8 @@ pub(crate) struct Cutting<'a> {
 
 /// Reads the files under `paths`; each path is an input.
 pub(crate) fn scan(
-    (paths, disks): (&[PathBuf], Option<Backing>),
+    paths: &[PathBuf],
+    disks: Option<Backing>,
     cutting: &Cutting<'_>,
     progress: &Progress,
 ) -> Result<Scanned, AnalyzeError> {
@@ -258,7 +259,7 @@ pub(crate) fn scan(
         };
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         let queue = |unit| !progress.is_stopping() && units.send(unit).is_ok();
-        let walked = queue_all((paths, disks), cutting, &mut scanned, &problems, queue);
+        let walked = queue_all(paths, disks, cutting, &mut scanned, &problems, queue);
         drop(units);
         let join = |worker: thread::ScopedJoinHandle<'_, _>| match worker.join() {
             Ok(done) => done,
@@ -287,7 +288,8 @@ pub(crate) fn scan(
 
 /// Walks, and queues a unit for each part of each file, until `queue` accepts no more.
 fn queue_all(
-    (paths, disks): (&[PathBuf], Option<Backing>),
+    paths: &[PathBuf],
+    disks: Option<Backing>,
     cutting: &Cutting<'_>,
     scanned: &mut Scanned,
     problems: &Mutex<Vec<Problem>>,

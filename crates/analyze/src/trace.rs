@@ -581,7 +581,7 @@ impl Replaying<'_> {
         match *way {
             Some(way) => {
                 let totals = &mut scanned.totals[way][input];
-                self.add(way, (input as u16, category), chunks, totals)
+                self.add(way, input as u16, category, chunks, totals)
             }
             None => Ok(()),
         }
@@ -590,7 +590,8 @@ impl Replaying<'_> {
     fn add(
         &mut self,
         way: usize,
-        (input, category): (u16, Category),
+        input: u16,
+        category: Category,
         chunks: &TraceChunks,
         totals: &mut Totals,
     ) -> Result<(), ReplayError> {

@@ -183,7 +183,7 @@ impl<'a> Worker<'a> {
                     let is_unopened = at == 0 && unit.opened.found.is_unopened(bytes);
                     self.unopened_disks += u64::from(is_unopened);
                     let is_last = at + wanted == end;
-                    self.cut(&mut cuts, &unit.opened, (at, bytes), is_last)
+                    self.cut(&mut cuts, &unit.opened, at, bytes, is_last)
                 });
                 self.window = window;
                 cut?;
@@ -216,13 +216,14 @@ impl<'a> Worker<'a> {
         &mut self,
         cuts: &mut [Cut],
         opened: &Opened,
-        (at, bytes): (u64, &[u8]),
+        at: u64,
+        bytes: &[u8],
         is_last: bool,
     ) -> Result<(), ReadError> {
         for (n, cut) in cuts.iter_mut().enumerate() {
             match (cut, self.chunkings[n]) {
                 (Cut::Fixed, Chunking::Fixed { bytes: size }) => {
-                    self.cut_fixed(n, opened, (at, bytes), size)?;
+                    self.cut_fixed(n, opened, at, bytes, size)?;
                 }
                 (Cut::Content { rest, at }, Chunking::Content { min, average, max }) => {
                     rest.extend_from_slice(bytes);
@@ -269,7 +270,8 @@ impl<'a> Worker<'a> {
         &mut self,
         n: usize,
         opened: &Opened,
-        (at, bytes): (u64, &[u8]),
+        at: u64,
+        bytes: &[u8],
         size: usize,
     ) -> Result<(), ReadError> {
         let whole = bytes.len() / size * size;
@@ -293,9 +295,9 @@ impl<'a> Worker<'a> {
             for (fingerprint, block) in found.iter().zip((start..end).step_by(size)) {
                 let fingerprint = pack_fingerprint(*fingerprint);
                 let following = Some(&bytes[block..]).filter(|_| size < GROUP_BYTES);
-                let chunk = (at + block as u64, &bytes[block..block + size]);
-                self.sample(n, opened, chunk, following, fingerprint);
-                self.keep(n, opened, chunk.0, size as u64, fingerprint)?;
+                let (at, chunk) = (at + block as u64, &bytes[block..block + size]);
+                self.sample(n, opened, at, chunk, following, fingerprint);
+                self.keep(n, opened, at, size as u64, fingerprint)?;
             }
             self.fingerprints = found;
             start = end;
@@ -313,7 +315,7 @@ impl<'a> Worker<'a> {
             return self.zeros(n, opened, 1, bytes);
         }
         let fingerprint = pack_fingerprint(self.key.fingerprint(chunk));
-        self.sample(n, opened, (at, chunk), None, fingerprint);
+        self.sample(n, opened, at, chunk, None, fingerprint);
         self.keep(n, opened, at, bytes, fingerprint)
     }
 
@@ -321,7 +323,8 @@ impl<'a> Worker<'a> {
         &mut self,
         n: usize,
         opened: &Opened,
-        (at, chunk): (u64, &[u8]),
+        at: u64,
+        chunk: &[u8],
         following: Option<&[u8]>,
         fingerprint: u128,
     ) {

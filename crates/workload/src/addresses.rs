@@ -1,6 +1,7 @@
 //! The order in which a job visits the slots of its region.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use fastrand::Rng;
@@ -86,9 +87,10 @@ impl fmt::Display for Pattern {
 }
 
 /// NURand(A, x, y) of TPC-C (clause 2.1.6) with its constant C, for `random_a` drawn from 0 to A and
-/// `random_xy` from x to y: ((random_a | random_xy) + C) % (y - x + 1) + x.
+/// `random_xy` from `range`, x to y: ((random_a | random_xy) + C) % (y - x + 1) + x.
 #[must_use]
-pub fn nurand(random_a: u64, random_xy: u64, c: u64, (x, y): (u64, u64)) -> u64 {
+pub fn nurand(random_a: u64, random_xy: u64, c: u64, range: RangeInclusive<u64>) -> u64 {
+    let (x, y) = range.into_inner();
     let sum = u128::from(random_a | random_xy) + u128::from(c);
     (sum % (u128::from(y - x) + 1)) as u64 + x
 }
@@ -166,9 +168,9 @@ impl Addresses {
             }
             Order::Uniform(random) => random.u64(0..slots),
             Order::NuRand { a, c, random } => {
-                let (x, y) = (0, slots - 1);
-                let (random_a, random_xy) = (random.u64(0..=*a), random.u64(x..=y));
-                nurand(random_a, random_xy, *c, (x, y))
+                let range = 0..=slots - 1;
+                let (random_a, random_xy) = (random.u64(0..=*a), random.u64(range.clone()));
+                nurand(random_a, random_xy, *c, range)
             }
             Order::Zipf {
                 law,

@@ -39,6 +39,21 @@ pub(crate) struct Phase {
     pub(crate) is_read_back: bool,
 }
 
+/// A job's part of a phase.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    /// The job's number, from 0.
+    pub(crate) number: u64,
+    pub(crate) jobs: u64,
+}
+
+impl Part {
+    /// The part of `all` requests. Parts are equal, but the first ones get the rest.
+    fn of(self, all: u64) -> u64 {
+        all / self.jobs + u64::from(self.number < all % self.jobs)
+    }
+}
+
 /// A block that differs from the data written there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
@@ -146,11 +161,11 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Does the part of a phase that belongs to job `number` of `jobs`.
+    /// Does this job's part of a phase.
     pub(crate) fn work(
         &mut self,
         phase: &Phase,
-        (number, jobs): (u64, u64),
+        part: Part,
         seed: u64,
         start: Instant,
         progress: &LoadProgress,
@@ -159,9 +174,7 @@ impl<'a> Job<'a> {
         let mut measurement = Measurement::new().map_err(WorkloadError::usage)?;
         let mut addresses = Addresses::new(phase.pattern, self.region.slots, seed);
         let mut drawn = Rng::with_seed(!seed);
-        // Every job has an equal part of the requests; the first ones get the rest.
-        let share = |all: u64| all / jobs + u64::from(number < all % jobs);
-        let requests = phase.requests.map_or(u64::MAX, share);
+        let requests = phase.requests.map_or(u64::MAX, |all| part.of(all));
         for n in 0..requests {
             if is_ending() {
                 break;
@@ -186,7 +199,7 @@ impl<'a> Job<'a> {
                 continue;
             }
             let due = phase.rate.map(|rate| {
-                let before = n as f64 * jobs as f64 + number as f64;
+                let before = n as f64 * part.jobs as f64 + part.number as f64;
                 start + Duration::from_secs_f64((before / rate).min(SECONDS_MAX))
             });
             if let (Some(due), Some(time)) = (due, phase.time)

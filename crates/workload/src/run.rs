@@ -10,7 +10,7 @@ use crate::content::Contents;
 use crate::deal::{ContentId, Dealer, Share};
 use crate::distribution::Distribution;
 use crate::error::WorkloadError;
-use crate::job::{Job, Phase};
+use crate::job::{Job, Part, Phase};
 use crate::measure::{Measurement, Operation};
 use crate::permutation::mix;
 use crate::scale::Scaled;
@@ -312,10 +312,14 @@ fn run_phase(
         let work = |n: u64, job| {
             let (phase, has_failed) = (phase, &has_failed);
             scope.spawn(move || {
+                let part = Part {
+                    number: n,
+                    jobs: count,
+                };
                 let seed = seed_of(load, n);
                 let is_ending = || progress.is_stopping() || has_failed.load(Ordering::Relaxed);
                 let job: &mut Job<'_> = job;
-                let done = job.work(phase, (n, count), seed, start, progress, &is_ending);
+                let done = job.work(phase, part, seed, start, progress, &is_ending);
                 has_failed.fetch_or(done.is_err(), Ordering::Relaxed);
                 done
             })

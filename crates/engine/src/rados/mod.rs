@@ -155,8 +155,8 @@ impl RadosEngine {
             cluster,
             watchman: None,
         };
-        let fencing = (client.clone(), options.fence_interval);
-        engine.watchman = Some(engine.start_watchman(watch, fencing).map_err(explained)?);
+        let watchman = engine.start_watchman(watch, client.clone(), options.fence_interval);
+        engine.watchman = Some(watchman.map_err(explained)?);
         if let Some(entry) = head.replaced {
             engine.remove_replaced(entry)?;
         }
@@ -193,7 +193,8 @@ impl RadosEngine {
     fn start_watchman(
         &self,
         mut watch: Watch,
-        (client, fence_interval): (Client, Duration),
+        client: Client,
+        fence_interval: Duration,
     ) -> io::Result<JoinHandle<()>> {
         let cluster = Arc::clone(&self.cluster);
         let (mut fenced_at, mut fencing) = (Instant::now(), None::<JoinHandle<()>>);

@@ -86,7 +86,8 @@ impl BtreeIndex {
     /// Answers a batch: from the stream if it is the last one again, else by changing rows.
     fn batch<A: Answer>(
         &self,
-        (stream, number): (StreamId, u64),
+        stream: StreamId,
+        number: u64,
         items: &[Item],
         apply: impl FnOnce(&mut Tables<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
@@ -130,7 +131,7 @@ impl FingerprintIndex for BtreeIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
-        self.batch((stream, number), items, |tables, counts, items| {
+        self.batch(stream, number, items, |tables, counts, items| {
             batch::increment(tables, counts, items)
         })
     }
@@ -141,7 +142,7 @@ impl FingerprintIndex for BtreeIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
-        self.batch((stream, number), items, |tables, counts, items| {
+        self.batch(stream, number, items, |tables, counts, items| {
             batch::count_existing(tables, counts, items)
         })
     }
@@ -152,7 +153,7 @@ impl FingerprintIndex for BtreeIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>> {
-        self.batch((stream, number), items, |tables, counts, items| {
+        self.batch(stream, number, items, |tables, counts, items| {
             batch::decrement(tables, counts, items)
         })
     }

@@ -42,16 +42,22 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn answer(&mut self, batch: &Batch) -> Given {
         match batch {
-            Batch::Increment(items) => {
-                Given::Counted(items.iter().map(|item| self.increment(*item)).collect())
-            }
-            Batch::Decrement(items) => {
-                Given::Released(items.iter().map(|item| self.decrement(*item)).collect())
-            }
+            Batch::Increment(items) => Given::Counted(
+                items
+                    .iter()
+                    .map(|(fingerprint, pba)| self.increment(*fingerprint, *pba))
+                    .collect(),
+            ),
+            Batch::Decrement(items) => Given::Released(
+                items
+                    .iter()
+                    .map(|(fingerprint, pba)| self.decrement(*fingerprint, *pba))
+                    .collect(),
+            ),
         }
     }
 
-    fn increment(&mut self, (fingerprint, pba): Item) -> Counted {
+    fn increment(&mut self, fingerprint: Fingerprint, pba: Pba) -> Counted {
         let row = self.rows.entry(fingerprint).or_insert((pba, 0));
         row.1 += 1;
         if row.0 == pba {
@@ -61,7 +67,7 @@ impl Model {
         }
     }
 
-    fn decrement(&mut self, (fingerprint, pba): Item) -> Released {
+    fn decrement(&mut self, fingerprint: Fingerprint, pba: Pba) -> Released {
         match self.rows.get_mut(&fingerprint) {
             None => Released::Unknown,
             Some(row) if row.0 != pba => Released::Mismatch,

@@ -44,7 +44,8 @@ impl<'a> Frame<'a> {
     pub(super) fn encode<'b>(
         changes: impl ExactSizeIterator<Item = &'b Change>,
         counts: IndexCounts,
-        (stream, last): (StreamId, &LastBatch),
+        stream: StreamId,
+        last: &LastBatch,
         rows: &[Entry],
         into: &mut Vec<u8>,
     ) {
@@ -105,8 +106,8 @@ impl Frame<'_> {
     pub(super) fn encoded(&self) -> Vec<u8> {
         let rows: Vec<Entry> = self.rows.iter().map(Entry::from_bytes).collect();
         let mut bytes = Vec::new();
-        let last = (self.stream, &self.last);
-        Frame::encode(self.changes.iter(), self.counts, last, &rows, &mut bytes);
+        let (changes, last) = (self.changes.iter(), &self.last);
+        Frame::encode(changes, self.counts, self.stream, last, &rows, &mut bytes);
         bytes
     }
 }

@@ -177,13 +177,14 @@ impl HashIndex {
 
     fn batch<A: Answer>(
         &self,
-        batch: (StreamId, u64),
+        stream: StreamId,
+        number: u64,
         items: &[Item],
         apply: impl FnOnce(&mut Lookup<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
         batch::check_blocks(items.iter().map(|item| item.1))?;
         self.change(Turn::ready, |table| {
-            table.batch(batch, |rows, counts| apply(rows, counts, items))
+            table.batch(stream, number, |rows, counts| apply(rows, counts, items))
         })
     }
 }
@@ -195,7 +196,7 @@ impl FingerprintIndex for HashIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
-        self.batch((stream, number), items, |rows, counts, items| {
+        self.batch(stream, number, items, |rows, counts, items| {
             batch::increment(rows, counts, items)
         })
     }
@@ -206,7 +207,7 @@ impl FingerprintIndex for HashIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
-        self.batch((stream, number), items, |rows, counts, items| {
+        self.batch(stream, number, items, |rows, counts, items| {
             batch::count_existing(rows, counts, items)
         })
     }
@@ -217,7 +218,7 @@ impl FingerprintIndex for HashIndex {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>> {
-        self.batch((stream, number), items, |rows, counts, items| {
+        self.batch(stream, number, items, |rows, counts, items| {
             batch::decrement(rows, counts, items)
         })
     }

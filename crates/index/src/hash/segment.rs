@@ -283,8 +283,8 @@ pub(super) fn read_fences(
     run: Run,
     blocking: Blocking,
 ) -> Result<Vec<Fingerprint>> {
-    let place = (run.fences_offset(), run.fences_bytes());
-    let bytes = read_sealed(disk, pool, run, place, 0, blocking)?;
+    let (offset, len) = (run.fences_offset(), run.fences_bytes());
+    let bytes = read_sealed(disk, pool, run, offset, len, 0, blocking)?;
     let fences = bytes.as_chunks().0;
     Ok(fences.iter().map(|fence| Fingerprint(*fence)).collect())
 }
@@ -297,8 +297,8 @@ pub(super) fn read_signatures(
     blocking: Blocking,
 ) -> Result<Signatures> {
     let offset = run.fences_offset() + (run.fences_bytes() + CHECKSUM_BYTES) as u64;
-    let place = (offset, run.signatures_bytes());
-    let bytes = read_sealed(disk, pool, run, place, 1, blocking)?;
+    let len = run.signatures_bytes();
+    let bytes = read_sealed(disk, pool, run, offset, len, 1, blocking)?;
     let signatures = bytes.as_chunks().0.iter();
     let signatures = signatures.map(|signature| Signature::from_le_bytes(*signature));
     Ok(Signatures(signatures.collect()))
@@ -308,7 +308,8 @@ fn read_sealed(
     disk: &dyn Disk,
     pool: PoolId,
     run: Run,
-    (offset, bytes): (u64, usize),
+    offset: u64,
+    bytes: usize,
     which: u64,
     blocking: Blocking,
 ) -> Result<Vec<u8>> {

@@ -82,7 +82,8 @@ impl NbdService {
         options: &ServeOptions,
         clients_max: usize,
         listeners: Vec<Listener>,
-        (store, snapshot_reads): (&Arc<Store>, Arc<SnapshotReads>),
+        store: &Arc<Store>,
+        snapshot_reads: Arc<SnapshotReads>,
     ) -> Result<Self> {
         let addresses = listeners
             .iter()

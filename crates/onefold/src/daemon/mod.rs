@@ -208,7 +208,8 @@ fn serve_store(
         options,
         sockets.clients_max,
         sockets.listeners,
-        (store, maintenance.snapshot_reads()),
+        store,
+        maintenance.snapshot_reads(),
     )?);
     let service = Service {
         store: Arc::clone(store),

@@ -36,7 +36,7 @@ fn nurand_has_the_frequencies_of_its_definition() {
     let mut exact = vec![0_u64; slots as usize];
     for random_a in 0..=a {
         for random_xy in 0..slots {
-            exact[nurand(random_a, random_xy, 0, (0, slots - 1)) as usize] += 1;
+            exact[nurand(random_a, random_xy, 0, 0..=slots - 1) as usize] += 1;
         }
     }
     let all = ((a + 1) * slots) as f64;
@@ -132,7 +132,7 @@ proptest! {
         let wide = |n: u64| u128::from(n);
         let or = wide(random_a) | wide(random_xy);
         let defined = (or + wide(c)) % (wide(y) - wide(x) + 1) + wide(x);
-        prop_assert_eq!(wide(nurand(random_a, random_xy, c, (x, y))), defined);
+        prop_assert_eq!(wide(nurand(random_a, random_xy, c, x..=y)), defined);
     }
 
     #[test]

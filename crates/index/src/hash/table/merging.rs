@@ -77,7 +77,9 @@ impl Table {
             (self.signatures_max() + turn.signature_bytes).saturating_sub(signatures);
         let mut replacement = Vec::new();
         let written = self.write_runs(
-            (turn.first, merged, generation),
+            turn.first,
+            merged,
+            generation,
             signatures_max,
             &mut replacement,
         );
@@ -156,7 +158,9 @@ impl Table {
     /// an error `into` has the segments whose space was taken.
     fn write_runs(
         &mut self,
-        (first, merged, generation): (Fingerprint, u64, u64),
+        first: Fingerprint,
+        merged: u64,
+        generation: u64,
         signatures_max: usize,
         into: &mut Vec<Segment>,
     ) -> Result<()> {

@@ -289,7 +289,8 @@ impl Table {
     /// Answers a batch: from the stream if it is the last one again, else by changing rows.
     pub(super) fn batch<A: Answer>(
         &mut self,
-        (stream, number): (StreamId, u64),
+        stream: StreamId,
+        number: u64,
         apply: impl FnOnce(&mut Lookup<'_>, &mut IndexCounts) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
         if let Some(answers) = stream::repeated(stream, self.streams.get(&stream), number)? {
@@ -360,7 +361,7 @@ impl Table {
         frame.clear();
         frame.resize(FRAME_HEADER_BYTES, 0);
         let changes = self.durable.iter().map(|merge| &merge.change);
-        Frame::encode(changes, counts, (stream, last), changed, frame);
+        Frame::encode(changes, counts, stream, last, changed, frame);
         self.log.append(&*self.disk, &mut self.space, frame)?;
         self.disk.sync()?;
         self.log.synced();

@@ -34,7 +34,8 @@ enum Target {
 pub(super) fn restore_into(
     session: &Session,
     volume: &str,
-    (restore, lost): (&Restore, Option<&LostBlocks>),
+    restore: &Restore,
+    lost: Option<&LostBlocks>,
     interrupted: &AtomicBool,
     progress: &Progress,
 ) -> Result<u64> {
@@ -64,7 +65,7 @@ pub(super) fn restore_into(
             Some(lost) => {
                 let read = restore.read_past_damage(at, wanted, lost);
                 read.map_err(backup_error)?;
-                keep_lost(restore, lost, at, (wanted, found));
+                keep_lost(restore, lost, at, wanted, found);
             }
         }
         for range in differing(wanted, found) {
@@ -167,7 +168,7 @@ impl<'a> VolumeData<'a> {
 }
 
 /// Keeps the volume's content where the backup's blocks are lost.
-fn keep_lost(restore: &Restore, lost: &LostBlocks, at: u64, (wanted, found): (&mut [u8], &[u8])) {
+fn keep_lost(restore: &Restore, lost: &LostBlocks, at: u64, wanted: &mut [u8], found: &[u8]) {
     let block_size = u64::from(restore.manifest().block_size);
     let end = at + wanted.len() as u64;
     for blocks in lost.ranges(at / block_size..end.div_ceil(block_size)) {

@@ -359,7 +359,7 @@ fn into_volume(
     let progress = Progress::bytes(&context.output, "restoring");
     let written_bytes = context.with_session(|session| {
         let (restore, lost) = (&backup.restore, backup.lost.as_ref());
-        restore_into(session, volume, (restore, lost), interrupted, &progress)
+        restore_into(session, volume, restore, lost, interrupted, &progress)
     })?;
     Ok(backup.reply(written_bytes, KEPT))
 }
