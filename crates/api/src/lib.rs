@@ -68,7 +68,7 @@ pub use snapshot::{
 };
 pub use unshare::{UnshareReply, VolumeDefrag, VolumeUnshare};
 pub use volume::{
-    AutoHeldBackReply, AutoSwitchReply, InlineReply, PlanReply, RefusedReply, UsageReply,
-    VolumeClone, VolumeCreate, VolumeDelete, VolumeList, VolumeListReply, VolumeRename,
-    VolumeReply, VolumeResize, VolumeSet, VolumeStat,
+    AutoHeldBackReply, AutoSwitchReply, InlineReply, PlanReply, UsageReply, VolumeClone,
+    VolumeCreate, VolumeDelete, VolumeList, VolumeListReply, VolumeRename, VolumeReply,
+    VolumeResize, VolumeSet, VolumeStat,
 };

@@ -19,11 +19,12 @@ use crate::transfer::{
 
 /// Parts of requests and replies whose fields are listed with those of the whole. Without this, each would
 /// be a schema of its own.
-const INLINED: [&str; 7] = [
+const INLINED: [&str; 8] = [
     "SettingsChange",
     // A part of the next one.
     "VolumeSettings",
     "VolumeFigures",
+    "InlineStat",
     "PoolFigures",
     "SnapshotStat",
     "DeletionStat",

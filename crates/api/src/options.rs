@@ -89,13 +89,19 @@ impl Default for NewVolumeOptions {
 impl NewVolumeOptions {
     /// The settings that these options choose; the mode has defaults for the others.
     fn chosen(&self) -> SettingsChange {
+        let Self {
+            cold_passes,
+            interval_seconds,
+            hash_cache_bytes,
+            ..
+        } = *self;
         SettingsChange {
             dedup: Some(self.dedup),
             verify: Some(self.verify),
-            cold_passes: self.cold_passes,
-            interval_seconds: self.interval_seconds,
+            cold_passes,
+            interval_seconds,
             min_run: Some(self.min_run),
-            hash_cache_bytes: self.hash_cache_bytes,
+            hash_cache_bytes,
             quota_bytes: Some(self.quota_bytes),
             reservation_bytes: Some(self.reservation_bytes),
         }

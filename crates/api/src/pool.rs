@@ -4,7 +4,7 @@ use clap::Args;
 use onefold_jobs::{
     DedupTotals, JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now,
 };
-use onefold_store::{CheckReport, DedupMode, Finding, Store, VolumeStat, WhenFull};
+use onefold_store::{CheckReport, DedupMode, Finding, Store, VolumeSettings, VolumeStat, WhenFull};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ impl PoolVolume {
             name,
             size_bytes,
             domain,
-            settings,
+            settings: VolumeSettings { dedup, .. },
             logical_blocks,
             pending_dedup_blocks,
             ..
@@ -89,7 +89,7 @@ impl PoolVolume {
         Self {
             name,
             size_bytes,
-            dedup: settings.dedup,
+            dedup,
             domain,
             data,
             logical_blocks,
@@ -436,18 +436,22 @@ impl Request for PoolTrim {
     type Reply = PoolTrimReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolTrimReply> {
-        let before = service.store.stat()?.pool_bytes_on_disk;
+        let before_bytes_on_disk = service.store.stat()?.pool_bytes_on_disk;
         let trimmed = trim_now(&service.store, &mut service.blocks_until_stopped(report))?;
         if trimmed.is_break() {
             return Err(Error::failed(
                 "the daemon was stopped before all free space was given back",
             ));
         }
-        let stat = service.store.stat()?;
+        let onefold_store::PoolStat {
+            pool_bytes_on_disk,
+            free_bytes_on_disk,
+            ..
+        } = service.store.stat()?;
         Ok(PoolTrimReply {
-            before_bytes_on_disk: before,
-            pool_bytes_on_disk: stat.pool_bytes_on_disk,
-            free_bytes_on_disk: stat.free_bytes_on_disk,
+            before_bytes_on_disk,
+            pool_bytes_on_disk,
+            free_bytes_on_disk,
         })
     }
 }

@@ -127,18 +127,16 @@ impl Wanted<'_> {
         }
         let plan = store.plan_unshare(self.name, self.min_run)?;
         let stat = store.stat()?;
+        let copied_blocks = plan.copied_blocks;
         let mut reply = UnshareReply {
             plan: PlanReply::without_clients(Vec::new(), false),
-            copied_blocks: plan.copied_blocks,
-            copied_bytes: plan.copied_blocks * u64::from(stat.block_size),
+            copied_blocks,
+            copied_bytes: copied_blocks * u64::from(stat.block_size),
             available_bytes: plan.available_blocks * u64::from(stat.block_size),
             extents_before: plan.runs_before,
             extents_after: plan.runs_after,
             dedup_ratio_before: ratio(stat.logical_blocks, stat.physical_blocks),
-            dedup_ratio_after: ratio(
-                stat.logical_blocks,
-                stat.physical_blocks + plan.copied_blocks,
-            ),
+            dedup_ratio_after: ratio(stat.logical_blocks, stat.physical_blocks + copied_blocks),
         };
         reply.plan.plan = self.sentences(&plan, &reply);
         if plan.copied_blocks == 0 {

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use clap::Args;
-use onefold_store::{SettingsChange, Usage, split_name};
+use onefold_store::{InlineStat, SettingsChange, Usage, split_name};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -63,84 +63,18 @@ pub struct VolumeReply {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct InlineReply {
-    /// Whether writes are looked up in the index now.
-    pub on: bool,
-    /// Blocks that writes checked for duplicates: the sum of the next five fields.
-    pub scanned_blocks: u64,
-    /// Blocks of zeros, which are never stored.
-    pub zero_blocks: u64,
-    /// Blocks whose fingerprint an earlier write had found shortly before.
-    pub recently_seen_blocks: u64,
-    /// Blocks that the index's signatures in memory proved absent.
-    pub absent_by_signature_blocks: u64,
-    /// Blocks that a lookup did not find in the index.
-    pub absent_blocks: u64,
-    /// Blocks that a lookup found in the index.
-    pub found_blocks: u64,
-    /// Blocks that were not written because a published block has the same content.
-    pub hit_blocks: u64,
+    #[serde(flatten)]
+    /// The counts of the store.
+    pub stat: InlineStat,
     /// Blocks that were looked up and then written.
     pub miss_blocks: u64,
     /// Bytes that were not written because of hits.
     pub not_written_bytes: u64,
-    /// Blocks that were found in the index but written anyway, by reason.
-    pub refused: RefusedReply,
     /// The last switch by mode `auto`.
     pub last_switch: Option<AutoSwitchReply>,
     /// Set while mode `auto` finds enough duplicates to switch to in-line but does not, because guests'
     /// requests exceed the latency budget and no processor is idle.
     pub held_back: Option<AutoHeldBackReply>,
-}
-
-/// Blocks that were found in the index in line but written anyway, by reason.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct RefusedReply {
-    /// The lookup was out of date: published blocks had been freed since, or the index was being rebuilt.
-    pub outdated_blocks: u64,
-    /// The collector was releasing references to the block.
-    pub releasing_blocks: u64,
-    /// The finder was publishing the block.
-    pub unsettled_blocks: u64,
-    /// The block is known to be bad.
-    pub bad_blocks: u64,
-    /// The limit on claims was reached.
-    pub claims_full_blocks: u64,
-    /// The collector was waiting for all claims to be counted.
-    pub held_blocks: u64,
-    /// The pool was shrinking.
-    pub shrinking_blocks: u64,
-    /// The hit would have left too little space for the volume's reservation.
-    pub reserved_blocks: u64,
-    /// The bytes differed, or the published block could not be read (`--verify`).
-    pub different_blocks: u64,
-    /// The run was shorter than `--min-run`.
-    pub short_run_blocks: u64,
-}
-
-impl RefusedReply {
-    /// Each reason, named as in metrics and documents, with its number of blocks.
-    #[must_use]
-    pub fn by_reason(&self) -> [(&'static str, u64); 10] {
-        [
-            ("outdated", self.outdated_blocks),
-            ("releasing", self.releasing_blocks),
-            ("unsettled", self.unsettled_blocks),
-            ("bad", self.bad_blocks),
-            ("claims-full", self.claims_full_blocks),
-            ("held", self.held_blocks),
-            ("shrinking", self.shrinking_blocks),
-            ("reserved", self.reserved_blocks),
-            ("different", self.different_blocks),
-            ("short-run", self.short_run_blocks),
-        ]
-    }
-
-    /// The sum over all reasons.
-    #[must_use]
-    pub fn sum(&self) -> u64 {
-        self.by_reason().iter().map(|(_, blocks)| blocks).sum()
-    }
 }
 
 /// A switch of mode `auto`.
@@ -166,31 +100,10 @@ pub struct AutoHeldBackReply {
 }
 
 impl InlineReply {
-    fn of(stat: &onefold_store::InlineStat, block_size: u64) -> Self {
-        let refused = stat.refused;
+    fn of(stat: InlineStat, block_size: u64) -> Self {
         Self {
-            on: stat.is_on,
-            scanned_blocks: stat.scanned,
-            zero_blocks: stat.zeros,
-            recently_seen_blocks: stat.recent,
-            absent_by_signature_blocks: stat.absent_by_signature,
-            absent_blocks: stat.absent,
-            found_blocks: stat.found,
-            hit_blocks: stat.hits,
-            miss_blocks: stat.misses(),
-            not_written_bytes: stat.hits * block_size,
-            refused: RefusedReply {
-                outdated_blocks: refused.outdated,
-                releasing_blocks: refused.releasing,
-                unsettled_blocks: refused.unsettled,
-                bad_blocks: refused.bad,
-                claims_full_blocks: refused.claims_full,
-                held_blocks: refused.held,
-                shrinking_blocks: refused.shrinking,
-                reserved_blocks: refused.reserved,
-                different_blocks: refused.different,
-                short_run_blocks: refused.short_run,
-            },
+            miss_blocks: stat.miss_blocks(),
+            not_written_bytes: stat.hit_blocks * block_size,
             last_switch: stat.last_switch.map(|switch| AutoSwitchReply {
                 to_inline: switch.to_inline,
                 hit_percent: switch.hit_percent,
@@ -200,6 +113,7 @@ impl InlineReply {
                 hit_percent: held.hit_percent,
                 since_seconds: held.since.elapsed().as_secs(),
             }),
+            stat,
         }
     }
 }
@@ -240,7 +154,7 @@ impl VolumeReply {
     }
 
     /// A reply for a list of `volumes` volumes, which together share the budget for counting data.
-    fn among(service: &Service, stat: onefold_store::VolumeStat, volumes: usize) -> Self {
+    fn among(service: &Service, mut stat: onefold_store::VolumeStat, volumes: usize) -> Self {
         let block_size = u64::from(service.store.block_size());
         Self {
             usage: UsageReply::of(&stat.name, stat.usage, block_size),
@@ -249,7 +163,7 @@ impl VolumeReply {
             data: service.data(&stat.name, volumes),
             locality: service.locality(&stat.name, volumes),
             new_bytes: stat.logical_blocks * block_size,
-            inline: InlineReply::of(&stat.inline, block_size),
+            inline: InlineReply::of(std::mem::take(&mut stat.inline), block_size),
             pending_dedup_bytes: stat.pending_dedup_blocks * block_size,
             logical_bytes: stat.logical_blocks * block_size,
             stat,

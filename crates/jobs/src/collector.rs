@@ -389,7 +389,7 @@ mod tests {
     }
 
     fn held_blocks(volume: &Volume) -> u64 {
-        volume.inline_stat().refused.held
+        volume.inline_stat().refused.held_blocks
     }
 
     #[test]

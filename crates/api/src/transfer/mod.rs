@@ -110,17 +110,23 @@ impl VolumeImport {
         import.finish()?;
         let logical_blocks = service.find(&self.name)?.logical_blocks;
         let bytes = |blocks: u64| blocks * u64::from(service.store.block_size());
+        let sharing_failure = published.failure();
+        let Published {
+            unique_blocks,
+            duplicate_blocks,
+            ..
+        } = published;
         Ok(VolumeImportReply {
             name: self.name.clone(),
             image_bytes: self.image_bytes,
             size_bytes,
             read_bytes,
             logical_blocks,
-            unique_blocks: published.unique_blocks,
-            duplicate_blocks: published.duplicate_blocks,
+            unique_blocks,
+            duplicate_blocks,
             logical_bytes: bytes(logical_blocks),
-            duplicate_bytes: bytes(published.duplicate_blocks),
-            sharing_failure: published.failure(),
+            duplicate_bytes: bytes(duplicate_blocks),
+            sharing_failure,
         })
     }
 

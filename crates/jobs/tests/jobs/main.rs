@@ -630,7 +630,7 @@ fn claims_are_counted_while_the_collector_rests() {
         copy.write(n * 64 * BLOCK, &contents, Blocking::Yes)
             .unwrap();
     }
-    assert_eq!(copy.inline_stat().hits, 16_384);
+    assert_eq!(copy.inline_stat().hit_blocks, 16_384);
     wait_until("all claims are counted", || {
         store.claimed_blocks().unwrap() == 0
     });

@@ -386,14 +386,14 @@ impl Out<'_> {
     fn inline(&mut self, figures: &Measurements) -> fmt::Result {
         let volumes = || {
             let volumes = figures.pool.volumes.iter();
-            volumes.filter(|volume| volume.inline.scanned > 0)
+            volumes.filter(|volume| volume.inline.scanned_blocks > 0)
         };
         let outcomes = volumes().flat_map(|volume| {
             let (name, inline) = (volume.name.as_str(), &volume.inline);
             [
-                ("zeros", inline.zeros),
-                ("hit", inline.hits),
-                ("miss", inline.misses()),
+                ("zeros", inline.zero_blocks),
+                ("hit", inline.hit_blocks),
+                ("miss", inline.miss_blocks()),
             ]
             .map(|(outcome, blocks)| ([("volume", name), ("outcome", outcome)], blocks))
         });

@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 
 use onefold_api::{
-    InlineReply, LocalityReply, PlanReply, RefusedReply, UnshareReply, UsageReply, VolumeListReply,
-    VolumeReply, size,
+    InlineReply, LocalityReply, PlanReply, UnshareReply, UsageReply, VolumeListReply, VolumeReply,
+    size,
 };
-use onefold_store::split_name;
+use onefold_store::{RefusedCounts, split_name};
 
 use super::{short, utc, word};
 use crate::output::Render;
@@ -184,24 +184,24 @@ fn write_inline(inline: &InlineReply, out: &mut dyn Write) -> io::Result<()> {
             held.since_seconds, held.hit_percent
         )?;
     }
-    if inline.scanned_blocks == 0 {
+    if inline.stat.scanned_blocks == 0 {
         return Ok(());
     }
     writeln!(
         out,
         "in line    {}, {} not written; {}, {}",
-        size::count(inline.hit_blocks, "hit"),
+        size::count(inline.stat.hit_blocks, "hit"),
         size::display(inline.not_written_bytes),
         match inline.miss_blocks {
             1 => "1 miss".to_owned(),
             misses => format!("{misses} misses"),
         },
-        refused(&inline.refused)
+        refused(&inline.stat.refused)
     )
 }
 
 /// Blocks that were found in the index but written anyway, by reason, the most frequent first.
-fn refused(refused: &RefusedReply) -> String {
+fn refused(refused: &RefusedCounts) -> String {
     let mut reasons = refused.by_reason().to_vec();
     reasons.retain(|(_, blocks)| *blocks > 0);
     reasons.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_reasons_of_refused_hits_are_named() {
-        let mut counts: RefusedReply = serde_json::from_str(
+        let mut counts: RefusedCounts = serde_json::from_str(
             r#"{"outdated_blocks": 3, "releasing_blocks": 0, "unsettled_blocks": 0, "bad_blocks": 0,
                 "claims_full_blocks": 22901, "held_blocks": 0, "shrinking_blocks": 0,
                 "reserved_blocks": 0, "different_blocks": 0, "short_run_blocks": 0}"#,

@@ -47,86 +47,95 @@ const IN_CACHE: Thresholds = Thresholds {
 
 /// Counts of a volume's in-line deduplication since it was opened, in blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct InlineStat {
-    /// Blocks that were examined: zeros, recently seen, absent by signature, absent and found.
-    pub scanned: u64,
-    /// Blocks of zeros, which are not stored in any case.
-    pub zeros: u64,
-    /// Blocks found among recent results of the index.
-    pub recent: u64,
-    /// Blocks that the index knew to be absent without its disk.
-    pub absent_by_signature: u64,
-    /// Blocks that are absent from the index's rows.
-    pub absent: u64,
-    /// Blocks found in the index's rows.
-    pub found: u64,
-    /// Blocks that took a reference, or had it already, and were not written.
-    pub hits: u64,
-    /// Blocks that were found and stored all the same, by reason.
-    pub refused: RefusedCounts,
-    /// Whether the volume looks up all that is written.
+    /// Whether writes are looked up in the index now.
+    #[cfg_attr(feature = "api", serde(rename = "on"))]
     pub is_on: bool,
-    /// When `auto` switched last, and why.
+    /// Blocks that writes checked for duplicates: the sum of the next five fields.
+    pub scanned_blocks: u64,
+    /// Blocks of zeros, which are never stored.
+    pub zero_blocks: u64,
+    /// Blocks whose fingerprint an earlier write had found shortly before.
+    pub recently_seen_blocks: u64,
+    /// Blocks that the index's signatures in memory proved absent.
+    pub absent_by_signature_blocks: u64,
+    /// Blocks that a lookup did not find in the index.
+    pub absent_blocks: u64,
+    /// Blocks that a lookup found in the index.
+    pub found_blocks: u64,
+    /// Blocks that were not written because a published block has the same content.
+    pub hit_blocks: u64,
+    /// Blocks that were found in the index but written anyway, by reason.
+    pub refused: RefusedCounts,
+    /// When `auto` switched last, and why. Not in JSON: a reply gives the time since.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub last_switch: Option<AutoSwitch>,
-    /// Set while `auto` would be in-line if guests were not strained.
+    /// Set while `auto` would be in-line if guests were not strained. Not in JSON: a reply gives the time since.
+    #[cfg_attr(feature = "api", serde(skip))]
     pub held_back: Option<AutoHeldBack>,
 }
 
 impl InlineStat {
     /// Blocks that were looked up and stored.
     #[must_use]
-    pub fn misses(&self) -> u64 {
-        self.scanned.saturating_sub(self.zeros + self.hits)
+    pub fn miss_blocks(&self) -> u64 {
+        self.scanned_blocks
+            .saturating_sub(self.zero_blocks + self.hit_blocks)
     }
 }
 
-/// Blocks that were found, and stored all the same.
+/// Blocks that were found in the index in line but written anyway, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = RefusedReply))]
 pub struct RefusedCounts {
-    /// See [`Refusal::Outdated`].
-    pub outdated: u64,
-    /// See [`Refusal::Releasing`].
-    pub releasing: u64,
-    /// See [`Refusal::Unsettled`].
-    pub unsettled: u64,
-    /// See [`Refusal::ClaimsFull`].
-    pub claims_full: u64,
-    /// See [`Refusal::Held`].
-    pub held: u64,
-    /// See [`Refusal::Shrinking`].
-    pub shrinking: u64,
-    /// The volume would own fewer blocks, and no others could be kept free for its reservation.
-    pub reserved: u64,
+    /// The lookup was out of date: published blocks had been freed since, or the index was being rebuilt.
+    pub outdated_blocks: u64,
+    /// The collector was releasing references to the block.
+    pub releasing_blocks: u64,
+    /// The finder was publishing the block.
+    pub unsettled_blocks: u64,
     /// The block is known to be bad.
-    pub bad: u64,
-    /// `--verify` found other bytes, or could not read the block.
-    pub different: u64,
-    /// The run is shorter than `--min-run`.
-    pub short_run: u64,
+    pub bad_blocks: u64,
+    /// The limit on claims was reached.
+    pub claims_full_blocks: u64,
+    /// The collector was waiting for all claims to be counted.
+    pub held_blocks: u64,
+    /// The pool was shrinking.
+    pub shrinking_blocks: u64,
+    /// The hit would have left too little space for the volume's reservation.
+    pub reserved_blocks: u64,
+    /// The bytes differed, or the published block could not be read (`--verify`).
+    pub different_blocks: u64,
+    /// The run was shorter than `--min-run`.
+    pub short_run_blocks: u64,
 }
 
 impl RefusedCounts {
-    /// Each reason's word, and its count.
+    /// Each reason, named as in metrics and documents, with its number of blocks.
     #[must_use]
     pub fn by_reason(&self) -> [(&'static str, u64); 10] {
         [
-            ("outdated", self.outdated),
-            ("releasing", self.releasing),
-            ("unsettled", self.unsettled),
-            ("claims-full", self.claims_full),
-            ("held", self.held),
-            ("shrinking", self.shrinking),
-            ("reserved", self.reserved),
-            ("bad", self.bad),
-            ("different", self.different),
-            ("short-run", self.short_run),
+            ("outdated", self.outdated_blocks),
+            ("releasing", self.releasing_blocks),
+            ("unsettled", self.unsettled_blocks),
+            ("bad", self.bad_blocks),
+            ("claims-full", self.claims_full_blocks),
+            ("held", self.held_blocks),
+            ("shrinking", self.shrinking_blocks),
+            ("reserved", self.reserved_blocks),
+            ("different", self.different_blocks),
+            ("short-run", self.short_run_blocks),
         ]
     }
 
     /// The sum over all reasons.
     #[must_use]
     pub fn sum(&self) -> u64 {
-        self.by_reason().iter().map(|(_, count)| count).sum()
+        self.by_reason().iter().map(|(_, blocks)| blocks).sum()
     }
 }
 
@@ -234,15 +243,15 @@ impl Inline {
     pub(super) fn note(&self, tally: &Tally, circumstances: Circumstances) {
         let found = tally.recent + tally.found;
         let mut counts = lock(&self.counts);
-        counts.scanned += tally.looked_up() + tally.zeros;
-        counts.zeros += tally.zeros;
-        counts.recent += tally.recent;
-        counts.absent_by_signature += tally.absent_by_signature;
-        counts.absent += tally.absent;
-        counts.found += tally.found;
-        counts.refused.bad += tally.bad;
-        counts.refused.different += tally.different;
-        counts.refused.short_run += tally.short_run;
+        counts.scanned_blocks += tally.looked_up() + tally.zeros;
+        counts.zero_blocks += tally.zeros;
+        counts.recently_seen_blocks += tally.recent;
+        counts.absent_by_signature_blocks += tally.absent_by_signature;
+        counts.absent_blocks += tally.absent;
+        counts.found_blocks += tally.found;
+        counts.refused.bad_blocks += tally.bad;
+        counts.refused.different_blocks += tally.different;
+        counts.refused.short_run_blocks += tally.short_run;
         drop(counts);
         if tally.looked_up() > 0 {
             self.auto.note(tally.looked_up(), found, circumstances);
@@ -251,7 +260,7 @@ impl Inline {
 
     /// Counts blocks that were not written because of hits.
     pub(super) fn note_hits(&self, blocks: u64) {
-        lock(&self.counts).hits += blocks;
+        lock(&self.counts).hit_blocks += blocks;
     }
 
     /// Counts blocks that were found and are written all the same.
@@ -259,14 +268,14 @@ impl Inline {
         let mut counts = lock(&self.counts);
         let refused = &mut counts.refused;
         let counter = match why {
-            NotTaken::Refused(Refusal::Outdated) => &mut refused.outdated,
-            NotTaken::Refused(Refusal::Releasing) => &mut refused.releasing,
-            NotTaken::Refused(Refusal::Unsettled) => &mut refused.unsettled,
-            NotTaken::Refused(Refusal::ClaimsFull) => &mut refused.claims_full,
-            NotTaken::Refused(Refusal::Held) => &mut refused.held,
-            NotTaken::Refused(Refusal::Shrinking) => &mut refused.shrinking,
-            NotTaken::Reserved => &mut refused.reserved,
-            NotTaken::Bad => &mut refused.bad,
+            NotTaken::Refused(Refusal::Outdated) => &mut refused.outdated_blocks,
+            NotTaken::Refused(Refusal::Releasing) => &mut refused.releasing_blocks,
+            NotTaken::Refused(Refusal::Unsettled) => &mut refused.unsettled_blocks,
+            NotTaken::Refused(Refusal::ClaimsFull) => &mut refused.claims_full_blocks,
+            NotTaken::Refused(Refusal::Held) => &mut refused.held_blocks,
+            NotTaken::Refused(Refusal::Shrinking) => &mut refused.shrinking_blocks,
+            NotTaken::Reserved => &mut refused.reserved_blocks,
+            NotTaken::Bad => &mut refused.bad_blocks,
         };
         *counter += blocks;
     }

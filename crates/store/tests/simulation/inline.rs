@@ -54,7 +54,11 @@ fn write_now(rig: &Rig, volume: usize, lba: u64, content: Content) -> impl Fn() 
 }
 
 fn hits(rig: &Rig, volume: usize) -> u64 {
-    rig.store.volume(&name(volume)).unwrap().inline_stat().hits
+    rig.store
+        .volume(&name(volume))
+        .unwrap()
+        .inline_stat()
+        .hit_blocks
 }
 
 /// A hit is flushed, and the power fails.
@@ -468,7 +472,7 @@ fn claims_end_at_their_limit() {
     assert!((most - 1000..=most).contains(&claimed), "{claimed} claims");
     let memory = world.store.memory_stat().unwrap().claims;
     assert_eq!(memory, known * 16, "those of the others are not kept");
-    assert!(volume.inline_stat().refused.claims_full > 0);
+    assert!(volume.inline_stat().refused.claims_full_blocks > 0);
     assert_eq!(
         alarms.load(Relaxed),
         claimed / 8192,

@@ -36,18 +36,18 @@ fn pool(index: IndexKind) -> Arc<Store> {
 /// The answers of filters and index for three zeros, two unique blocks, and twice [`PUBLISHED`].
 fn expected(index: IndexKind) -> InlineStat {
     let mut stat = InlineStat {
-        scanned: 11,
-        zeros: 3,
-        recent: 3,
-        found: 3,
-        hits: 6,
+        scanned_blocks: 11,
+        zero_blocks: 3,
+        recently_seen_blocks: 3,
+        found_blocks: 3,
+        hit_blocks: 6,
         is_on: true,
         ..InlineStat::default()
     };
     // Only this kind has signatures.
     match index {
-        IndexKind::Hash => stat.absent_by_signature = 2,
-        _ => stat.absent = 2,
+        IndexKind::Hash => stat.absent_by_signature_blocks = 2,
+        _ => stat.absent_blocks = 2,
     }
     stat
 }
@@ -127,7 +127,7 @@ fn an_index_is_replaced_beside_writes_in_line() {
         }
         done.store(true, SeqCst);
     });
-    assert!(volume.inline_stat().hits > 0);
+    assert!(volume.inline_stat().hit_blocks > 0);
     collect(&store).unwrap();
     assert_clean(&store);
 }
@@ -160,5 +160,5 @@ fn a_block_that_becomes_bad_after_the_lookup_is_no_hit() {
     write(&inline, 0, [9, 1]);
     assert_eq!(read(&inline, 0, 2), [9, 1]);
     let stat = inline.inline_stat();
-    assert_eq!((stat.hits, stat.refused.bad), (0, 1));
+    assert_eq!((stat.hit_blocks, stat.refused.bad_blocks), (0, 1));
 }

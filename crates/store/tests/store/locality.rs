@@ -155,8 +155,8 @@ proptest! {
         write(&volume, 0, contents.iter().copied());
         let stat = world.volume_stat("v").unwrap();
         if inline {
-            prop_assert_eq!((stat.shared_blocks, stat.inline.hits), (long, long));
-            prop_assert_eq!(stat.inline.refused.short_run, short);
+            prop_assert_eq!((stat.shared_blocks, stat.inline.hit_blocks), (long, long));
+            prop_assert_eq!(stat.inline.refused.short_run_blocks, short);
         }
         dedup(&world, &volume);
         let stat = world.volume_stat("v").unwrap();

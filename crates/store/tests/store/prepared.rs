@@ -169,7 +169,7 @@ fn in_line_only_what_is_found_needs_no_device() {
     start(&volume, 6, &[37, 38]);
     volume.submit();
     let stat = volume.inline_stat();
-    assert_eq!((stat.hits, stat.found), (2, 2));
+    assert_eq!((stat.hit_blocks, stat.found_blocks), (2, 2));
     assert_eq!(read(&volume, 0, 10), [1, 2, 13, 14, 15, 16, 37, 38, 19, 20]);
     assert_clean(&world);
 }

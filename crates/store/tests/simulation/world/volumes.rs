@@ -50,7 +50,7 @@ impl World {
             };
             let after = volume.inline_stat();
             let coverage = &mut self.state().coverage;
-            coverage.hits += after.hits - before.hits;
+            coverage.hits += after.hit_blocks - before.hit_blocks;
             coverage.hits_refused += after.refused.sum() - before.refused.sum();
             written
         })
