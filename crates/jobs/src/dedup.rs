@@ -20,7 +20,7 @@ pub struct DedupTotals {
     pub was_broken_off: bool,
 }
 
-/// Finishes pending deletions. Then scans every dirty block, regardless of interval, rounds and paused
+/// Finishes pending deletions. Then scans every block that is pending dedup, regardless of interval, rounds and paused
 /// jobs: in all volumes whose dedup is offline, or in the given volume whatever its dedup. Then drains
 /// the release queue, up to its length when scanning ended, and returns once those blocks are free. It
 /// takes turns with the background jobs and is not throttled; while it runs, no job waits for an idle
