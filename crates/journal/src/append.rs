@@ -9,10 +9,11 @@ use onefold_metadata::{
     Blocking, Failed, Guard, MetadataState, PbaRun, Result, StoreError, Target,
 };
 
+use super::Journal;
 use super::log::RECORDS_BYTES_MAX;
 use super::new_blocks::new_blocks;
+use super::state::Uncommitted;
 use super::watermarks::PAGES_FOR_RECLAIMING;
-use super::{Journal, Uncommitted};
 
 /// Log bytes kept free beyond the requested ones: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
@@ -67,7 +68,7 @@ impl Journal {
         admit: Option<Admit<'_>>,
     ) -> Result<()> {
         loop {
-            let mut uncommitted = self.uncommitted()?;
+            let mut uncommitted = self.state.uncommitted()?;
             let Some(pressure) = self.pressure(&uncommitted) else {
                 if blocking == Blocking::No {
                     let is_copied = uncommitted.copy.is_there();
@@ -80,12 +81,13 @@ impl Journal {
                     admit(&uncommitted.metadata)?;
                 }
                 uncommitted.metadata.space_mut().prepare(old_blocks)?;
-                self.check_writable()?;
+                self.state.check_writable()?;
                 let is_copied = self.append_and_apply(&mut uncommitted, records, sums)?;
                 if !Guard::ReuseAfterCommit.holds() {
-                    self.give_up(std::mem::take(&mut uncommitted.tail.released));
+                    self.reuse
+                        .give_up(std::mem::take(&mut uncommitted.tail.released));
                     drop(uncommitted);
-                    return self.reclaim();
+                    return self.reuse.reclaim();
                 }
                 drop(uncommitted);
                 // A request whose records are neither in the log nor in memory that outlives the
@@ -102,7 +104,7 @@ impl Journal {
 
     /// Makes room for records, so that appending them soon does not have to wait.
     pub fn make_room(&self) -> Result<()> {
-        let pressure = self.pressure(&*self.uncommitted()?);
+        let pressure = self.pressure(&*self.state.uncommitted()?);
         pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
     }
 
@@ -134,7 +136,7 @@ impl Journal {
         for (n, record) in records.iter().enumerate() {
             let released = &mut uncommitted.tail.released;
             let mut target = Target {
-                maps: &self.maps,
+                maps: &self.state.maps,
                 metadata: &mut uncommitted.metadata,
                 released,
             };
@@ -167,14 +169,15 @@ impl Journal {
         let tail = &uncommitted.tail;
         let log_bytes = self.log_span.used() + tail.log_bytes();
         if log_bytes + RECORDS_BYTES_MAX + LOG_MARGIN_BYTES > self.log_span.ring_bytes
-            || self.maps.dirty_count() >= self.limits.dirty_leaves_max
-            || uncommitted.metadata.dirty_pages() >= self.limits.dirty_space_pages_max
+            || self.state.maps.dirty_count() >= self.state.limits.dirty_leaves_max
+            || uncommitted.metadata.dirty_pages() >= self.state.limits.dirty_space_pages_max
         {
             Some(Pressure::Changes)
-        } else if tail.bytes() >= self.limits.tail_bytes_max || !uncommitted.copy.has_room() {
+        } else if tail.bytes() >= self.state.limits.tail_bytes_max || !uncommitted.copy.has_room() {
             Some(Pressure::Tail)
-        } else if self.has_changes(&uncommitted.metadata)
+        } else if self.state.has_changes(&uncommitted.metadata)
             && self
+                .state
                 .pages_lacking(&uncommitted.metadata, PAGES_FOR_RECLAIMING)
                 .is_some()
         {
@@ -188,20 +191,22 @@ impl Journal {
     fn due_for(&self, uncommitted: &Uncommitted) -> Option<Due> {
         let log_bytes = self.log_span.used() + uncommitted.tail.log_bytes();
         if log_bytes > self.log_span.ring_bytes / 2
-            || self.maps.dirty_count() > self.limits.dirty_leaves_max / 2
-            || uncommitted.metadata.dirty_pages() > self.limits.dirty_space_pages_max / 2
+            || self.state.maps.dirty_count() > self.state.limits.dirty_leaves_max / 2
+            || uncommitted.metadata.dirty_pages() > self.state.limits.dirty_space_pages_max / 2
         {
             return Some(Due::Checkpoint);
         }
-        let is_long = uncommitted.tail.bytes() > self.limits.tail_bytes_max / 2;
+        let is_long = uncommitted.tail.bytes() > self.state.limits.tail_bytes_max / 2;
         (is_long || uncommitted.copy.is_nearly_full()).then_some(Due::Commit)
     }
 
     /// Whether replayed changes fill their share of memory.
     pub(super) fn needs_checkpoint(&self) -> Result<bool> {
-        let dirty_pages = self.uncommitted()?.metadata.dirty_pages();
-        Ok(self.maps.dirty_count() >= self.limits.dirty_leaves_max
-            || dirty_pages >= self.limits.dirty_space_pages_max)
+        let dirty_pages = self.state.uncommitted()?.metadata.dirty_pages();
+        Ok(
+            self.state.maps.dirty_count() >= self.state.limits.dirty_leaves_max
+                || dirty_pages >= self.state.limits.dirty_space_pages_max,
+        )
     }
 
     /// Sleeps until a checkpoint is due, for at most `timeout`.
@@ -220,7 +225,7 @@ impl Journal {
     /// rewritten in place is not synced for its own sake: no client asked for that, and the host
     /// writes it out in its own time.
     pub fn tidy(&self, commit: bool) -> Result<()> {
-        let uncommitted = self.uncommitted()?;
+        let uncommitted = self.state.uncommitted()?;
         let has_records = !uncommitted.tail.is_empty();
         let due = self.due_for(&uncommitted);
         drop(uncommitted);
@@ -233,6 +238,6 @@ impl Journal {
             None if commit && has_records => self.commit_in_background()?,
             None => {}
         }
-        self.reclaim()
+        self.reuse.reclaim()
     }
 }

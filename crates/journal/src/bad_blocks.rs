@@ -241,14 +241,14 @@ impl BadBlocks {
     /// Puts blocks on the list, or updates their entries. Durable when it returns. The caller holds
     /// the job lock, or the blocks' entries cannot change for another reason.
     pub fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
-        let is_kept = |block: &&BadBlock| !journal.data.is_lost(block.pba);
+        let is_kept = |block: &&BadBlock| !journal.state.data.is_lost(block.pba);
         // Lost blocks are on a separate list.
         let blocks: Vec<BadBlock> = blocks.iter().filter(is_kept).copied().collect();
         if blocks.is_empty() {
             return Ok(());
         }
         {
-            let mut uncommitted = journal.uncommitted()?;
+            let mut uncommitted = journal.state.uncommitted()?;
             let mut state = write(&self.state);
             for block in &blocks {
                 let is_new = !state.listed.contains_key(&block.pba);
@@ -258,7 +258,7 @@ impl BadBlocks {
                         format!(
                             "more than {BAD_BLOCKS_MAX} blocks of {} are bad: the device fails, \
                              or the file was written over",
-                            journal.data.name()
+                            journal.state.data.name()
                         ),
                     ));
                 }
@@ -306,7 +306,7 @@ impl BadBlocks {
     }
 
     fn let_go(&self, journal: &Journal, cleared: &BTreeSet<Pba>) -> Result<()> {
-        let mut uncommitted = journal.uncommitted()?;
+        let mut uncommitted = journal.state.uncommitted()?;
         let mut state = write(&self.state);
         for pba in cleared {
             if state.cleared.remove(pba) {
@@ -322,7 +322,7 @@ impl BadBlocks {
         if !self.is_any() && read(&self.state).cleared.is_empty() {
             return Ok(());
         }
-        let kept_back = journal.uncommitted()?.metadata.space().kept_back();
+        let kept_back = journal.state.uncommitted()?.metadata.space().kept_back();
         let readable = kept_back.into_iter().filter(|pba| {
             let listed = self.get(*pba);
             listed.is_some_and(|block| block.fault == Fault::Changed)
@@ -336,7 +336,7 @@ impl BadBlocks {
 
     /// Quarantines all listed blocks after opening.
     pub fn quarantine_listed(&self, journal: &Journal) -> Result<()> {
-        let mut uncommitted = journal.uncommitted()?;
+        let mut uncommitted = journal.state.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         let blocks = space.blocks();
         let listed = self.all().into_iter();

@@ -10,37 +10,37 @@
 //! Requests continue during a checkpoint: they change copies.
 
 use onefold_format::Root;
-use onefold_format::page::PAGE_BYTES;
-use onefold_metadata::{Guard, PageWriter, Result, StoreError};
+use onefold_metadata::{Blocking, Guard, PageWriter, Result, StoreError, StoreErrorKind};
 
 use super::Journal;
 use super::failure::StopsOnPanic;
+use super::watermarks::{PAGES_FOR_FINDER, PAGES_FOR_RECLAIMING};
 
 impl Journal {
     /// Writes a checkpoint with everything up to some moment after this call.
     pub fn checkpoint(&self) -> Result<()> {
-        self.checkpoints.run(|root| self.write_checkpoint(root))
+        self.root.run(|root| self.write_checkpoint(root))
     }
 
     fn write_checkpoint(&self, current: &mut Root) -> Result<()> {
         // The first step empties the list of changes.
-        let _stops = StopsOnPanic::new(&self.failure, "a checkpoint");
+        let _stops = StopsOnPanic::new(&self.state.failure, "a checkpoint");
         let mut log = self.commits.lock();
         let sealed = self.seal_and_commit(&mut log, |uncommitted| {
-            uncommitted.metadata.seal(&self.maps)
+            uncommitted.metadata.seal(&self.state.maps)
         })?;
         let mark = log.end;
         drop(log);
         if !Guard::LogPrunedAfterRoot.holds() {
             self.log_span.set_start(mark.position);
         }
-        let mut writer = PageWriter::new(&self.pages, current.sequence + 1);
+        let mut writer = PageWriter::new(&self.state.pages, current.sequence + 1);
         let trees = match sealed.write(&mut writer) {
             Ok(trees) => trees,
             Err(error) => {
                 writer.abandon();
-                let metadata = &mut self.uncommitted()?.metadata;
-                metadata.unseal(&self.maps, sealed)?;
+                let metadata = &mut self.state.uncommitted()?.metadata;
+                metadata.unseal(&self.state.maps, sealed)?;
                 return Err(error.during("writing a checkpoint"));
             }
         };
@@ -59,8 +59,8 @@ impl Journal {
         };
         self.switch_root(&mut writer, &root)
             .inspect_err(|error| self.fail(error))?;
-        sealed.publish_maps(&self.maps, &trees);
-        let metadata = &mut self.uncommitted()?.metadata;
+        sealed.publish_maps(&self.state.maps, &trees);
+        let metadata = &mut self.state.uncommitted()?.metadata;
         metadata.publish(&sealed, &trees)?;
         self.log_span.set_start(root.log_position);
         writer.complete();
@@ -72,18 +72,48 @@ impl Journal {
         if Guard::PagesSyncedBeforeRoot.holds() {
             writer.sync()?;
         }
-        self.write_root(root)
+        self.root.write(root)
     }
 
-    /// Writes a root to its slot and makes it durable.
-    pub(super) fn write_root(&self, root: &Root) -> Result<()> {
-        let page = root.encode(self.superblock.pool);
-        let at = root.slot().0 * PAGE_BYTES as u64;
-        let disk = self.pages.disk();
-        let mut written = disk.write_at(&page[..], at);
-        if Guard::RootSyncedBeforeReuse.holds() {
-            written = written.and_then(|()| disk.sync());
+    /// Ensures that `beyond` pages for metadata are left after the next checkpoint; writes that
+    /// checkpoint if it helps.
+    pub fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
+        let metadata = self.state.metadata()?;
+        let Some(wanted) = self.state.pages_lacking(&metadata, beyond) else {
+            return Ok(());
+        };
+        let has_changes = self.state.has_changes(&metadata);
+        drop(metadata);
+        if blocking == Blocking::No {
+            return Err(StoreError::would_block());
         }
-        written.map_err(|error| StoreError::io("writing the pool's root", error))
+        let secured = self.state.pages.secure(wanted);
+        if secured.is_ok() || !has_changes {
+            return secured;
+        }
+        self.checkpoint()?;
+        let wanted = self.state.pages_lacking(&*self.state.metadata()?, beyond);
+        wanted.map_or(Ok(()), |wanted| self.state.pages.secure(wanted))
+    }
+
+    /// Ensures that the next checkpoint can be written, after more changes or now.
+    pub(super) fn make_room_for_pages(&self) -> Result<()> {
+        let wanted = self
+            .state
+            .pages_lacking(&*self.state.metadata()?, PAGES_FOR_RECLAIMING);
+        match wanted.map_or(Ok(()), |wanted| self.state.pages.secure(wanted)) {
+            Ok(()) => Ok(()),
+            Err(_) => self.checkpoint(),
+        }
+    }
+
+    /// Reserves pages. A host without room for them does not prevent opening: the shortage is
+    /// reported when it matters.
+    pub fn secure_first_pages(&self) -> Result<()> {
+        let secured = self.state.pages.secure(PAGES_FOR_FINDER);
+        secured.or_else(|error| match error.kind() {
+            StoreErrorKind::NoSpace => Ok(()),
+            _ => Err(error),
+        })
     }
 }

@@ -9,12 +9,12 @@
 //! queue for the lock and find, when they get it, that a commit sealed after they arrived is done
 //! (P5). So any number of flushes that arrive during one commit share the next.
 
-use onefold_metadata::sync::lock;
-use onefold_metadata::{Guard, Result, StoreError};
+use onefold_metadata::{Guard, Result};
 
+use super::Journal;
 use super::failure::StopsOnPanic;
 use super::log::Log;
-use super::{Journal, Uncommitted};
+use super::state::Uncommitted;
 
 impl Journal {
     /// Makes everything durable that was answered before this call.
@@ -35,9 +35,9 @@ impl Journal {
     /// the first sync. This does not replace a commit's own sync, but its failure counts as much,
     /// because the kernel reports a failure only once.
     pub(super) fn write_data_out(&self) -> Result<()> {
-        if self.background.is_set() && self.data.is_unsynced() {
+        if self.background.is_set() && self.state.data.is_unsynced() {
             self.background
-                .run(|| self.sync_data().and_then(|()| self.sync_data()))?;
+                .run(|| self.state.sync_data().and_then(|()| self.state.sync_data()))?;
         }
         Ok(())
     }
@@ -48,20 +48,22 @@ impl Journal {
         log: &mut Log,
         at_seal: impl FnOnce(&mut Uncommitted) -> Result<T>,
     ) -> Result<T> {
-        self.check_writable()?;
-        let mut uncommitted = self.uncommitted()?;
+        self.state.check_writable()?;
+        let mut uncommitted = self.state.uncommitted()?;
         let sealed = at_seal(&mut uncommitted)?;
         // From here on the records are nowhere but in `tail`.
-        let _stops = StopsOnPanic::new(&self.failure, "a commit");
+        let _stops = StopsOnPanic::new(&self.state.failure, "a commit");
         let tail = uncommitted.seal();
         self.log_span.seal(tail.log_bytes());
         drop(uncommitted);
         // A writer raises this flag after it has written its data and before its record is
         // appended. So if an earlier commit saw the flag of a record in `tail`, that commit has
         // also synced the record's data.
-        let has_unsynced = self.data.take_unsynced();
+        let has_unsynced = self.state.data.take_unsynced();
         let synced = if has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
-            self.sync_data().inspect_err(|_| self.data.doubt(&tail))
+            self.state
+                .sync_data()
+                .inspect_err(|_| self.state.data.doubt(&tail))
         } else {
             Ok(())
         };
@@ -73,27 +75,12 @@ impl Journal {
                 }
             })?;
         self.log_span.set_end(log.end.position);
-        self.give_up(tail.released);
+        self.reuse.give_up(tail.released);
         Ok(sealed)
     }
 
     /// Syncs the data written before this call, whether or not any record waits for it.
     pub fn sync_written(&self) -> Result<()> {
-        self.sync_data()
-    }
-
-    /// Syncs the data. After a failure there are no more writes or records, so all records that are
-    /// not durable are in the tail or in the tails of commits in progress.
-    pub(super) fn sync_data(&self) -> Result<()> {
-        let what = || format!("syncing the pool's data {}", self.data.name());
-        let synced = self.ledger.counted(|| self.data.sync());
-        synced
-            .map_err(|error| StoreError::io(what(), error))
-            .inspect_err(|error| {
-                if Guard::FailedSyncStopsWrites.holds() {
-                    self.fail(error);
-                    self.data.doubt(&lock(&self.uncommitted).tail);
-                }
-            })
+        self.state.sync_data()
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::{Disk, PreparedRead, PreparedWrite, ReadRange, WriteRange};
 use onefold_format::{LostRun, Pba};
 use onefold_metadata::sync::AtomicBool;
-use onefold_metadata::{Guard, PbaRun};
+use onefold_metadata::{Guard, PbaRun, StoreError};
 
 use super::block_set::BlockSet;
 use super::doubted::Doubted;
@@ -300,8 +300,12 @@ impl DataDisk {
     }
 
     /// Drops the host's cache, so that later reads come from the medium.
-    pub(super) fn forget_cached(&self) -> io::Result<()> {
-        self.disk.forget_cached()
+    pub fn read_afresh(&self) -> onefold_metadata::Result<()> {
+        let forgotten = self.disk.forget_cached();
+        forgotten.map_err(|error| {
+            let what = format_args!("reading {} afresh", self.name);
+            StoreError::io(what, error)
+        })
     }
 
     pub(super) fn discard(&self, at: u64, len: u64) -> io::Result<()> {

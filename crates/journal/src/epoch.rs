@@ -21,7 +21,8 @@ const COUNTERS: u64 = 4;
 #[repr(align(64))]
 struct Counter(AtomicU64);
 
-pub(super) struct Epochs {
+/// The readers of blocks, counted by the epoch in which they began.
+pub struct Epochs {
     current: AtomicU64,
     pins: [Counter; COUNTERS as usize],
 }
@@ -50,12 +51,14 @@ impl Epochs {
         }
     }
 
-    pub(super) fn pin(&self) -> Pin<'_> {
+    /// Prevents the reuse of every block that is mapped now (P3).
+    pub fn pin(&self) -> Pin<'_> {
         let counter = self.counter(self.count_reader());
         Pin { counter }
     }
 
-    pub(super) fn pin_long(self: &Arc<Self>) -> LongPin {
+    /// Like [`Epochs::pin`], for a read that ends on another thread.
+    pub fn pin_long(self: &Arc<Self>) -> LongPin {
         LongPin {
             epoch: self.count_reader(),
             epochs: Arc::clone(self),
@@ -77,8 +80,9 @@ impl Epochs {
         }
     }
 
-    /// The tag for blocks that the maps no longer refer to.
-    pub(super) fn current(&self) -> Epoch {
+    /// The tag for blocks that the maps no longer refer to: blocks released from now on get this epoch or a
+    /// later one.
+    pub fn current(&self) -> Epoch {
         Epoch(self.current.load(SeqCst))
     }
 

@@ -1,21 +1,23 @@
 //! Giving free space back to the host.
 //!
 //! Freed blocks can be handed out again at once. Discarding their space is only noted, and done
-//! later by [`Journal::give_back`]: hole punching blocks writers to the file, and in the meantime
+//! later by [`HostSpace::give_back`]: hole punching blocks writers to the file, and in the meantime
 //! many of the blocks may be in use again, which saves both the hole and the allocation after it.
 //!
 //! The notes are hints in memory, of whole units of 64 KiB, and a crash loses them. So after each
 //! opening all free space is walked once, at the same slow pace, for other space that the host has
-//! allocated. [`Journal::trim_step`] walks it on demand, and discards single blocks as well.
+//! allocated. [`HostSpace::trim_step`] walks it on demand, and discards single blocks as well.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use onefold_format::Pba;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
-use onefold_metadata::sync::lock;
+use onefold_metadata::sync::{Mutex, lock};
 use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError};
 
-use super::Journal;
+use super::freed::Freed;
+use super::state::State;
 
 /// The granularity: smaller holes cost the file system more than the space is worth.
 const UNIT_BYTES: u64 = 64 << 10;
@@ -26,12 +28,32 @@ const LOOKS_MAX: usize = 64;
 /// Blocks checked by a step of the walk: 256 pages of the free-space map.
 const WALK_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
 
-impl Journal {
+/// Free blocks for which the host has allocated space.
+pub struct HostSpace {
+    state: Arc<State>,
+    freed: Mutex<Freed>,
+    /// Where the walk over free space that follows opening continues.
+    free_walk: Mutex<Option<u64>>,
+}
+
+impl HostSpace {
+    pub(super) fn new(state: Arc<State>) -> Self {
+        Self {
+            state,
+            freed: Mutex::default(),
+            free_walk: Mutex::new(Some(0)),
+        }
+    }
+
     /// Lets blocks that no reader uses any more be handed out again.
     pub(super) fn free(&self, runs: &[PbaRun]) -> Result<()> {
         let unit = self.unit_blocks();
         for run in runs {
-            self.uncommitted()?.metadata.space_mut().release(*run)?;
+            self.state
+                .uncommitted()?
+                .metadata
+                .space_mut()
+                .release(*run)?;
             let end = (run.start.0 + run.count).div_ceil(unit);
             if lock(&self.freed).add(run.start.0 / unit..end) {
                 self.give_back(UNIT_BYTES)?;
@@ -61,7 +83,7 @@ impl Journal {
         let Some(mut cursor) = lock(&self.free_walk).take() else {
             return Ok(false);
         };
-        let most = (bytes / self.block_size()).max(1);
+        let most = (bytes / self.state.block_size).max(1);
         let walked = self.walk_free_from(&mut cursor, most);
         let is_over = matches!(walked, Ok(true));
         *lock(&self.free_walk) = (!is_over).then_some(cursor);
@@ -84,13 +106,13 @@ impl Journal {
     /// space, if at least `fewest` are consecutive. Returns the number of blocks, or `None` at the
     /// end.
     pub fn trim_step(&self, cursor: &mut u64, most: u64, fewest: u64) -> Result<Option<u64>> {
-        let block_size = self.block_size();
-        let data = self.data.next_data(*cursor * block_size);
-        let data = data.map_err(|error| StoreError::io(self.data.name(), error))?;
+        let block_size = self.state.block_size;
+        let data = self.state.data.next_data(*cursor * block_size);
+        let data = data.map_err(|error| StoreError::io(self.state.data.name(), error))?;
         let Some(from) = data.map(|at| at / block_size) else {
             return Ok(None);
         };
-        let mut uncommitted = self.uncommitted()?;
+        let mut uncommitted = self.state.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         if from >= space.end() {
             return Ok(None);
@@ -104,14 +126,14 @@ impl Journal {
         drop(uncommitted);
         // The byte found may be data before the run, and the run may already be a hole.
         let end = (run.start.0 + run.count) * block_size;
-        match self.data.next_data(run.start.0 * block_size) {
+        match self.state.data.next_data(run.start.0 * block_size) {
             Ok(Some(at)) if at < end => {
                 self.discard(&[run])?;
                 Ok(Some(run.count))
             }
             looked => {
-                self.take_back(&[run])?;
-                let failed = |error| StoreError::io(self.data.name(), error);
+                self.state.take_back(&[run])?;
+                let failed = |error| StoreError::io(self.state.data.name(), error);
                 looked.map_err(failed).map(|_| Some(0))
             }
         }
@@ -121,20 +143,20 @@ impl Journal {
     /// them would be lost.
     fn discard(&self, free: &[PbaRun]) -> Result<()> {
         if !Guard::DiscardBeforeReuse.holds() {
-            self.take_back(free)?;
+            self.state.take_back(free)?;
         }
         for run in free {
             let (at, len) = (
-                run.start.0 * self.block_size(),
-                run.count * self.block_size(),
+                run.start.0 * self.state.block_size,
+                run.count * self.state.block_size,
             );
-            if let Err(error) = self.data.discard(at, len) {
-                let name = self.data.name();
+            if let Err(error) = self.state.data.discard(at, len) {
+                let name = self.state.data.name();
                 tracing::warn!("giving back {len} bytes at {at} of {name}: {error}");
             }
         }
         if Guard::DiscardBeforeReuse.holds() {
-            self.take_back(free)?;
+            self.state.take_back(free)?;
         }
         Ok(())
     }
@@ -142,7 +164,7 @@ impl Journal {
     /// Takes the units whose blocks are all free.
     fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
         let unit = self.unit_blocks();
-        let mut uncommitted = self.uncommitted()?;
+        let mut uncommitted = self.state.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         let mut taken = PbaRuns::new();
         let looked = units.map(|number| number * unit).try_for_each(|start| {
@@ -167,6 +189,6 @@ impl Journal {
     }
 
     fn unit_blocks(&self) -> u64 {
-        (UNIT_BYTES / self.block_size()).max(1)
+        (UNIT_BYTES / self.state.block_size).max(1)
     }
 }

@@ -20,10 +20,10 @@ use onefold_format::tail::{OTHER_VOLUMES, block_sum};
 use onefold_format::{Entry, LayerId, Ledger, Pba, Record, VolumeId, VolumeRecord, record};
 use onefold_metadata::{Guard, PbaRun, Result, StoreError};
 
-use super::Journal;
 use super::data_disk::DataDisk;
 use super::new_blocks::new_blocks;
 use super::rewritten::Marks;
+use super::state::State;
 use super::tail_copy::LeftBehind;
 
 /// Bytes read at a time.
@@ -93,135 +93,133 @@ struct NewRun<'a> {
 /// Blocks with the layer to which they belong.
 type Blocks = Vec<(Pba, LayerId)>;
 
-impl Journal {
-    /// Compares the new blocks of these records with the disk.
-    pub(super) fn find_lost(
-        &self,
-        left: &[LeftBehind],
-        marks: &Marks,
-        unsynced: &[VolumeId],
-        doubt: &Doubt,
-    ) -> Result<Lost> {
-        let mut lost = Lost::default();
-        if *doubt == Doubt::None {
-            return Ok(lost);
-        }
-        let mut runs = new_runs(left)?;
-        runs.sort_unstable_by_key(|new| new.run.start);
-        let Compared {
-            mut different,
-            unknown,
-            restored,
-        } = compare(&self.data, self.block_size(), &runs, marks)?;
-        if restored > 0 {
-            self.sync_data()?;
-        }
-        let total: u64 = runs.iter().map(|new| new.run.count).sum();
-        lost.report = LossReport {
-            compared_blocks: total - unknown.len() as u64,
-            uncompared_blocks: unknown.len() as u64,
-            restored_blocks: restored,
-            has_failed: *doubt == Doubt::Known || !different.is_empty() || restored > 0,
-            ..LossReport::default()
-        };
-        if !lost.report.has_failed {
-            return Ok(lost);
-        }
-        different.extend(unknown);
-        different.sort_unstable();
-        lost.blocks = joined(&different);
-        if lost.blocks.len() > LOST_RUNS_MAX as usize {
-            // The good blocks between them are given up together with the requests that wrote them.
-            let is_hit = |new: &&NewRun<'_>| {
-                let at = different.partition_point(|(pba, _)| *pba < new.run.start);
-                different
-                    .get(at)
-                    .is_some_and(|(pba, _)| *pba < new.run.start + new.run.count)
-            };
-            let all = runs.iter().filter(is_hit);
-            let all = all.flat_map(|new| new.run.iter().map(|pba| (pba, new.layer)));
-            lost.blocks = joined(&all.collect::<Blocks>());
-        }
-        lost.report.lost_blocks = lost.blocks.iter().map(|run| run.count).sum();
-        let layers = different.iter().map(|(_, layer)| *layer).collect();
-        lost.volumes = self.damaged_volumes(left, &layers, unsynced)?;
-        lost.report.volumes = self.names(&lost.volumes)?;
-        Ok(lost)
+/// Compares the new blocks of these records with the disk.
+pub(super) fn find_lost(
+    state: &State,
+    left: &[LeftBehind],
+    marks: &Marks,
+    unsynced: &[VolumeId],
+    doubt: &Doubt,
+) -> Result<Lost> {
+    let mut lost = Lost::default();
+    if *doubt == Doubt::None {
+        return Ok(lost);
     }
+    let mut runs = new_runs(left)?;
+    runs.sort_unstable_by_key(|new| new.run.start);
+    let Compared {
+        mut different,
+        unknown,
+        restored,
+    } = compare(&state.data, state.block_size, &runs, marks)?;
+    if restored > 0 {
+        state.sync_data()?;
+    }
+    let total: u64 = runs.iter().map(|new| new.run.count).sum();
+    lost.report = LossReport {
+        compared_blocks: total - unknown.len() as u64,
+        uncompared_blocks: unknown.len() as u64,
+        restored_blocks: restored,
+        has_failed: *doubt == Doubt::Known || !different.is_empty() || restored > 0,
+        ..LossReport::default()
+    };
+    if !lost.report.has_failed {
+        return Ok(lost);
+    }
+    different.extend(unknown);
+    different.sort_unstable();
+    lost.blocks = joined(&different);
+    if lost.blocks.len() > LOST_RUNS_MAX as usize {
+        // The good blocks between them are given up together with the requests that wrote them.
+        let is_hit = |new: &&NewRun<'_>| {
+            let at = different.partition_point(|(pba, _)| *pba < new.run.start);
+            different
+                .get(at)
+                .is_some_and(|(pba, _)| *pba < new.run.start + new.run.count)
+        };
+        let all = runs.iter().filter(is_hit);
+        let all = all.flat_map(|new| new.run.iter().map(|pba| (pba, new.layer)));
+        lost.blocks = joined(&all.collect::<Blocks>());
+    }
+    lost.report.lost_blocks = lost.blocks.iter().map(|run| run.count).sum();
+    let layers = different.iter().map(|(_, layer)| *layer).collect();
+    lost.volumes = damaged_volumes(state, left, &layers, unsynced)?;
+    lost.report.volumes = names(state, &lost.volumes)?;
+    Ok(lost)
+}
 
-    /// The volumes that see one of these layers, and the volumes with rewrites in place.
-    fn damaged_volumes(
-        &self,
-        left: &[LeftBehind],
-        layers: &BTreeSet<LayerId>,
-        unsynced: &[VolumeId],
-    ) -> Result<BTreeSet<VolumeId>> {
-        let uncommitted = self.uncommitted()?;
-        let known = uncommitted.metadata.catalogue().volumes();
-        let mut records: Vec<VolumeRecord> = known.map(|(_, record)| record.clone()).collect();
-        drop(uncommitted);
-        // The live layer of a volume of which a snapshot was being made.
-        let mut live = Vec::new();
-        for record in left
-            .iter()
-            .flat_map(|entry| record::decode_all(&entry.records))
-        {
-            match record.map_err(|error| StoreError::format("a record", error))? {
-                Record::VolumePut { volume, .. } => records.push(volume),
-                Record::Freeze {
-                    snapshot,
-                    live: layer,
-                    ..
-                } => {
-                    live.extend(snapshot.snapshot_of.map(|volume| (layer, volume)));
-                    records.push(snapshot);
-                }
-                _ => {}
+/// The volumes that see one of these layers, and the volumes with rewrites in place.
+fn damaged_volumes(
+    state: &State,
+    left: &[LeftBehind],
+    layers: &BTreeSet<LayerId>,
+    unsynced: &[VolumeId],
+) -> Result<BTreeSet<VolumeId>> {
+    let uncommitted = state.uncommitted()?;
+    let known = uncommitted.metadata.catalogue().volumes();
+    let mut records: Vec<VolumeRecord> = known.map(|(_, record)| record.clone()).collect();
+    drop(uncommitted);
+    // The live layer of a volume of which a snapshot was being made.
+    let mut live = Vec::new();
+    for record in left
+        .iter()
+        .flat_map(|entry| record::decode_all(&entry.records))
+    {
+        match record.map_err(|error| StoreError::format("a record", error))? {
+            Record::VolumePut { volume, .. } => records.push(volume),
+            Record::Freeze {
+                snapshot,
+                live: layer,
+                ..
+            } => {
+                live.extend(snapshot.snapshot_of.map(|volume| (layer, volume)));
+                records.push(snapshot);
             }
+            _ => {}
         }
-        let below: BTreeMap<LayerId, Option<LayerId>> = records
+    }
+    let below: BTreeMap<LayerId, Option<LayerId>> = records
+        .iter()
+        .map(|record| (record.layer, record.below))
+        .collect();
+    let sees_any = |layer: LayerId| {
+        let chain = std::iter::successors(Some(layer), |at| below.get(at).copied().flatten());
+        // A damaged catalogue could contain a cycle.
+        chain
+            .take(below.len() + 1)
+            .any(|layer| layers.contains(&layer))
+    };
+    let volumes = || records.iter().filter(|record| record.snapshot_of.is_none());
+    let mut damaged: BTreeSet<VolumeId> = volumes()
+        .filter(|record| sees_any(record.layer))
+        .map(|record| record.id)
+        .collect();
+    damaged.extend(
+        live.iter()
+            .filter(|(layer, _)| layers.contains(layer))
+            .map(|(_, id)| *id),
+    );
+    let is_unsynced = |id: VolumeId| {
+        unsynced
             .iter()
-            .map(|record| (record.layer, record.below))
-            .collect();
-        let sees_any = |layer: LayerId| {
-            let chain = std::iter::successors(Some(layer), |at| below.get(at).copied().flatten());
-            // A damaged catalogue could contain a cycle.
-            chain
-                .take(below.len() + 1)
-                .any(|layer| layers.contains(&layer))
-        };
-        let volumes = || records.iter().filter(|record| record.snapshot_of.is_none());
-        let mut damaged: BTreeSet<VolumeId> = volumes()
-            .filter(|record| sees_any(record.layer))
+            .any(|listed| [id, OTHER_VOLUMES].contains(listed))
+    };
+    damaged.extend(
+        volumes()
             .map(|record| record.id)
-            .collect();
-        damaged.extend(
-            live.iter()
-                .filter(|(layer, _)| layers.contains(layer))
-                .map(|(_, id)| *id),
-        );
-        let is_unsynced = |id: VolumeId| {
-            unsynced
-                .iter()
-                .any(|listed| [id, OTHER_VOLUMES].contains(listed))
-        };
-        damaged.extend(
-            volumes()
-                .map(|record| record.id)
-                .filter(|id| is_unsynced(*id)),
-        );
-        Ok(damaged)
-    }
+            .filter(|id| is_unsynced(*id)),
+    );
+    Ok(damaged)
+}
 
-    fn names(&self, volumes: &BTreeSet<VolumeId>) -> Result<Vec<String>> {
-        let uncommitted = self.uncommitted()?;
-        let catalogue = uncommitted.metadata.catalogue();
-        let names = volumes.iter().map(|id| match catalogue.by_id(*id) {
-            Some((_, record)) => record.name.clone(),
-            None => format!("number {}", id.0),
-        });
-        Ok(names.collect())
-    }
+fn names(state: &State, volumes: &BTreeSet<VolumeId>) -> Result<Vec<String>> {
+    let uncommitted = state.uncommitted()?;
+    let catalogue = uncommitted.metadata.catalogue();
+    let names = volumes.iter().map(|id| match catalogue.by_id(*id) {
+        Some((_, record)) => record.name.clone(),
+        None => format!("number {}", id.0),
+    });
+    Ok(names.collect())
 }
 
 /// The new blocks of records, with their checksums.

@@ -118,7 +118,7 @@ impl Tail {
         self.full_bytes + last.map_or(0, |chunk| frame::frame_bytes(chunk.len()))
     }
 
-    /// Appends a frame without records: see `session_end.rs`. The caller seals the tail at once, so
+    /// Appends a frame without records: see `session.rs`. The caller seals the tail at once, so
     /// that it stays without records.
     pub(super) fn append_closing(&mut self) {
         self.push(Vec::new());

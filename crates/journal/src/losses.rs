@@ -105,9 +105,9 @@ impl LossList {
         blocks: &[PbaRun],
         volumes: impl IntoIterator<Item = VolumeId>,
     ) -> Result<()> {
-        journal.ensure_minor(MINOR_OF_CLAIMS)?;
+        journal.root.ensure_minor(MINOR_OF_CLAIMS)?;
         for run in blocks {
-            journal.data.lose(*run);
+            journal.state.data.lose(*run);
         }
         let now = engine.unix_seconds();
         let mut damaged = lock(&self.volumes);
@@ -143,10 +143,10 @@ impl LossList {
     /// Housekeeping: takes lost blocks off the list once nothing refers to them, and lets them be
     /// handed out again.
     pub fn tidy(&self, journal: &Journal) -> Result<()> {
-        if !journal.data.has_lost() {
+        if !journal.state.data.has_lost() {
             return Ok(());
         }
-        let kept_back = journal.uncommitted()?.metadata.space().kept_back();
+        let kept_back = journal.state.uncommitted()?.metadata.space().kept_back();
         self.forget(journal, &kept_back)
     }
 
@@ -155,20 +155,20 @@ impl LossList {
     pub fn forget(&self, journal: &Journal, freed: &[Pba]) -> Result<()> {
         let mut part = lock(&self.part);
         let mut lost = freed.to_vec();
-        lost.retain(|pba| journal.data.find(*pba));
+        lost.retain(|pba| journal.state.data.find(*pba));
         if lost.is_empty() {
             return Ok(());
         }
         if let Err(error) = part.write(&self.now(journal)) {
             for pba in lost {
-                journal.data.lose(PbaRun {
+                journal.state.data.lose(PbaRun {
                     start: pba,
                     count: 1,
                 });
             }
             return Err(error);
         }
-        let mut uncommitted = journal.uncommitted()?;
+        let mut uncommitted = journal.state.uncommitted()?;
         for pba in lost {
             uncommitted.metadata.space_mut().end_quarantine(pba)?;
         }
@@ -177,9 +177,9 @@ impl LossList {
 
     /// Quarantines all lost blocks after opening.
     pub fn quarantine(&self, journal: &Journal) -> Result<()> {
-        let mut uncommitted = journal.uncommitted()?;
+        let mut uncommitted = journal.state.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
-        for run in journal.data.lost() {
+        for run in journal.state.data.lost() {
             for n in 0..run.count {
                 let pba = run.start + n;
                 if pba.0 < space.blocks() {
@@ -195,7 +195,7 @@ impl LossList {
     fn now(&self, journal: &Journal) -> Losses {
         Losses {
             volumes: self.damaged(),
-            runs: journal.data.lost(),
+            runs: journal.state.data.lost(),
         }
     }
 }

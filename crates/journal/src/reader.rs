@@ -59,15 +59,15 @@ impl<'a> CheckpointReader<'a> {
         if is_fresh {
             journal.checkpoint()?;
         }
-        let current = journal.checkpoints.lock();
-        let (root, hold) = (*current, journal.pages.hold());
+        let current = journal.root.lock();
+        let (root, hold) = (*current, journal.state.pages.hold());
         drop(current);
-        let catalogue = Catalogue::read(&journal.pages, root.catalogue, &mut |_| Ok(()))?;
+        let catalogue = Catalogue::read(&journal.state.pages, root.catalogue, &mut |_| Ok(()))?;
         Ok(Self {
             journal,
             root,
             volumes: catalogue.into_fully_named(),
-            open: Batches::read(&journal.pages, &root, &mut |_| Ok(()))?.into_open(),
+            open: Batches::read(&journal.state.pages, &root, &mut |_| Ok(()))?.into_open(),
             is_fresh,
             hold: Some(hold),
         })
@@ -83,7 +83,7 @@ impl<'a> CheckpointReader<'a> {
 
     /// The number of pages kept for readers.
     pub fn held_back_count(&self) -> usize {
-        self.journal.pages.held_back_count()
+        self.journal.state.pages.held_back_count()
     }
 
     /// Reads every page of the wanted maps, many concurrently, and visits them in order.
@@ -118,7 +118,7 @@ impl<'a> CheckpointReader<'a> {
             .iter()
             .map(|(segment, pointer)| (segment.0, *pointer))
             .collect();
-        let pages = &self.journal.pages;
+        let pages = &self.journal.state.pages;
         let read = pages.read_leaves(PageKind::Map, volume.layer.0, &leaves);
         let pages = found.iter().zip(read);
         pages
@@ -136,7 +136,7 @@ impl<'a> CheckpointReader<'a> {
         volume: &VolumeRecord,
         from: SegmentIndex,
     ) -> Result<Option<(SegmentIndex, Pointer)>> {
-        let (pages, owner) = (&self.journal.pages, volume.layer.0);
+        let (pages, owner) = (&self.journal.state.pages, volume.layer.0);
         let found = tree::next_leaf(pages, owner, volume.map, from.0, &|_| true)?;
         Ok(found.map(|(index, pointer)| (SegmentIndex(index), pointer)))
     }
@@ -147,23 +147,33 @@ impl<'a> CheckpointReader<'a> {
         volume: &VolumeRecord,
         segment: SegmentIndex,
     ) -> Result<Option<Pointer>> {
-        tree::lookup(&self.journal.pages, volume.layer.0, volume.map, segment.0)
+        tree::lookup(
+            &self.journal.state.pages,
+            volume.layer.0,
+            volume.map,
+            segment.0,
+        )
     }
 
     /// A page of the free-space map, unless it is empty.
     pub fn space_page(&self, index: u64) -> Result<Option<Pointer>> {
-        tree::lookup(&self.journal.pages, SPACE_OWNER, self.root.space, index)
+        tree::lookup(
+            &self.journal.state.pages,
+            SPACE_OWNER,
+            self.root.space,
+            index,
+        )
     }
 
     /// Reads a page of the free-space map.
     pub fn read_space_page(&self, index: u64, pointer: Pointer) -> Result<Box<PageBytes>> {
-        let pages = &self.journal.pages;
+        let pages = &self.journal.state.pages;
         pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)
     }
 
     /// Visits every page that the root reaches.
     pub fn each_page(&self, visit: &mut dyn FnMut(&PageBytes) -> Result<()>) -> Result<()> {
-        let (root, pages) = (&self.root, &self.journal.pages);
+        let (root, pages) = (&self.root, &self.journal.state.pages);
         let of_pool = [
             (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
             (SPACE_OWNER, root.space, PageKind::Space),
@@ -190,6 +200,7 @@ impl<'a> CheckpointReader<'a> {
         let layer = volume.layer.0;
         let page = self
             .journal
+            .state
             .pages
             .read(PageKind::Map, 0, layer, segment.0, pointer)?;
         decoded(&page)
@@ -213,7 +224,7 @@ impl<'a> CheckpointReader<'a> {
         visit: &mut dyn FnMut(QueueElement),
     ) -> Result<()> {
         let stored = StoredQueue::of(&self.root, queue);
-        read_elements(&self.journal.pages, &stored, &mut |element| {
+        read_elements(&self.journal.state.pages, &stored, &mut |element| {
             visit(element);
             Ok(())
         })?;

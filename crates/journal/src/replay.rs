@@ -1,17 +1,17 @@
 //! Replay: applying the records of the log and of the tail copy when a pool is opened.
 
 use onefold_engine::Engine;
-use onefold_format::{FormatError, Record, Root, record};
-use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError, StoreErrorKind, Target};
+use onefold_format::{FormatError, Record, record};
+use onefold_metadata::{Guard, Maps, PbaRun, PbaRuns, Result, StoreError, Target};
 
+use super::Journal;
 use super::ledger::FoundLedger;
-use super::left_behind::{Doubt, LossReport};
+use super::left_behind::{Doubt, LossReport, find_lost};
 use super::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use super::log_end::{self, End, IncompleteCommit};
 use super::losses::LossList;
+use super::state::Uncommitted;
 use super::tail_copy::{LeftBehind, undecodable};
-use super::watermarks::PAGES_FOR_FINDER;
-use super::{Journal, Uncommitted};
 
 /// The result of replaying the log.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Journal {
     pub fn replay(&self, is_later_minor: bool) -> Result<Replayed> {
         let mut report = Replayed::default();
         let mut closed_session = None;
-        let newest_session = self.checkpoints.lock().session;
+        let newest_session = self.root.lock().session;
         loop {
             let log = self.commits.lock();
             let mut reader = log.reader();
@@ -117,40 +117,11 @@ impl Journal {
     /// Replays a frame. Blocks that durable records released are free at once: there are no readers
     /// yet.
     fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
-        let mut uncommitted = self.uncommitted()?;
+        let mut uncommitted = self.state.uncommitted()?;
         let mut released = PbaRuns::new();
-        let count = self.apply_all(payload, &mut uncommitted, &mut released)?;
+        let count = apply_all(&self.state.maps, payload, &mut uncommitted, &mut released)?;
         for run in released {
             uncommitted.metadata.space_mut().release(run)?;
-        }
-        Ok(count)
-    }
-
-    /// Applies encoded records, after taking the new blocks in them. Returns the number of records.
-    fn apply_all(
-        &self,
-        payload: &[u8],
-        uncommitted: &mut Uncommitted,
-        released: &mut PbaRuns,
-    ) -> Result<u64> {
-        let mut count = 0;
-        for record in record::decode_all(payload) {
-            let record = record.map_err(|error| StoreError::format("a record", error))?;
-            if let Record::Map { count, new, .. } = &record
-                && let Some(start) = new.own_pba()
-            {
-                uncommitted.metadata.space_mut().take(PbaRun {
-                    start,
-                    count: u64::from(*count),
-                })?;
-            }
-            let mut target = Target {
-                maps: &self.maps,
-                metadata: &mut uncommitted.metadata,
-                released,
-            };
-            target.apply(&record)?;
-            count += 1;
         }
         Ok(count)
     }
@@ -168,11 +139,11 @@ impl Journal {
     /// everything.
     pub fn take_over_tail(&self, from: &Predecessor<'_>) -> Result<TakenOver> {
         let end = self.commits.lock().end.position;
-        self.uncommitted()?.tail = Tail::new(end);
+        self.state.uncommitted()?.tail = Tail::new(end);
         let mut left = Vec::new();
         let mut ledger = None;
         if !from.is_closed {
-            left = self.uncommitted()?.copy.left_behind()?;
+            left = self.state.uncommitted()?.copy.left_behind()?;
             let found = from.ledger.as_ref();
             ledger = found
                 .map_err(|error| undecodable(&format!("the ledger: {error}")))?
@@ -184,7 +155,7 @@ impl Journal {
         let doubt = Doubt::new(ledger, from.host_reports_losses, from.is_closed);
         let unsynced = ledger.map_or(&[][..], |ledger| &ledger.unsynced);
         let marks = self.rewritten.left_behind();
-        let lost = self.find_lost(&left, &marks, unsynced, &doubt)?;
+        let lost = find_lost(&self.state, &left, &marks, unsynced, &doubt)?;
         if lost.report.has_failed {
             let volumes = lost.volumes.iter().copied();
             from.losses.add(self, from.engine, &lost.blocks, volumes)?;
@@ -201,13 +172,13 @@ impl Journal {
         if records > 0 {
             // Their data was synced when the pool was opened; with the flag, the commit syncs it like
             // any other.
-            self.data.mark_unsynced();
+            self.state.data.mark_unsynced();
             self.commit()?;
-            self.reclaim()?;
+            self.reuse.reclaim()?;
         }
         let end = self.commits.lock().end.position;
-        self.uncommitted()?.copy.begin_session(end);
-        self.ledger.begin_session();
+        self.state.uncommitted()?.copy.begin_session(end);
+        self.state.ledger.begin_session();
         Ok(TakenOver {
             records,
             losses: (doubt != Doubt::None).then_some(lost.report),
@@ -218,7 +189,7 @@ impl Journal {
     fn apply_left_behind(&self, left: &[LeftBehind]) -> Result<u64> {
         let mut count = 0;
         for frame in left.chunk_by(|a, b| a.position == b.position) {
-            let mut uncommitted = self.uncommitted()?;
+            let mut uncommitted = self.state.uncommitted()?;
             let (position, expected) = (frame[0].position, uncommitted.tail.end());
             if position != expected && Guard::TailMatchedToLog.holds() {
                 tracing::warn!(
@@ -230,7 +201,7 @@ impl Journal {
             let records = frame.iter().flat_map(|entry| &entry.records);
             let records: Vec<u8> = records.copied().collect();
             let mut released = std::mem::take(&mut uncommitted.tail.released);
-            let applied = self.apply_all(&records, &mut uncommitted, &mut released);
+            let applied = apply_all(&self.state.maps, &records, &mut uncommitted, &mut released);
             count += applied.map_err(|error| {
                 error.during(format_args!(
                     "taking over what an earlier process had answered, for the log at {position}"
@@ -246,45 +217,40 @@ impl Journal {
         Ok(count)
     }
 
-    /// Makes a root with the next session's number durable, before any frame carries it: so a frame
-    /// torn by the crash can never be mistaken for one of the new session.
-    pub fn start_session(&self) -> Result<()> {
-        let mut root = self.checkpoints.lock();
-        let mut log = self.commits.lock();
-        let last = root.session.max(log.session);
-        let session = if Guard::SessionsKeptApart.holds() {
-            last + 1
-        } else {
-            last
-        };
-        let next = Root {
-            sequence: root.sequence + 1,
-            session,
-            ..*root
-        };
-        self.write_root(&next)?;
-        *root = next;
-        log.session = session;
+    /// Ends recovery: everything in the log and in the tail copy has been applied.
+    pub fn end_recovery(&self) -> Result<()> {
+        self.state.uncommitted()?.metadata.end_recovery();
         Ok(())
     }
 }
 
-impl Journal {
-    /// Ends recovery: everything in the log and in the tail copy has been applied.
-    pub fn end_recovery(&self) -> Result<()> {
-        self.uncommitted()?.metadata.end_recovery();
-        Ok(())
+/// Applies encoded records, after taking the new blocks in them. Returns the number of records.
+fn apply_all(
+    maps: &Maps,
+    payload: &[u8],
+    uncommitted: &mut Uncommitted,
+    released: &mut PbaRuns,
+) -> Result<u64> {
+    let mut count = 0;
+    for record in record::decode_all(payload) {
+        let record = record.map_err(|error| StoreError::format("a record", error))?;
+        if let Record::Map { count, new, .. } = &record
+            && let Some(start) = new.own_pba()
+        {
+            uncommitted.metadata.space_mut().take(PbaRun {
+                start,
+                count: u64::from(*count),
+            })?;
+        }
+        let mut target = Target {
+            maps,
+            metadata: &mut uncommitted.metadata,
+            released,
+        };
+        target.apply(&record)?;
+        count += 1;
     }
-
-    /// Reserves pages. A host without room for them does not prevent opening: the shortage is
-    /// reported when it matters.
-    pub fn secure_first_pages(&self) -> Result<()> {
-        let secured = self.pages.secure(PAGES_FOR_FINDER);
-        secured.or_else(|error| match error.kind() {
-            StoreErrorKind::NoSpace => Ok(()),
-            _ => Err(error),
-        })
-    }
+    Ok(count)
 }
 
 /// The frame that follows the frames read so far, if there is one.

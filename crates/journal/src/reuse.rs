@@ -1,74 +1,43 @@
-//! How blocks are handed out, released, and handed out again once no reader can still see their old
-//! content (P3).
+//! When blocks are handed out again: once no reader can still see their old content (P3).
 
-use onefold_format::space_page::Bitmap;
-use onefold_metadata::sync::lock;
-use onefold_metadata::{
-    Blocking, Guard, PbaRun, PbaRuns, Placement, Result, SpaceLimits, StoreError, StoreErrorKind,
-};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::epoch::Epoch;
-use super::watermarks::{PAGES_FOR_GUESTS, Purpose};
-use super::{Journal, Uncommitted};
+use onefold_metadata::sync::{Mutex, lock};
+use onefold_metadata::{Guard, PbaRuns, Result};
 
-impl Journal {
-    /// Hands out new blocks ([step 5 place]). If only deferred frees are left, a commit may free
-    /// them.
-    pub fn allocate(
-        &self,
-        placement: &Placement,
-        space_limits: &SpaceLimits,
-        purpose: Purpose,
-        blocking: Blocking,
-    ) -> Result<PbaRuns> {
-        let allocate = |uncommitted: &mut Uncommitted| {
-            let kept = self.kept_from(
-                space_limits,
-                &uncommitted.metadata,
-                placement.blocks(),
-                purpose,
-            );
-            let allocated = uncommitted.metadata.space_mut().allocate(placement, kept);
-            allocated.map_err(|error| match error.kind() {
-                StoreErrorKind::NoSpace => {
-                    let free = uncommitted.metadata.space().free_blocks();
-                    self.pool_is_full(placement.blocks(), free, kept, purpose)
-                }
-                _ => error,
-            })
-        };
-        let mut uncommitted = self.uncommitted()?;
-        if self
-            .pages_lacking(&uncommitted.metadata, PAGES_FOR_GUESTS)
-            .is_some()
-        {
-            drop(uncommitted);
-            self.secure_pages(PAGES_FOR_GUESTS, blocking)?;
-            uncommitted = self.uncommitted()?;
-        }
-        match allocate(&mut uncommitted) {
-            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-                let may_be_released = uncommitted.metadata.space().held_blocks() > 0;
-                drop(uncommitted);
-                if blocking == Blocking::No {
-                    return Err(StoreError::would_block());
-                }
-                if !may_be_released {
-                    return Err(error);
-                }
-                self.commit()?;
-                self.reclaim()?;
-                allocate(&mut *self.uncommitted()?)
-            }
-            allocated => allocated,
+use super::epoch::{Epoch, Epochs};
+use super::host_space::HostSpace;
+
+/// Blocks that were released, until their readers have drained.
+pub struct Reuse {
+    epochs: Arc<Epochs>,
+    /// Blocks that durable records released, until their readers have drained.
+    deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
+    /// Held while drained blocks are moved from `deferred_frees` to free space.
+    reclaiming: Mutex<()>,
+    host_space: HostSpace,
+}
+
+impl Reuse {
+    pub(super) fn new(host_space: HostSpace) -> Self {
+        Self {
+            epochs: Arc::new(Epochs::new()),
+            deferred_frees: Mutex::default(),
+            reclaiming: Mutex::default(),
+            host_space,
         }
     }
 
-    /// Takes back blocks that were handed out and to which no record refers.
-    pub fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
-        let mut uncommitted = self.uncommitted()?;
-        let space = uncommitted.metadata.space_mut();
-        runs.iter().try_for_each(|run| space.release(*run))
+    /// Free space that the host may have back.
+    pub fn host_space(&self) -> &HostSpace {
+        &self.host_space
+    }
+
+    /// Readers, which keep blocks from being reused: blocks released from now on get the current epoch or
+    /// a later one.
+    pub fn epochs(&self) -> &Arc<Epochs> {
+        &self.epochs
     }
 
     /// Defers the freeing of blocks whose records are durable until their readers have drained.
@@ -96,7 +65,7 @@ impl Journal {
             );
         }
         drop(deferred_frees);
-        self.free(&drained)
+        self.host_space.free(&drained)
     }
 
     /// Whether the readers of all blocks released up to `then` have drained.
@@ -106,20 +75,5 @@ impl Journal {
         deferred_frees
             .front()
             .is_none_or(|(epoch, _)| *epoch > then)
-    }
-
-    /// Makes the free-space map agree with the maps about these blocks. Returns whether they
-    /// disagreed.
-    pub fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
-        self.uncommitted()?.metadata.space_mut().correct(run, named)
-    }
-
-    /// Replaces an unreadable page of the free-space map by one counted from the maps. Returns
-    /// whether it did.
-    pub fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
-        self.uncommitted()?
-            .metadata
-            .space_mut()
-            .rebuild_page(index, named)
     }
 }

@@ -1,19 +1,19 @@
-//! The pool's room: space that the host lacks, blocks kept free for others, and the pages that the
-//! next checkpoint needs.
+//! The pool's room: space that the host lacks, and blocks kept free for others.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_metadata::{
-    Blocking, Guard, MetadataState, Result, Space, SpaceLimits, StoreError, StoreErrorKind,
-    display_bytes,
+    Guard, MetadataState, Result, Space, SpaceLimits, StoreError, StoreErrorKind, display_bytes,
 };
 
-use super::Journal;
-use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
+use super::state::State;
+use super::watermarks::{Purpose, SpaceLevel, SpaceReport, Watermarks};
 
 /// The number of blocks that can be handed out, and the host's figures behind it.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
+    /// How full the pool is by that.
     pub level: SpaceLevel,
     /// Free blocks for which the host has space.
     pub available: u64,
@@ -25,22 +25,36 @@ pub struct Room {
     pub spare_bytes: u64,
 }
 
-impl Journal {
+/// The pool's free blocks: how many there are, and which requests may take them.
+pub struct FreeSpace {
+    state: Arc<State>,
+    report: SpaceReport,
+}
+
+impl FreeSpace {
+    pub(super) fn new(state: Arc<State>) -> Self {
+        Self {
+            state,
+            report: SpaceReport::default(),
+        }
+    }
+
     /// Queries the host, and compares its space with the pool's.
     pub fn room(&self) -> Result<Room> {
-        let allocated_bytes = self.data.allocated_bytes();
-        let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(self.data.name(), e))?;
-        let host_free_bytes = self.data.host_free_bytes();
-        let metadata = self.metadata()?;
+        let allocated_bytes = self.state.data.allocated_bytes();
+        let allocated_bytes =
+            allocated_bytes.map_err(|e| StoreError::io(self.state.data.name(), e))?;
+        let host_free_bytes = self.state.data.host_free_bytes();
+        let metadata = self.state.metadata()?;
         let space = &metadata.space();
         let (marks, free) = (self.watermarks(space), space.free_blocks());
-        let busy_bytes = space.busy_blocks() * self.block_size();
+        let busy_bytes = space.busy_blocks() * self.state.block_size;
         drop(metadata);
         let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
         let available = host_free_bytes.map_or(free, |host_free| {
-            free.min(host_free.saturating_add(spare_bytes) / self.block_size())
+            free.min(host_free.saturating_add(spare_bytes) / self.state.block_size)
         });
-        let report = &self.space_report;
+        let report = &self.report;
         report.host_lacks.store(free - available, SeqCst);
         let refused_at = report.refused_at.load(SeqCst);
         if available >= refused_at {
@@ -67,7 +81,7 @@ impl Journal {
     /// the client gets the error.
     pub fn refused(&self) -> Result<()> {
         let room = self.room()?;
-        let refused_at = &self.space_report.refused_at;
+        let refused_at = &self.report.refused_at;
         let is_known = refused_at.fetch_max(room.available + 1, SeqCst) > 0;
         if is_known {
             Ok(())
@@ -78,50 +92,7 @@ impl Journal {
 
     /// Free blocks that imports cannot use because the host has no space for them.
     pub(super) fn host_lacks(&self) -> u64 {
-        self.space_report.host_lacks.load(SeqCst)
-    }
-
-    /// Ensures that `beyond` pages for metadata are left after the next checkpoint; writes that
-    /// checkpoint if it helps.
-    pub fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
-        let metadata = self.metadata()?;
-        let Some(wanted) = self.pages_lacking(&metadata, beyond) else {
-            return Ok(());
-        };
-        let has_changes = self.has_changes(&metadata);
-        drop(metadata);
-        if blocking == Blocking::No {
-            return Err(StoreError::would_block());
-        }
-        let secured = self.pages.secure(wanted);
-        if secured.is_ok() || !has_changes {
-            return secured;
-        }
-        self.checkpoint()?;
-        let wanted = self.pages_lacking(&*self.metadata()?, beyond);
-        wanted.map_or(Ok(()), |wanted| self.pages.secure(wanted))
-    }
-
-    /// Ensures that the next checkpoint can be written, after more changes or now.
-    pub(super) fn make_room_for_pages(&self) -> Result<()> {
-        let wanted = self.pages_lacking(&*self.metadata()?, PAGES_FOR_RECLAIMING);
-        match wanted.map_or(Ok(()), |wanted| self.pages.secure(wanted)) {
-            Ok(()) => Ok(()),
-            Err(_) => self.checkpoint(),
-        }
-    }
-
-    /// Whether there is anything for a checkpoint to write.
-    pub(super) fn has_changes(&self, metadata: &MetadataState) -> bool {
-        self.maps.dirty_count() + metadata.dirty_pages() > 0
-    }
-
-    /// The number of pages to reserve if the next checkpoint's pages, and `beyond` more, are not
-    /// all there.
-    pub(super) fn pages_lacking(&self, metadata: &MetadataState, beyond: u64) -> Option<u64> {
-        let changes = self.maps.dirty_count() + metadata.dirty_pages();
-        let wanted = 2 * changes as u64 + beyond;
-        (self.pages.spare() < wanted).then_some(wanted)
+        self.report.host_lacks.load(SeqCst)
     }
 
     /// The number of blocks kept for writes that overwrite data.
@@ -130,22 +101,22 @@ impl Journal {
     }
 
     fn watermarks(&self, space: &Space) -> Watermarks {
-        Watermarks::of(space.blocks(), self.block_size())
+        Watermarks::of(space.blocks(), self.state.block_size)
     }
 
     /// Logs each level that is reached, one after the other, and the end of scarcity. An
     /// improvement by less than an eighth is not logged: the next write may take it.
     pub fn report_level(&self) -> Result<()> {
-        let refused_at = self.space_report.refused_at.load(SeqCst);
+        let refused_at = self.report.refused_at.load(SeqCst);
         let room = self.room()?;
-        let marks = self.watermarks(self.metadata()?.space());
+        let marks = self.watermarks(self.state.metadata()?.space());
         let fewer = room.available - room.available / 8;
         let surely = if fewer >= refused_at {
             marks.level(fewer)
         } else {
             SpaceLevel::Full
         };
-        let reported = &self.space_report.level;
+        let reported = &self.report.level;
         let before = reported.load(SeqCst);
         if room.level as u8 > before {
             if reported.swap(room.level as u8, SeqCst) == before {
@@ -172,7 +143,7 @@ impl Journal {
             }
             SpaceLevel::Full => "the pool is full",
         };
-        let free = display_bytes(free * self.block_size());
+        let free = display_bytes(free * self.state.block_size);
         match self.host_lacks() {
             0 => format!("{then}: {free} are free"),
             _ => format!("{then}: the file system under it has room for {free}"),
@@ -210,7 +181,7 @@ impl Journal {
         kept: u64,
         purpose: Purpose,
     ) -> StoreError {
-        let bytes = |blocks: u64| display_bytes(blocks * self.block_size());
+        let bytes = |blocks: u64| display_bytes(blocks * self.state.block_size);
         let lacking = self.lacking_for(purpose).min(free);
         let kept = kept.saturating_sub(lacking).min(free - lacking);
         let mut uses = Vec::new();
@@ -252,9 +223,9 @@ impl Journal {
         if reserved == 0 {
             return Ok(u64::MAX);
         }
-        let metadata = self.metadata()?;
+        let metadata = self.state.metadata()?;
         let space = &metadata.space();
-        let spoken_for = self.maps.unused_reservations() + self.watermarks(space).reserve;
+        let spoken_for = self.state.maps.unused_reservations() + self.watermarks(space).reserve;
         let unclaimed = space.free_blocks().saturating_sub(spoken_for);
         let beyond = space_limits.owned().saturating_sub(reserved);
         Ok(beyond + unclaimed)
@@ -282,7 +253,7 @@ impl Journal {
         metadata: &MetadataState,
         bytes: u64,
     ) -> Result<()> {
-        let blocks = bytes / self.block_size();
+        let blocks = bytes / self.state.block_size;
         let (before, after) = space_limits.map_or((0, blocks), |space_limits| {
             (
                 space_limits.unused_reservation(),
@@ -296,12 +267,12 @@ impl Journal {
     fn admit_keeping(&self, metadata: &MetadataState, before: u64, after: u64) -> Result<()> {
         let space = &metadata.space();
         let reserve = self.watermarks(space).reserve;
-        let kept = self.maps.unused_reservations() + reserve;
+        let kept = self.state.maps.unused_reservations() + reserve;
         let (more, free) = (after.saturating_sub(before), space.free_blocks());
         if more == 0 || kept.saturating_add(more) <= free {
             return Ok(());
         }
-        let bytes = |blocks: u64| display_bytes(blocks.saturating_mul(self.block_size()));
+        let bytes = |blocks: u64| display_bytes(blocks.saturating_mul(self.state.block_size));
         let message = format!(
             "{} cannot be kept free for it: {} are free, of which {} are kept already; make room, or reserve less",
             bytes(more),

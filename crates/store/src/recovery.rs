@@ -329,7 +329,7 @@ pub(crate) fn open(
     let closed_session = replay(&journal, parts.is_later_minor, &mut report)?;
     let is_closed = closed_session == Some(parts.root.session);
     if !is_closed && Guard::UnclosedDataReadAfresh.holds() {
-        journal.read_data_afresh()?;
+        journal.data().read_afresh()?;
     }
     bad.quarantine_listed(&journal)?;
     let from = Predecessor {

@@ -150,10 +150,16 @@ impl Store {
             volume.mark_gone();
         }
         self.pool.journal.checkpoint()?;
-        self.pool.journal.reclaim()?;
+        self.pool.journal.reuse().reclaim()?;
         self.pool.bad().tidy(&self.pool.journal)?;
         self.pool.losses.tidy(&self.pool.journal)?;
-        while self.pool.journal.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
+        while self
+            .pool
+            .journal
+            .reuse()
+            .host_space()
+            .give_back(GIVE_BACK_AT_CLOSE_BYTES)?
+        {}
         self.pool.journal.close_session()?;
         // Without an index that can be used there is nothing to put away.
         self.pool
@@ -325,8 +331,11 @@ impl Store {
         };
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
-            pool.journal
-                .admit_reservation(None, metadata, options.settings.reservation_bytes)
+            pool.journal.free_space().admit_reservation(
+                None,
+                metadata,
+                options.settings.reservation_bytes,
+            )
         };
         self.change_catalogue(&[put], Some(&admit))?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
@@ -378,8 +387,11 @@ impl Store {
         let space_limits = &volume.layer().space_limits;
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
-            pool.journal
-                .admit_reservation(Some(space_limits), metadata, settings.reservation_bytes)
+            pool.journal.free_space().admit_reservation(
+                Some(space_limits),
+                metadata,
+                settings.reservation_bytes,
+            )
         };
         self.change_volume(volume.id, change, Some(&admit))
             .map_err(|error| error.during(format_args!("cannot set volume '{name}'")))?;
@@ -496,7 +508,7 @@ impl Store {
         journal.tidy(commit)?;
         self.pool.bad().tidy(journal)?;
         self.pool.losses.tidy(journal)?;
-        journal.report_level()
+        journal.free_space().report_level()
     }
 
     /// Sleeps until [`Store::tidy`] has more to do than usual, `timeout` at most.

@@ -18,7 +18,8 @@ impl Store {
     ///
     /// Errors from reading the free-space map.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
-        Ok(self.pool.journal.give_back(bytes)? || self.pool.journal.walk_free(bytes)?)
+        Ok(self.pool.journal.reuse().host_space().give_back(bytes)?
+            || self.pool.journal.reuse().host_space().walk_free(bytes)?)
     }
 
     /// Discards the next free blocks from `cursor` on, `bytes` at most, and moves the cursor. The
@@ -33,6 +34,8 @@ impl Store {
         Ok(self
             .pool
             .journal
+            .reuse()
+            .host_space()
             .trim_step(&mut cursor.0, most, 1)?
             .is_some())
     }
@@ -45,7 +48,7 @@ impl Store {
     /// I/O errors.
     pub fn commit_released(&self) -> Result<Released> {
         self.pool.journal.commit_in_background()?;
-        Ok(Released(self.pool.journal.epoch()))
+        Ok(Released(self.pool.journal.reuse().epochs().current()))
     }
 
     /// Frees blocks without readers. Returns whether all of the `released` blocks are free.
@@ -54,7 +57,7 @@ impl Store {
     ///
     /// Errors from reading the free-space map.
     pub fn is_free(&self, released: Released) -> Result<bool> {
-        self.pool.journal.reclaim()?;
-        Ok(self.pool.journal.is_reclaimed(released.0))
+        self.pool.journal.reuse().reclaim()?;
+        Ok(self.pool.journal.reuse().is_reclaimed(released.0))
     }
 }

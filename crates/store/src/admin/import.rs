@@ -39,7 +39,7 @@ impl Import {
     /// As [`Volume::write`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         // The rest of the host's space is for guests.
-        self.store.pool.journal.room()?;
+        self.store.pool.journal.free_space().room()?;
         self.volume
             .iter()
             .try_for_each(|volume| volume.write(offset, data, Blocking::Yes))

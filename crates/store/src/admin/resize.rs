@@ -93,7 +93,7 @@ impl Store {
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
         let blocks = pool.blocks_of_size(size_bytes)?;
-        pool.journal.grow(blocks)
+        pool.journal.root().grow(blocks)
     }
 
     /// The cost of shrinking the pool to this size. First releases pending references, and reads
@@ -159,7 +159,7 @@ impl Store {
         pool.check_fits(end)?;
         // The open batch is the finder's last one for now.
         let _job = pool.batches.job()?;
-        pool.journal.begin_shrink(end)
+        pool.journal.root().begin_shrink(end)
     }
 
     /// Lets the pool keep its size. Moved blocks stay where they are.
@@ -168,7 +168,7 @@ impl Store {
     ///
     /// I/O errors.
     pub fn cancel_shrink(&self) -> Result<()> {
-        self.pool.journal.cancel_shrink()
+        self.pool.journal.root().cancel_shrink()
     }
 
     /// Moves blocks from beyond the new end of a shrinking pool, releases shared ones there, and
@@ -203,7 +203,7 @@ impl Store {
         pool.forget_bad_beyond()?;
         if pool.is_shrinking()? && pool.journal.metadata()?.space().busy_beyond() == 0 {
             pool.journal.checkpoint()?;
-            pool.journal.cut_data()?;
+            pool.journal.root().cut_data()?;
         }
         pool.shrink_report(false)
     }
@@ -220,7 +220,7 @@ impl Store {
             }
         }
         self.pool.journal.commit_in_background()?;
-        self.pool.journal.reclaim()?;
+        self.pool.journal.reuse().reclaim()?;
         Ok(ControlFlow::Continue(()))
     }
 }

@@ -245,7 +245,7 @@ impl Store {
         let snapshots = self.snapshots_in_use();
         let deletions = self.deletions()?;
         let pool = &self.pool;
-        let room = pool.journal.room()?;
+        let room = pool.journal.free_space().room()?;
         let snapshots = snapshots.iter().map(|snapshot| SnapshotStat {
             name: snapshot.name(),
             number: snapshot.number(),
@@ -261,7 +261,7 @@ impl Store {
         let (pool_blocks, free_blocks) =
             (metadata.space().blocks(), metadata.space().free_blocks());
         let end = metadata.space().end();
-        let reserve_blocks = pool.journal.reserve_blocks(&metadata);
+        let reserve_blocks = pool.journal.free_space().reserve_blocks(&metadata);
         let physical_blocks = metadata.space().named_count();
         let open = metadata.batches().open();
         let (unsettled_blocks, collecting, counting) = open.map_or((0, 0, 0), |batch| {
@@ -292,7 +292,7 @@ impl Store {
         let pages = pool.journal.page_count() + 1;
         Ok(PoolStat {
             pool_id: pool.superblock.pool.to_string(),
-            format: format!("{MAJOR_VERSION}.{}", pool.journal.minor()),
+            format: format!("{MAJOR_VERSION}.{}", pool.journal.root().minor()),
             block_size: self.block_size(),
             pool_blocks,
             shrinking_to_blocks: (end < pool_blocks).then_some(end),

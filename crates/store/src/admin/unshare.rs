@@ -250,7 +250,7 @@ fn available_to(pool: &Pool, layer: &Layer) -> Result<u64> {
     let others = pool.maps().unused_reservations();
     let others = others.saturating_sub(layer.space_limits.unused_reservation());
     let metadata = pool.journal.metadata()?;
-    let kept = others + pool.journal.reserve_blocks(&metadata);
+    let kept = others + pool.journal.free_space().reserve_blocks(&metadata);
     Ok(metadata.space().free_blocks().saturating_sub(kept))
 }
 

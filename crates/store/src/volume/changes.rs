@@ -127,7 +127,7 @@ impl Volume {
                 break;
             };
             // Addresses are compared with each other only inside a segment.
-            let _pin = self.pool.journal.pin();
+            let _pin = self.pool.journal.reuse().epochs().pin();
             let changes = branches.compare(self.pool.maps(), segment, blocking)?;
             for (change, lba) in changes.into_iter().zip(segment.first().0..) {
                 runs.add(((lba + 1) * block_size).min(end), change);

@@ -435,7 +435,7 @@ impl Volume {
     fn refused(&self, error: StoreError) -> StoreError {
         if error.kind() == StoreErrorKind::NoSpace
             && !self.is_importing()
-            && let Err(error) = self.pool.journal.refused()
+            && let Err(error) = self.pool.journal.free_space().refused()
         {
             tracing::error!("how full the pool is cannot be found out: {error}");
         }

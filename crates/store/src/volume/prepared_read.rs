@@ -72,7 +72,7 @@ impl Volume {
         }
         self.admit(offset, len as u64, REQUEST_BYTES_MAX).ok()?;
         // Before the lookup, as P3 requires.
-        let pin = self.pool.journal.pin_long();
+        let pin = self.pool.journal.reuse().epochs().pin_long();
         let runs = self.runs_to_read(offset, len)?;
         let ranges: Vec<_> = (runs.iter()).map(|run| (run.at, run.bytes.len())).collect();
         let io = self.pool.data().prepare_read(&ranges)?;

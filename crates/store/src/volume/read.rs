@@ -296,7 +296,7 @@ impl<'a> PinnedView<'a> {
     pub(super) fn of(volume: &'a Volume) -> Self {
         Self {
             volume,
-            _pin: volume.pool.journal.pin(),
+            _pin: volume.pool.journal.reuse().epochs().pin(),
             layer: volume.layer(),
         }
     }

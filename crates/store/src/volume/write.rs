@@ -558,8 +558,8 @@ impl Volume {
         admitted.map_err(NotTaken::Refused)?;
         let replaced = hits().flat_map(|(blocks, _)| piece.entries(blocks));
         let fewer = replaced.filter(|entry| entry.own_pba().is_some()).count() as u64;
-        let (journal, space_limits) = (&self.pool.journal, &layer.space_limits);
-        let kept = journal.admit_sharing(space_limits, metadata, fewer);
+        let (free_space, space_limits) = (self.pool.journal.free_space(), &layer.space_limits);
+        let kept = free_space.admit_sharing(space_limits, metadata, fewer);
         kept.map_err(|_| NotTaken::Reserved)?;
         // The record makes the claims in this order.
         let claimed = hits().flat_map(|(blocks, _)| {

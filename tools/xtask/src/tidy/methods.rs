@@ -12,9 +12,12 @@ use super::crates::{self, Crate, Found};
 /// Files that the inherent methods of a type may stand in.
 const FILES_MAX: usize = 8;
 
-/// Types that stand in more files, as `crate::Type`: how many, and how many methods they have. Both may only
-/// go down.
-const KNOWN: [(&str, usize, usize); 2] = [("journal::Journal", 12, 97), ("store::Store", 21, 134)];
+/// Types with many methods, as `crate::Type`: the files in which they stand, which may be more than that, and the
+/// number of their methods. Both may only go down.
+const KNOWN: [(&str, usize, usize); 2] = [
+    ("journal::Journal", 7, 53),
+    ("store::Store", 21, 134),
+];
 
 /// Shorter names without an underscore say too little.
 const TELLING_LETTERS: usize = 10;

@@ -35,7 +35,7 @@ impl Pool {
         let layer = &volume.layer();
         let cold_passes = volume.settings().cold_passes;
         let number = self.journal.metadata()?.batches().next_number();
-        let sharable = self.journal.sharable(&layer.space_limits)?;
+        let sharable = self.journal.free_space().sharable(&layer.space_limits)?;
         if sharable == 0 {
             return Ok(true);
         }
@@ -116,9 +116,10 @@ impl Pool {
             };
             let is_refused = Cell::new(false);
             let admit = |metadata: &MetadataState| {
-                let admitted = self
-                    .journal
-                    .admit_sharing(&layer.space_limits, metadata, count);
+                let admitted =
+                    self.journal
+                        .free_space()
+                        .admit_sharing(&layer.space_limits, metadata, count);
                 admitted.inspect_err(|_| is_refused.set(true))
             };
             match self

@@ -1,16 +1,16 @@
-//! The pool's size, as in the root: see `resize.rs`.
+//! The pool's size, as in the root: see `resize.rs` in the store.
 
 use onefold_format::Root;
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
-use super::Journal;
+use super::PoolRoot;
 
-impl Journal {
+impl PoolRoot {
     /// Grows the pool, durably; a shrink is cancelled if the pool already has as many blocks.
     pub fn grow(&self, blocks: u64) -> Result<()> {
-        let size_bytes = blocks * self.block_size();
-        let mut root = self.checkpoints.lock();
-        self.check_writable()?;
+        let size_bytes = blocks * self.state.block_size;
+        let mut root = self.lock();
+        self.state.check_writable()?;
         if blocks < root.pool_blocks {
             let message = format!("the pool is larger than {size_bytes} bytes already");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
@@ -20,7 +20,7 @@ impl Journal {
         }
         if (blocks, None) != (root.pool_blocks, root.shrink_to) {
             self.switch_size(&mut root, blocks, None)?;
-            let mut uncommitted = self.uncommitted()?;
+            let mut uncommitted = self.state.uncommitted()?;
             let space = uncommitted.metadata.space_mut();
             space.grow(blocks);
             space.set_end(blocks)?;
@@ -30,43 +30,51 @@ impl Journal {
 
     /// Stops handing out blocks beyond `end`, durably.
     pub fn begin_shrink(&self, end: u64) -> Result<()> {
-        let mut root = self.checkpoints.lock();
-        self.check_writable()?;
+        let mut root = self.lock();
+        self.state.check_writable()?;
         if end >= root.pool_blocks {
             let message = "the pool has become smaller";
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let blocks = root.pool_blocks;
-        self.uncommitted()?.metadata.space_mut().set_end(end)?;
+        self.state
+            .uncommitted()?
+            .metadata
+            .space_mut()
+            .set_end(end)?;
         self.switch_size(&mut root, blocks, Some(end))
     }
 
     /// Cancels a shrink, durably.
     pub fn cancel_shrink(&self) -> Result<()> {
-        let mut root = self.checkpoints.lock();
+        let mut root = self.lock();
         if root.shrink_to.is_none() {
             return Ok(());
         }
-        self.check_writable()?;
+        self.state.check_writable()?;
         let blocks = root.pool_blocks;
         self.switch_size(&mut root, blocks, None)?;
-        self.uncommitted()?.metadata.space_mut().set_end(blocks)
+        self.state
+            .uncommitted()?
+            .metadata
+            .space_mut()
+            .set_end(blocks)
     }
 
     /// Cuts the data part of a pool that no longer shrinks.
     pub fn cut_data(&self) -> Result<()> {
-        let root = self.checkpoints.lock();
+        let root = self.lock();
         match root.shrink_to {
-            None => self.set_data_len(root.pool_blocks * self.block_size()),
+            None => self.set_data_len(root.pool_blocks * self.state.block_size),
             Some(_) => Ok(()),
         }
     }
 
     /// Sets the length of the data part for a pool of this size. The caller holds the root.
     fn set_data_len(&self, size_bytes: u64) -> Result<()> {
-        let set = self.data.set_len(size_bytes);
+        let set = self.state.data.set_len(size_bytes);
         set.map_err(|error| StoreError::io("resizing the pool", error))?;
-        self.sync_data()
+        self.state.sync_data()
     }
 
     /// Makes a root durable that differs from the previous one only in the pool's size.
@@ -77,9 +85,6 @@ impl Journal {
             shrink_to,
             ..*root
         };
-        self.write_root(&next)
-            .inspect_err(|error| self.fail(error))?;
-        *root = next;
-        Ok(())
+        self.switch(root, next)
     }
 }

@@ -1,4 +1,5 @@
-//! The end of a session: a frame without records, after which the log is empty.
+//! A session starts with a root that has its number. It ends with a frame without records, after which the log is
+//! empty.
 //!
 //! At an opening the host's cache may hold blocks that the medium never got: a sync failed, and the
 //! kernel dropped the data that it could not write, but still shows it. After a closed session the
@@ -10,11 +11,34 @@
 //! and it carries the session's number, while any later session has made a root with a higher one
 //! durable before it wrote anything.
 
-use onefold_metadata::{Result, StoreError};
+use onefold_format::Root;
+use onefold_metadata::{Guard, Result};
 
 use super::Journal;
 
 impl Journal {
+    /// Makes a root with the next session's number durable, before any frame carries it: so a frame
+    /// torn by the crash can never be mistaken for one of the new session.
+    pub fn start_session(&self) -> Result<()> {
+        let mut root = self.root.lock();
+        let mut log = self.commits.lock();
+        let last = root.session.max(log.session);
+        let session = if Guard::SessionsKeptApart.holds() {
+            last + 1
+        } else {
+            last
+        };
+        let next = Root {
+            sequence: root.sequence + 1,
+            session,
+            ..*root
+        };
+        self.root.write(&next)?;
+        *root = next;
+        log.session = session;
+        Ok(())
+    }
+
     /// Commits the remaining records, with the mark that closes the session. The caller ensures
     /// that no request is in flight.
     pub fn close_session(&self) -> Result<()> {
@@ -22,15 +46,6 @@ impl Journal {
         self.seal_and_commit(&mut log, |uncommitted| {
             uncommitted.tail.append_closing();
             Ok(())
-        })
-    }
-
-    /// Makes later reads of data come from the medium.
-    pub fn read_data_afresh(&self) -> Result<()> {
-        let forgotten = self.data.forget_cached();
-        forgotten.map_err(|error| {
-            let what = format_args!("reading {} afresh", self.data.name());
-            StoreError::io(what, error)
         })
     }
 }

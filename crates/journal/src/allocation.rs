@@ -1,0 +1,91 @@
+//! How blocks are handed out, and free space is corrected.
+
+use onefold_format::space_page::Bitmap;
+use onefold_metadata::{
+    Blocking, PbaRun, PbaRuns, Placement, Result, SpaceLimits, StoreError, StoreErrorKind,
+};
+
+use super::Journal;
+use super::state::Uncommitted;
+use super::watermarks::{PAGES_FOR_GUESTS, Purpose};
+
+impl Journal {
+    /// Hands out new blocks ([step 5 place]). If only deferred frees are left, a commit may free
+    /// them.
+    pub fn allocate(
+        &self,
+        placement: &Placement,
+        space_limits: &SpaceLimits,
+        purpose: Purpose,
+        blocking: Blocking,
+    ) -> Result<PbaRuns> {
+        let allocate = |uncommitted: &mut Uncommitted| {
+            let kept = self.free_space.kept_from(
+                space_limits,
+                &uncommitted.metadata,
+                placement.blocks(),
+                purpose,
+            );
+            let allocated = uncommitted.metadata.space_mut().allocate(placement, kept);
+            allocated.map_err(|error| match error.kind() {
+                StoreErrorKind::NoSpace => {
+                    let free = uncommitted.metadata.space().free_blocks();
+                    self.free_space
+                        .pool_is_full(placement.blocks(), free, kept, purpose)
+                }
+                _ => error,
+            })
+        };
+        let mut uncommitted = self.state.uncommitted()?;
+        if self
+            .state
+            .pages_lacking(&uncommitted.metadata, PAGES_FOR_GUESTS)
+            .is_some()
+        {
+            drop(uncommitted);
+            self.secure_pages(PAGES_FOR_GUESTS, blocking)?;
+            uncommitted = self.state.uncommitted()?;
+        }
+        match allocate(&mut uncommitted) {
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                let may_be_released = uncommitted.metadata.space().held_blocks() > 0;
+                drop(uncommitted);
+                if blocking == Blocking::No {
+                    return Err(StoreError::would_block());
+                }
+                if !may_be_released {
+                    return Err(error);
+                }
+                self.commit()?;
+                self.reuse.reclaim()?;
+                allocate(&mut *self.state.uncommitted()?)
+            }
+            allocated => allocated,
+        }
+    }
+
+    /// Takes back blocks that were handed out and to which no record refers.
+    pub fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
+        self.state.take_back(runs)
+    }
+
+    /// Makes the free-space map agree with the maps about these blocks. Returns whether they
+    /// disagreed.
+    pub fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
+        self.state
+            .uncommitted()?
+            .metadata
+            .space_mut()
+            .correct(run, named)
+    }
+
+    /// Replaces an unreadable page of the free-space map by one counted from the maps. Returns
+    /// whether it did.
+    pub fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
+        self.state
+            .uncommitted()?
+            .metadata
+            .space_mut()
+            .rebuild_page(index, named)
+    }
+}
