@@ -200,7 +200,7 @@ impl Service {
     fn add_damage(&self, stat: &PoolStat, health: &mut Health) {
         // An error here means that a thread has panicked; the pool is then read-only, which is reported
         // elsewhere.
-        let scrub = self.store.scrub_status();
+        let scrub = self.store.scrub().status();
         let bad = scrub.map_or(0, |status| status.bad_blocks);
         if bad > 0 {
             let blocks = size::count(bad, "stored block");

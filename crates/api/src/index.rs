@@ -18,7 +18,7 @@ impl Request for IndexStat {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<onefold_store::IndexStat> {
-        Ok(service.store.index_stat()?)
+        Ok(service.store.index().stat()?)
     }
 }
 
@@ -32,8 +32,8 @@ impl Request for IndexRebuild {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<onefold_store::IndexStat> {
-        service.store.rebuild_index(&mut service.blocks(report))?;
-        Ok(service.store.index_stat()?)
+        service.store.index().rebuild(&mut service.blocks(report))?;
+        Ok(service.store.index().stat()?)
     }
 }
 
@@ -52,7 +52,7 @@ impl Request for IndexConvert {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<onefold_store::IndexStat> {
         let mut report = service.blocks(report);
-        service.store.convert_index(self.kind, &mut report)?;
-        Ok(service.store.index_stat()?)
+        service.store.index().convert(self.kind, &mut report)?;
+        Ok(service.store.index().stat()?)
     }
 }

@@ -109,8 +109,8 @@ impl Service {
             health: self.health_of(&pool),
             pool,
             damaged_volumes: self.store.damaged_volumes().len() as u64,
-            scrub: self.store.scrub_status()?,
-            exported_unix_seconds: self.store.exported_unix_seconds(),
+            scrub: self.store.scrub().status()?,
+            exported_unix_seconds: self.store.exporter().ended_unix_seconds(),
             memory: self.store.memory_stat()?,
             jobs: self.measure_jobs()?,
             nbd: clients

@@ -234,7 +234,7 @@ impl Request for PoolDedup {
     type Reply = PoolDedupReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolDedupReply> {
-        if service.store.shrinking_to()?.is_some() {
+        if service.store.space().shrinking_to()?.is_some() {
             return Err(Error::failed(
                 "the pool is being made smaller, and nothing is shared until that is done; 'onefold pool \
                  resize' continues or cancels it",
@@ -282,11 +282,11 @@ impl PoolResize {
     /// Plans to shrink the pool, and carries the plan out if the request says so.
     fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
         let store = &service.store;
-        let before = store.size_bytes()?;
+        let before = store.space().size_bytes()?;
         store.check_writable()?;
         // Deleted blocks do not have to be moved.
-        store.finish_deletions(&mut service.blocks(report))?;
-        let wanted = store.plan_shrink(size_bytes)?;
+        store.deletions().finish(&mut service.blocks(report))?;
+        let wanted = store.space().plan_shrink(size_bytes)?;
         let block_size = u64::from(store.block_size());
         let copied = size::display(wanted.copied_blocks * block_size);
         let mut plan = vec![format!(
@@ -308,7 +308,13 @@ impl PoolResize {
             return Ok(PlanReply::without_clients(plan, false));
         }
         let shrunk = shrink_to(store, size_bytes, &mut service.blocks_until_stopped(report));
-        let now = || store.size_bytes().map(size::display).unwrap_or_default();
+        let now = || {
+            store
+                .space()
+                .size_bytes()
+                .map(size::display)
+                .unwrap_or_default()
+        };
         let failed = match shrunk {
             Ok(Shrunk::Done) => None,
             Ok(Shrunk::Cancelled) => Some("another command has cancelled this".to_owned()),
@@ -344,12 +350,12 @@ impl Request for PoolResize {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "pool")?;
-        let before = service.store.size_bytes()?;
+        let before = service.store.space().size_bytes()?;
         if size_bytes < before {
             return self.shrink(service, size_bytes, report);
         }
-        let shrinking = service.store.shrinking_to()?;
-        service.store.grow(size_bytes)?;
+        let shrinking = service.store.space().shrinking_to()?;
+        service.store.space().grow(size_bytes)?;
         let plan = match size_bytes == before {
             true if shrinking.is_some() => "keep the pool's size: it shrinks no more".to_owned(),
             true => "leave the pool as it is: it has this size".to_owned(),

@@ -79,7 +79,7 @@ impl PoolScrubReply {
     fn of(service: &Service) -> Result<Self> {
         let mut places: Vec<(u64, AffectedPlace)> = Vec::new();
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
-        let bad = service.store.bad_blocks(&mut |user| {
+        let bad = service.store.scrub().bad_blocks(&mut |user| {
             *counts.entry(user.pba).or_default() += 1;
             if places.len() < PLACES_LISTED_MAX {
                 places.push((user.pba, user.place));
@@ -107,7 +107,7 @@ impl PoolScrubReply {
             left_blocks,
             ended_unix_seconds,
             ..
-        } = service.store.scrub_status()?;
+        } = service.store.scrub().status()?;
         Ok(Self {
             pool_blocks,
             next_block,
@@ -152,7 +152,7 @@ impl Request for PoolScrub {
                 follow(service, maintenance, &mut service.blocks(report))?;
             }
             None => {
-                service.store.begin_scrub(self.percent, rate)?;
+                service.store.scrub().begin(self.percent, rate)?;
                 let mut report = service.blocks(report);
                 let ended = scrub_now(&service.store, &mut |done, all| {
                     report(done, all);
@@ -168,9 +168,9 @@ impl Request for PoolScrub {
 /// Waits until the daemon's scrub ends, or until it cannot end without help: paused, failed, or the daemon
 /// stopping.
 fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> Result<()> {
-    let all = service.store.scrub_status()?.left_blocks;
+    let all = service.store.scrub().status()?.left_blocks;
     loop {
-        let left = service.store.scrub_status()?.left_blocks;
+        let left = service.store.scrub().status()?.left_blocks;
         report(all.saturating_sub(left), all);
         if left == 0 {
             return Ok(());

@@ -136,7 +136,7 @@ impl Service {
     /// Releases deleted volumes and snapshots. Under a daemon, its background job does that instead.
     pub(crate) fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
         if self.maintenance.is_none() {
-            self.store.finish_deletions(&mut self.blocks(report))?;
+            self.store.deletions().finish(&mut self.blocks(report))?;
         }
         Ok(())
     }
@@ -177,7 +177,12 @@ impl Service {
     pub(crate) fn data(&self, name: &str, among: usize) -> DataReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
         // `pool check` reports unreadable maps; a list shows the other volumes anyway.
-        let data = self.store.data(name, segments_max).ok().flatten();
+        let data = self
+            .store
+            .volume(name)
+            .and_then(|volume| self.store.accounting().data(&volume, segments_max))
+            .ok()
+            .flatten();
         DataReply {
             data_bytes: data.map(|data| data.blocks * u64::from(self.store.block_size())),
             data_as_of: data.and_then(|data| data.as_of_unix_seconds),
@@ -187,7 +192,12 @@ impl Service {
     /// The extents of a volume or snapshot, counted with the same budget as [`Service::data`].
     pub(crate) fn locality(&self, name: &str, among: usize) -> LocalityReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
-        let found = self.store.locality(name, segments_max).ok().flatten();
+        let found = self
+            .store
+            .volume(name)
+            .and_then(|volume| self.store.accounting().locality(&volume, segments_max))
+            .ok()
+            .flatten();
         let some = found.filter(|found| found.runs > 0);
         LocalityReply {
             extents: found.map(|found| found.runs),
@@ -198,7 +208,11 @@ impl Service {
 
     /// The data of a volume or snapshot in words, for a plan; counts it however long that takes.
     pub(crate) fn data_in_words(&self, name: &str) -> String {
-        match self.store.data(name, u64::MAX) {
+        match self
+            .store
+            .volume(name)
+            .and_then(|volume| self.store.accounting().data(&volume, u64::MAX))
+        {
             Ok(Some(data)) => {
                 let bytes = data.blocks * u64::from(self.store.block_size());
                 format!("{} of data", size::display(bytes))

@@ -119,13 +119,13 @@ struct Wanted<'a> {
 impl Wanted<'_> {
     fn run(&self, yes: bool, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
         let store = &service.store;
-        if store.shrinking_to()?.is_some() {
+        if store.space().shrinking_to()?.is_some() {
             return Err(Error::failed(
                 "the pool is being made smaller, and has no room for copies until that is done; 'onefold \
                  pool resize' continues or cancels it",
             ));
         }
-        let plan = store.plan_unshare(self.name, self.min_run)?;
+        let plan = UnsharePlan::of(&*store.volume(self.name)?, self.min_run)?;
         let stat = store.stat()?;
         let copied_blocks = plan.copied_blocks;
         let mut reply = UnshareReply {
@@ -151,7 +151,10 @@ impl Wanted<'_> {
         let stat = store.stat()?;
         reply.copied_blocks = copied;
         reply.copied_bytes = copied * u64::from(stat.block_size);
-        if let Some(found) = store.locality(self.name, u64::MAX)? {
+        if let Some(found) = store
+            .volume(self.name)
+            .and_then(|volume| store.accounting().locality(&volume, u64::MAX))?
+        {
             reply.extents_after = found.runs;
         }
         reply.dedup_ratio_after = ratio(stat.logical_blocks, stat.physical_blocks);

@@ -263,7 +263,7 @@ impl Request for VolumeStat {
         if !self.exact {
             return Ok(VolumeReply::of(service, stat));
         }
-        let is_complete = service.store.account(&mut |done, all| {
+        let is_complete = service.store.accounting().scan(&mut |done, all| {
             report(done, all);
             if service.is_stopping() {
                 ControlFlow::Break(())

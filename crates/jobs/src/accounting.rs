@@ -67,7 +67,7 @@ fn go_through(
     foreground: &mut Foreground,
 ) -> onefold_store::Result<bool> {
     let mut began = Instant::now();
-    store.account(&mut |_, _| {
+    store.accounting().scan(&mut |_, _| {
         let worked = began.elapsed();
         if worked >= ACCOUNTING_SLICE {
             foreground.rest_after(worked);

@@ -139,7 +139,7 @@ impl Collector {
         let may_work = || self.collector.may_work();
         let collected = count_most_claims(&self.store, &may_work).and_then(|_held| {
             if may_work() {
-                self.store.collect_batch()
+                self.store.dedup().collect_batch()
             } else {
                 Ok(CollectReport::default())
             }
@@ -171,13 +171,13 @@ impl Collector {
     }
 
     fn is_batch_whole(&self) -> bool {
-        let queued = self.store.pending_release_blocks();
+        let queued = self.store.dedup().pending_release_blocks();
         queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
     }
 
     /// Resumes an interrupted shrinking of the pool.
     fn finish_shrinking(&mut self) {
-        if !matches!(self.store.shrinking_to(), Ok(Some(_))) {
+        if !matches!(self.store.space().shrinking_to(), Ok(Some(_))) {
             return;
         }
         let mut began = Instant::now();
@@ -221,7 +221,7 @@ impl Collector {
     fn give_back(&mut self, until: Instant) {
         let left = || until.saturating_duration_since(Instant::now());
         while !left().is_zero() && self.collector.begin() {
-            let more = self.store.give_back(GIVE_BACK_BYTES);
+            let more = self.store.space().give_back(GIVE_BACK_BYTES);
             self.collector.end();
             match more {
                 Ok(true) if self.foreground.guests_are_idle() => {}
@@ -245,7 +245,7 @@ impl Collector {
         while !self.thread.is_stopping() {
             let mut began = Instant::now();
             let mut done_before = 0;
-            let rebuilt = self.store.rebuild_index_if_needed(&mut |done, all| {
+            let rebuilt = self.store.index().rebuild_if_needed(&mut |done, all| {
                 let left_blocks = all.saturating_sub(done);
                 self.rebuild.set_under_way(left_blocks);
                 let step = Step {
@@ -283,16 +283,16 @@ fn count_most_claims<'a>(
     may_work: &dyn Fn() -> bool,
 ) -> Result<Option<HitsHeld<'a>>> {
     let mut held = None;
-    if store.pending_release_blocks()? == 0 {
+    if store.dedup().pending_release_blocks()? == 0 {
         return Ok(held);
     }
-    let before = store.claimed_blocks()?;
+    let before = store.dedup().claimed_blocks()?;
     let mut counted = 0;
-    while store.claimed_blocks()? > COLLECT_BATCH_BLOCKS && may_work() {
+    while store.dedup().claimed_blocks()? > COLLECT_BATCH_BLOCKS && may_work() {
         if counted >= before && held.is_none() {
-            held = Some(store.hold_hits()?);
+            held = Some(store.dedup().hold_hits()?);
         }
-        match store.count_batch_at_once()?.items() {
+        match store.dedup().count_batch_at_once()?.items() {
             0 => break,
             more => counted += more,
         }
@@ -304,14 +304,14 @@ impl Deletions {
     /// Does one step of a deletion, and returns whether more is to do. A failed deletion is retried
     /// only after all others are done, and not before `retry`.
     fn step(&mut self, store: &Store) -> bool {
-        let Some(failures) = store.next_deletion_failures() else {
+        let Some(failures) = store.deletions().next_failures() else {
             return false;
         };
         if (failures > 0 && Instant::now() < self.retry) || !self.job.begin() {
             return false;
         }
         let began = Instant::now();
-        let done = store.deletion_step();
+        let done = store.deletions().step();
         let blocks = done.as_ref().ok().copied().flatten();
         let step = Step {
             bytes: blocks.unwrap_or(0) * u64::from(store.block_size()),
@@ -329,14 +329,14 @@ impl Deletions {
             // proceed without it.
             Err(_) => {
                 self.retry = Instant::now() + retry_pause(failures + 1);
-                store.next_deletion_failures() == Some(0)
+                store.deletions().next_failures() == Some(0)
             }
         }
     }
 
     /// Whether a deletion that has not failed is pending.
     fn is_urgent(&self, store: &Store) -> bool {
-        self.job.may_work() && store.next_deletion_failures() == Some(0)
+        self.job.may_work() && store.deletions().next_failures() == Some(0)
     }
 }
 
@@ -371,12 +371,14 @@ mod tests {
         }
         let (published, volume) = (store.volume("a").unwrap(), store.volume("b").unwrap());
         published.write(0, &[7; 8192], Blocking::Yes).unwrap();
-        let batch = store.dedup_batch(&published, &mut Lba(0), Ready::All);
+        let batch = store
+            .dedup()
+            .find_batch(&published, &mut Lba(0), Ready::All);
         assert_eq!(batch.unwrap().scanned, 2);
         write(&volume, 0, CLAIMED);
         published.write(0, &[8; 4096], Blocking::Yes).unwrap();
-        assert_eq!(store.claimed_blocks().unwrap(), CLAIMED);
-        assert_eq!(store.pending_release_blocks().unwrap(), 1);
+        assert_eq!(store.dedup().claimed_blocks().unwrap(), CLAIMED);
+        assert_eq!(store.dedup().pending_release_blocks().unwrap(), 1);
         (store, volume)
     }
 
@@ -404,8 +406,8 @@ mod tests {
         let held = count_most_claims(&store, &may_work).unwrap();
         assert!(held.is_none() && batches.get() == 2);
         assert_eq!(held_blocks(&volume), 0);
-        assert!(store.claimed_blocks().unwrap() <= COLLECT_BATCH_BLOCKS);
-        assert_eq!(store.collect_batch().unwrap().released, 1);
+        assert!(store.dedup().claimed_blocks().unwrap() <= COLLECT_BATCH_BLOCKS);
+        assert_eq!(store.dedup().collect_batch().unwrap().released, 1);
     }
 
     #[test]
@@ -421,7 +423,7 @@ mod tests {
         };
         let held = count_most_claims(&store, &may_work).unwrap();
         assert!(held.is_some() && held_blocks(&volume) > 0);
-        assert_eq!(store.collect_batch().unwrap().released, 1);
+        assert_eq!(store.dedup().collect_batch().unwrap().released, 1);
         drop(held);
         let before = held_blocks(&volume);
         write(&volume, next.get(), 1);
@@ -434,7 +436,7 @@ mod tests {
         let batches = Cell::new(0);
         let may_work = || batches.replace(batches.get() + 1) == 0;
         assert!(count_most_claims(&store, &may_work).unwrap().is_none());
-        let left = store.claimed_blocks().unwrap();
+        let left = store.dedup().claimed_blocks().unwrap();
         assert_eq!(left, CLAIMED - COLLECT_BATCH_BLOCKS);
     }
 }

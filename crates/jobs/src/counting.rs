@@ -30,14 +30,14 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
     let thread = job.thread();
     let signal = Arc::clone(thread.signal());
     let pressing = Arc::<Pressing>::default();
-    let pressing_blocks = store.claim_fingerprints_max() / COUNT_PRESSING_DIVISOR;
-    store.set_claims_alarm(
+    let pressing_blocks = store.dedup().claim_fingerprints_max() / COUNT_PRESSING_DIVISOR;
+    store.dedup().set_claims_alarm(
         COUNT_BATCH_BLOCKS,
         alarm(store, &signal, &pressing, pressing_blocks),
     );
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
-    let claimed = || store.claimed_blocks().unwrap_or_default();
+    let claimed = || store.dedup().claimed_blocks().unwrap_or_default();
     let mut failures = 0;
     while !thread.is_stopping() {
         if claimed() < pressing_blocks {
@@ -55,9 +55,9 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
         }
         let began = Instant::now();
         let counted = if is_pressing {
-            store.count_batch_at_once()
+            store.dedup().count_batch_at_once()
         } else {
-            store.count_batch()
+            store.dedup().count_batch()
         };
         match counted {
             Ok(report) => {
@@ -107,7 +107,7 @@ fn alarm(
     let (signal, pressing) = (Arc::clone(signal), Arc::clone(pressing));
     Box::new(move || {
         if let Some(store) = store.upgrade()
-            && store.claimed_blocks().unwrap_or_default() >= pressing_blocks
+            && store.dedup().claimed_blocks().unwrap_or_default() >= pressing_blocks
         {
             pressing.set(Some(store.hurry_background()));
         }
@@ -155,7 +155,9 @@ mod tests {
         }
         let (published, found) = (store.volume("a").unwrap(), store.volume("b").unwrap());
         published.write(0, &[7; 4096], Blocking::Yes).unwrap();
-        let batch = store.dedup_batch(&published, &mut Lba(0), Ready::All);
+        let batch = store
+            .dedup()
+            .find_batch(&published, &mut Lba(0), Ready::All);
         assert_eq!(batch.unwrap().unique, 1);
         let hurried = Arc::<AtomicBool>::default();
         store.set_background_executor(Box::new(Noting(Arc::clone(&hurried))));

@@ -41,10 +41,10 @@ pub fn dedup_now(
     let _hurry = store.hurry_background();
     let named = volume.map(|name| store.volume(name)).transpose()?;
     // Nothing can be shared before these steps end, so they cannot be cancelled.
-    store.rebuild_index_if_needed(&mut |done, all| {
+    store.index().rebuild_if_needed(&mut |done, all| {
         let _ = progress(done, all);
     })?;
-    let deleted = store.finish_deletions(&mut |done, all| {
+    let deleted = store.deletions().finish(&mut |done, all| {
         let _ = progress(done, all);
     });
     let volumes = named.map_or_else(|| volumes_with_dedup(store), |volume| vec![volume]);
@@ -89,7 +89,7 @@ fn find_all(
     for volume in volumes {
         let mut cursor = Lba(0);
         loop {
-            let report = match store.dedup_batch(volume, &mut cursor, Ready::All) {
+            let report = match store.dedup().find_batch(volume, &mut cursor, Ready::All) {
                 Ok(report) => report,
                 Err(error) if error.kind() == StoreErrorKind::Gone => break,
                 Err(error) => return Err(error),
@@ -116,10 +116,10 @@ fn collect_all(
 ) -> Result<ControlFlow<()>> {
     // As with references, claims made from now on are not waited for. The first call also settles a batch
     // that a crash left open, which may drop references.
-    let claimed = store.claimed_blocks()?;
+    let claimed = store.dedup().claimed_blocks()?;
     let mut settled = 0;
     loop {
-        let report = store.count_batch()?;
+        let report = store.dedup().count_batch()?;
         counts.add_counted(&report);
         settled += report.items();
         if report.items() == 0 || settled >= claimed {
@@ -130,7 +130,7 @@ fn collect_all(
     let all = store.stat()?.pending_release_blocks;
     // The queue is first in, first out: these are the references that were in it.
     while counts.released < all {
-        let report = store.collect_batch()?;
+        let report = store.dedup().collect_batch()?;
         counts.add_collected(&report);
         if report.released == 0 {
             break;

@@ -112,7 +112,11 @@ impl Finder<'_> {
     }
 
     fn find(&mut self, key: VolumeKey, job: &JobHandle, volume: &Volume, mut cursor: Lba) {
-        match self.store.dedup_batch(volume, &mut cursor, Ready::Cold) {
+        match self
+            .store
+            .dedup()
+            .find_batch(volume, &mut cursor, Ready::Cold)
+        {
             Ok(report) => {
                 self.passes.advance(key, (!report.at_end).then_some(cursor));
                 self.found(key, job, &report);

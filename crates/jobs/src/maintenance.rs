@@ -151,13 +151,13 @@ impl Maintenance {
         self.registry.resume(selection)
     }
 
-    /// Begins a scrub, or resumes one: see [`Store::begin_scrub`].
+    /// Begins a scrub, or resumes one: see [`Scrub::begin`].
     ///
     /// # Errors
     ///
-    /// Errors of [`Store::begin_scrub`].
+    /// Errors of [`Scrub::begin`].
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
-        self.store.begin_scrub(percent, bytes_per_second)?;
+        self.store.scrub().begin(percent, bytes_per_second)?;
         self.signal.notify();
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::job::JobKind;
 use crate::limits::{LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
-use onefold_store::{Pba, Result, Scrub, ScrubStatus, Store};
+use onefold_store::{Pba, Result, ScrubRun, ScrubStatus, Store};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
@@ -28,39 +28,39 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
     let thread = job.thread();
     let pacer = Pacer::new(latency_budget, SCRUB_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
-    let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
+    let (mut scrub, mut bound) = (ScrubRun::default(), RateBound::new(Instant::now()));
     let mut failures = 0;
     let mut looked = None;
     let (mut looked_again, mut look_from) = (Instant::now(), Pba(0));
     while !thread.is_stopping() {
         if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(Instant::now());
-            if let Err(error) = store.look_at_suspects() {
+            if let Err(error) = store.scrub().look_at_suspects() {
                 tracing::error!(%error, "cannot list unreadable blocks");
             }
         }
         if looked_again.elapsed() >= LOOK_AGAIN_INTERVAL {
             looked_again = Instant::now();
-            match store.look_at_unreadable(&mut look_from) {
+            match store.scrub().look_at_unreadable(&mut look_from) {
                 Ok(0) => {}
                 Ok(good) => tracing::warn!("{good} blocks that could not be read are good again"),
                 Err(error) => tracing::error!(%error, "cannot check bad blocks again"),
             }
         }
-        let status = store.scrub_status().ok();
+        let status = store.scrub().status().ok();
         let under_way = status.filter(|status| status.left_blocks > 0);
         if let Some(status) = &under_way {
             job.set_under_way(status.left_blocks);
         }
         let Some(status) = under_way.filter(|_| job.begin()) else {
             // Notes for the current window may be outdated when the run is resumed.
-            scrub = Scrub::default();
+            scrub = ScrubRun::default();
             thread.wait(POLL_INTERVAL);
             foreground.was_idle();
             continue;
         };
         let began = Instant::now();
-        match store.scrub_step(&mut scrub) {
+        match store.scrub().step(&mut scrub) {
             Ok(report) => {
                 failures = 0;
                 let step = Step {
@@ -80,7 +80,7 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
             }
         }
     }
-    if let Err(error) = store.save_scrub() {
+    if let Err(error) = store.scrub().save() {
         tracing::warn!(%error, "cannot save the scrub's progress; after a restart it resumes somewhat earlier");
     }
 }
@@ -91,20 +91,20 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
 ///
 /// # Errors
 ///
-/// Errors of [`Store::scrub_step`].
+/// Errors of [`Scrub::step`].
 pub fn scrub_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    store.rebuild_index_if_needed(&mut |_, _| {})?;
-    let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
-    let all = store.scrub_status()?.left_blocks;
+    store.index().rebuild_if_needed(&mut |_, _| {})?;
+    let (mut scrub, mut bound) = (ScrubRun::default(), RateBound::new(Instant::now()));
+    let all = store.scrub().status()?.left_blocks;
     loop {
-        let status = store.scrub_status()?;
-        let report = store.scrub_step(&mut scrub)?;
+        let status = store.scrub().status()?;
+        let report = store.scrub().step(&mut scrub)?;
         let left = status.left_blocks.saturating_sub(report.passed_blocks);
         if progress(all.saturating_sub(left), all).is_break() {
-            store.save_scrub()?;
+            store.scrub().save()?;
             return Ok(ControlFlow::Break(()));
         }
         if report.is_over {

@@ -29,7 +29,7 @@ pub enum Shrunk {
 ///
 /// # Errors
 ///
-/// Errors of [`Store::plan_shrink`]; `NoSpace` if guests have filled the pool; `Io` if a block
+/// Errors of [`Space::plan_shrink`]; `NoSpace` if guests have filled the pool; `Io` if a block
 /// cannot be moved; `Busy` or `Damaged` if the index cannot be used. Progress so far stays.
 pub fn shrink_to(
     store: &Store,
@@ -38,12 +38,12 @@ pub fn shrink_to(
 ) -> Result<Shrunk> {
     let _hurry = store.hurry_background();
     loop {
-        let first = store.plan_shrink(size_bytes)?.first_size_bytes;
-        if store.shrinking_to()? != Some(first) {
-            store.begin_shrink(first)?;
+        let first = store.space().plan_shrink(size_bytes)?.first_size_bytes;
+        if store.space().shrinking_to()? != Some(first) {
+            store.space().begin_shrink(first)?;
         }
         match shrink_now(store, progress)? {
-            Shrunk::Done if store.size_bytes()? != first => return Ok(Shrunk::Cancelled),
+            Shrunk::Done if store.space().size_bytes()? != first => return Ok(Shrunk::Cancelled),
             Shrunk::Done if first == size_bytes => return Ok(Shrunk::Done),
             Shrunk::Done => {}
             other => return Ok(other),
@@ -74,13 +74,13 @@ pub(crate) fn shrink_now(
         progress(done, all)
     };
     loop {
-        let report = match store.shrink_step(&mut progress) {
+        let report = match store.space().shrink_step(&mut progress) {
             Ok(report) => report,
             Err(error) => {
                 // Ending the shrink lets the finder work again, and only the finder can repair a
                 // bad block. If ending fails as well, the daemon retries all of it.
                 if keeps_its_size(&error) {
-                    let _ = store.cancel_shrink();
+                    let _ = store.space().cancel_shrink();
                 }
                 return Err(error);
             }
@@ -99,7 +99,7 @@ pub(crate) fn shrink_now(
         };
         fewest = fewest.min(report.left_blocks);
         if in_vain == SHRINK_STEPS_MAX {
-            store.cancel_shrink()?;
+            store.space().cancel_shrink()?;
             return Ok(Shrunk::Stuck(report.left_blocks));
         }
         thread::sleep(SHRINK_PAUSE);

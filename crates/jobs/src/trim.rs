@@ -20,9 +20,9 @@ pub fn trim_now(
 ) -> Result<ControlFlow<()>> {
     let _hurry = store.hurry_background();
     wait_until_free(store)?;
-    let all = store.size_bytes()? / u64::from(store.block_size());
+    let all = store.space().size_bytes()? / u64::from(store.block_size());
     let mut cursor = Pba(0);
-    while store.trim_step(&mut cursor, TRIM_BYTES)? {
+    while store.space().trim_step(&mut cursor, TRIM_BYTES)? {
         if progress(cursor.0.min(all), all).is_break() {
             return Ok(ControlFlow::Break(()));
         }
@@ -34,9 +34,9 @@ pub fn trim_now(
 /// Waits until all blocks released before the call are free; gives up after half a minute if a read
 /// pins one of them.
 pub(crate) fn wait_until_free(store: &Store) -> Result<()> {
-    let released = store.commit_released()?;
+    let released = store.space().commit_released()?;
     for _ in 0..FREE_POLLS_MAX {
-        if store.is_free(released)? {
+        if store.space().is_free(released)? {
             break;
         }
         thread::sleep(FREE_POLL_INTERVAL);

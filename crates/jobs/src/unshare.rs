@@ -5,7 +5,7 @@ use crate::limits::{BATCH_GAP, UNSHARE_SHARE_FLOOR};
 use crate::maintenance::Maintenance;
 use crate::pacing::Pacer;
 use crate::thread::JobThread;
-use onefold_store::{Result, Store, StoreError, StoreErrorKind};
+use onefold_store::{Result, Store, StoreError, StoreErrorKind, Unsharing};
 use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub fn unshare_now(
 ) -> Result<Unshared> {
     let mut rest = |_: Duration| thread::sleep(BATCH_GAP);
     let unshared = unshare(store, name, min_run, &mut rest, progress)?;
-    store.free_unshared()?;
+    store.space().free_dropped()?;
     Ok(unshared)
 }
 
@@ -68,7 +68,7 @@ fn unshare(
     rest: &mut dyn FnMut(Duration),
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Unshared> {
-    let mut unsharing = store.begin_unshare(name, min_run)?;
+    let mut unsharing = Unsharing::new(store.volume(name)?, min_run);
     let mut ended = Unshared {
         copied_blocks: 0,
         was_broken_off: false,
@@ -76,12 +76,14 @@ fn unshare(
     };
     loop {
         let began = Instant::now();
-        let stepped = match store.unshare_step(&mut unsharing) {
+        let stepped = match unsharing.step() {
             // Originals that no other entry shares become free once their references are released.
-            Err(error) if error.kind() == StoreErrorKind::NoSpace => match store.free_unshared() {
-                Ok(true) => Ok(true),
-                Ok(false) | Err(_) => Err(error),
-            },
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                match store.space().free_dropped() {
+                    Ok(true) => Ok(true),
+                    Ok(false) | Err(_) => Err(error),
+                }
+            }
             stepped => stepped,
         };
         ended.copied_blocks = unsharing.copied_blocks();

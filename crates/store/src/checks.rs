@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use onefold_format::VolumeSettings;
 use onefold_format::catalogue_page::SPACE_LIMIT_BYTES;
 use onefold_format::units::{SECTOR_BYTES, VOLUME_BLOCKS_MAX};
-use onefold_format::{VolumeSettings, VolumeState};
 use onefold_metadata::{Result, StoreError, StoreErrorKind, display_bytes};
 
 use crate::store::Store;
@@ -20,7 +20,7 @@ impl Store {
     ///
     /// `ReadOnly`, with the reason: a failure since the pool was opened, or a newer format.
     pub fn check_writable(&self) -> Result<()> {
-        self.pool.journal.check_writable()
+        self.pool.journal().check_writable()
     }
 
     /// Makes the checks of [`Store::resize_volume`]. Returns the volume.
@@ -48,7 +48,7 @@ impl Store {
         goes_along: impl Fn(&str) -> bool,
     ) -> Result<Vec<Arc<Volume>>> {
         let volume = self.volume_proper(name)?;
-        let mut deleted = self.snapshots_of(&volume);
+        let mut deleted = self.volumes.snapshots_of(&volume);
         let stay = deleted.iter().map(|snapshot| snapshot.name());
         let names: Vec<String> = stay.filter(|name| !goes_along(name)).collect();
         if !names.is_empty() {
@@ -72,22 +72,6 @@ impl Store {
         let snapshot = self.snapshot(volume, snapshot)?;
         self.check_writable()?;
         Ok(snapshot)
-    }
-
-    /// Refuses the name of a volume, also of one that is still being imported.
-    pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
-        let metadata = self.pool.journal.metadata()?;
-        let Some((_, taken)) = metadata.catalogue().by_name(name) else {
-            return Ok(());
-        };
-        let state = match taken.state {
-            VolumeState::Importing => "is being imported",
-            VolumeState::Ready | VolumeState::Deleting => "exists already",
-        };
-        Err(StoreError::new(
-            StoreErrorKind::Exists,
-            format!("volume '{name}' {state}"),
-        ))
     }
 
     pub(crate) fn check_size(&self, size_bytes: u64) -> Result<()> {

@@ -9,12 +9,16 @@
 //! | folder, file | purpose |
 //! | --- | --- |
 //! | `store.rs` `checks.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
+//! | `volume_table.rs` `catalogue.rs` | the volumes in use, and the records that change them |
 //! | `volume/` `volume_options.rs` | the data path: requests are checked, read, written, trimmed; volumes compared |
 //! | `pool.rs` | state that volumes share |
 //! | `snapshots/` | snapshots and clones, rollback, deletion |
-//! | `dedup/` | blocks are published, shared and released, batch by batch; the index is rebuilt |
+//! | `dedup/` | blocks are published, shared and released, batch by batch; volumes get blocks of their own; the index is rebuilt |
 //! | `integrity/` | decayed blocks are found and reported; the maps are checked |
-//! | `admin/` | size, import and export, figures, space for the host |
+//! | `accounting/` | figures: what a pool and its volumes hold, and what each holds alone |
+//! | `space/` | the pool's size, and space for the host |
+//! | `moving.rs` | copies the blocks of entries elsewhere |
+//! | `import.rs` `export.rs` | loads a volume from an image; writes and reads all metadata |
 //! | `batches/` | batches are settled: the index is called, and its answers are logged |
 //! | `blocks/` | blocks as the disk has them: read back, fingerprinted, listed as bad, repaired |
 //! | `latency.rs` | how long requests take |
@@ -28,34 +32,38 @@
 //! There are no threads here: every call does its work on its caller's thread, except for work that
 //! runs on the executor of [`Store::set_background_executor`].
 
-mod admin;
+mod accounting;
 mod batches;
 mod blocks;
+mod catalogue;
 mod checks;
 mod dedup;
+mod export;
+mod import;
 mod integrity;
 mod latency;
+mod moving;
 mod pool;
 mod recovery;
 mod snapshots;
+mod space;
 mod store;
 mod version;
 mod volume;
 mod volume_options;
+mod volume_table;
 
-pub use admin::Import;
-pub use admin::Released;
-pub use admin::Usage;
-pub use admin::{Data, Locality};
-pub use admin::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
-pub use admin::{LogAfter, MetadataExport};
-pub use admin::{ShrinkPlan, ShrinkReport};
-pub use admin::{UnsharePlan, Unsharing};
+pub use accounting::{
+    Accounting, Data, Locality, MemoryStat, PoolStat, SnapshotStat, Usage, VolumeStat,
+};
 pub use batches::{BatchReport, CollectReport, CountReport};
-pub use dedup::{COLLECT_BATCH_BLOCKS, HitsHeld, Ready};
+pub use dedup::{COLLECT_BATCH_BLOCKS, Dedup, HitsHeld, Ready};
+pub use dedup::{IndexStat, PoolIndex, UnsharePlan, Unsharing};
+pub use export::{Exporter, LogAfter, MetadataExport};
+pub use import::Import;
 pub use integrity::{AffectedPlace, BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
-pub use integrity::{Scrub, ScrubReport, ScrubStatus};
+pub use integrity::{Scrub, ScrubReport, ScrubRun, ScrubStatus};
 pub use latency::LatencyCounts;
 pub use onefold_format::catalogue_page::{COLD_PASSES, INTERVAL_SECONDS, MIN_RUN};
 pub use onefold_format::units::SECTOR_BYTES;
@@ -70,8 +78,9 @@ pub use onefold_metadata::{
     full_name, parse_bytes, split_name,
 };
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
-pub use snapshots::DeletionStat;
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
+pub use snapshots::{DeletionStat, Deletions};
+pub use space::{Released, ShrinkPlan, ShrinkReport, Space};
 pub use store::Store;
 pub use volume::ChangedExtent;
 pub use volume::{AutoHeldBack, AutoSwitch, Extent, InlineStat, RefusedCounts, Volume};
@@ -79,3 +88,4 @@ pub use volume::{FoundBytes, PreparedRead, PreparedWrite};
 #[cfg(feature = "api")]
 pub use volume_options::range_parser;
 pub use volume_options::{DEFAULT_DOMAIN, SettingsChange, VolumeOptions};
+pub use volume_table::VolumeTable;

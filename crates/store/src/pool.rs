@@ -1,36 +1,35 @@
 //! State that all volumes of an open pool share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_format::{Secret, Superblock};
 use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal, LossList};
-use onefold_metadata::sync::{AtomicBool, Mutex};
+use onefold_metadata::sync::{AtomicBool, Mutex, MutexGuard, lock};
 use onefold_metadata::{Limits, Maps, Result, Room};
 
-use crate::batches::{Batches, ClaimedFingerprints, ClaimsAlarm, IndexSlot};
+use crate::batches::{Batches, ClaimedFingerprints, IndexSlot};
 use crate::blocks::{Blocks, Fingerprinter};
 use crate::latency::Latencies;
 use crate::volume::Recent;
 
+/// What volumes share. Each part does its own work; this only holds them together.
 pub(crate) struct Pool {
-    pub(crate) superblock: Superblock,
-    pub(crate) limits: Limits,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) background: Arc<BackgroundWork>,
-    pub(crate) blocks: Arc<Blocks>,
-    pub(crate) batches: Batches,
+    superblock: Superblock,
+    limits: Limits,
+    journal: Arc<Journal>,
+    background: Arc<BackgroundWork>,
+    blocks: Arc<Blocks>,
+    batches: Batches,
     /// Blocks and volumes that a failed sync damaged.
-    pub(crate) losses: LossList,
-    pub(crate) claims_alarm: OnceLock<ClaimsAlarm>,
+    losses: LossList,
     /// Held while the memory of [`Limits::check_bytes`] is in use.
-    pub(crate) scan_memory: Mutex<()>,
-    /// Held while blocks are moved from beyond the pool's new end.
-    pub(crate) shrinking: Mutex<()>,
-    pub(crate) latencies: Latencies,
-    pub(crate) hash_cache_room: Arc<Room>,
-    pub(crate) recent: Recent,
+    scan_memory: Mutex<()>,
+    latencies: Latencies,
+    hash_cache_room: Arc<Room>,
+    recent: Recent,
     /// Relaxed: a hint, which nothing else depends on.
-    pub(crate) guests_strained: AtomicBool,
+    guests_strained: AtomicBool,
 }
 
 /// The components of a pool.
@@ -81,14 +80,66 @@ impl Pool {
             blocks,
             batches,
             losses,
-            claims_alarm: OnceLock::new(),
             scan_memory: Mutex::default(),
-            shrinking: Mutex::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
             recent: Recent::new(limits.recent_bytes),
             guests_strained: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    pub(crate) fn background(&self) -> &Arc<BackgroundWork> {
+        &self.background
+    }
+
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    pub(crate) fn batches(&self) -> &Batches {
+        &self.batches
+    }
+
+    pub(crate) fn losses(&self) -> &LossList {
+        &self.losses
+    }
+
+    /// The turn to use the memory of [`Limits::check_bytes`].
+    pub(crate) fn scan_memory(&self) -> MutexGuard<'_, ()> {
+        lock(&self.scan_memory)
+    }
+
+    pub(crate) fn latencies(&self) -> &Latencies {
+        &self.latencies
+    }
+
+    pub(crate) fn hash_cache_room(&self) -> &Arc<Room> {
+        &self.hash_cache_room
+    }
+
+    pub(crate) fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
+    /// Whether guests' requests take too long for want of processor time.
+    pub(crate) fn are_guests_strained(&self) -> bool {
+        self.guests_strained.load(Relaxed)
+    }
+
+    pub(crate) fn set_guests_strained(&self, strained: bool) {
+        self.guests_strained.store(strained, Relaxed);
     }
 
     pub(crate) fn block_size(&self) -> u64 {

@@ -4,30 +4,31 @@
 //! volumes do not pass through here.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use onefold_engine::Engine;
 use onefold_format::{
     DomainId, LayerCounts, LayerId, Record, TreeRoot, VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
-use onefold_journal::{Admit, BackgroundExecutor, Hurry, Metadata, StopsOnPanic};
-use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
+use onefold_journal::{BackgroundExecutor, Hurry, Metadata};
 use onefold_metadata::{
-    Blocking, Catalogue, Guard, MetadataState, Result, StoreError, StoreErrorKind, check_name,
-    free_slot, full_name, split_name,
+    Catalogue, Guard, MetadataState, Result, StoreError, StoreErrorKind, check_name, free_slot,
 };
 
-use crate::admin::Usages;
+use crate::accounting::Accounting;
+use crate::catalogue::CatalogueWriter;
+use crate::dedup::{Dedup, PoolIndex};
+use crate::export::Exporter;
+use crate::integrity::{self, CheckReport, Finding, Scrub};
 use crate::latency::LatencyCounts;
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::snapshots::{Deletion, Deletions};
+use crate::space::Space;
 use crate::volume::Volume;
 use crate::volume_options::{DEFAULT_DOMAIN, SettingsChange, VolumeOptions, check_settings};
+use crate::volume_table::VolumeTable;
 
 /// Bytes that are discarded at a time when the pool is no longer used.
 const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
@@ -36,28 +37,22 @@ const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
 pub struct Store {
     pub(crate) pool: Arc<Pool>,
     pub(crate) engine: Arc<dyn Engine>,
-    /// Visible volumes, by name, and snapshots, as `VOLUME@SNAPSHOT`. One that is being imported or
-    /// deleted is not included.
-    pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
-    /// Volumes and snapshots that were deleted and still hold something.
+    pub(crate) volumes: VolumeTable,
+    pub(crate) catalogue: Arc<CatalogueWriter>,
     pub(crate) deletions: Deletions,
-    /// Held by a step of a deletion, and by operations that exclude one. Taken before the job lock and
-    /// `changing`.
-    pub(crate) deletion_turn: Mutex<()>,
-    /// Results of the last scan of the maps for volumes and snapshots.
-    pub(crate) usages: Mutex<Usages>,
-    /// When the last export of metadata ended, in seconds since the Unix epoch; 0 before the first one
-    /// since the pool was opened. Nothing else depends on it.
-    pub(crate) exported_unix_seconds: AtomicU64,
-    /// Held while the catalogue is changed: [`Store::changing`]. Taken after the job lock.
-    changing: Mutex<()>,
+    dedup: Arc<Dedup>,
+    index: Arc<PoolIndex>,
+    space: Space,
+    scrub: Scrub,
+    pub(crate) accounting: Accounting,
+    exporter: Exporter,
 }
 
 impl Store {
     /// Why the pool takes no writes, if so: a failure since it was opened, or a newer format.
     #[must_use]
     pub fn read_only_reason(&self) -> Option<String> {
-        let checked = self.pool.journal.check_writable();
+        let checked = self.pool.journal().check_writable();
         checked.err().map(|error| error.to_string())
     }
 
@@ -92,7 +87,7 @@ impl Store {
     ) -> Result<(Arc<Self>, RecoveryReport)> {
         let (pool, mut report) = recovery::open(&*engine, options)?;
         let records: Vec<VolumeRecord> = {
-            let metadata = pool.journal.metadata()?;
+            let metadata = pool.journal().metadata()?;
             metadata
                 .catalogue()
                 .volumes()
@@ -103,7 +98,7 @@ impl Store {
         let (mut unfinished, mut deleting) = (Vec::new(), Vec::new());
         for record in &records {
             let volume = Arc::new(Volume::new(Arc::clone(&pool), record)?);
-            let name = pool.journal.metadata()?.catalogue().name_of(record);
+            let name = pool.journal().metadata()?.catalogue().name_of(record);
             volume.set_name(&name);
             match record.state {
                 VolumeState::Deleting => deleting.push(Deletion::new(volume)),
@@ -113,17 +108,23 @@ impl Store {
                 VolumeState::Ready | VolumeState::Importing => drop(volumes.insert(name, volume)),
             }
         }
+        let catalogue = Arc::new(CatalogueWriter::new(Arc::clone(&pool)));
+        let dedup = Arc::new(Dedup::new(Arc::clone(&pool)));
+        let index = Arc::new(PoolIndex::new(Arc::clone(&pool), Arc::clone(&engine)));
         let store = Arc::new(Self {
+            volumes: VolumeTable::new(volumes),
+            deletions: Deletions::new(Arc::clone(&pool), Arc::clone(&catalogue), deleting),
+            catalogue,
+            space: Space::new(Arc::clone(&pool), Arc::clone(&dedup), Arc::clone(&index)),
+            scrub: Scrub::new(Arc::clone(&pool), Arc::clone(&engine)),
+            accounting: Accounting::new(Arc::clone(&pool), Arc::clone(&engine)),
+            exporter: Exporter::new(Arc::clone(&pool), Arc::clone(&engine)),
+            dedup,
+            index,
             pool,
             engine,
-            volumes: RwLock::new(volumes),
-            deletions: Deletions::new(deleting),
-            deletion_turn: Mutex::default(),
-            usages: Mutex::new(Usages::default()),
-            exported_unix_seconds: AtomicU64::new(0),
-            changing: Mutex::new(()),
         });
-        if store.pool.journal.check_writable().is_ok() {
+        if store.pool.journal().check_writable().is_ok() {
             for volume in unfinished {
                 store.remove(&volume)?;
                 report.volumes_removed.push(volume.name());
@@ -146,21 +147,21 @@ impl Store {
     ///
     /// I/O errors; also if the pool takes no writes after an earlier failure.
     pub fn close(&self) -> Result<()> {
-        for volume in read(&self.volumes).values() {
+        for volume in self.volumes.all() {
             volume.mark_gone();
         }
-        self.pool.journal.checkpoint()?;
-        self.pool.journal.reuse().reclaim()?;
-        self.pool.bad().tidy(&self.pool.journal)?;
-        self.pool.losses.tidy(&self.pool.journal)?;
+        self.pool.journal().checkpoint()?;
+        self.pool.journal().reuse().reclaim()?;
+        self.pool.bad().tidy(self.pool.journal())?;
+        self.pool.losses().tidy(self.pool.journal())?;
         while self
             .pool
-            .journal
+            .journal()
             .reuse()
             .host_space()
             .give_back(GIVE_BACK_AT_CLOSE_BYTES)?
         {}
-        self.pool.journal.close_session()?;
+        self.pool.journal().close_session()?;
         // Without an index that can be used there is nothing to put away.
         self.pool
             .index()
@@ -168,68 +169,82 @@ impl Store {
             .map_or(Ok(()), |index| Ok(index.close()?))
     }
 
+    /// The volumes and snapshots in use.
+    #[must_use]
+    pub fn volumes(&self) -> &VolumeTable {
+        &self.volumes
+    }
+
+    /// Volumes and snapshots that were deleted and still hold something.
+    #[must_use]
+    pub fn deletions(&self) -> &Deletions {
+        &self.deletions
+    }
+
+    /// Finder, collector and counting of claims.
+    #[must_use]
+    pub fn dedup(&self) -> &Dedup {
+        &self.dedup
+    }
+
+    /// The fingerprint index.
+    #[must_use]
+    pub fn index(&self) -> &PoolIndex {
+        &self.index
+    }
+
+    /// The pool's size, and space for the host.
+    #[must_use]
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// The scrub, and bad blocks.
+    #[must_use]
+    pub fn scrub(&self) -> &Scrub {
+        &self.scrub
+    }
+
+    /// The space that each volume and snapshot holds.
+    #[must_use]
+    pub fn accounting(&self) -> &Accounting {
+        &self.accounting
+    }
+
+    /// Exports of the metadata.
+    #[must_use]
+    pub fn exporter(&self) -> &Exporter {
+        &self.exporter
+    }
+
+    /// Checks the pool, while it is in use. Each finding is passed to `report` as it is met.
+    ///
+    /// # Errors
+    ///
+    /// Errors that end it early. Damage is a finding, not an error.
+    pub fn check(&self, repair: bool, report: &mut dyn FnMut(Finding)) -> Result<CheckReport> {
+        self.check_with_progress(repair, report, &mut |_, _| {})
+    }
+
+    /// Checks the pool as [`Store::check`] does; `progress` gets the number of entries and rows checked, and
+    /// of all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::check`].
+    pub fn check_with_progress(
+        &self,
+        repair: bool,
+        report: &mut dyn FnMut(Finding),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CheckReport> {
+        integrity::check(&self.scrub, &self.index, repair, report, progress)
+    }
+
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
     #[must_use]
     pub fn block_size(&self) -> u32 {
-        self.pool.superblock.block_size
-    }
-
-    /// Names of the volumes in use and of their snapshots, in order.
-    #[must_use]
-    pub fn volume_names(&self) -> Vec<String> {
-        read(&self.volumes).keys().cloned().collect()
-    }
-
-    /// Names of visible volumes that follow `after`, in order, without their snapshots; at most
-    /// `names_max`. The cost grows with these, and not with the rest of the catalogue.
-    #[must_use]
-    pub fn volume_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
-        let volumes = read(&self.volumes);
-        let mut names: Vec<String> = Vec::new();
-        let mut from = Bound::Excluded(after.to_owned());
-        while names.len() < names_max {
-            let Some((name, _)) = volumes.range((from, Bound::Unbounded)).next() else {
-                break;
-            };
-            from = match split_name(name) {
-                // Over all snapshots of this volume at once: this character follows the '@'.
-                (volume, Some(_)) => Bound::Included(format!("{volume}A")),
-                (_, None) => {
-                    names.push(name.clone());
-                    Bound::Excluded(name.clone())
-                }
-            };
-        }
-        names
-    }
-
-    /// Full names of snapshots that follow `after`, in order; at most `names_max`. The cost grows
-    /// with these and with the volumes that have none.
-    #[must_use]
-    pub fn snapshot_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
-        let volumes = read(&self.volumes);
-        let following = volumes.range::<str, _>((Bound::Excluded(after), Bound::Unbounded));
-        let snapshots = following.filter(|(name, _)| split_name(name).1.is_some());
-        snapshots
-            .take(names_max)
-            .map(|(name, _)| name.clone())
-            .collect()
-    }
-
-    /// Whether a volume or snapshot of this name is in use.
-    #[must_use]
-    pub fn has_volume(&self, name: &str) -> bool {
-        read(&self.volumes).contains_key(name)
-    }
-
-    /// How many volumes are in use, without their snapshots.
-    #[must_use]
-    pub fn volume_count(&self) -> usize {
-        let volumes = read(&self.volumes);
-        volumes
-            .values()
-            .filter(|volume| !volume.is_snapshot())
-            .count()
+        self.pool.superblock().block_size
     }
 
     /// A volume in use, or a snapshot by its full name.
@@ -238,13 +253,13 @@ impl Store {
     ///
     /// `NotFound`.
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
-        let found = read(&self.volumes).get(name).cloned();
+        let found = self.volumes.by_name(name);
         found.ok_or_else(|| {
             let is_importing = |metadata: Metadata<'_>| {
                 let found = metadata.catalogue().by_name(name);
                 found.is_some_and(|(_, record)| record.state == VolumeState::Importing)
             };
-            let message = if self.pool.journal.metadata().is_ok_and(is_importing) {
+            let message = if self.pool.journal().metadata().is_ok_and(is_importing) {
                 format!("volume '{name}' is still being imported")
             } else {
                 format!("no volume is named '{name}'")
@@ -253,18 +268,12 @@ impl Store {
         })
     }
 
-    pub(crate) fn volumes_in_use(&self) -> Vec<Arc<Volume>> {
-        let volumes = read(&self.volumes);
-        let proper = volumes.values().filter(|volume| !volume.is_snapshot());
-        proper.cloned().collect()
-    }
-
     /// Everything whose blocks may be shared: volumes, their snapshots, and unnamed frozen layers
     /// that several others need.
     #[must_use]
     pub fn volumes_to_share(&self) -> Vec<Arc<Volume>> {
-        let mut volumes: Vec<Arc<Volume>> = read(&self.volumes).values().cloned().collect();
-        volumes.extend(self.deletions_that_stay());
+        let mut volumes = self.volumes.all();
+        volumes.extend(self.deletions.that_stay());
         volumes
     }
 
@@ -276,20 +285,8 @@ impl Store {
     /// multiple of the block size.
     pub fn create_volume(&self, name: &str, options: &VolumeOptions) -> Result<()> {
         let volume = self.add(name, options, VolumeState::Ready)?;
-        write(&self.volumes).insert(name.to_owned(), volume);
+        self.volumes.insert(name, volume);
         Ok(())
-    }
-
-    /// The turn to change the catalogue, from the check of a name to the record. A panic inside it
-    /// stops all writes, because the catalogue in memory then matches the records only in part.
-    pub(crate) fn changing(&self) -> (StopsOnPanic<'_>, MutexGuard<'_, ()>) {
-        let turn = lock(&self.changing);
-        (
-            self.pool
-                .journal
-                .stops_on_panic("a change of the catalogue"),
-            turn,
-        )
     }
 
     pub(crate) fn add(
@@ -303,10 +300,10 @@ impl Store {
         check_settings(&options.settings)?;
         self.check_space_limits(&options.settings)?;
         self.check_size(options.size_bytes)?;
-        let _changing = self.changing();
-        self.check_name_is_free(name)?;
+        let _changing = self.catalogue.turn();
+        self.catalogue.check_name_is_free(name)?;
         self.ensure_version_for(options)?;
-        let metadata = self.pool.journal.metadata()?;
+        let metadata = self.pool.journal().metadata()?;
         let catalogue = &metadata.catalogue();
         let volume = VolumeRecord {
             id: VolumeId(catalogue.next_volume_id()),
@@ -331,13 +328,13 @@ impl Store {
         };
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
-            pool.journal.free_space().admit_reservation(
+            pool.journal().free_space().admit_reservation(
                 None,
                 metadata,
                 options.settings.reservation_bytes,
             )
         };
-        self.change_catalogue(&[put], Some(&admit))?;
+        self.catalogue.write(&[put], Some(&admit))?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
     }
 
@@ -370,9 +367,9 @@ impl Store {
         // long a batch takes.
         let is_for_batches = change.verify.is_some() || change.min_run.is_some();
         let _job = is_for_batches
-            .then(|| self.pool.batches.job())
+            .then(|| self.pool.batches().job())
             .transpose()?;
-        let _changing = self.changing();
+        let _changing = self.catalogue.turn();
         let volume = self.volume_proper(name)?;
         let mut options = volume.options();
         change.apply(&mut options.settings);
@@ -380,20 +377,21 @@ impl Store {
         check_settings(&settings)?;
         self.check_space_limits(&settings)?;
         if change.verify == Some(false) {
-            self.pool.batches.settle_open_batch()?;
+            self.pool.batches().settle_open_batch()?;
         }
         self.ensure_version_for(&options)?;
         let change = |record: &mut VolumeRecord| record.settings = settings;
         let space_limits = &volume.layer().space_limits;
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
-            pool.journal.free_space().admit_reservation(
+            pool.journal().free_space().admit_reservation(
                 Some(space_limits),
                 metadata,
                 settings.reservation_bytes,
             )
         };
-        self.change_volume(volume.id, change, Some(&admit))
+        self.catalogue
+            .change_volume(volume.id, change, Some(&admit))
             .map_err(|error| error.during(format_args!("cannot set volume '{name}'")))?;
         volume.set_options(&options);
         Ok(())
@@ -409,7 +407,7 @@ impl Store {
     /// The treatment of writes for which the pool has no room: see [`Volume::pauses_when_full`].
     #[must_use]
     pub fn when_full(&self) -> WhenFull {
-        self.pool.journal.when_full()
+        self.pool.journal().when_full()
     }
 
     /// Sets the treatment of writes for which the pool has no room. Durable when it returns.
@@ -418,32 +416,32 @@ impl Store {
     ///
     /// Errors of a checkpoint; the setting is then unchanged.
     pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
-        let _changing = self.changing();
-        self.pool.journal.set_when_full(when_full)
+        let _changing = self.catalogue.turn();
+        self.pool.journal().set_when_full(when_full)
     }
 
     /// Installs an executor for work that no guest waits for: reading blocks back, fingerprinting
     /// them, and calls of the index. It can use otherwise idle processors.
     pub fn set_background_executor(&self, executor: Box<dyn BackgroundExecutor>) {
-        self.pool.background.set(executor);
+        self.pool.background().set(executor);
     }
 
     /// Makes background work run at ordinary priority for as long as the result exists, because a caller
     /// waits for it.
     pub fn hurry_background(&self) -> Hurry {
-        self.pool.background.hurry()
+        self.pool.background().hurry()
     }
 
     /// Reports whether guests' requests take too long for want of processor time: then volumes with
     /// `--dedup auto` do not go in-line. Defaults to false.
     pub fn set_guests_strained(&self, strained: bool) {
-        self.pool.guests_strained.store(strained, Relaxed);
+        self.pool.set_guests_strained(strained);
     }
 
     /// How long the reads and writes of all volumes took, since the pool was opened.
     #[must_use]
     pub fn latencies(&self) -> LatencyCounts {
-        self.pool.latencies.counts()
+        self.pool.latencies().counts()
     }
 
     /// Gives a volume another name.
@@ -453,19 +451,16 @@ impl Store {
     /// `NotFound`, `Exists`, `Invalid` for a bad name.
     pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<()> {
         check_name(new_name, "volume")?;
-        let _changing = self.changing();
+        let _changing = self.catalogue.turn();
         let volume = self.volume_proper(name)?;
-        self.check_name_is_free(new_name)?;
-        self.change_volume(
+        self.catalogue.check_name_is_free(new_name)?;
+        self.catalogue.change_volume(
             volume.id,
             |record| new_name.clone_into(&mut record.name),
             None,
         )?;
         volume.set_name(new_name);
-        let mut volumes = write(&self.volumes);
-        volumes.remove(name);
-        volumes.insert(new_name.to_owned(), volume);
-        rename_snapshots(&mut volumes, name, new_name);
+        self.volumes.rename(volume, name, new_name);
         Ok(())
     }
 
@@ -479,7 +474,7 @@ impl Store {
     /// `NotFound`; `Invalid` for an impossible size; `NoSpace` where the short block is a snapshot's, too;
     /// I/O errors.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
-        let _changing = self.changing();
+        let _changing = self.catalogue.turn();
         let volume = self.check_resizable(name, size_bytes)?;
         let old_size = volume.size_bytes();
         if size_bytes < old_size {
@@ -490,9 +485,56 @@ impl Store {
         }
         self.ensure_version_for_size(size_bytes)
             .inspect_err(|_| volume.set_size_bytes(old_size))?;
-        self.change_volume(volume.id, |record| record.size_bytes = size_bytes, None)
+        self.catalogue
+            .change_volume(volume.id, |record| record.size_bytes = size_bytes, None)
             .inspect_err(|_| volume.set_size_bytes(old_size))?;
         volume.set_size_bytes(size_bytes);
+        Ok(())
+    }
+
+    /// Deletes a volume. It is invisible at once and its name can be reused;
+    /// [`Deletions::step`] releases its own blocks.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Exists` while it has snapshots; I/O errors.
+    pub fn delete_volume(&self, name: &str) -> Result<()> {
+        self.delete_volume_and(name, |_| false)
+    }
+
+    /// Deletes a volume after all of its snapshots, one by one, if `goes_along` is true for the name of each of them,
+    /// `VOLUME@SNAPSHOT`.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Exists` if it has other snapshots; I/O errors.
+    pub fn delete_volume_and(&self, name: &str, goes_along: impl Fn(&str) -> bool) -> Result<()> {
+        let _changing = self.catalogue.turn();
+        let deleted = self.check_deletable(name, goes_along)?;
+        deleted
+            .iter()
+            .try_for_each(|volume| self.begin_deletion(volume))
+    }
+
+    /// Deletes a snapshot, as [`Store::delete_volume`] does a volume.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; I/O errors.
+    pub fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let _changing = self.catalogue.turn();
+        let snapshot = self.check_snapshot(volume, snapshot)?;
+        self.begin_deletion(&snapshot)
+    }
+
+    fn begin_deletion(&self, volume: &Arc<Volume>) -> Result<()> {
+        self.catalogue.change_volume(
+            volume.id,
+            |record| record.state = VolumeState::Deleting,
+            None,
+        )?;
+        self.volumes.remove(&volume.name());
+        self.deletions.leave(Arc::clone(volume));
         Ok(())
     }
 
@@ -504,66 +546,15 @@ impl Store {
     ///
     /// I/O errors.
     pub fn tidy(&self, commit: bool) -> Result<()> {
-        let journal = &self.pool.journal;
+        let journal = self.pool.journal();
         journal.tidy(commit)?;
         self.pool.bad().tidy(journal)?;
-        self.pool.losses.tidy(journal)?;
+        self.pool.losses().tidy(journal)?;
         journal.free_space().report_level()
     }
 
     /// Sleeps until [`Store::tidy`] has more to do than usual, `timeout` at most.
     pub fn wait_until_due(&self, timeout: Duration) {
-        self.pool.journal.wait_until_due(timeout);
-    }
-
-    /// Changes a volume's record if `admit` allows it.
-    pub(crate) fn change_volume(
-        &self,
-        id: VolumeId,
-        change: impl FnOnce(&mut VolumeRecord),
-        admit: Option<Admit<'_>>,
-    ) -> Result<()> {
-        let metadata = self.pool.journal.metadata()?;
-        let found = metadata.catalogue().by_id(id);
-        let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
-            return Err(StoreError::new(
-                StoreErrorKind::NotFound,
-                format!("there is no volume {id}"),
-            ));
-        };
-        drop(metadata);
-        change(&mut volume);
-        self.change_catalogue(&[Record::VolumePut { slot, volume }], admit)
-    }
-
-    /// Changes the catalogue, durably. The caller holds `changing`, for which every command that makes or
-    /// changes a volume waits, so this does not wait for an idle processor.
-    pub(crate) fn change_catalogue(
-        &self,
-        records: &[Record],
-        admit: Option<Admit<'_>>,
-    ) -> Result<()> {
-        let _hurry = self.hurry_background();
-        self.pool
-            .journal
-            .append(records, &[], Blocking::Yes, admit)?;
-        self.pool.journal.commit_in_background()
-    }
-}
-
-/// Gives the snapshots of a volume the volume's new name.
-fn rename_snapshots(volumes: &mut BTreeMap<String, Arc<Volume>>, old: &str, new: &str) {
-    let prefix = full_name(old, "");
-    let names: Vec<String> = volumes
-        .range(prefix.clone()..)
-        .map(|(name, _)| name.clone())
-        .take_while(|name| name.starts_with(&prefix))
-        .collect();
-    for name in names {
-        if let Some(snapshot) = volumes.remove(&name) {
-            let name = full_name(new, &name[prefix.len()..]);
-            snapshot.set_name(&name);
-            volumes.insert(name, snapshot);
-        }
+        self.pool.journal().wait_until_due(timeout);
     }
 }

@@ -18,8 +18,8 @@ impl Store {
     ///
     /// `ReadOnly` where a later version wrote it, and after a failure.
     pub fn format_version(&self) -> Result<(u8, u8)> {
-        self.pool.journal.check_writable()?;
-        Ok((MAJOR_VERSION, self.pool.journal.root().minor()))
+        self.pool.journal().check_writable()?;
+        Ok((MAJOR_VERSION, self.pool.journal().root().minor()))
     }
 
     /// Brings the pool to the newest format. Durable when it returns.
@@ -28,8 +28,8 @@ impl Store {
     ///
     /// `ReadOnly` where a later version wrote it, and after a failure; `Io`.
     pub fn upgrade(&self) -> Result<()> {
-        self.pool.journal.check_writable()?;
-        self.pool.journal.root().ensure_minor(MINOR_VERSION)
+        self.pool.journal().check_writable()?;
+        self.pool.journal().root().ensure_minor(MINOR_VERSION)
     }
 
     /// Raises the version of the pool if volumes with these options need a later one.
@@ -37,7 +37,7 @@ impl Store {
         let settings = &options.settings;
         let is_inline = matches!(settings.dedup, DedupMode::Inline | DedupMode::Auto);
         if is_inline || settings.min_run > 1 {
-            self.pool.journal.root().ensure_minor(MINOR_OF_CLAIMS)?;
+            self.pool.journal().root().ensure_minor(MINOR_OF_CLAIMS)?;
         }
         self.ensure_version_for_size(options.size_bytes)
     }
@@ -47,7 +47,10 @@ impl Store {
         if size_bytes.is_multiple_of(self.pool.block_size()) {
             Ok(())
         } else {
-            self.pool.journal.root().ensure_minor(MINOR_OF_SHORT_BLOCKS)
+            self.pool
+                .journal()
+                .root()
+                .ensure_minor(MINOR_OF_SHORT_BLOCKS)
         }
     }
 }

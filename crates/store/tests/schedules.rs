@@ -50,7 +50,7 @@ fn pool() -> Arc<Store> {
 }
 
 fn dedup(store: &Store, volume: &Volume) {
-    let done = store.dedup_batch(volume, &mut Lba(0), Ready::All);
+    let done = store.dedup().find_batch(volume, &mut Lba(0), Ready::All);
     tolerate(done);
 }
 
@@ -96,7 +96,7 @@ fn layer_emptied_while_read() {
         thread::spawn(move || {
             snapshot(&store, "a", "s1");
             store.delete_snapshot("a", "s1").unwrap();
-            while store.deletion_step().unwrap().is_some() {}
+            while store.deletions().step().unwrap().is_some() {}
         })
     };
     assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
@@ -153,7 +153,7 @@ fn layers_below_go_while_read() {
         }),
     ];
     store.delete_snapshot("a", "s0").unwrap();
-    while store.deletion_step().unwrap().is_some() {}
+    while store.deletions().step().unwrap().is_some() {}
     for reader in readers {
         reader.join().unwrap();
     }
@@ -184,7 +184,7 @@ fn all_jobs() {
         thread::spawn(move || {
             dedup(&store, &a);
             dedup(&store, &b);
-            tolerate(store.collect_batch());
+            tolerate(store.dedup().collect_batch());
             store.tidy(true).unwrap();
         })
     };
@@ -196,10 +196,10 @@ fn all_jobs() {
             store.clone_volume("a@s", "c").unwrap();
             assert_eq!(read(&store.volume("c").unwrap(), 0, 4), seen);
             store.delete_snapshot("a", "s").unwrap();
-            while tolerate(store.deletion_step()).flatten().is_some() {}
+            while tolerate(store.deletions().step()).flatten().is_some() {}
             store.delete_volume("c").unwrap();
-            while tolerate(store.deletion_step()).flatten().is_some() {}
-            store.account(&mut go_on).unwrap();
+            while tolerate(store.deletions().step()).flatten().is_some() {}
+            store.accounting().scan(&mut go_on).unwrap();
         })
     };
     for thread in [writer(&a, 0), writer(&a, 2), writer(&b, 1), jobs, layers] {
@@ -239,11 +239,11 @@ fn index_replaced_beside_writer() {
         let (store, published) = (Arc::clone(&store), Arc::clone(&published));
         thread::spawn(move || {
             published.trim(0, 4 * BLOCK, Blocking::Yes).unwrap();
-            tolerate(store.collect_batch());
+            tolerate(store.dedup().collect_batch());
         })
     };
     for kind in [IndexKind::Hash, IndexKind::Memory] {
-        store.convert_index(kind, &mut |_, _| {}).unwrap();
+        store.index().convert(kind, &mut |_, _| {}).unwrap();
     }
     writer.join().unwrap();
     releases.join().unwrap();
@@ -279,7 +279,7 @@ fn inline_beside_all_jobs() {
         let (store, published) = (Arc::clone(&store), Arc::clone(&published));
         thread::spawn(move || {
             published.trim(0, 2 * BLOCK, Blocking::Yes).unwrap();
-            tolerate(store.collect_batch());
+            tolerate(store.dedup().collect_batch());
             store.tidy(true).unwrap();
             write(&published, 4, [9]);
         })
@@ -287,7 +287,7 @@ fn inline_beside_all_jobs() {
     let finder = {
         let (store, inline) = (Arc::clone(&store), Arc::clone(&inline));
         thread::spawn(move || {
-            tolerate(store.count_batch_at_once());
+            tolerate(store.dedup().count_batch_at_once());
             dedup(&store, &inline);
         })
     };
@@ -296,7 +296,7 @@ fn inline_beside_all_jobs() {
         thread::spawn(move || {
             snapshot(&store, "inline", "s");
             store.delete_snapshot("inline", "s").unwrap();
-            while tolerate(store.deletion_step()).flatten().is_some() {}
+            while tolerate(store.deletions().step()).flatten().is_some() {}
         })
     };
     for thread in [writer, collector, finder, snapshots] {
@@ -325,7 +325,7 @@ fn inline_beside_collector() {
     let collector = {
         let store = Arc::clone(&store);
         thread::spawn(move || {
-            tolerate(store.collect_batch());
+            tolerate(store.dedup().collect_batch());
         })
     };
     for (lba, content) in [(0, 7), (1, 8)] {
@@ -349,7 +349,7 @@ fn deletion_beside_writer() {
         })
     };
     store.delete_volume("deleted").unwrap();
-    while store.deletion_step().unwrap().is_some() {}
+    while store.deletions().step().unwrap().is_some() {}
     writer.join().unwrap();
     assert!(store.read_only_reason().is_none());
     assert_clean(&store);
@@ -439,7 +439,7 @@ fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<
             busy.change(|state| state.kept = Some(thread::current().id()));
             // In the first pass the blocks were just written.
             for _ in 0..2 {
-                tolerate(store.dedup_batch(&found, &mut Lba(0), Ready::Cold));
+                tolerate(store.dedup().find_batch(&found, &mut Lba(0), Ready::Cold));
             }
             assert_eq!(found.pending_dedup_blocks(), 0, "all were published");
         })
@@ -450,7 +450,7 @@ fn busy_host(ends_by_hurry: bool) -> (Arc<Store>, Arc<Busy>, thread::JoinHandle<
 /// Claims are counted at once, which needs the job lock.
 fn caller_that_waits_for_a_job() {
     let (store, busy, finder) = busy_host(true);
-    store.count_batch_at_once().unwrap();
+    store.dedup().count_batch_at_once().unwrap();
     busy.change(|state| state.is_unneeded = true);
     finder.join().unwrap();
 }
@@ -460,7 +460,7 @@ fn command_beside_deletion_that_waits_for_a_job() {
     let (store, busy, finder) = busy_host(false);
     let deletion = {
         let store = Arc::clone(&store);
-        thread::spawn(move || while tolerate(store.deletion_step()).flatten().is_some() {})
+        thread::spawn(move || while tolerate(store.deletions().step()).flatten().is_some() {})
     };
     new_volume(&store, "made", MIB);
     busy.change(|state| state.is_unneeded = true);

@@ -155,7 +155,7 @@ fn compare_own(volume: &Volume, writer: u64, held: &[u64]) {
 fn find(store: &Store, run: &Run) {
     run.again(|| {
         for volume in store.volumes_to_share() {
-            let done = store.dedup_batch(&volume, &mut Lba(0), Ready::All);
+            let done = store.dedup().find_batch(&volume, &mut Lba(0), Ready::All);
             let duplicates = tolerate(done).map_or(0, |report| report.duplicates);
             run.duplicates.fetch_add(duplicates, SeqCst);
         }
@@ -164,7 +164,7 @@ fn find(store: &Store, run: &Run) {
 
 fn collect(store: &Store, run: &Run) {
     run.again(|| {
-        if let Some(report) = tolerate(store.collect_batch()) {
+        if let Some(report) = tolerate(store.dedup().collect_batch()) {
             assert_eq!(
                 report.quarantined, 0,
                 "a released block was not in the index"
@@ -172,10 +172,10 @@ fn collect(store: &Store, run: &Run) {
             run.freed.fetch_add(report.freed, SeqCst);
         }
         for _ in 0..4 {
-            tolerate(store.deletion_step());
+            tolerate(store.deletions().step());
         }
         store.tidy(true).unwrap();
-        store.give_back(MIB).unwrap();
+        store.space().give_back(MIB).unwrap();
     });
 }
 
@@ -251,9 +251,9 @@ fn change_size(store: &Store, run: &Run) {
     run.again(|| {
         thread::sleep(Duration::from_millis(100));
         let size = (40 + draw.below(24)) * MIB;
-        if tolerate(store.begin_shrink(size)).is_some() {
+        if tolerate(store.space().begin_shrink(size)).is_some() {
             for _ in 0..3 {
-                let step = store.shrink_step(&mut go_on);
+                let step = store.space().shrink_step(&mut go_on);
                 let Some(report) = tolerate(step) else { break };
                 if report.is_done {
                     run.shrinks.fetch_add(1, SeqCst);
@@ -261,8 +261,8 @@ fn change_size(store: &Store, run: &Run) {
                 }
             }
         }
-        store.cancel_shrink().unwrap();
-        store.grow(POOL_BYTES).unwrap();
+        store.space().cancel_shrink().unwrap();
+        store.space().grow(POOL_BYTES).unwrap();
     });
 }
 
@@ -271,7 +271,7 @@ fn look(store: &Store, run: &Run) {
         thread::sleep(Duration::from_millis(50));
         assert_clean(store);
         run.checks.fetch_add(1, SeqCst);
-        store.account(&mut go_on).unwrap();
+        store.accounting().scan(&mut go_on).unwrap();
         let volume = store.volume("a").unwrap();
         volume
             .extents(0..run.volume_bytes, 64, Blocking::Yes)

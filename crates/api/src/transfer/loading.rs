@@ -79,7 +79,7 @@ fn publish(
     loading: &Loading,
     published: &mut Published,
 ) -> Result<()> {
-    store.rebuild_index_if_needed(&mut |_, _| {})?;
+    store.index().rebuild_if_needed(&mut |_, _| {})?;
     loop {
         match loading.wait_for_batch() {
             Stage::Loading => published.add(&import.dedup_batch()?),

@@ -32,10 +32,10 @@ impl Export for MetadataExport {
     fn open(&self, service: &Service) -> Result<OpenExport> {
         let store = Arc::clone(&service.store);
         // Checkpoints before the export begins can change this size, which affects only the progress bar.
-        let bytes = store.export_bytes();
+        let bytes = store.exporter().bytes();
         Ok(OpenExport::new(bytes, move |pieces| {
             let mut file = PieceWriter::new(pieces);
-            store.export_metadata(&mut file)?;
+            store.exporter().write(&mut file)?;
             let _ = pieces.blocking_send(Ok(Piece::End {
                 image_bytes: file.position,
             }));

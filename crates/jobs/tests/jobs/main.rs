@@ -294,12 +294,12 @@ fn blocks_that_could_not_be_read_for_a_while_are_shared_in_the_end() {
     engine.make_unreadable(Part::Data, 0..256 << 20);
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
     wait_until("all are listed", || {
-        store.scrub_status().unwrap().bad_blocks == 100
+        store.scrub().status().unwrap().bad_blocks == 100
     });
     assert_eq!(dirty(&store, "a"), 100);
     engine.clear_unreadable(Part::Data);
     wait_until("all are shared", || dirty(&store, "a") == 0);
-    assert_eq!(store.scrub_status().unwrap().bad_blocks, 0);
+    assert_eq!(store.scrub().status().unwrap().bad_blocks, 0);
     drop(maintenance);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
 }
@@ -415,7 +415,7 @@ fn a_volume_may_be_deleted_at_any_time() {
         store.stat().unwrap().physical_blocks == 0
     });
     wait_until("the deletions are done", || {
-        store.next_deletion_failures().is_none()
+        store.deletions().next_failures().is_none()
     });
     let jobs = maintenance.jobs().unwrap();
     let kinds: Vec<JobKind> = jobs.iter().map(|job| job.kind).collect();
@@ -461,7 +461,7 @@ fn a_deletion_that_fails_is_listed_and_the_others_are_done() {
     });
     engine.clear_unreadable(Part::Meta);
     wait_until("it is tried again", || {
-        store.next_deletion_failures().is_none()
+        store.deletions().next_failures().is_none()
     });
     wait_until("nothing is listed as failed", || deletions().len() == 1);
     drop(maintenance);
@@ -536,7 +536,7 @@ fn a_search_that_finds_the_host_full_releases_all_the_same() {
     engine.set_capacity(Part::Index, Some(index.allocated_bytes().unwrap()));
     let full = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(()));
     assert_eq!(full.unwrap_err().kind(), StoreErrorKind::NoSpace);
-    assert_eq!(store.pending_release_blocks().unwrap(), 0);
+    assert_eq!(store.dedup().pending_release_blocks().unwrap(), 0);
 }
 
 #[test]
@@ -632,7 +632,7 @@ fn claims_are_counted_while_the_collector_rests() {
     }
     assert_eq!(copy.inline_stat().hit_blocks, 16_384);
     wait_until("all claims are counted", || {
-        store.claimed_blocks().unwrap() == 0
+        store.dedup().claimed_blocks().unwrap() == 0
     });
     wait_until("counting is idle", || {
         job(&maintenance, JobKind::Counting, None).state == JobState::Idle

@@ -79,7 +79,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     }
     let progress = Progress::bytes(&context.output, "counting the index");
     let block_size = u64::from(store.block_size());
-    let counted = store.rebuild_index_if_needed(&mut |done, all| {
+    let counted = store.index().rebuild_if_needed(&mut |done, all| {
         progress.set(done * block_size, all * block_size);
     });
     drop(progress);

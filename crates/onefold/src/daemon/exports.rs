@@ -185,7 +185,7 @@ impl Clients for NbdService {
         let mut exports = Vec::new();
         for (name, export) in statistics.exports {
             // Names of deleted volumes must not fill memory or the metrics.
-            if !self.exports.store.has_volume(exported(&name)) && export.clients == 0 {
+            if !self.exports.store.volumes().has(exported(&name)) && export.clients == 0 {
                 self.server.forget_statistics(&name);
                 continue;
             }
@@ -247,10 +247,14 @@ impl Exports for VolumeExports {
             after => (Some(after.unwrap_or_default()), ""),
         };
         let mut names = volumes_after
-            .map(|after| self.store.volume_names_after(after, names_max))
+            .map(|after| self.store.volumes().names_after(after, names_max))
             .unwrap_or_default();
         let left = names_max - names.len();
-        names.extend(self.store.snapshot_names_after(snapshots_after, left));
+        names.extend(
+            self.store
+                .volumes()
+                .snapshot_names_after(snapshots_after, left),
+        );
         names
     }
 
@@ -261,7 +265,7 @@ impl Exports for VolumeExports {
 
     fn default_export(&self) -> Option<String> {
         self.default_export.clone().or_else(|| {
-            let mut volumes = self.store.volume_names_after("", 2);
+            let mut volumes = self.store.volumes().names_after("", 2);
             match volumes.len() {
                 1 => volumes.pop(),
                 _ => None,
@@ -270,7 +274,7 @@ impl Exports for VolumeExports {
     }
 
     fn devices(&self) -> usize {
-        self.store.volume_count()
+        self.store.volumes().count()
     }
 
     fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
@@ -278,6 +282,7 @@ impl Exports for VolumeExports {
         // Ask for one more, because the snapshot itself may be among the results.
         let found = self
             .store
+            .volumes()
             .snapshot_names_after(&of_volume, snapshots_max + 1);
         let others = found.iter().filter(|other| *other != name);
         others
@@ -288,7 +293,7 @@ impl Exports for VolumeExports {
 
     fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
         let full = full_name(split_name(name).0, snapshot);
-        full != name && self.store.has_volume(&full)
+        full != name && self.store.volumes().has(&full)
     }
 
     fn attach(
@@ -399,7 +404,7 @@ impl VolumeExports {
     fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
         // Avoid reading the catalogue just for the reason, which takes time and the lock of the uncommitted
         // state.
-        if !self.store.has_volume(name) {
+        if !self.store.volumes().has(name) {
             return Err(AttachError::Unknown);
         }
         match self.store.volume(name) {

@@ -107,7 +107,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     if let Some(volume) = options
         .default_export
         .as_ref()
-        .filter(|volume| !store.has_volume(volume))
+        .filter(|volume| !store.volumes().has(volume))
     {
         tracing::warn!("the default export '{volume}' is not a volume yet");
     }

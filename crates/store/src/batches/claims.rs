@@ -12,15 +12,17 @@ use onefold_metadata::sync::{Mutex, lock};
 use std::collections::VecDeque;
 use std::mem::size_of;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Fingerprints in a chunk: 16 KiB, which comes and goes with the claims.
 const CHUNK: usize = 1024;
 
 const _: () = assert!(size_of::<Fingerprint>() as u64 == CLAIM_FINGERPRINT_BYTES);
 
-/// The fingerprints of the claims that wait, or of the first of them.
+/// The fingerprints of the claims that wait, or of the first of them, and the alarm.
 pub(crate) struct ClaimedFingerprints {
     chunks_max: usize,
+    alarm: OnceLock<ClaimsAlarm>,
     /// Chunks with ascending numbers.
     chunks: Mutex<VecDeque<Chunk>>,
 }
@@ -60,6 +62,7 @@ impl ClaimedFingerprints {
     pub(crate) fn new(max: u64) -> Self {
         Self {
             chunks_max: max as usize / CHUNK,
+            alarm: OnceLock::new(),
             chunks: Mutex::default(),
         }
     }
@@ -110,13 +113,24 @@ impl ClaimedFingerprints {
         }
     }
 
+    /// Sets the alarm. Further calls have no effect.
+    pub(crate) fn set_alarm(&self, alarm: ClaimsAlarm) {
+        let _ = self.alarm.set(alarm);
+    }
+
+    /// The alarm, if `more` new claims after `before` earlier ones make it due.
+    pub(crate) fn due_alarm(&self, before: u64, more: u64) -> Option<&ClaimsAlarm> {
+        let alarm = self.alarm.get();
+        alarm.filter(|alarm| alarm.is_due(before, more))
+    }
+
     /// Bytes of memory in use.
     pub(crate) fn bytes(&self) -> u64 {
         (lock(&self.chunks).len() * CHUNK) as u64 * CLAIM_FINGERPRINT_BYTES
     }
 }
 
-/// Called when there are many claims: see [`Store::set_claims_alarm`].
+/// Called when there are many claims: see [`Dedup::set_claims_alarm`](crate::Dedup::set_claims_alarm).
 pub(crate) struct ClaimsAlarm {
     every: u64,
     alarm: Box<dyn Fn() + Send + Sync>,
@@ -128,7 +142,7 @@ impl ClaimsAlarm {
     }
 
     /// Whether `more` new claims after `before` earlier ones make the alarm due.
-    pub(crate) fn is_due(&self, before: u64, more: u64) -> bool {
+    fn is_due(&self, before: u64, more: u64) -> bool {
         before / self.every != (before + more) / self.every
     }
 

@@ -23,26 +23,25 @@ use onefold_index::Fingerprint;
 use onefold_metadata::{Blocking, Guard, MetadataState, QueueKind, Result, StoreError};
 use rustc_hash::FxHashMap;
 
+use super::Dedup;
 use super::counting::hold_hits;
 use crate::batches::{CollectReport, Urgency};
-use crate::pool::Pool;
-use crate::store::Store;
 
 /// The most references that one batch releases.
 pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
 
-impl Store {
+impl Dedup {
     /// Releases up to [`COLLECT_BATCH_BLOCKS`] references, after all claims have been counted. If it
     /// releases none, none are left.
     ///
     /// # Errors
     ///
-    /// As [`Store::dedup_batch`].
+    /// As [`Dedup::find_batch`].
     pub fn collect_batch(&self) -> Result<CollectReport> {
         let pool = &self.pool;
-        pool.journal.check_writable()?;
-        let before = (pool.journal.lookup_version(), pool.bad().clears());
-        let metadata = pool.journal.metadata()?;
+        pool.journal().check_writable()?;
+        let before = (pool.journal().lookup_version(), pool.bad().clears());
+        let metadata = pool.journal().metadata()?;
         if metadata.queue().blocks() == 0 && metadata.batches().open().is_none() {
             return Ok(CollectReport::default());
         }
@@ -51,45 +50,45 @@ impl Store {
             _ => Urgency::AtOnce,
         };
         drop(metadata);
-        let mut known = pool.fingerprint_head(urgency)?;
-        let _job = pool.batches.job_for(urgency)?;
-        pool.journal.check_writable()?;
+        let mut known = self.fingerprint_head(urgency)?;
+        let _job = pool.batches().job_for(urgency)?;
+        pool.journal().check_writable()?;
         let index = pool.index().ready()?;
-        pool.batches.settle_open_batch()?;
-        if pool.journal.metadata()?.queue().blocks() == 0 {
+        pool.batches().settle_open_batch()?;
+        if pool.journal().metadata()?.queue().blocks() == 0 {
             return Ok(CollectReport::default());
         }
         // Another batch may have freed some of them, and then they may have been written again; or a bad
         // one was repaired.
-        if (pool.journal.lookup_version(), pool.bad().clears()) != before {
+        if (pool.journal().lookup_version(), pool.bad().clears()) != before {
             known.clear();
         }
         // Counts most claims while writes may still make more: hits are held only for the rest.
-        if Guard::ClaimsBeforeRelease.holds() && pool.batches.count_claims(urgency)?.items() > 0 {
+        if Guard::ClaimsBeforeRelease.holds() && pool.batches().count_claims(urgency)?.items() > 0 {
             urgency = Urgency::AtOnce;
         }
-        let held = hold_hits(&pool.journal)?;
+        let held = hold_hits(pool.journal())?;
         while Guard::ClaimsBeforeRelease.holds()
-            && pool.batches.count_claims(Urgency::AtOnce)?.items() > 0
+            && pool.batches().count_claims(Urgency::AtOnce)?.items() > 0
         {}
-        let mut metadata = pool.journal.metadata()?;
+        let mut metadata = pool.journal().metadata()?;
         let number = metadata.batches().next_number();
         let elements = metadata.count_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())? as u32;
         drop(metadata);
         // An error after the announcement would leave a batch that the finder has to settle first.
         index.secure(&[elements as usize])?;
         let collect = Record::Collect { number, elements };
-        pool.journal
+        pool.journal()
             .append(&[collect], &[], Blocking::Yes, Some(&no_claims))?;
         drop(held);
         if Guard::IntentBeforeCall.holds() {
-            pool.batches.commit(urgency)?;
+            pool.batches().commit(urgency)?;
         }
-        let open = pool.journal.metadata()?.batches().open().cloned();
+        let open = pool.journal().metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
-        pool.batches.settle_collector(&batch, &known, urgency)
+        pool.batches().settle_collector(&batch, &known, urgency)
     }
 
     /// Dropped references that are not released yet.
@@ -98,7 +97,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn pending_release_blocks(&self) -> Result<u64> {
-        Ok(self.pool.journal.metadata()?.queue().blocks())
+        Ok(self.pool.journal().metadata()?.queue().blocks())
     }
 }
 
@@ -113,20 +112,20 @@ fn no_claims(metadata: &MetadataState) -> Result<()> {
     }
 }
 
-impl Pool {
+impl Dedup {
     /// Fingerprints of the blocks that the next batch will release. They hold for as long as no published
     /// block is freed and no bad one repaired (P1); with bad blocks there are none. The job lock is not held,
     /// because counting needs it.
     fn fingerprint_head(&self, urgency: Urgency) -> Result<FxHashMap<Pba, Fingerprint>> {
-        if self.bad().is_any() {
+        if self.pool.bad().is_any() {
             return Ok(FxHashMap::default());
         }
-        let mut metadata = self.journal.metadata()?;
+        let mut metadata = self.pool.journal().metadata()?;
         let items = metadata.peek_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())?;
         drop(metadata);
         let unknown = vec![None; items.len()];
-        let read = self.batches.run(urgency, || {
-            self.blocks.fingerprint_unknown(&items, &unknown)
+        let read = self.pool.batches().run(urgency, || {
+            self.pool.blocks().fingerprint_unknown(&items, &unknown)
         })?;
         let found = read.items.into_iter();
         let mut known: FxHashMap<Pba, Fingerprint> =

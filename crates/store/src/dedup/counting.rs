@@ -14,8 +14,8 @@
 use onefold_journal::Journal;
 use onefold_metadata::Result;
 
+use super::Dedup;
 use crate::batches::{ClaimsAlarm, CountReport, Urgency};
-use crate::store::Store;
 
 /// While this is held, writes make no claims.
 #[must_use]
@@ -33,60 +33,61 @@ pub(super) fn hold_hits(journal: &Journal) -> Result<HitsHeld<'_>> {
     Ok(HitsHeld(journal))
 }
 
-impl Store {
+impl Dedup {
     /// Has the index count up to 16,384 claims. First settles a batch that a crash or an error left
     /// open. If it settles no claim, none is left.
     ///
     /// # Errors
     ///
-    /// As [`Store::dedup_batch`].
+    /// As [`Dedup::find_batch`].
     pub fn count_batch(&self) -> Result<CountReport> {
         self.count_with(Urgency::Background)
     }
 
-    /// Like [`Store::count_batch`], but on the caller's thread, without waiting for an idle processor.
+    /// Like [`Dedup::count_batch`], but on the caller's thread, without waiting for an idle processor.
     ///
     /// # Errors
     ///
-    /// As [`Store::dedup_batch`].
+    /// As [`Dedup::find_batch`].
     pub fn count_batch_at_once(&self) -> Result<CountReport> {
         self.count_with(Urgency::AtOnce)
     }
 
     fn count_with(&self, urgency: Urgency) -> Result<CountReport> {
         let pool = &self.pool;
-        let _job = pool.batches.job_for(urgency)?;
-        pool.journal.check_writable()?;
+        let _job = pool.batches().job_for(urgency)?;
+        pool.journal().check_writable()?;
         pool.index().ready()?;
-        pool.batches.settle_open_batch()?;
-        pool.batches.count_claims(urgency)
+        pool.batches().settle_open_batch()?;
+        pool.batches().count_claims(urgency)
     }
 
     /// Calls `alarm` whenever the number of claims passes a multiple of `every`. It must not wait for a
     /// request. Further calls of this have no effect.
     pub fn set_claims_alarm(&self, every: u64, alarm: Box<dyn Fn() + Send + Sync>) {
-        let _ = self.pool.claims_alarm.set(ClaimsAlarm::new(every, alarm));
+        let alarm = ClaimsAlarm::new(every, alarm);
+        self.pool.batches().claimed().set_alarm(alarm);
     }
 
-    /// Writes make no claims until the guard is dropped, or [`Store::collect_batch`] has announced its batch.
+    /// Writes make no claims until the guard is dropped, or [`Dedup::collect_batch`] has announced its batch.
     ///
     /// # Errors
     ///
     /// Where a request panicked while it changed the maps.
     pub fn hold_hits(&self) -> Result<HitsHeld<'_>> {
-        hold_hits(&self.pool.journal)
+        hold_hits(self.pool.journal())
     }
 
     /// The most references that may wait to be counted by the index; at this number further hits are refused.
     #[must_use]
     pub fn claims_max(&self) -> u64 {
-        self.pool.limits.claims_max
+        self.pool.limits().claims_max
     }
 
     /// The most claims whose fingerprints are kept, so that they are counted without reading their blocks.
     #[must_use]
     pub fn claim_fingerprints_max(&self) -> u64 {
-        self.pool.limits.claim_fingerprints_max
+        self.pool.limits().claim_fingerprints_max
     }
 
     /// References that the index does not count yet.
@@ -95,6 +96,6 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn claimed_blocks(&self) -> Result<u64> {
-        Ok(self.pool.journal.metadata()?.claims().blocks())
+        Ok(self.pool.journal().metadata()?.claims().blocks())
     }
 }

@@ -13,7 +13,6 @@ use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{DomainId, Pba, QueueElement, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use onefold_journal::CheckpointReader;
-use onefold_metadata::sync::lock;
 use onefold_metadata::{Guard, Result, bits};
 use rustc_hash::FxHashMap;
 
@@ -111,115 +110,111 @@ impl Window {
     }
 }
 
-impl Pool {
-    /// Counts the index again. The caller holds the job lock.
-    pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let index = self.index().get()?;
-        let snapshot = CheckpointReader::take(&self.journal)?;
-        // An older checkpoint names blocks that were freed since: they must not be read, and a failed
-        // read would not mean that they are bad.
-        if !snapshot.is_fresh {
-            self.journal.check_writable()?;
-        }
-        index.begin_rebuild()?;
-        if Guard::HitOfThisIndex.holds() {
-            self.journal.outdate_lookups()?;
-        }
-        let all: u64 = snapshot.volumes.iter().map(|v| v.counts.shared).sum();
-        let mut done = 0;
-        let mut domains: BTreeSet<DomainId> = snapshot.volumes.iter().map(|v| v.domain).collect();
-        snapshot.each_dropped(&mut |element| {
-            domains.insert(element.domain);
-        })?;
-        for domain in domains {
-            let pool_blocks = self.data_blocks()?;
-            let step = Window::blocks_for(self.limits.check_bytes, pool_blocks);
-            for start in (0..pool_blocks).step_by(step as usize) {
-                let _memory = lock(&self.scan_memory);
-                let mut window = Window::new(start..start + step);
-                count_references(&snapshot, domain, &mut window)?;
-                let mut report = |blocks| {
-                    done += blocks;
-                    progress(done, all.max(done));
-                };
-                self.add_rows(&*index, domain, &window, &mut report)?;
-            }
-        }
-        let next = self.journal.metadata()?.batches().next_number();
-        let last = snapshot.open.as_ref().map_or(next, |batch| batch.number) - 1;
-        Ok(index.finish_rebuild(STREAM, last)?)
+/// Counts the index again. The caller holds the job lock.
+pub(super) fn count_index(pool: &Pool, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    let index = pool.index().get()?;
+    let snapshot = CheckpointReader::take(pool.journal())?;
+    // An older checkpoint names blocks that were freed since: they must not be read, and a failed
+    // read would not mean that they are bad.
+    if !snapshot.is_fresh {
+        pool.journal().check_writable()?;
     }
-
-    fn data_blocks(&self) -> Result<u64> {
-        Ok(self.journal.metadata()?.space().blocks())
+    index.begin_rebuild()?;
+    if Guard::HitOfThisIndex.holds() {
+        pool.journal().outdate_lookups()?;
     }
-
-    /// Reads the referenced blocks of a window again and adds their rows.
-    fn add_rows(
-        &self,
-        index: &dyn FingerprintIndex,
-        domain: DomainId,
-        window: &Window,
-        report: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let mut blocks = window.referenced().peekable();
-        while blocks.peek().is_some() {
-            let items: Vec<BatchItem> = blocks
-                .by_ref()
-                .take(ROWS_AT_ONCE)
-                .map(|pba| BatchItem {
-                    pba,
-                    domain,
-                    ..BatchItem::default()
-                })
-                .collect();
-            let row = |(fingerprint, pba): (Fingerprint, Pba)| {
-                let references = window.counted(pba);
-                (fingerprint, Row { pba, references })
+    let all: u64 = snapshot.volumes.iter().map(|v| v.counts.shared).sum();
+    let mut done = 0;
+    let mut domains: BTreeSet<DomainId> = snapshot.volumes.iter().map(|v| v.domain).collect();
+    snapshot.each_dropped(&mut |element| {
+        domains.insert(element.domain);
+    })?;
+    for domain in domains {
+        let pool_blocks = data_blocks(pool)?;
+        let step = Window::blocks_for(pool.limits().check_bytes, pool_blocks);
+        for start in (0..pool_blocks).step_by(step as usize) {
+            let _memory = pool.scan_memory();
+            let mut window = Window::new(start..start + step);
+            count_references(&snapshot, domain, &mut window)?;
+            let mut report = |blocks| {
+                done += blocks;
+                progress(done, all.max(done));
             };
-            let refused = self.background.run(|| -> Result<_> {
-                let found = self.fingerprint_published(&items)?;
-                let rows: Vec<_> = found.into_iter().map(row).collect();
-                Ok(index.add_rows(&rows)?)
-            })?;
-            for (_, refused) in refused {
-                tracing::error!(
-                    "block {} of the pool holds what another published block holds: it stays as \
-                     it is and will not be freed",
-                    refused.pba
-                );
-            }
-            report(items.len() as u64);
+            add_rows(pool, &*index, domain, &window, &mut report)?;
         }
-        Ok(())
     }
+    let next = pool.journal().metadata()?.batches().next_number();
+    let last = snapshot.open.as_ref().map_or(next, |batch| batch.number) - 1;
+    Ok(index.finish_rebuild(STREAM, last)?)
 }
 
-impl Pool {
-    /// The fingerprints of published blocks. A bad block has the fingerprint on the list, and no row if
-    /// none is known: then it stays as it is, and will not be freed. A block that was not known to be
-    /// bad is an error the first time.
-    fn fingerprint_published(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
-        let listed = |pba: Pba| self.bad().get(pba);
-        let mut found = self.blocks.fingerprint_items(items)?;
-        let is_news = |pba: &&Pba| listed(**pba).is_none();
-        while let Some(pba) = found.unreadable.iter().find(is_news).copied() {
-            let mut block = vec![0; self.block_size() as usize];
-            if let Err(error) = self.blocks.read_back(pba, &mut block) {
-                self.blocks.list_unreadable(&[pba])?;
-                return Err(error);
-            }
-            found = self.blocks.fingerprint_items(items)?;
+fn data_blocks(pool: &Pool) -> Result<u64> {
+    Ok(pool.journal().metadata()?.space().blocks())
+}
+
+/// Reads the referenced blocks of a window again and adds their rows.
+fn add_rows(
+    pool: &Pool,
+    index: &dyn FingerprintIndex,
+    domain: DomainId,
+    window: &Window,
+    report: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let mut blocks = window.referenced().peekable();
+    while blocks.peek().is_some() {
+        let items: Vec<BatchItem> = blocks
+            .by_ref()
+            .take(ROWS_AT_ONCE)
+            .map(|pba| BatchItem {
+                pba,
+                domain,
+                ..BatchItem::default()
+            })
+            .collect();
+        let row = |(fingerprint, pba): (Fingerprint, Pba)| {
+            let references = window.counted(pba);
+            (fingerprint, Row { pba, references })
+        };
+        let refused = pool.background().run(|| -> Result<_> {
+            let found = fingerprint_published(pool, &items)?;
+            let rows: Vec<_> = found.into_iter().map(row).collect();
+            Ok(index.add_rows(&rows)?)
+        })?;
+        for (_, refused) in refused {
+            tracing::error!(
+                "block {} of the pool holds what another published block holds: it stays as \
+                 it is and will not be freed",
+                refused.pba
+            );
         }
-        let known = |pba| listed(pba).and_then(|bad| bad.fingerprint);
-        for (fingerprint, pba) in &mut found.items {
-            *fingerprint = known(*pba).map_or(*fingerprint, Fingerprint);
-        }
-        found.unreadable.retain(|pba| known(*pba).is_none());
-        let unreadable = found.unreadable;
-        found.items.retain(|(_, pba)| !unreadable.contains(pba));
-        Ok(found.items)
+        report(items.len() as u64);
     }
+    Ok(())
+}
+
+/// The fingerprints of published blocks. A bad block has the fingerprint on the list, and no row if
+/// none is known: then it stays as it is, and will not be freed. A block that was not known to be
+/// bad is an error the first time.
+fn fingerprint_published(pool: &Pool, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
+    let listed = |pba: Pba| pool.bad().get(pba);
+    let mut found = pool.blocks().fingerprint_items(items)?;
+    let is_news = |pba: &&Pba| listed(**pba).is_none();
+    while let Some(pba) = found.unreadable.iter().find(is_news).copied() {
+        let mut block = vec![0; pool.block_size() as usize];
+        if let Err(error) = pool.blocks().read_back(pba, &mut block) {
+            pool.blocks().list_unreadable(&[pba])?;
+            return Err(error);
+        }
+        found = pool.blocks().fingerprint_items(items)?;
+    }
+    let known = |pba| listed(pba).and_then(|bad| bad.fingerprint);
+    for (fingerprint, pba) in &mut found.items {
+        *fingerprint = known(*pba).map_or(*fingerprint, Fingerprint);
+    }
+    found.unreadable.retain(|pba| known(*pba).is_none());
+    let unreadable = found.unreadable;
+    found.items.retain(|(_, pba)| !unreadable.contains(pba));
+    Ok(found.items)
 }
 
 /// Counts the references of a domain's entries, and of its dropped ones, to a window's blocks.

@@ -8,7 +8,7 @@ use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, Vo
 use onefold_journal::CheckpointReader;
 use onefold_metadata::{Result, split_name};
 
-use crate::store::Store;
+use super::scrub::Scrub;
 
 /// A block of the pool that is known to be bad.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct AffectedPlace {
     pub lba: u64,
 }
 
-impl Store {
+impl Scrub {
     /// Checks the known bad blocks once more, and passes every user of one that is still bad to
     /// `visit`. Returns the blocks that are still bad, in the order of their addresses.
     ///
@@ -51,14 +51,14 @@ impl Store {
     ///
     /// I/O errors; `Damaged` if a map cannot be read.
     pub fn bad_blocks(&self, visit: &mut dyn FnMut(BlockUse)) -> Result<Vec<BadBlockStat>> {
-        let pool = &self.pool;
+        let pool = self.pool();
         if !pool.bad().is_any() {
             return Ok(Vec::new());
         }
         let snapshot = {
-            let _job = pool.batches.job()?;
-            pool.look_at_bad_again()?;
-            CheckpointReader::take(&pool.journal)?
+            let _job = pool.batches().job()?;
+            self.look_at_bad_again()?;
+            CheckpointReader::take(pool.journal())?
         };
         let bad = pool.bad().all();
         snapshot.each_map_page(&|_| true, &mut |record, page| {

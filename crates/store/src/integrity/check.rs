@@ -18,13 +18,12 @@ use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
 use onefold_journal::{CheckpointReader, MapPage};
-use onefold_metadata::sync::lock;
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
+use super::scrub::Scrub;
 use crate::blocks::what_is_wrong;
-use crate::dedup::Window;
+use crate::dedup::{PoolIndex, Window};
 use crate::pool::Pool;
-use crate::store::Store;
 
 /// Rows of the index checked together.
 const ROWS_AT_ONCE: usize = 4096;
@@ -67,106 +66,67 @@ pub struct CheckReport {
     pub passes: u64,
 }
 
-impl Store {
-    /// Checks the pool, while it is in use. Each finding is passed to `report` as it is met.
-    ///
-    /// # Errors
-    ///
-    /// Errors that end it early. Damage is a finding, not an error.
-    pub fn check(&self, repair: bool, report: &mut dyn FnMut(Finding)) -> Result<CheckReport> {
-        self.check_with_progress(repair, report, &mut |_, _| {})
+/// Checks a pool, while it is in use: see [`Store::check`](crate::Store::check). `progress` gets the number of entries
+/// and rows checked, and of all.
+pub(crate) fn check(
+    scrub: &Scrub,
+    pool_index: &PoolIndex,
+    repair: bool,
+    report: &mut dyn FnMut(Finding),
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CheckReport> {
+    let pool = scrub.pool();
+    let _job = pool.batches().job()?;
+    let is_writable = pool.journal().check_writable().is_ok();
+    let index_problem = match is_writable.then(|| pool_index.settle()) {
+        // The disk fails, and not the index.
+        Some(Err(error)) if pool.journal().check_writable().is_err() => return Err(error),
+        settled => settled.and_then(Result::err),
+    };
+    scrub.look_at_bad_again()?;
+    let snapshot = CheckpointReader::take(pool.journal())?;
+    let index = pool.index().ready().ok();
+    let mut check = Check {
+        pool,
+        scrub,
+        index: index.filter(|_| snapshot.is_fresh && index_problem.is_none()),
+        snapshot: Rc::new(snapshot),
+        repair,
+        report,
+        counts: CheckReport::default(),
+        is_map_unreadable: false,
+        is_index_unreadable: false,
+        index_findings: 0,
+        progress,
+        done: 0,
+        all: 0,
+    };
+    if let Some(problem) = index_problem {
+        check.find_in_index(problem.to_string());
     }
-
-    /// Checks the pool as [`Store::check`] does; `progress` gets the number of entries and rows checked, and
-    /// of all.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::check`].
-    pub fn check_with_progress(
-        &self,
-        repair: bool,
-        report: &mut dyn FnMut(Finding),
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<CheckReport> {
-        let pool = &*self.pool;
-        let _job = pool.batches.job()?;
-        let is_writable = pool.journal.check_writable().is_ok();
-        let index_problem = match is_writable.then(|| self.settle_index()) {
-            // The disk fails, and not the index.
-            Some(Err(error)) if pool.journal.check_writable().is_err() => return Err(error),
-            settled => settled.and_then(Result::err),
-        };
-        pool.look_at_bad_again()?;
-        let snapshot = CheckpointReader::take(&pool.journal)?;
-        let index = pool.index().ready().ok();
-        let mut check = Check {
-            pool,
-            index: index.filter(|_| snapshot.is_fresh && index_problem.is_none()),
-            snapshot: Rc::new(snapshot),
-            repair,
-            report,
-            counts: CheckReport::default(),
-            is_map_unreadable: false,
-            is_index_unreadable: false,
-            index_findings: 0,
-            progress,
-            done: 0,
-            all: 0,
-        };
-        if let Some(problem) = index_problem {
-            check.find_in_index(problem.to_string());
-        }
-        check.run()?;
-        let Check {
-            mut counts,
-            index_findings,
-            is_map_unreadable,
-            is_index_unreadable,
-            index,
-            ..
-        } = check;
-        drop(index);
-        if repair && index_findings > 0 && !is_map_unreadable {
-            self.repair_index(is_index_unreadable)?;
-            counts.repaired += index_findings;
-        }
-        if counts.repaired > 0 {
-            pool.journal.checkpoint()?;
-        }
-        Ok(counts)
+    check.run()?;
+    let Check {
+        mut counts,
+        index_findings,
+        is_map_unreadable,
+        is_index_unreadable,
+        index,
+        ..
+    } = check;
+    drop(index);
+    if repair && index_findings > 0 && !is_map_unreadable {
+        pool_index.repair(is_index_unreadable)?;
+        counts.repaired += index_findings;
     }
-
-    /// Makes index and maps comparable: an interrupted count is finished, and announced items are
-    /// settled.
-    fn settle_index(&self) -> Result<()> {
-        let pool = &self.pool;
-        if pool.index().get()?.needs_rebuild() {
-            pool.rebuild_index(&mut |_, _| {})?;
-        }
-        pool.batches.settle_open_batch().map(|_| ())
+    if counts.repaired > 0 {
+        pool.journal().checkpoint()?;
     }
-
-    /// Counts the index again from the maps, in a new one if the existing one is unusable.
-    fn repair_index(&self, is_unreadable: bool) -> Result<()> {
-        let pool = &self.pool;
-        let is_usable = |index: Arc<dyn FingerprintIndex>| index.rows(LOWEST, 1).is_ok();
-        if is_unreadable || !pool.index().get().is_ok_and(is_usable) {
-            let bytes = pool.limits.index_bytes;
-            pool.index().replace(
-                &*self.engine,
-                pool.index().kind(),
-                pool.superblock.pool,
-                bytes,
-            )?;
-        }
-        pool.rebuild_index(&mut |_, _| {})?;
-        pool.batches.settle_open_batch().map(|_| ())
-    }
+    Ok(counts)
 }
 
 struct Check<'a> {
     pool: &'a Pool,
+    scrub: &'a Scrub,
     snapshot: Rc<CheckpointReader<'a>>,
     /// The index; nothing if it cannot be compared with the maps.
     index: Option<Arc<dyn FingerprintIndex>>,
@@ -189,7 +149,7 @@ impl Check<'_> {
     fn run(&mut self) -> Result<()> {
         self.find_bad_blocks()?;
         let pool_blocks = self.snapshot.root.pool_blocks;
-        let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
+        let step = Window::blocks_for(self.pool.limits().check_bytes, pool_blocks);
         let rows = self.index.as_ref().map_or(0, |index| index.counts().rows());
         let volumes = self.snapshot.volumes.iter();
         let entries = volumes
@@ -199,7 +159,7 @@ impl Check<'_> {
             if start > 0 {
                 self.renew()?;
             }
-            let _memory = lock(&self.pool.scan_memory);
+            let _memory = self.pool.scan_memory();
             let mut window = Window::new(start..start + step);
             // Every pass reads all maps, so whether one of them is unreadable is known before
             // anything is put right.
@@ -232,7 +192,7 @@ impl Check<'_> {
     fn find_bad_blocks(&mut self) -> Result<()> {
         for bad in self.pool.bad().all() {
             // A block that is only kept out of use is not a loss.
-            if !self.pool.is_named(bad.pba)? {
+            if !self.scrub.is_named(bad.pba)? {
                 continue;
             }
             let (pba, what) = (bad.pba, what_is_wrong(bad.fault));
@@ -464,7 +424,7 @@ impl Check<'_> {
         let last = run.start.0 + run.count - 1;
         self.find(repairable, format!("PBA {} to {last}: {what}", run.start));
         if self.repair && repairable {
-            let corrected = self.pool.journal.correct_space(run, is_owned)?;
+            let corrected = self.pool.journal().correct_space(run, is_owned)?;
             self.counts.repaired += u64::from(corrected);
         }
         Ok(())
@@ -499,7 +459,7 @@ impl Check<'_> {
         if self.repair && repairable {
             let mut bitmap = space_page::EMPTY_BITMAP;
             bitmap.copy_from_slice(owned);
-            let journal = &self.pool.journal;
+            let journal = self.pool.journal();
             let rebuilt = journal.rebuild_space_page(index as u32, bitmap)?;
             self.counts.repaired += u64::from(rebuilt);
         }

@@ -1,7 +1,6 @@
 //! Losses of a failed sync of the data: damaged volumes, and the acceptance of a loss.
 
 use onefold_format::VolumeId;
-use onefold_metadata::sync::read;
 use onefold_metadata::{Result, StoreError};
 
 use crate::store::Store;
@@ -21,7 +20,7 @@ impl Store {
             .has_lost_writes()
             .map_err(|error| StoreError::io("looking for data that the host has lost", error))?;
         if has_lost {
-            self.pool.journal.sync_written()
+            self.pool.journal().sync_written()
         } else {
             Ok(())
         }
@@ -35,22 +34,17 @@ impl Store {
     ///
     /// `NotFound`; I/O errors.
     pub fn accept_loss(&self, name: &str) -> Result<bool> {
-        let _changing = self.changing();
+        let _changing = self.catalogue.turn();
         let volume = self.volume(name)?;
-        self.pool.losses.accept(&self.pool.journal, volume.id)
+        self.pool.losses().accept(self.pool.journal(), volume.id)
     }
 
     /// The volumes that lost answered writes when a sync of the data failed, and whose loss has not been
     /// accepted: each name, and when the loss was found, in seconds since the Unix epoch.
     #[must_use]
     pub fn damaged_volumes(&self) -> Vec<(String, u64)> {
-        let damaged = self.pool.losses.damaged();
-        let volumes = read(&self.volumes);
-        let name = |id: VolumeId| {
-            let mut all = volumes.values();
-            all.find(|volume| volume.id == id)
-                .map(|volume| volume.name())
-        };
+        let damaged = self.pool.losses().damaged();
+        let name = |id: VolumeId| self.volumes.by_id(id).map(|volume| volume.name());
         damaged
             .into_iter()
             .filter_map(|loss| Some((name(loss.volume)?, loss.found_unix_seconds)))

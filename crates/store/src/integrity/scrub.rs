@@ -23,7 +23,9 @@
 //! time to time.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use onefold_engine::Engine;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{BadBlock, DomainId, Fault, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Key};
@@ -31,7 +33,6 @@ use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind, bits};
 
 use crate::blocks::what_is_wrong;
 use crate::pool::Pool;
-use crate::store::Store;
 
 /// Rows of the index read in a step.
 const ROWS_PER_STEP: usize = 16_384;
@@ -57,7 +58,7 @@ const WINDOW_BITS_PER_BLOCK: usize = NOTED_BYTES * 8 + 1;
 
 /// The in-memory state of a run. If it is dropped, the run is resumed where it was saved.
 #[derive(Default)]
-pub struct Scrub {
+pub struct ScrubRun {
     window: Option<Window>,
     domains: Domains,
     /// The read buffer: allocating it for each step costs as much as checking it.
@@ -108,19 +109,33 @@ pub struct ScrubStatus {
     pub bad_blocks: u64,
 }
 
-impl Store {
+/// The scrub of a pool, and its list of bad blocks: see [`Store::scrub`](crate::Store::scrub).
+pub struct Scrub {
+    pool: Arc<Pool>,
+    engine: Arc<dyn Engine>,
+}
+
+impl Scrub {
+    pub(crate) fn new(pool: Arc<Pool>, engine: Arc<dyn Engine>) -> Self {
+        Self { pool, engine }
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Begins a run over `percent` of the pool, 1 to 100, from where the last one ended, in place
     /// of one that may be in progress; without a percentage, resumes that one, or begins one over
-    /// the whole pool. `bytes_per_second` is for the caller of [`Store::scrub_step`], and kept with
+    /// the whole pool. `bytes_per_second` is for the caller of [`Scrub::step`], and kept with
     /// the run; 0 for no bound. Durable when it returns.
     ///
     /// # Errors
     ///
     /// `Invalid` for another percentage; `ReadOnly`; I/O errors.
-    pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
+    pub fn begin(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         let pool = &self.pool;
-        pool.journal.check_writable()?;
-        let blocks = pool.journal.metadata()?.space().blocks();
+        pool.journal().check_writable()?;
+        let blocks = pool.journal().metadata()?.space().blocks();
         let part = match percent {
             Some(percent @ 1..=100) => Some((blocks * u64::from(percent)).div_ceil(100)),
             None => None,
@@ -137,7 +152,7 @@ impl Store {
             };
             progress.bytes_per_second = bytes_per_second;
         });
-        pool.bad().save(&pool.journal)
+        pool.bad().save(pool.journal())
     }
 
     /// The scrub's progress.
@@ -145,8 +160,8 @@ impl Store {
     /// # Errors
     ///
     /// Where a request panicked while it changed the maps.
-    pub fn scrub_status(&self) -> Result<ScrubStatus> {
-        let pool_blocks = self.pool.journal.metadata()?.space().blocks();
+    pub fn status(&self) -> Result<ScrubStatus> {
+        let pool_blocks = self.pool.journal().metadata()?.space().blocks();
         let progress = self.pool.bad().progress();
         Ok(ScrubStatus {
             pool_blocks,
@@ -164,9 +179,9 @@ impl Store {
     ///
     /// `Busy` while the index is being counted again; `Damaged` if it cannot be used; `ReadOnly`;
     /// I/O errors, except the faults that the run looks for.
-    pub fn scrub_step(&self, scrub: &mut Scrub) -> Result<ScrubReport> {
+    pub fn step(&self, run: &mut ScrubRun) -> Result<ScrubReport> {
         let pool = &self.pool;
-        pool.journal.check_writable()?;
+        pool.journal().check_writable()?;
         if pool.bad().progress().left_blocks == 0 {
             return Ok(ScrubReport {
                 is_over: true,
@@ -174,29 +189,29 @@ impl Store {
             });
         }
         let mut report = ScrubReport {
-            passed_blocks: pool.skip_free()?,
+            passed_blocks: self.skip_free()?,
             ..ScrubReport::default()
         };
         if report.passed_blocks == 0
-            && let Some(window) = pool.scrub_window(&mut scrub.window)?
+            && let Some(window) = self.scrub_window(&mut run.window)?
         {
             if let Some(from) = window.rows_from {
-                pool.note_rows(window, from)?;
+                self.note_rows(window, from)?;
                 return Ok(report);
             }
-            report = pool.scrub_blocks(window, &mut scrub.domains, &mut scrub.buf)?;
-            scrub.unsaved_bytes += report.bytes;
+            report = self.scrub_blocks(window, &mut run.domains, &mut run.buf)?;
+            run.unsaved_bytes += report.bytes;
         }
         report.is_over = pool.bad().progress().left_blocks == 0;
         if report.is_over {
             let now = self.engine.unix_seconds();
             pool.bad()
                 .change_progress(|progress| progress.ended_unix_seconds = now);
-            *scrub = Scrub::default();
-            pool.bad().save(&pool.journal)?;
-        } else if scrub.unsaved_bytes >= SAVE_BYTES {
-            scrub.unsaved_bytes = 0;
-            pool.bad().save(&pool.journal)?;
+            *run = ScrubRun::default();
+            pool.bad().save(pool.journal())?;
+        } else if run.unsaved_bytes >= SAVE_BYTES {
+            run.unsaved_bytes = 0;
+            pool.bad().save(pool.journal())?;
         }
         Ok(report)
     }
@@ -206,8 +221,8 @@ impl Store {
     /// # Errors
     ///
     /// I/O errors.
-    pub fn save_scrub(&self) -> Result<()> {
-        self.pool.bad().save(&self.pool.journal)
+    pub fn save(&self) -> Result<()> {
+        self.pool.bad().save(self.pool.journal())
     }
 
     /// Checks blocks that requests could not read. Returns how many of them are bad.
@@ -217,19 +232,19 @@ impl Store {
     /// I/O errors, except the faults that it looks for.
     pub fn look_at_suspects(&self) -> Result<u64> {
         let suspects = self.pool.bad().take_suspects();
-        if suspects.is_empty() || self.pool.journal.check_writable().is_err() {
+        if suspects.is_empty() || self.pool.journal().check_writable().is_err() {
             return Ok(0);
         }
-        let _job = self.pool.batches.job_in_background()?;
+        let _job = self.pool.batches().job_in_background()?;
         let mut block = vec![0; self.pool.block_size() as usize];
         let mut unreadable = Vec::new();
         for pba in suspects {
-            let is_named = self.pool.is_named(pba)?;
-            if is_named && !self.pool.blocks.read_if_readable(pba, &mut block)? {
+            let is_named = self.is_named(pba)?;
+            if is_named && !self.pool.blocks().read_if_readable(pba, &mut block)? {
                 unreadable.push(pba);
             }
         }
-        self.pool.blocks.list_unreadable(&unreadable)
+        self.pool.blocks().list_unreadable(&unreadable)
     }
 
     /// Checks listed unreadable blocks once more, from `from` on, which it moves; around the list,
@@ -241,7 +256,7 @@ impl Store {
     /// I/O errors, except the faults that it looks for.
     pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
         let pool = &self.pool;
-        if !pool.bad().is_any() || pool.journal.check_writable().is_err() {
+        if !pool.bad().is_any() || pool.journal().check_writable().is_err() {
             return Ok(0);
         }
         let listed = pool.bad().all().into_iter();
@@ -253,7 +268,7 @@ impl Store {
         for bad in after.into_iter().chain(before).take(LOOKS_AGAIN_MAX) {
             *from = bad.pba + 1;
             // Without the job lock first: a device can take seconds to report a failure.
-            if !pool.blocks.read_if_readable(bad.pba, &mut block)? {
+            if !pool.blocks().read_if_readable(bad.pba, &mut block)? {
                 break;
             }
             readable.push(bad.pba);
@@ -261,19 +276,19 @@ impl Store {
         if readable.is_empty() {
             return Ok(0);
         }
-        let _job = pool.batches.job_in_background()?;
+        let _job = pool.batches().job_in_background()?;
         let listed = readable.into_iter().filter_map(|pba| pool.bad().get(pba));
-        pool.look_again(listed.collect())
+        self.look_again(listed.collect())
     }
 }
 
-impl Pool {
+impl Scrub {
     /// Skips blocks that are neither stored nor known to be bad, if there are more than a step would pass.
     /// Returns their number.
     fn skip_free(&self) -> Result<u64> {
-        let mut metadata = self.journal.metadata()?;
+        let mut metadata = self.pool.journal().metadata()?;
         let pool_blocks = metadata.space().blocks();
-        let progress = self.bad().progress();
+        let progress = self.pool.bad().progress();
         // The pool may have become smaller.
         let start = match progress.next_block {
             next if next < pool_blocks => next,
@@ -281,11 +296,11 @@ impl Pool {
         };
         let most = progress.left_blocks.min(SKIP_BLOCKS);
         let end = pool_blocks.min(start.saturating_add(most));
-        let bad = self.bad().within(start..end);
+        let bad = self.pool.bad().within(start..end);
         let bad = bad.first().map_or(end, |bad| bad.pba.0);
         let next = metadata.next_named(start..bad)?;
         drop(metadata);
-        if next - start <= STEP_BYTES / self.block_size() {
+        if next - start <= STEP_BYTES / self.pool.block_size() {
             return Ok(0);
         }
         self.pass(start..next, pool_blocks);
@@ -295,21 +310,21 @@ impl Pool {
     /// Notes that the run has passed these blocks.
     fn pass(&self, passed: Range<u64>, pool_blocks: u64) {
         // A concurrent call may have begun another run.
-        let progress = self.bad().change_progress(|progress| {
+        let progress = self.pool.bad().change_progress(|progress| {
             let left = progress.left_blocks;
             progress.left_blocks = left.saturating_sub(passed.end - passed.start);
             progress.next_block = passed.end % pool_blocks;
         });
         if progress.next_block == 0 {
             // A list that was lost had no progress either, so this is the end of the whole pool.
-            self.bad().forget_problem();
+            self.pool.bad().forget_problem();
         }
     }
 
     /// The window in which the run continues; none without a run.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
-        let pool_blocks = self.journal.metadata()?.space().blocks();
-        let progress = self.bad().change_progress(|progress| {
+        let pool_blocks = self.pool.journal().metadata()?.space().blocks();
+        let progress = self.pool.bad().change_progress(|progress| {
             // The pool may have become smaller.
             if progress.next_block >= pool_blocks {
                 progress.next_block = 0;
@@ -323,7 +338,7 @@ impl Pool {
         if !kept.as_ref().is_some_and(goes_on) {
             // The old one's memory is given back first.
             *kept = None;
-            let count = (self.limits.scrub_bytes * 8 / WINDOW_BITS_PER_BLOCK) as u64;
+            let count = (self.pool.limits().scrub_bytes * 8 / WINDOW_BITS_PER_BLOCK) as u64;
             let end = pool_blocks.min(at + count.max(64).min(progress.left_blocks));
             *kept = Some(Window::new(at..end));
         }
@@ -333,9 +348,12 @@ impl Pool {
     /// A part of step 1.
     fn note_rows(&self, window: &mut Window, from: Fingerprint) -> Result<()> {
         // A conversion replaces the index, and no one may hold the old one then.
-        let _job = self.batches.job_in_background()?;
-        let index = self.index().ready()?;
-        let rows = self.background.run(|| index.rows(from, ROWS_PER_STEP))?;
+        let _job = self.pool.batches().job_in_background()?;
+        let index = self.pool.index().ready()?;
+        let rows = self
+            .pool
+            .background()
+            .run(|| index.rows(from, ROWS_PER_STEP))?;
         for (fingerprint, row) in &rows {
             if window.blocks.contains(&row.pba.0) {
                 window.note(row.pba, *fingerprint);
@@ -352,11 +370,11 @@ impl Pool {
         domains: &mut Domains,
         buf: &mut Vec<u8>,
     ) -> Result<ScrubReport> {
-        let progress = self.bad().progress();
+        let progress = self.pool.bad().progress();
         let start = progress.next_block;
-        let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
+        let step = (STEP_BYTES / self.pool.block_size()).min(progress.left_blocks);
         let (mut blocks, end, pool_blocks) = {
-            let mut metadata = self.journal.metadata()?;
+            let mut metadata = self.pool.journal().metadata()?;
             domains.set_end(metadata.catalogue().next_domain_id());
             // The pool may have become smaller since the window was made.
             let end = window
@@ -373,7 +391,7 @@ impl Pool {
                 metadata.space().blocks(),
             )
         };
-        let bad = self.bad().within(start..end);
+        let bad = self.pool.bad().within(start..end);
         if !bad.is_empty() {
             blocks.extend(bad.iter().map(|bad| bad.pba));
             blocks.sort_unstable();
@@ -382,13 +400,14 @@ impl Pool {
         let looked = if blocks.is_empty() {
             Looked::default()
         } else {
-            self.background
+            self.pool
+                .background()
                 .run(|| self.look(window, &blocks, domains, buf))?
         };
         let mut report = ScrubReport {
             passed_blocks: end - start,
             compared_blocks: looked.compared,
-            bytes: blocks.len() as u64 * self.block_size(),
+            bytes: blocks.len() as u64 * self.pool.block_size(),
             ..ScrubReport::default()
         };
         self.judge(window, &looked, domains, &mut report)?;
@@ -404,14 +423,15 @@ impl Pool {
         domains: &mut Domains,
         buf: &mut Vec<u8>,
     ) -> Result<Looked> {
-        let block_size = self.block_size() as usize;
-        let read_bytes = self.blocks.read_bytes();
+        let block_size = self.pool.block_size() as usize;
+        let read_bytes = self.pool.blocks().read_bytes();
         buf.resize(read_bytes, 0);
         let mut looked = Looked::default();
         for piece in blocks.chunks(read_bytes / block_size) {
             let mut unreadable = Vec::new();
             let bytes = &mut buf[..piece.len() * block_size];
-            self.blocks
+            self.pool
+                .blocks()
                 .read_blocks_back(piece, bytes, &mut unreadable)?;
             // Blocks with a fingerprint are collected, so that many are hashed at once.
             let mut published: Vec<(Pba, [u8; NOTED_BYTES])> = Vec::new();
@@ -422,19 +442,21 @@ impl Pool {
                     let to = published.len() * block_size;
                     buf.copy_within(n * block_size..(n + 1) * block_size, to);
                     published.push((*pba, noted));
-                } else if self.bad().get(*pba).is_some() {
+                } else if self.pool.bad().get(*pba).is_some() {
                     looked.suspects.push(*pba);
                 }
             }
             let contents = &buf[..published.len() * block_size];
-            let fingerprints = domains.fingerprints(self, contents);
+            let fingerprints = domains.fingerprints(&self.pool, contents);
             let contents = contents.chunks_exact(block_size);
             looked.compared += published.len() as u64;
             for (((pba, noted), found), content) in published.iter().zip(fingerprints).zip(contents)
             {
                 let is_equal = found.0[..NOTED_BYTES] == *noted
-                    || domains.find(self, content, |other| other.0[..NOTED_BYTES] == *noted);
-                if !is_equal || self.bad().get(*pba).is_some() {
+                    || domains.find(&self.pool, content, |other| {
+                        other.0[..NOTED_BYTES] == *noted
+                    });
+                if !is_equal || self.pool.bad().get(*pba).is_some() {
                     looked.suspects.push(*pba);
                 }
             }
@@ -453,28 +475,28 @@ impl Pool {
         if looked.suspects.is_empty() {
             return Ok(());
         }
-        let _job = self.batches.job_in_background()?;
-        let index = self.index().ready()?;
+        let _job = self.pool.batches().job_in_background()?;
+        let index = self.pool.index().ready()?;
         let (mut bad, mut good) = (Vec::new(), Vec::new());
         for pba in &looked.suspects {
             let noted = window.noted(*pba);
             match self.verdict(&*index, *pba, noted, domains)? {
-                Some(verdict) if self.bad().get(*pba) == Some(verdict) => {}
+                Some(verdict) if self.pool.bad().get(*pba) == Some(verdict) => {}
                 Some(verdict) => bad.push(verdict),
                 None => good.push(*pba),
             }
         }
         report.found_bad = bad
             .iter()
-            .filter(|block| self.bad().get(block.pba).is_none())
+            .filter(|block| self.pool.bad().get(block.pba).is_none())
             .count() as u64;
-        good.retain(|pba| self.bad().get(*pba).is_some());
+        good.retain(|pba| self.pool.bad().get(*pba).is_some());
         report.found_good = good.len() as u64;
         for it in &bad {
             tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
         }
-        self.bad().list(&self.journal, &bad)?;
-        self.bad().unlist(&self.journal, good)
+        self.pool.bad().list(self.pool.journal(), &bad)?;
+        self.pool.bad().unlist(self.pool.journal(), good)
     }
 
     /// The fault of a block, if there is one. The caller holds the job lock.
@@ -485,9 +507,9 @@ impl Pool {
         noted: Option<[u8; NOTED_BYTES]>,
         domains: &mut Domains,
     ) -> Result<Option<BadBlock>> {
-        let listed = self.bad().get(pba);
-        let mut block = vec![0; self.block_size() as usize];
-        let is_readable = self.blocks.read_if_readable(pba, &mut block)?;
+        let listed = self.pool.bad().get(pba);
+        let mut block = vec![0; self.pool.block_size() as usize];
+        let is_readable = self.pool.blocks().read_if_readable(pba, &mut block)?;
         if !self.is_named(pba)? {
             // Freed. An unreadable one stays out of use.
             return Ok(listed.filter(|_| !is_readable));
@@ -496,7 +518,7 @@ impl Pool {
         let first_bytes = |bytes: [u8; 16]| [bytes[0], bytes[1], bytes[2], bytes[3]];
         let fingerprint = match noted.or(known.map(first_bytes)) {
             Some(noted) if Guard::SuspectsConfirmed.holds() => {
-                self.blocks.fingerprint_in(index, noted, pba)?
+                self.pool.blocks().fingerprint_in(index, noted, pba)?
             }
             Some([a, b, c, d]) => {
                 let mut noted = Fingerprint::default();
@@ -507,7 +529,7 @@ impl Pool {
         };
         let is_good = match fingerprint {
             _ if !is_readable => false,
-            Some(expected) => domains.find(self, &block, |found| found == expected),
+            Some(expected) => domains.find(&self.pool, &block, |found| found == expected),
             None => true,
         };
         Ok((!is_good).then_some(BadBlock {
@@ -525,8 +547,8 @@ impl Pool {
     /// Checks all blocks of the list once more, and takes off the good ones. The caller holds the
     /// job lock.
     pub(super) fn look_at_bad_again(&self) -> Result<()> {
-        let listed = self.bad().all();
-        if listed.is_empty() || self.journal.check_writable().is_err() {
+        let listed = self.pool.bad().all();
+        if listed.is_empty() || self.pool.journal().check_writable().is_err() {
             return Ok(());
         }
         self.look_again(listed).map(|_| ())
@@ -535,25 +557,25 @@ impl Pool {
     /// Returns how many left the list.
     fn look_again(&self, listed: Vec<BadBlock>) -> Result<u64> {
         let mut domains = Domains::default();
-        domains.set_end(self.journal.metadata()?.catalogue().next_domain_id());
+        domains.set_end(self.pool.journal().metadata()?.catalogue().next_domain_id());
         let mut good = Vec::new();
-        let mut block = vec![0; self.block_size() as usize];
+        let mut block = vec![0; self.pool.block_size() as usize];
         for bad in listed {
-            let is_good = self.blocks.read_if_readable(bad.pba, &mut block)?
-                && bad
-                    .fingerprint
-                    .is_none_or(|expected| domains.find(self, &block, |found| found.0 == expected));
+            let is_good = self.pool.blocks().read_if_readable(bad.pba, &mut block)?
+                && bad.fingerprint.is_none_or(|expected| {
+                    domains.find(&self.pool, &block, |found| found.0 == expected)
+                });
             if is_good {
                 good.push(bad.pba);
             }
         }
         let count = good.len() as u64;
-        self.bad().unlist(&self.journal, good)?;
+        self.pool.bad().unlist(self.pool.journal(), good)?;
         Ok(count)
     }
 
     pub(super) fn is_named(&self, pba: Pba) -> Result<bool> {
-        let mut metadata = self.journal.metadata()?;
+        let mut metadata = self.pool.journal().metadata()?;
         if pba.0 >= metadata.space().blocks() {
             return Ok(false);
         }
@@ -616,14 +638,14 @@ impl Domains {
         (
             first,
             self.key
-                .get_or_insert_with(|| pool.blocks.fingerprinter().key(first)),
+                .get_or_insert_with(|| pool.blocks().fingerprinter().key(first)),
         )
     }
 
     /// The fingerprints of consecutive blocks, with the key that fitted last.
     fn fingerprints(&mut self, pool: &Pool, blocks: &[u8]) -> Vec<Fingerprint> {
         let (domain, key) = self.first(pool);
-        pool.blocks
+        pool.blocks()
             .fingerprinter()
             .fingerprints(key, domain, blocks)
     }
@@ -631,8 +653,8 @@ impl Domains {
     /// Whether the block's fingerprint, with any of the keys, is as wanted.
     fn find(&mut self, pool: &Pool, block: &[u8], is_wanted: impl Fn(Fingerprint) -> bool) -> bool {
         let fits = |domain: DomainId| {
-            let found = pool.blocks.fingerprinter().fingerprints(
-                &pool.blocks.fingerprinter().key(domain),
+            let found = pool.blocks().fingerprinter().fingerprints(
+                &pool.blocks().fingerprinter().key(domain),
                 domain,
                 block,
             );

@@ -14,16 +14,18 @@
 //! A layer whose only one above is on its way out as well waits for that one. So no entry moves twice,
 //! and none arrives in a layer that is being emptied.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use onefold_format::map_page::EMPTY_SEGMENT;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
-use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
-use onefold_metadata::sync::{lock, write};
-use onefold_metadata::{Blocking, Guard, Layer, Result, StoreError, Wanted, full_name, owned_runs};
+use onefold_format::{Entry, Record, SegmentIndex, UnmapTo};
+use onefold_metadata::sync::{Mutex, MutexGuard, lock};
+use onefold_metadata::{Blocking, Guard, Layer, Result, StoreError, Wanted, owned_runs};
 
-use super::deletions::Deletion;
-use crate::store::Store;
+use super::deletion_list::{Deletion, DeletionList};
+use crate::batches::lock_hurrying;
+use crate::catalogue::CatalogueWriter;
+use crate::pool::Pool;
 use crate::volume::Volume;
 
 /// A deletion that is not finished.
@@ -41,60 +43,44 @@ pub struct DeletionStat {
     pub failure: Option<String>,
 }
 
-impl Store {
-    /// Deletes a volume. It is invisible at once and its name can be reused;
-    /// [`Store::deletion_step`] releases its own blocks.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; `Exists` while it has snapshots; I/O errors.
-    pub fn delete_volume(&self, name: &str) -> Result<()> {
-        self.delete_volume_and(name, |_| false)
+/// Volumes and snapshots that were deleted and still hold something: see [`Store::deletions`](crate::Store::deletions).
+pub struct Deletions {
+    pool: Arc<Pool>,
+    catalogue: Arc<CatalogueWriter>,
+    list: DeletionList,
+    /// Held by a step of a deletion, and by operations that exclude one. Taken before the job lock and the turn to
+    /// change the catalogue.
+    turn: Mutex<()>,
+}
+
+impl Deletions {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        catalogue: Arc<CatalogueWriter>,
+        deleting: Vec<Deletion>,
+    ) -> Self {
+        Self {
+            pool,
+            catalogue,
+            list: DeletionList::new(deleting),
+            turn: Mutex::default(),
+        }
     }
 
-    /// Deletes a volume after all of its snapshots, one by one, if `goes_along` is true for the name of each of them,
-    /// `VOLUME@SNAPSHOT`.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; `Exists` if it has other snapshots; I/O errors.
-    pub fn delete_volume_and(&self, name: &str, goes_along: impl Fn(&str) -> bool) -> Result<()> {
-        let _changing = self.changing();
-        let deleted = self.check_deletable(name, goes_along)?;
-        deleted
-            .iter()
-            .try_for_each(|volume| self.begin_deletion(volume))
-    }
-
-    /// Deletes a snapshot, as [`Store::delete_volume`] does a volume.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; I/O errors.
-    pub fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let _changing = self.changing();
-        let snapshot = self.check_snapshot(volume, snapshot)?;
-        self.begin_deletion(&snapshot)
-    }
-
-    fn begin_deletion(&self, volume: &Arc<Volume>) -> Result<()> {
-        self.change_volume(
-            volume.id,
-            |record| record.state = VolumeState::Deleting,
-            None,
-        )?;
-        write(&self.volumes).remove(&volume.name());
-        self.leave(Arc::clone(volume));
-        Ok(())
+    /// Keeps deletions from continuing. The holder, which may be waiting for an idle processor, is hurried while
+    /// the caller waits.
+    pub(super) fn pause(&self) -> MutexGuard<'_, ()> {
+        let turn = lock_hurrying(self.pool.background(), &self.turn);
+        turn.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses further requests to a volume whose record says *deleting*, and adds it to the deletions.
-    pub(super) fn leave(&self, volume: Arc<Volume>) {
+    pub(crate) fn leave(&self, volume: Arc<Volume>) {
         let deletion = Deletion::new(volume);
         // A request that was admitted before may still change the map, until this has its blocks.
         let layer = deletion.volume.layer();
         drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
-        self.deletions.add(deletion);
+        self.list.add(deletion);
     }
 
     /// Does a step of the pending deletions: one segment, some fifty microseconds, in which writers wait.
@@ -106,9 +92,9 @@ impl Store {
     ///
     /// `Busy` if a batch is open that cannot be settled; `Damaged` if a map cannot be read; I/O
     /// errors. The next step takes another deletion, or continues this one.
-    pub fn deletion_step(&self) -> Result<Option<u64>> {
-        let _turn = lock(&self.deletion_turn);
-        let Some(Deletion { volume, cursor, .. }) = self.deletions.next() else {
+    pub fn step(&self) -> Result<Option<u64>> {
+        let _turn = lock(&self.turn);
+        let Some(Deletion { volume, cursor, .. }) = self.list.next() else {
             return Ok(None);
         };
         let layer = volume.layer();
@@ -118,20 +104,20 @@ impl Store {
         let done = next.and_then(|segment| {
             match (segment, &layer.above()[..]) {
                 (None, _) => self.end_deletion(&volume)?,
-                (Some(segment), []) => self.clear_segment(&layer, segment)?,
+                (Some(segment), []) => clear_segment(&self.pool, &layer, segment)?,
                 (Some(segment), _) => self.merge_segment(&layer, segment)?,
             }
             Ok(segment.map_or(cursor, |done| done + 1))
         });
         let done = done.map_err(|error| error.during(format_args!("deleting '{}'", volume.name())));
-        self.deletions.note_step(volume.id, &done);
+        self.list.note_step(volume.id, &done);
         done.map(|_| Some(before - layer.logical_blocks()))
     }
 
     /// How often in a row the next deletion has failed; nothing if no deletion has anything to do.
     #[must_use]
-    pub fn next_deletion_failures(&self) -> Option<u32> {
-        self.deletions.next().map(|next| next.failures)
+    pub fn next_failures(&self) -> Option<u32> {
+        self.list.next().map(|next| next.failures)
     }
 
     /// Finishes all pending deletions. `progress` gets the number of blocks done and of all.
@@ -139,19 +125,19 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`Store::deletion_step`]: the first error, once each deletion that can be done is done.
-    pub fn finish_deletions(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
-        let _hurry = self.hurry_background();
-        let waiting = self.deletions()?;
+    /// As [`Deletions::step`]: the first error, once each deletion that can be done is done.
+    pub fn finish(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+        let _hurry = self.pool.background().hurry();
+        let waiting = self.unfinished()?;
         let waiting = waiting
             .iter()
             .filter(|deletion| deletion.needed_by.is_empty());
         let all: u64 = waiting.map(|deletion| deletion.own_blocks).sum();
         // Each is tried at least once, even if it failed before.
-        self.deletions.forget_failures();
+        self.list.forget_failures();
         let (mut done, mut is_any, mut failed) = (0, false, None);
-        while self.next_deletion_failures() == Some(0) {
-            match self.deletion_step() {
+        while self.next_failures() == Some(0) {
+            match self.step() {
                 Ok(Some(blocks)) => {
                     is_any = true;
                     done += blocks;
@@ -169,9 +155,9 @@ impl Store {
     /// # Errors
     ///
     /// Where a request panicked while it changed the maps.
-    pub fn deletions(&self) -> Result<Vec<DeletionStat>> {
-        let deleting = self.deletions.all();
-        let metadata = self.pool.journal.metadata()?;
+    pub fn unfinished(&self) -> Result<Vec<DeletionStat>> {
+        let deleting = self.list.all();
+        let metadata = self.pool.journal().metadata()?;
         let catalogue = &metadata.catalogue();
         let stat = |deletion: &Deletion| {
             let layer = deletion.volume.layer();
@@ -198,40 +184,18 @@ impl Store {
 
     /// Deleted layers that stay because several others need them: they cannot be opened, but their
     /// blocks may be shared like all others.
-    pub(crate) fn deletions_that_stay(&self) -> Vec<Arc<Volume>> {
-        let stay = self.deletions.all().into_iter();
+    pub(crate) fn that_stay(&self) -> Vec<Arc<Volume>> {
+        let stay = self.list.all().into_iter();
         let stay = stay.filter(|deletion| deletion.volume.layer().above().len() > 1);
         stay.map(|deletion| deletion.volume).collect()
-    }
-
-    /// Releases the blocks that a layer maps there; the layer is no longer used.
-    pub(crate) fn clear_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
-        let first = segment.first().0;
-        let _locked = layer
-            .locks
-            .lock(first..first + BLOCKS_PER_SEGMENT, Blocking::Yes);
-        let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
-        let entries = leaf.with(|entries| entries.to_vec());
-        if entries.iter().all(|entry| *entry == Entry::ABSENT) {
-            return Ok(());
-        }
-        let record = Record::Unmap {
-            layer: layer.id,
-            lba: segment.first(),
-            count: BLOCKS_PER_SEGMENT as u32,
-            to: UnmapTo::Absent,
-        };
-        self.pool
-            .journal
-            .append(&[record], &owned_runs(&entries), Blocking::Yes, None)
     }
 
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let pool = &self.pool;
         // No batch is open about the entries that move.
-        let _job = pool.batches.job_in_background()?;
+        let _job = pool.batches().job_in_background()?;
         if Guard::SettledBeforeMerge.holds() {
-            pool.batches.settle_open_batch()?;
+            pool.batches().settle_open_batch()?;
         }
         let maps = &pool.maps();
         let [above] = layer.above()[..] else {
@@ -254,37 +218,37 @@ impl Store {
             above: above.id,
             segment,
         };
-        pool.journal.append(&[merge], &owned, Blocking::Yes, None)
+        pool.journal().append(&[merge], &owned, Blocking::Yes, None)
     }
 
     /// Ends the deletion of a volume in which nothing is left.
     fn end_deletion(&self, volume: &Volume) -> Result<()> {
         // The finder publishes blocks of a layer only while this is not held.
-        let _job = self.pool.batches.job_in_background()?;
-        let _changing = self.changing();
-        self.remove_record(volume.id, volume.layer().id)?;
-        self.deletions.remove(volume.id);
+        let _job = self.pool.batches().job_in_background()?;
+        let _changing = self.catalogue.turn();
+        self.catalogue.remove_record(volume.id, volume.layer().id)?;
+        self.list.remove(volume.id);
         Ok(())
     }
+}
 
-    /// Removes a volume's record. Nothing may be mapped in the layer any more.
-    pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
-        let metadata = self.pool.journal.metadata()?;
-        let slot = metadata.catalogue().by_id(id).map(|(slot, _)| slot);
-        drop(metadata);
-        let Some(slot) = slot else { return Ok(()) };
-        let gone = Record::VolumeGone {
-            slot,
-            volume: id,
-            layer,
-        };
-        self.change_catalogue(&[gone], None)
+/// Releases the blocks that a layer maps there; the layer is no longer used.
+pub(crate) fn clear_segment(pool: &Pool, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
+    let first = segment.first().0;
+    let _locked = layer
+        .locks
+        .lock(first..first + BLOCKS_PER_SEGMENT, Blocking::Yes);
+    let leaf = pool.maps().leaf(layer, segment, Blocking::Yes)?;
+    let entries = leaf.with(|entries| entries.to_vec());
+    if entries.iter().all(|entry| *entry == Entry::ABSENT) {
+        return Ok(());
     }
-
-    pub(crate) fn snapshots_of(&self, volume: &Volume) -> Vec<Arc<Volume>> {
-        let prefix = full_name(&volume.name(), "");
-        let mut snapshots = self.snapshots_in_use();
-        snapshots.retain(|snapshot| snapshot.name().starts_with(&prefix));
-        snapshots
-    }
+    let record = Record::Unmap {
+        layer: layer.id,
+        lba: segment.first(),
+        count: BLOCKS_PER_SEGMENT as u32,
+        to: UnmapTo::Absent,
+    };
+    pool.journal()
+        .append(&[record], &owned_runs(&entries), Blocking::Yes, None)
 }

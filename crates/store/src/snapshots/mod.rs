@@ -1,9 +1,10 @@
 //! Snapshots, clones and deletions: layers are frozen, put above one another, and merged away.
 
 mod deletion;
-mod deletions;
+mod deletion_list;
 mod snapshot;
 
-pub use deletion::DeletionStat;
-pub(crate) use deletions::{Deletion, Deletions};
+pub(crate) use deletion::clear_segment;
+pub use deletion::{DeletionStat, Deletions};
+pub(crate) use deletion_list::Deletion;
 pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;

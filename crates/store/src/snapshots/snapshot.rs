@@ -7,7 +7,7 @@
 //!
 //! The changes of a call are in one frame of the log: a crash leaves all of them or none.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use onefold_format::frame::FRAME_PAYLOAD_MAX;
 use onefold_format::record::FREEZE_BYTES;
@@ -16,13 +16,11 @@ use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeSettings,
     VolumeState,
 };
-use onefold_metadata::sync::{read, write};
 use onefold_metadata::{
     Blocking, Catalogue, LAYERS_DEEP_MAX, Layer, Result, StoreError, StoreErrorKind, Wanted,
     check_name, free_slot, full_name,
 };
 
-use crate::batches::lock_hurrying;
 use crate::store::Store;
 use crate::volume::Volume;
 
@@ -52,7 +50,7 @@ impl Store {
                 wanted.len()
             )));
         }
-        let _changing = self.changing();
+        let _changing = self.catalogue.turn();
         let mut sources: Vec<Arc<Volume>> = Vec::new();
         for (volume, name) in wanted {
             check_name(name, "snapshot")?;
@@ -83,7 +81,7 @@ impl Store {
                 let made = Arc::new(Volume::new(Arc::clone(&self.pool), snapshot)?);
                 let name = full_name(volume, name);
                 made.set_name(&name);
-                write(&self.volumes).insert(name, made);
+                self.volumes.insert(&name, made);
             }
         }
         Ok(())
@@ -99,16 +97,15 @@ impl Store {
     pub fn clone_volume(&self, source: &str, name: &str) -> Result<()> {
         check_name(name, "volume")?;
         // The layer below may be on its way into the one above it, but no further while this looks.
-        let turn = lock_hurrying(&self.pool.background, &self.deletion_turn);
-        let _turn = turn.unwrap_or_else(PoisonError::into_inner);
-        let _changing = self.changing();
+        let _paused = self.deletions.pause();
+        let _changing = self.catalogue.turn();
         let source = self.volume(source)?;
-        self.check_name_is_free(name)?;
+        self.catalogue.check_name_is_free(name)?;
         check_depth(&source.layer(), &source.name())?;
         let shared = self.layer_to_share(&source)?;
         let clone = match shared {
             Some(below) => {
-                let metadata = self.pool.journal.metadata()?;
+                let metadata = self.pool.journal().metadata()?;
                 let catalogue = &metadata.catalogue();
                 let slot = free_slot(&mut catalogue.free_slots())?;
                 let clone = self.clone_record(catalogue, 0, record_of(catalogue, &source)?, name);
@@ -118,13 +115,14 @@ impl Store {
                 };
                 drop(metadata);
                 let volume = clone.clone();
-                self.change_catalogue(&[Record::VolumePut { slot, volume }], None)?;
+                self.catalogue
+                    .write(&[Record::VolumePut { slot, volume }], None)?;
                 clone
             }
             None => self.freeze_and_clone(&source, name)?,
         };
         let volume = Arc::new(Volume::new(Arc::clone(&self.pool), &clone)?);
-        write(&self.volumes).insert(name.to_owned(), volume);
+        self.volumes.insert(name, volume);
         Ok(())
     }
 
@@ -186,7 +184,7 @@ impl Store {
     ///
     /// `NotFound`; I/O errors.
     pub fn roll_back(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let _changing = self.changing();
+        let _changing = self.catalogue.turn();
         let snapshot = self.check_snapshot(volume, snapshot)?;
         let source = self.volume_proper(volume)?;
         let size_bytes = snapshot.size_bytes();
@@ -235,16 +233,16 @@ impl Store {
         records: impl FnOnce(&Catalogue) -> Result<Vec<Record>>,
     ) -> Result<Vec<Record>> {
         // Before the writes are held up, which a checkpoint would do for long.
-        self.pool.journal.make_room()?;
+        self.pool.journal().make_room()?;
         let layers: Vec<Arc<Layer>> = sources.iter().map(|source| source.layer()).collect();
         let all = 0..VOLUME_BLOCKS_MAX;
         let drained: Vec<_> = layers
             .iter()
             .map(|layer| layer.locks.lock(all.clone(), Blocking::Yes))
             .collect();
-        let records = records(self.pool.journal.metadata()?.catalogue())?;
+        let records = records(self.pool.journal().metadata()?.catalogue())?;
         self.pool
-            .journal
+            .journal()
             .append(&records, &[], Blocking::Yes, None)?;
         for (source, record) in sources.iter().zip(&records) {
             if let Record::Freeze { live, .. } = record {
@@ -255,7 +253,7 @@ impl Store {
             }
         }
         drop(drained);
-        self.pool.journal.commit()?;
+        self.pool.journal().commit()?;
         Ok(records)
     }
 
@@ -304,13 +302,13 @@ impl Store {
     fn leave_unnamed(&self, of: &Volume, record: &VolumeRecord) -> Result<()> {
         let volume = Arc::new(Volume::new(Arc::clone(&self.pool), record)?);
         volume.set_name(&full_name(&of.name(), &record.name));
-        self.leave(volume);
+        self.deletions.leave(volume);
         Ok(())
     }
 
     fn check_snapshot_is_free(&self, source: &Volume, name: &str) -> Result<()> {
         let name = full_name(&source.name(), name);
-        if !read(&self.volumes).contains_key(&name) {
+        if !self.volumes.has(&name) {
             return Ok(());
         }
         let message = format!("snapshot '{name}' exists already");
@@ -325,13 +323,6 @@ impl Store {
             StoreError::new(StoreErrorKind::NotFound, message)
         };
         self.volume(&name).map_err(not_found)
-    }
-
-    /// The snapshots of all volumes in use.
-    pub(crate) fn snapshots_in_use(&self) -> Vec<Arc<Volume>> {
-        let volumes = read(&self.volumes);
-        let snapshots = volumes.values().filter(|volume| volume.is_snapshot());
-        snapshots.cloned().collect()
     }
 }
 

@@ -127,7 +127,7 @@ impl Volume {
                 break;
             };
             // Addresses are compared with each other only inside a segment.
-            let _pin = self.pool.journal.reuse().epochs().pin();
+            let _pin = self.pool.journal().reuse().epochs().pin();
             let changes = branches.compare(self.pool.maps(), segment, blocking)?;
             for (change, lba) in changes.into_iter().zip(segment.first().0..) {
                 runs.add(((lba + 1) * block_size).min(end), change);
@@ -165,10 +165,10 @@ mod tests {
         volume.write(0, &[1; 4096], Blocking::Yes).unwrap();
         let names = [("v".to_owned(), "s".to_owned())];
         store.create_snapshots(&names).unwrap();
-        store.pool.journal.checkpoint().unwrap();
+        store.pool.journal().checkpoint().unwrap();
         let below = volume.layer().below().unwrap();
         store.delete_snapshot("v", "s").unwrap();
-        store.finish_deletions(&mut |_, _| {}).unwrap();
+        store.deletions().finish(&mut |_, _| {}).unwrap();
         volume.trim(0, 4096, Blocking::Yes).unwrap();
         let leaf = store
             .pool

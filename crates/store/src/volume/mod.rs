@@ -11,6 +11,7 @@ mod prepared_read;
 mod read;
 mod recent;
 mod resolve;
+mod rewrites;
 mod trim;
 mod write;
 
@@ -20,17 +21,17 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use onefold_format::{VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull};
-use onefold_journal::{Hurry, RewriteMark};
+use onefold_journal::Hurry;
 use onefold_metadata::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use onefold_metadata::{
-    Blocking, Guard, HashCache, Layer, PbaRun, REQUEST_BYTES_MAX, Result, StoreError,
-    StoreErrorKind,
+    Blocking, Guard, HashCache, Layer, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
 };
 
 use crate::pool::Pool;
 use crate::volume_options::VolumeOptions;
 
 use self::inline::Inline;
+use self::rewrites::Rewrites;
 
 pub use changes::ChangedExtent;
 pub use inline::{AutoHeldBack, AutoSwitch, InlineStat, RefusedCounts};
@@ -49,7 +50,7 @@ pub struct Extent {
 
 /// An open volume. Any range of bytes works; whole blocks are faster.
 pub struct Volume {
-    pub(crate) pool: Arc<Pool>,
+    pool: Arc<Pool>,
     pub(crate) id: VolumeId,
     /// The live layer; of a snapshot, its frozen layer.
     layer: RwLock<Arc<Layer>>,
@@ -62,13 +63,12 @@ pub struct Volume {
     importing: AtomicBool,
     gone: AtomicBool,
     inline: Inline,
-    /// When the volume last wrote in place.
-    rewrites: RewriteMark,
+    rewrites: Rewrites,
 }
 
 impl Volume {
     pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
-        let key = pool.blocks.fingerprinter().key(record.domain);
+        let key = pool.blocks().fingerprinter().key(record.domain);
         let volume = Self {
             id: record.id,
             layer: RwLock::new(pool.maps().layer(record.layer)?),
@@ -85,7 +85,7 @@ impl Volume {
             importing: AtomicBool::new(record.state == VolumeState::Importing),
             gone: AtomicBool::new(false),
             inline: Inline::new(key),
-            rewrites: RewriteMark::default(),
+            rewrites: Rewrites::new(record.id),
         };
         volume.renew_hash_cache(record.settings.hash_cache_bytes);
         Ok(volume)
@@ -153,10 +153,15 @@ impl Volume {
         let layer = self.layer();
         layer.set_hash_cache(None);
         if bytes > 0 && !self.is_snapshot() {
-            let key = self.pool.blocks.fingerprinter().key(layer.domain);
-            let cache = HashCache::new(&self.pool.hash_cache_room, bytes, key);
+            let key = self.pool.blocks().fingerprinter().key(layer.domain);
+            let cache = HashCache::new(self.pool.hash_cache_room(), bytes, key);
             layer.set_hash_cache(cache);
         }
+    }
+
+    /// The pool that has the volume.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// The live layer; of a snapshot, its frozen layer.
@@ -174,7 +179,7 @@ impl Volume {
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
     #[must_use]
     pub fn block_size(&self) -> u32 {
-        self.pool.superblock.block_size
+        self.pool.superblock().block_size
     }
 
     /// Blocks that hold data, without those that only its snapshots have.
@@ -193,7 +198,7 @@ impl Volume {
     /// until there is room. A write that waits holds nothing.
     #[must_use]
     pub fn pauses_when_full(&self) -> bool {
-        self.pool.journal.when_full() == WhenFull::Pause
+        self.pool.journal().when_full() == WhenFull::Pause
     }
 
     /// Whether the volume is being loaded from an image.
@@ -215,12 +220,12 @@ impl Volume {
     /// [`crate::Store::set_background_executor`].
     #[must_use]
     pub fn works_in_background(&self) -> bool {
-        self.pool.background.is_working()
+        self.pool.background().is_working()
     }
 
     /// See [`Store::hurry_background`](crate::Store::hurry_background).
     pub fn hurry_background(&self) -> Hurry {
-        self.pool.background.hurry()
+        self.pool.background().hurry()
     }
 
     /// Fills `buf` from `offset`. Unwritten ranges, and zeros, read as zeros.
@@ -274,7 +279,7 @@ impl Volume {
     /// [`Store::accept_loss`]: crate::Store::accept_loss
     pub fn flush(&self) -> Result<()> {
         self.pool
-            .journal
+            .journal()
             .commit()
             .and_then(|()| self.check_undamaged())
             .map_err(|e| e.during(format_args!("flushing '{}'", self.name())))
@@ -282,7 +287,7 @@ impl Volume {
 
     /// A client that outlived a loss must get an error: it continues as if its writes were there.
     fn check_undamaged(&self) -> Result<()> {
-        if !self.pool.losses.is_damaged(self.id) || !Guard::LossTold.holds() {
+        if !self.pool.losses().is_damaged(self.id) || !Guard::LossTold.holds() {
             return Ok(());
         }
         let name = self.name();
@@ -355,21 +360,10 @@ impl Volume {
         Ok(())
     }
 
-    /// Notes, for the next process if this one dies, that blocks are about to be rewritten in place.
-    fn begin_rewrite(&self, run: PbaRun) {
-        let journal = &self.pool.journal;
-        journal.begin_rewrite(&self.rewrites, self.id, run);
-    }
-
-    /// Notes that blocks were rewritten in place, before the request is answered.
-    fn end_rewrite(&self) {
-        self.pool.journal.end_rewrite(&self.rewrites, self.id);
-    }
-
     /// Counts a request's latency, unless it would block: then its retry is counted.
     fn count_latency(&self, started: Instant, done: &Result<()>) {
         if !matches!(done, Err(error) if error.kind() == StoreErrorKind::WouldBlock) {
-            self.pool.latencies.add(started.elapsed());
+            self.pool.latencies().add(started.elapsed());
         }
     }
 
@@ -398,7 +392,7 @@ impl Volume {
             let message = format!("'{}' is a snapshot, which cannot be written", self.name());
             return Err(StoreError::new(StoreErrorKind::ReadOnly, message));
         }
-        self.pool.journal.check_writable()
+        self.pool.journal().check_writable()
     }
 
     pub(crate) fn check_in_use(&self) -> Result<()> {
@@ -435,7 +429,7 @@ impl Volume {
     fn refused(&self, error: StoreError) -> StoreError {
         if error.kind() == StoreErrorKind::NoSpace
             && !self.is_importing()
-            && let Err(error) = self.pool.journal.free_space().refused()
+            && let Err(error) = self.pool.journal().free_space().refused()
         {
             tracing::error!("how full the pool is cannot be found out: {error}");
         }

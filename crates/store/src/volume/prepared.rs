@@ -139,7 +139,8 @@ impl Volume {
         if let Some(cache) = &cache {
             blocks.by_segment().for_each(|blocks| cache.forget(blocks));
         }
-        self.begin_rewrite(PbaRun { start: pba, count });
+        self.rewrites
+            .begin(&self.pool, PbaRun { start: pba, count });
         let io = self.pool.data().prepare_write(data, pba.0 * block_size);
         let io = io.ok_or_else(StoreError::would_block)?;
         let fingerprints = cache.map(|cache| {
@@ -187,10 +188,8 @@ impl InPlace {
         pool.data().mark_unsynced();
         let written = written.map_err(|error| not_stored(blocks, pba, error));
         if written.is_ok() {
-            volume.note_rewritten(PbaRun {
-                start: pba,
-                count: blocks.count,
-            });
+            let count = blocks.count;
+            volume.rewrites.end(pool, PbaRun { start: pba, count });
             if let Some((cache, fingerprints)) = fingerprints {
                 let mut rest = &fingerprints[..];
                 for part in blocks.by_segment() {

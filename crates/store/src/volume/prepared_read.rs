@@ -72,7 +72,7 @@ impl Volume {
         }
         self.admit(offset, len as u64, REQUEST_BYTES_MAX).ok()?;
         // Before the lookup, as P3 requires.
-        let pin = self.pool.journal.reuse().epochs().pin_long();
+        let pin = self.pool.journal().reuse().epochs().pin_long();
         let runs = self.runs_to_read(offset, len)?;
         let ranges: Vec<_> = (runs.iter()).map(|run| (run.at, run.bytes.len())).collect();
         let io = self.pool.data().prepare_read(&ranges)?;
@@ -143,7 +143,7 @@ impl UnderWay {
         for (run, read) in found {
             pool.data().check_found(&read, run.at).ok()?;
             // A sync may have failed since the lookup.
-            pool.journal.check_believed(&run.blocks).ok()?;
+            pool.journal().check_believed(&run.blocks).ok()?;
             bytes.push((run.bytes.clone(), read));
         }
         self.volume.count_latency(self.received, &Ok(()));

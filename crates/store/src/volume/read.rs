@@ -24,6 +24,7 @@ use onefold_metadata::{
 use smallvec::SmallVec;
 
 use super::{Extent, Volume};
+use crate::pool::Pool;
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 pub(super) const PIECE_BLOCKS: u64 = 512;
@@ -47,147 +48,16 @@ impl Volume {
             let count = (at + len).div_ceil(block_size) - first.0;
             let entries =
                 view.look_up(|layer| self.entries(layer, BlockRange::new(first, count), blocking))?;
-            self.read_piece(
-                view.layer(),
-                first,
-                &entries,
-                (at - first.0 * block_size) as usize,
-                piece,
+            let reader = Reader {
+                pool: &self.pool,
+                layer: view.layer(),
                 blocking,
-            )?;
+            };
+            let skip = (at - first.0 * block_size) as usize;
+            reader.read_piece(first, &entries, skip, piece)?;
             at += len;
             rest = after;
         }
-        Ok(())
-    }
-
-    /// Reads `buf` from `skip` bytes into the blocks of `entries`.
-    fn read_piece(
-        &self,
-        layer: &Layer,
-        first: Lba,
-        entries: &[Entry],
-        skip: usize,
-        buf: &mut [u8],
-        blocking: Blocking,
-    ) -> Result<()> {
-        let block_size = self.pool.block_size() as usize;
-        let mut stored = SmallVec::<[StoredRun<'_>; 4]>::new();
-        let (mut n, mut skip, mut rest) = (0, skip, buf);
-        while n < entries.len() {
-            let entry = entries[n];
-            let run = entries[n..].iter().zip(0..);
-            let count = run
-                .take_while(|(next, i)| **next == entry.successor(*i))
-                .count();
-            let len = (count * block_size - skip).min(rest.len());
-            let (bytes, after) = std::mem::take(&mut rest).split_at_mut(len);
-            match entry.pba() {
-                None => bytes.fill(0),
-                Some(pba) => {
-                    let run = StoredRun {
-                        lba: first + n as u64,
-                        pba,
-                        skip: skip as u64,
-                        bytes,
-                    };
-                    let is_shared = matches!(entry.state(), State::Shared(_));
-                    if is_shared && self.pool.bad().is_any() {
-                        self.read_beside_bad(layer, run, blocking)?;
-                    } else {
-                        stored.push(run);
-                    }
-                }
-            }
-            (n, skip, rest) = (n + count, 0, after);
-        }
-        self.read_runs(&mut stored, blocking)
-    }
-
-    /// Reads the runs, all at the same time where the disk can do that.
-    fn read_runs(&self, runs: &mut [StoredRun<'_>], blocking: Blocking) -> Result<()> {
-        let block_size = self.pool.block_size();
-        let read = {
-            let ranges = runs.iter_mut().map(|run| run.range(block_size));
-            let mut ranges = ranges.collect::<SmallVec<[ReadRange<'_>; 4]>>();
-            match blocking {
-                Blocking::Yes => self.pool.data().read_together(&mut ranges).map(|()| true),
-                Blocking::No => self.pool.data().try_read_each(&mut ranges),
-            }
-        };
-        match read {
-            Ok(true) => {}
-            Ok(false) => return Err(StoreError::would_block()),
-            Err((n, error)) => {
-                let blocks = runs[n].blocks(block_size);
-                let run = PbaRun {
-                    start: Pba(blocks.start),
-                    count: blocks.end - blocks.start,
-                };
-                if !self.pool.data().is_any_lost(run) {
-                    self.pool.bad().suspect(blocks);
-                }
-                return Err(StoreError::io(runs[n].describe(), error));
-            }
-        }
-        // A sync may have failed while the disk was read.
-        runs.iter().try_for_each(|run| {
-            let believed = self.pool.journal.check_believed(&run.blocks(block_size));
-            believed.map_err(|error| StoreError::io(run.describe(), error))
-        })
-    }
-
-    /// Reads a run of shared blocks, some of which may be known to be bad.
-    fn read_beside_bad(&self, layer: &Layer, run: StoredRun<'_>, blocking: Blocking) -> Result<()> {
-        let block_size = self.pool.block_size();
-        let mut listed = self.pool.bad().within(run.blocks(block_size));
-        listed.retain(|bad| bad.fingerprint.is_some());
-        let (mut good_parts, mut rest) = (SmallVec::<[_; 4]>::new(), run);
-        for bad in listed {
-            let until_bad = ((bad.pba.0 - rest.pba.0) * block_size).saturating_sub(rest.skip);
-            let (good, after) = rest.split_at(until_bad, block_size);
-            good_parts.push(good);
-            let of_block = block_size - after.skip;
-            let (in_bad, after) = after.split_at(of_block, block_size);
-            self.read_compared(layer, in_bad, bad, blocking)?;
-            rest = after;
-        }
-        good_parts.push(rest);
-        good_parts.retain(|part| !part.bytes.is_empty());
-        self.read_runs(&mut good_parts, blocking)
-    }
-
-    /// Reads part of a shared block that is known to be bad; fails unless it matches its fingerprint again.
-    fn read_compared(
-        &self,
-        layer: &Layer,
-        part: StoredRun<'_>,
-        bad: BadBlock,
-        blocking: Blocking,
-    ) -> Result<()> {
-        if blocking == Blocking::No {
-            return Err(StoreError::would_block());
-        }
-        let StoredRun {
-            lba, skip, bytes, ..
-        } = part;
-        let mut block = vec![0; self.pool.block_size() as usize];
-        let whole = StoredRun {
-            lba,
-            pba: bad.pba,
-            skip: 0,
-            bytes: &mut block,
-        };
-        self.read_runs(&mut [whole], blocking)?;
-        if !self.pool.blocks.is_as_stored(&block, layer.domain, &bad) {
-            let message = format!(
-                "block {lba} of the volume, {} of the pool: it differs from the stored data; it heals when \
-                 the same content is written anywhere, see `pool scrub --list`",
-                bad.pba
-            );
-            return Err(StoreError::new(StoreErrorKind::Io, message));
-        }
-        bytes.copy_from_slice(&block[skip as usize..][..bytes.len()]);
         Ok(())
     }
 
@@ -234,6 +104,135 @@ impl Volume {
         }
         let extents = runs.finish().into_iter();
         Ok(extents.map(|(len, data)| Extent { len, data }).collect())
+    }
+}
+
+/// Reads blocks that a lookup in a layer has found.
+struct Reader<'a> {
+    pool: &'a Pool,
+    layer: &'a Layer,
+    blocking: Blocking,
+}
+
+impl Reader<'_> {
+    /// Reads `buf` from `skip` bytes into the blocks of `entries`.
+    fn read_piece(&self, first: Lba, entries: &[Entry], skip: usize, buf: &mut [u8]) -> Result<()> {
+        let block_size = self.pool.block_size() as usize;
+        let mut stored = SmallVec::<[StoredRun<'_>; 4]>::new();
+        let (mut n, mut skip, mut rest) = (0, skip, buf);
+        while n < entries.len() {
+            let entry = entries[n];
+            let run = entries[n..].iter().zip(0..);
+            let count = run
+                .take_while(|(next, i)| **next == entry.successor(*i))
+                .count();
+            let len = (count * block_size - skip).min(rest.len());
+            let (bytes, after) = std::mem::take(&mut rest).split_at_mut(len);
+            match entry.pba() {
+                None => bytes.fill(0),
+                Some(pba) => {
+                    let run = StoredRun {
+                        lba: first + n as u64,
+                        pba,
+                        skip: skip as u64,
+                        bytes,
+                    };
+                    let is_shared = matches!(entry.state(), State::Shared(_));
+                    if is_shared && self.pool.bad().is_any() {
+                        self.read_beside_bad(run)?;
+                    } else {
+                        stored.push(run);
+                    }
+                }
+            }
+            (n, skip, rest) = (n + count, 0, after);
+        }
+        self.read_runs(&mut stored)
+    }
+
+    /// Reads the runs, all at the same time where the disk can do that.
+    fn read_runs(&self, runs: &mut [StoredRun<'_>]) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let read = {
+            let ranges = runs.iter_mut().map(|run| run.range(block_size));
+            let mut ranges = ranges.collect::<SmallVec<[ReadRange<'_>; 4]>>();
+            match self.blocking {
+                Blocking::Yes => self.pool.data().read_together(&mut ranges).map(|()| true),
+                Blocking::No => self.pool.data().try_read_each(&mut ranges),
+            }
+        };
+        match read {
+            Ok(true) => {}
+            Ok(false) => return Err(StoreError::would_block()),
+            Err((n, error)) => {
+                let blocks = runs[n].blocks(block_size);
+                let run = PbaRun {
+                    start: Pba(blocks.start),
+                    count: blocks.end - blocks.start,
+                };
+                if !self.pool.data().is_any_lost(run) {
+                    self.pool.bad().suspect(blocks);
+                }
+                return Err(StoreError::io(runs[n].describe(), error));
+            }
+        }
+        // A sync may have failed while the disk was read.
+        runs.iter().try_for_each(|run| {
+            let believed = self.pool.journal().check_believed(&run.blocks(block_size));
+            believed.map_err(|error| StoreError::io(run.describe(), error))
+        })
+    }
+
+    /// Reads a run of shared blocks, some of which may be known to be bad.
+    fn read_beside_bad(&self, run: StoredRun<'_>) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let mut listed = self.pool.bad().within(run.blocks(block_size));
+        listed.retain(|bad| bad.fingerprint.is_some());
+        let (mut good_parts, mut rest) = (SmallVec::<[_; 4]>::new(), run);
+        for bad in listed {
+            let until_bad = ((bad.pba.0 - rest.pba.0) * block_size).saturating_sub(rest.skip);
+            let (good, after) = rest.split_at(until_bad, block_size);
+            good_parts.push(good);
+            let of_block = block_size - after.skip;
+            let (in_bad, after) = after.split_at(of_block, block_size);
+            self.read_compared(in_bad, bad)?;
+            rest = after;
+        }
+        good_parts.push(rest);
+        good_parts.retain(|part| !part.bytes.is_empty());
+        self.read_runs(&mut good_parts)
+    }
+
+    /// Reads part of a shared block that is known to be bad; fails unless it matches its fingerprint again.
+    fn read_compared(&self, part: StoredRun<'_>, bad: BadBlock) -> Result<()> {
+        if self.blocking == Blocking::No {
+            return Err(StoreError::would_block());
+        }
+        let StoredRun {
+            lba, skip, bytes, ..
+        } = part;
+        let mut block = vec![0; self.pool.block_size() as usize];
+        let whole = StoredRun {
+            lba,
+            pba: bad.pba,
+            skip: 0,
+            bytes: &mut block,
+        };
+        self.read_runs(&mut [whole])?;
+        if !self
+            .pool
+            .blocks()
+            .is_as_stored(&block, self.layer.domain, &bad)
+        {
+            let message = format!(
+                "block {lba} of the volume, {} of the pool: it differs from the stored data; it heals when \
+                 the same content is written anywhere, see `pool scrub --list`",
+                bad.pba
+            );
+            return Err(StoreError::new(StoreErrorKind::Io, message));
+        }
+        bytes.copy_from_slice(&block[skip as usize..][..bytes.len()]);
+        Ok(())
     }
 }
 
@@ -296,7 +295,7 @@ impl<'a> PinnedView<'a> {
     pub(super) fn of(volume: &'a Volume) -> Self {
         Self {
             volume,
-            _pin: volume.pool.journal.reuse().epochs().pin(),
+            _pin: volume.pool.journal().reuse().epochs().pin(),
             layer: volume.layer(),
         }
     }

@@ -9,8 +9,6 @@
 //! A result is a hint. Whether it holds is decided when the record is appended: see
 //! `metadata/src/hits.rs`. Without an index that can be used every block is a miss.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use onefold_format::{DedupMode, Pba};
 use onefold_index::{Fingerprint, IndexError, LookedUp, is_zero};
 use onefold_metadata::{Blocking, Guard, Result, StoreError};
@@ -83,7 +81,7 @@ impl Volume {
             return Ok(None);
         };
         let mut resolved = Resolved {
-            lookup_version: self.pool.journal.lookup_version(),
+            lookup_version: self.pool.journal().lookup_version(),
             contents: self.fingerprint_contents(data),
             tally: Tally::default(),
         };
@@ -120,7 +118,7 @@ impl Volume {
         if let Some(resolved) = resolved {
             let circumstances = Circumstances {
                 past_cache: self.pool.data().writes_wait(),
-                guests_strained: self.pool.guests_strained.load(Relaxed),
+                guests_strained: self.pool.are_guests_strained(),
             };
             self.inline.note(&resolved.tally, circumstances);
         }
@@ -143,7 +141,7 @@ impl Volume {
                 contents.extend(alike.iter().map(|_| Content::Zeros));
             } else {
                 let (fingerprinter, domain) =
-                    (self.pool.blocks.fingerprinter(), self.layer().domain);
+                    (self.pool.blocks().fingerprinter(), self.layer().domain);
                 let found = fingerprinter.fingerprints(&self.inline.key, domain, bytes);
                 contents.extend(found.into_iter().map(Content::New));
             }
@@ -155,7 +153,7 @@ impl Volume {
     fn find_recent(&self, resolved: &mut Resolved) -> SmallVec<[u64; 8]> {
         let mut unknown = SmallVec::new();
         let lookup_version = resolved.lookup_version;
-        let seen = |fingerprint| self.pool.recent.get(fingerprint, lookup_version);
+        let seen = |fingerprint| self.pool.recent().get(fingerprint, lookup_version);
         for (content, n) in resolved.contents.iter_mut().zip(0..) {
             match *content {
                 Content::New(fingerprint) => match seen(fingerprint) {
@@ -180,7 +178,7 @@ impl Volume {
             (LookedUp::Present(pba), Some(fingerprint)) => {
                 tally.found += 1;
                 *content = Content::Published(fingerprint, pba);
-                self.pool.recent.put(Seen {
+                self.pool.recent().put(Seen {
                     fingerprint,
                     pba,
                     lookup_version,

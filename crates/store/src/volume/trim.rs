@@ -155,7 +155,7 @@ impl Volume {
             return Ok(());
         }
         self.pool
-            .journal
+            .journal()
             .append(&records, &owned_runs(&entries), Blocking::Yes, None)
     }
 }

@@ -15,9 +15,9 @@ use onefold_format::entry::State;
 use onefold_format::tail::block_sum;
 use onefold_format::{Entry, Lba, Pba, UnmapTo};
 use onefold_index::{Fingerprint, is_zero};
-use onefold_journal::Purpose;
+use onefold_journal::{Journal, Purpose};
 use onefold_metadata::{
-    BlockGuard, BlockRange, Blocking, Entries, Guard, HashCache, Hits, Layer, MetadataState,
+    BlockGuard, BlockRange, Blocking, Entries, Guard, HashCache, Hits, Layer, Maps, MetadataState,
     PbaRun, PbaRuns, Placement, PlacementOffset, Result, StoreError, StoreErrorKind,
 };
 use smallvec::SmallVec;
@@ -296,7 +296,7 @@ impl Volume {
         }
         // The entry is locked and refers to the block. If nothing was freed since it was looked up,
         // it has held this content all the time.
-        let is_valid = piece.resolved?.lookup_version == self.pool.journal.lookup_version();
+        let is_valid = piece.resolved?.lookup_version == self.pool.journal().lookup_version();
         (is_valid || !Guard::SameStillValid.holds()).then_some(Fate::Nothing)
     }
 
@@ -337,7 +337,7 @@ impl Volume {
         };
         let placement = Placement {
             layer: layer.id,
-            beside: self.beside(layer, first_new.first, blocking)?,
+            beside: beside(self.pool.maps(), layer, first_new.first, blocking)?,
             runs: new,
         };
         let free = self.allocate(layer, piece, &placement, blocking)?;
@@ -389,7 +389,7 @@ impl Volume {
         };
         match self
             .pool
-            .journal
+            .journal()
             .allocate(placement, &layer.space_limits, purpose, blocking)
         {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
@@ -398,8 +398,12 @@ impl Volume {
                     return Err(error);
                 }
                 let pool = &self.pool;
-                pool.journal
-                    .allocate(placement, &layer.space_limits, Purpose::Overwrite, blocking)
+                pool.journal().allocate(
+                    placement,
+                    &layer.space_limits,
+                    Purpose::Overwrite,
+                    blocking,
+                )
             }
             allocated => allocated,
         }
@@ -424,25 +428,6 @@ impl Volume {
         Ok(runs.all(|run| (0..run.count).all(|n| holds_data(run.first + n))))
     }
 
-    /// The preferred place of this block, by the nearest block of its own in the same segment.
-    fn beside(
-        &self,
-        layer: &Layer,
-        lba: Lba,
-        blocking: Blocking,
-    ) -> Result<Option<PlacementOffset>> {
-        let leaf = self.pool.maps().leaf(layer, lba.segment(), blocking)?;
-        let first = lba.0 - lba.slot() as u64;
-        Ok(leaf.with(|segment| {
-            let (before, after) = segment.split_at(lba.slot());
-            let stored = |(slot, entry): (usize, &Entry)| entry.own_pba().map(|pba| (slot, pba));
-            let before = before.iter().enumerate().rev().find_map(stored);
-            let after = || after.iter().enumerate().find_map(stored);
-            let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
-            Some(PlacementOffset::between(Lba(first + slot as u64), pba))
-        }))
-    }
-
     /// [step 6 store] One write to the pool for each run of consecutive blocks, all at the same time.
     fn store(&self, piece: &Piece<'_>, placed: &[Placed]) -> Result<()> {
         let writes = consecutive(placed);
@@ -462,25 +447,16 @@ impl Volume {
                 _ => None,
             })
         };
-        in_place().for_each(|run| self.begin_rewrite(run));
+        in_place().for_each(|run| self.rewrites.begin(&self.pool, run));
         if let Err((n, error)) = self.pool.data().write_together(&ranges) {
             let (blocks, pba) = writes[n];
-            self.take_back(placed)?;
+            take_back(self.pool.journal(), placed)?;
             return Err(not_stored(blocks, pba, error));
         }
         for run in in_place() {
-            self.note_rewritten(run);
+            self.rewrites.end(&self.pool, run);
         }
         Ok(())
-    }
-
-    /// Notes that the device has stored these blocks in place: none of them is bad any more.
-    pub(super) fn note_rewritten(&self, run: PbaRun) {
-        self.end_rewrite();
-        if self.pool.bad().is_any() {
-            let start = run.start.0;
-            self.pool.bad().rewritten(start..start + run.count);
-        }
     }
 
     /// [step 7 log] The records of the piece, applied and appended. Returns why its hits were refused:
@@ -510,7 +486,7 @@ impl Volume {
                 StoreError::would_block()
             })
         };
-        let journal = &self.pool.journal;
+        let journal = self.pool.journal();
         let sums = if journal.wants_sums() {
             sums(piece, placed)
         } else {
@@ -524,7 +500,7 @@ impl Volume {
                 Ok(None)
             }
             Err(error) => {
-                self.take_back(placed)?;
+                take_back(self.pool.journal(), placed)?;
                 refused.get().map_or(Err(error), |why| Ok(Some(why)))
             }
         }
@@ -558,7 +534,7 @@ impl Volume {
         admitted.map_err(NotTaken::Refused)?;
         let replaced = hits().flat_map(|(blocks, _)| piece.entries(blocks));
         let fewer = replaced.filter(|entry| entry.own_pba().is_some()).count() as u64;
-        let (free_space, space_limits) = (self.pool.journal.free_space(), &layer.space_limits);
+        let (free_space, space_limits) = (self.pool.journal().free_space(), &layer.space_limits);
         let kept = free_space.admit_sharing(space_limits, metadata, fewer);
         kept.map_err(|_| NotTaken::Reserved)?;
         // The record makes the claims in this order.
@@ -567,13 +543,10 @@ impl Volume {
             (first..first + blocks.count).filter_map(|n| resolved.fingerprint(n))
         });
         let claims = metadata.claims();
-        self.pool
-            .batches
-            .claimed()
-            .note(claims.numbers().end, claimed);
+        let fingerprints = self.pool.batches().claimed();
+        fingerprints.note(claims.numbers().end, claimed);
         let (before, more) = (claims.blocks(), published.iter().map(|run| run.count).sum());
-        let alarm = self.pool.claims_alarm.get();
-        Ok(alarm.filter(|alarm| alarm.is_due(before, more)))
+        Ok(fingerprints.due_alarm(before, more))
     }
 
     /// Whether one of these blocks is known to have other content than its fingerprint says (P8).
@@ -609,28 +582,47 @@ impl Volume {
         blocks: BlockRange,
     ) -> SmallVec<[Fingerprint; 8]> {
         piece.fingerprints(blocks).unwrap_or_else(|| {
-            let fingerprinter = self.pool.blocks.fingerprinter();
+            let fingerprinter = self.pool.blocks().fingerprinter();
             let bytes = piece.bytes(blocks);
             let made = fingerprinter.fingerprints(&cache.key, layer.domain, bytes);
             SmallVec::from_vec(made)
         })
     }
+}
 
-    /// Takes back new blocks without a record.
-    fn take_back(&self, placed: &[Placed]) -> Result<()> {
-        // After a failure inside `apply` some of them may have been recorded; the pool takes no
-        // writes then, and recovery finds out.
-        if self.pool.journal.check_writable().is_ok() {
-            let new = placed.iter().filter_map(|placed| {
-                placed.new.map(|start| PbaRun {
-                    start,
-                    count: placed.run.blocks.count,
-                })
-            });
-            self.pool.journal.take_back(&new.collect::<PbaRuns>())?;
-        }
-        Ok(())
+/// Takes back new blocks without a record.
+fn take_back(journal: &Journal, placed: &[Placed]) -> Result<()> {
+    // After a failure inside `apply` some of them may have been recorded; the pool takes no
+    // writes then, and recovery finds out.
+    if journal.check_writable().is_ok() {
+        let new = placed.iter().filter_map(|placed| {
+            placed.new.map(|start| PbaRun {
+                start,
+                count: placed.run.blocks.count,
+            })
+        });
+        journal.take_back(&new.collect::<PbaRuns>())?;
     }
+    Ok(())
+}
+
+/// The preferred place of this block, by the nearest block of its own in the same segment.
+fn beside(
+    maps: &Maps,
+    layer: &Layer,
+    lba: Lba,
+    blocking: Blocking,
+) -> Result<Option<PlacementOffset>> {
+    let leaf = maps.leaf(layer, lba.segment(), blocking)?;
+    let first = lba.0 - lba.slot() as u64;
+    Ok(leaf.with(|segment| {
+        let (before, after) = segment.split_at(lba.slot());
+        let stored = |(slot, entry): (usize, &Entry)| entry.own_pba().map(|pba| (slot, pba));
+        let before = before.iter().enumerate().rev().find_map(stored);
+        let after = || after.iter().enumerate().find_map(stored);
+        let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
+        Some(PlacementOffset::between(Lba(first + slot as u64), pba))
+    }))
 }
 
 /// The stored bytes, in runs that are consecutive in the volume and in the pool: new blocks are placed around blocks

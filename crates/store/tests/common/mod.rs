@@ -111,7 +111,7 @@ pub(crate) fn new_volume(store: &Store, name: &str, size_bytes: u64) -> Arc<Volu
 /// And releases all its blocks.
 pub(crate) fn delete_volume(store: &Store, name: &str) {
     store.delete_volume(name).unwrap();
-    store.finish_deletions(&mut |_, _| {}).unwrap();
+    store.deletions().finish(&mut |_, _| {}).unwrap();
 }
 
 pub(crate) fn snapshot(store: &Store, volume: &str, name: &str) {
@@ -133,7 +133,7 @@ pub(crate) fn dedup_ready(
     let mut sum = BatchReport::default();
     let mut cursor = Lba(0);
     while !sum.at_end {
-        let batch = store.dedup_batch(volume, &mut cursor, ready)?;
+        let batch = store.dedup().find_batch(volume, &mut cursor, ready)?;
         sum.scanned += batch.scanned;
         sum.unique += batch.unique;
         sum.duplicates += batch.duplicates;
@@ -147,7 +147,7 @@ pub(crate) fn dedup_ready(
 pub(crate) fn collect(store: &Store) -> Result<u64, StoreError> {
     let mut freed = 0;
     loop {
-        let batch = store.collect_batch()?;
+        let batch = store.dedup().collect_batch()?;
         freed += batch.freed;
         if batch.released == 0 {
             return Ok(freed);

@@ -210,13 +210,13 @@ impl World {
 
     fn verify_pool_size(&self) -> Step {
         let store = self.store();
-        let size = store.size_bytes().expect("nobody panicked");
+        let size = store.space().size_bytes().expect("nobody panicked");
         let mut state = self.state();
         if !state.pool_sizes.contains(&size) {
             let message = format!("a pool of {size} bytes, not {:?}", state.pool_sizes);
             return Err(violation(message));
         }
-        let smaller = store.shrinking_to().expect("nobody panicked");
+        let smaller = store.space().shrinking_to().expect("nobody panicked");
         state.coverage.shrinks_cut_short += u64::from(smaller.is_some());
         state.pool_sizes = [Some(size), smaller].into_iter().flatten().collect();
         Ok(())
@@ -313,7 +313,8 @@ impl World {
     fn verify_catalogue(&self) -> Step {
         let store = self.store();
         let sizes: Vec<(String, u64)> = store
-            .volume_names()
+            .volumes()
+            .names()
             .iter()
             .map(|name| {
                 let volume = store.volume(name).expect("it was listed");
@@ -381,6 +382,7 @@ impl World {
         if !self.snapshot_ids().is_empty()
             || store
                 .deletions()
+                .unfinished()
                 .is_ok_and(|deletions| !deletions.is_empty())
         {
             // Its data is in layers below as well.

@@ -52,7 +52,7 @@ fn pool(index: IndexKind) -> Arc<World> {
 
 fn export(store: &Store) -> Vec<u8> {
     let mut bytes = Vec::new();
-    store.export_metadata(&mut bytes).unwrap();
+    store.exporter().write(&mut bytes).unwrap();
     bytes
 }
 
@@ -81,7 +81,7 @@ fn contents(store: &Store) -> Contents {
         let bytes = read_bytes(&volume, 0, volume.size_bytes());
         (name, bytes)
     };
-    store.volume_names().into_iter().map(read).collect()
+    store.volumes().names().into_iter().map(read).collect()
 }
 
 /// Every block is accounted for, by an index that was made from the maps.

@@ -197,7 +197,10 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     })
     .unwrap();
     let found = world.store().volume("volume-2").unwrap();
-    let finder = world.store().dedup_batch(&found, &mut Lba(0), Ready::All);
+    let finder = world
+        .store()
+        .dedup()
+        .find_batch(&found, &mut Lba(0), Ready::All);
     assert_eq!(finder.unwrap_err().kind(), StoreErrorKind::NoSpace);
     drop(found);
     for n in 0..refused / 2 {

@@ -101,11 +101,12 @@ fn a_missing_index_is_said_and_made_anew() {
         let store = world.store();
         let volume = store.volume("volume-1").unwrap();
         let error = store
-            .dedup_batch(&volume, &mut Lba(0), Ready::All)
+            .dedup()
+            .find_batch(&volume, &mut Lba(0), Ready::All)
             .unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         assert!(error.to_string().contains("check --repair"), "{error}");
-        let error = store.collect_batch().unwrap_err();
+        let error = store.dedup().collect_batch().unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         assert!(store.stat().unwrap().index_rebuilding);
         let found = findings(&store, false);
@@ -332,7 +333,7 @@ fn an_index_is_not_counted_from_a_checkpoint_that_is_old() {
     assert!(store.read_only_reason().is_some());
     let reads = || engine.count(Part::Data, Op::Read).count;
     let before = reads();
-    let refused = store.rebuild_index_if_needed(&mut |_, _| {}).unwrap_err();
+    let refused = store.index().rebuild_if_needed(&mut |_, _| {}).unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::ReadOnly, "{refused}");
     assert_eq!(reads(), before);
 }

@@ -135,7 +135,7 @@ fn the_finder_leaves_room_to_the_collector() {
     for volume in &volumes {
         assert_eq!(dedup(&store, volume), Ok(()));
     }
-    assert_eq!(store.index_stat().unwrap().shared_blocks, BLOCKS);
+    assert_eq!(store.index().stat().unwrap().shared_blocks, BLOCKS);
     full();
     for volume in &volumes {
         volume.trim(0, 6 * MIB, Blocking::Yes).unwrap();
@@ -145,8 +145,8 @@ fn the_finder_leaves_room_to_the_collector() {
     engine.fail_once(Part::Index, Op::Write, 1, kind);
     assert_eq!(collect(&store), Err(StoreErrorKind::NoSpace));
     collect(&store).unwrap();
-    assert_eq!(store.pending_release_blocks().unwrap(), 0);
-    assert_eq!(store.index_stat().unwrap().references, 0);
+    assert_eq!(store.dedup().pending_release_blocks().unwrap(), 0);
+    assert_eq!(store.index().stat().unwrap().references, 0);
     engine.set_capacity(Part::Index, None);
     assert_clean(&store);
     drop(volumes);
@@ -167,7 +167,7 @@ fn a_conversion_leaves_an_index_that_can_be_used() {
             .engine
             .fail_once(Part::Index, Op::Read, nth, ErrorKind::Other);
         let progress = &mut |_, _| {};
-        if store.convert_index(IndexKind::Memory, progress).is_ok() {
+        if store.index().convert(IndexKind::Memory, progress).is_ok() {
             converted += 1;
             assert_eq!(collect(&store), Ok(0), "read {nth} failed");
             volume.trim(0, MIB / 2, Blocking::Yes).unwrap();

@@ -142,7 +142,7 @@ pub(crate) fn hit_while_published(seed: u64) -> Ended {
     rig.recover(CrashKind::ProcessKilled)?;
     make_unreadable(&mut rig, block);
     // Settles the open batch first.
-    let counted = rig.store.count_batch();
+    let counted = rig.store.dedup().count_batch();
     rig.tried("count", counted)?;
     rig.write(0, 16, &[50])?;
     rig.read_all().map(|_| ())
@@ -158,7 +158,7 @@ pub(crate) fn freed_before_hit(seed: u64) -> Ended {
         .collect();
     let meanwhile = move || {
         drop_it();
-        while store.collect_batch().unwrap().released > 0 {}
+        while store.dedup().collect_batch().unwrap().released > 0 {}
         (0..3).for_each(|_| store.tidy(true).unwrap());
         reuse.iter().for_each(|write| write());
     };
@@ -185,7 +185,7 @@ pub(crate) fn freed_before_same(seed: u64) -> Ended {
     let fills = Arc::clone(&filled);
     let meanwhile = move || {
         drops.iter().for_each(|write| write());
-        while store.collect_batch().unwrap().released > 0 {}
+        while store.dedup().collect_batch().unwrap().released > 0 {}
         (0..3).for_each(|_| store.tidy(true).unwrap());
         let volume = store.volume(&name(0)).unwrap();
         // All that is free, the freed block with it.
@@ -197,7 +197,7 @@ pub(crate) fn freed_before_same(seed: u64) -> Ended {
         }
         // The block of the first one is the one that is published.
         let mut cursor = Lba(8 + seed % 24);
-        let batch = store.dedup_batch(&volume, &mut cursor, Ready::All);
+        let batch = store.dedup().find_batch(&volume, &mut cursor, Ready::All);
         batch.unwrap();
         again();
     };
@@ -218,7 +218,7 @@ pub(crate) fn counted_before_durable(seed: u64) -> Ended {
     let written = volume.write(0, &blocks([3]), Blocking::Yes);
     rig.tried("write", written)?;
     rig.volumes[1][0] = [0, 3].into();
-    let counted = rig.store.count_batch();
+    let counted = rig.store.dedup().count_batch();
     if rig
         .tried("count", counted)?
         .is_none_or(|report| report.counted != 1)
@@ -235,10 +235,10 @@ pub(crate) fn counted_before_durable(seed: u64) -> Ended {
 pub(crate) fn rebuilt_while_claimed(seed: u64) -> Ended {
     let mut rig = published(seed, IndexKind::Hash, 128)?;
     rig.write(1, 0, &[3, 4, 5])?;
-    let rebuilt = rig.store.rebuild_index(&mut |_, _| {});
+    let rebuilt = rig.store.index().rebuild(&mut |_, _| {});
     rig.tried("rebuild", rebuilt)?;
     rig.check()?;
-    let counted = rig.store.count_batch();
+    let counted = rig.store.dedup().count_batch();
     rig.tried("count", counted)?;
     rig.check().map(|_| ())
 }
@@ -285,10 +285,11 @@ pub(crate) fn row_lost_while_claimed(seed: u64) -> Ended {
     });
     rig.resume(engine)?;
     // Counting or collecting reports that index and maps disagree, and leaves the block alone.
-    let counted = rig.store.count_batch();
+    let counted = rig.store.dedup().count_batch();
     rig.tried("count", counted)?;
     while rig
         .store
+        .dedup()
         .collect_batch()
         .is_ok_and(|report| report.released > 0)
     {}
@@ -311,7 +312,7 @@ pub(crate) fn hit_across_rebuild(seed: u64) -> Ended {
     rig.recover(CrashKind::ProcessKilled)?;
     make_unreadable(&mut rig, block);
     let store = rig.store.clone();
-    let rebuild = move || store.rebuild_index(&mut |_, _| {}).unwrap();
+    let rebuild = move || store.index().rebuild(&mut |_, _| {}).unwrap();
     rig.engine
         .on_next_io(Part::Data, Op::Read, When::After, Box::new(rebuild));
     rig.write(1, 0, &[40])?;
@@ -331,14 +332,14 @@ fn a_duplicate_is_never_written() {
         let stat = rig.store.stat().unwrap();
         assert_eq!((stat.physical_blocks, stat.claimed_blocks), (8, 5));
         rig.check().unwrap();
-        let counted = rig.store.count_batch().unwrap();
+        let counted = rig.store.dedup().count_batch().unwrap();
         assert_eq!((counted.counted, counted.quarantined), (5, 0));
         assert_eq!(rig.store.stat().unwrap().claimed_blocks, 0);
         rig.check().unwrap();
         // The same once more changes nothing.
         rig.write(1, 4, &[8, 7, 3, 3, 1]).unwrap();
         assert_eq!(hits(&rig, 1), 10);
-        assert_eq!(rig.store.claimed_blocks().unwrap(), 0);
+        assert_eq!(rig.store.dedup().claimed_blocks().unwrap(), 0);
         rig.read_all().unwrap();
         rig.recover(CrashKind::PowerLoss).unwrap();
         rig.check().unwrap();
@@ -357,7 +358,7 @@ fn claims_are_counted_without_reading_their_blocks() {
         let reads = |rig: &Rig| rig.engine.count(Part::Data, Op::Read).count;
         let before = reads(&rig);
         for _ in 0..2 {
-            assert_eq!(rig.store.count_batch().unwrap().counted, 1);
+            assert_eq!(rig.store.dedup().count_batch().unwrap().counted, 1);
         }
         assert_eq!(reads(&rig), before, "{index:?}");
         // After a restart they have to be read, each block once.
@@ -365,7 +366,7 @@ fn claims_are_counted_without_reading_their_blocks() {
         rig.write(1, 2, &[3, 4, 3, 3]).unwrap();
         rig.recover(CrashKind::ProcessKilled).unwrap();
         let before = reads(&rig);
-        assert_eq!(rig.store.count_batch().unwrap().counted, 4);
+        assert_eq!(rig.store.dedup().count_batch().unwrap().counted, 4);
         assert_eq!(reads(&rig), before + 1, "{index:?}");
         rig.check().unwrap();
         rig.read_all().unwrap();
@@ -383,7 +384,7 @@ fn what_the_collector_read_before_another_batch_is_not_used() {
         let store = rig.store.clone();
         let between = move || {
             let volume = store.volume(&name(0)).unwrap();
-            assert_eq!(store.collect_batch().unwrap().freed, 1);
+            assert_eq!(store.dedup().collect_batch().unwrap().freed, 1);
             volume.flush().unwrap();
             let others = blocks(101..125);
             volume.write(8 * BLOCK, &others, Blocking::Yes).unwrap();
@@ -392,7 +393,7 @@ fn what_the_collector_read_before_another_batch_is_not_used() {
         };
         rig.engine
             .on_next_io(Part::Data, Op::Read, When::After, Box::new(between));
-        let report = rig.store.collect_batch().unwrap();
+        let report = rig.store.dedup().collect_batch().unwrap();
         assert_eq!((report.freed, report.quarantined), (24, 0), "{index:?}");
         rig.read_all().unwrap();
         rig.check().unwrap();
@@ -408,7 +409,7 @@ fn a_write_does_not_wait_for_an_index_to_be_opened() {
                 let write = write_now(&rig, 1, 0, 3);
                 rig.engine
                     .on_next_io(Part::Index, op, when, Box::new(write));
-                rig.store.rebuild_index(&mut |_, _| {}).unwrap();
+                rig.store.index().rebuild(&mut |_, _| {}).unwrap();
                 rig.volumes[1][0] = [3].into();
                 rig.check().unwrap();
                 rig.read_all().unwrap();
@@ -445,8 +446,8 @@ fn a_full_pool_still_takes_duplicates() {
 fn claims_end_at_their_limit() {
     let world = World::new(&pool_of(64 * MIB), LITTLE_MEMORY);
     let (most, known) = (
-        world.store.claims_max(),
-        world.store.claim_fingerprints_max(),
+        world.store.dedup().claims_max(),
+        world.store.dedup().claim_fingerprints_max(),
     );
     assert_eq!((most, known), (65_536, 16_384));
     let options = VolumeOptions::new(70_000 * BLOCK).with(VolumeSettings {
@@ -462,13 +463,13 @@ fn claims_end_at_their_limit() {
     let count = move || {
         alarm.fetch_add(1, Relaxed);
     };
-    world.store.set_claims_alarm(8192, Box::new(count));
+    world.store.dedup().set_claims_alarm(8192, Box::new(count));
     let many = blocks([1; 1000]);
     for n in 0..66 {
         let at = (1 + n * 1000) * BLOCK;
         volume.write(at, &many, Blocking::Yes).unwrap();
     }
-    let claimed = world.store.claimed_blocks().unwrap();
+    let claimed = world.store.dedup().claimed_blocks().unwrap();
     assert!((most - 1000..=most).contains(&claimed), "{claimed} claims");
     let memory = world.store.memory_stat().unwrap().claims;
     assert_eq!(memory, known * 16, "those of the others are not kept");
@@ -481,12 +482,12 @@ fn claims_end_at_their_limit() {
     let reads = || world.engine.count(Part::Data, Op::Read).count;
     let (mut counted, before) = (0, reads());
     while counted < claimed {
-        counted += world.store.count_batch().unwrap().counted;
+        counted += world.store.dedup().count_batch().unwrap().counted;
         assert_eq!(reads() > before, counted > known, "after {counted}");
     }
     assert_eq!(world.store.memory_stat().unwrap().claims, 0);
     let at = 69_000 * BLOCK;
     volume.write(at, &blocks([1]), Blocking::Yes).unwrap();
-    assert_eq!(world.store.claimed_blocks().unwrap(), 1);
+    assert_eq!(world.store.dedup().claimed_blocks().unwrap(), 1);
     assert_clean(&world.store);
 }

@@ -185,7 +185,7 @@ fn a_shrinking_ends_while_another_is_planned() {
         world.trim(ids[0], 0, MIB, Blocking::Yes)?;
         world.flush(ids[0])?;
         world.state().pool_sizes.push(8 * MIB);
-        world.store().begin_shrink(8 * MIB).unwrap();
+        world.store().space().begin_shrink(8 * MIB).unwrap();
         // Planning first releases dropped references, and reads the index for that.
         world.meanwhile(Part::Data, Op::Read, When::Before, |world| {
             world.store().set_when_full(WhenFull::Pause).unwrap();
@@ -218,7 +218,7 @@ fn what_equals_a_bad_block_stays_private() {
         for n in 0..16 {
             world.read(ids[0], n * BLOCK, BLOCK, Blocking::Yes)?;
         }
-        let listed = world.store().look_at_suspects().unwrap();
+        let listed = world.store().scrub().look_at_suspects().unwrap();
         assert!(listed > 1, "{listed} blocks are bad");
         engine.clear_unreadable(Part::Data);
         world.write(ids[1], 0, BLOCK, Fill::Common, Blocking::Yes)?;

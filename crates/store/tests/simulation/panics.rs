@@ -44,11 +44,11 @@ fn panics<T>(world: &World, part: Part, op: Op, request: impl FnOnce() -> T) {
 fn a_job_that_panics_is_the_last_one_and_guests_go_on() {
     let (world, id) = pool();
     let (store, volume) = (world.store(), world.handle(id).unwrap());
-    let dedup = || store.dedup_batch(&volume, &mut Lba(0), Ready::All);
+    let dedup = || store.dedup().find_batch(&volume, &mut Lba(0), Ready::All);
     panics(&world, Part::Data, Op::Read, || dedup().unwrap());
     for error in [
         dedup().unwrap_err(),
-        store.collect_batch().unwrap_err(),
+        store.dedup().collect_batch().unwrap_err(),
         store.check(false, &mut |_| {}).unwrap_err(),
     ] {
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
@@ -65,7 +65,7 @@ fn a_job_that_panics_is_the_last_one_and_guests_go_on() {
 fn a_change_of_the_catalogue_that_panics_stops_writes() {
     let (world, id) = pool();
     let store = world.store();
-    let name = store.volume_names()[0].clone();
+    let name = store.volumes().names()[0].clone();
     let resize = || store.resize_volume(&name, MIB);
     panics(&world, Part::Meta, Op::Read, || resize().unwrap());
     let volume = world.handle(id).unwrap();

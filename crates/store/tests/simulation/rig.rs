@@ -10,7 +10,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Lba, Ready, Scrub, ScrubReport, Store, StoreError,
+    Blocking, CreateOptions, IndexKind, Lba, Ready, ScrubReport, ScrubRun, Store, StoreError,
     StoreErrorKind,
 };
 
@@ -140,7 +140,10 @@ impl Rig {
             let handle = self.store.volume(&name(volume)).unwrap();
             let mut cursor = Lba(0);
             for _ in 0..STEPS_MAX {
-                let done = self.store.dedup_batch(&handle, &mut cursor, Ready::All);
+                let done = self
+                    .store
+                    .dedup()
+                    .find_batch(&handle, &mut cursor, Ready::All);
                 match self.tried("dedup", done)? {
                     None => return Ok(None),
                     Some(report) if report.at_end => break,
@@ -154,7 +157,7 @@ impl Rig {
     /// Releases all pending references, and lets the blocks be reused.
     pub(crate) fn collect(&self) -> Tried<()> {
         for _ in 0..STEPS_MAX {
-            match self.tried("collect", self.store.collect_batch())? {
+            match self.tried("collect", self.store.dedup().collect_batch())? {
                 None => return Ok(None),
                 Some(report) if report.quarantined > 0 => {
                     return violation(format!("{report:?}"));
@@ -174,15 +177,15 @@ impl Rig {
     /// Scrubs to the end of the run, and begins one if none is in progress. Returns the sums.
     pub(crate) fn scrub(&self) -> Tried<ScrubReport> {
         if self
-            .tried("begin", self.store.begin_scrub(None, 0))?
+            .tried("begin", self.store.scrub().begin(None, 0))?
             .is_none()
         {
             return Ok(None);
         }
-        let mut scrub = Scrub::default();
+        let mut scrub = ScrubRun::default();
         let mut sum = ScrubReport::default();
         while !sum.is_over {
-            let Some(report) = self.tried("scrub", self.store.scrub_step(&mut scrub))? else {
+            let Some(report) = self.tried("scrub", self.store.scrub().step(&mut scrub))? else {
                 return Ok(None);
             };
             sum.passed_blocks += report.passed_blocks;
@@ -197,7 +200,7 @@ impl Rig {
 
     /// Blocks that are known to be bad, after another look.
     pub(crate) fn bad(&self) -> Tried<Vec<u64>> {
-        let bad = self.store.bad_blocks(&mut |_| {});
+        let bad = self.store.scrub().bad_blocks(&mut |_| {});
         let bad = self.tried("list", bad)?;
         Ok(bad.map(|bad| bad.iter().map(|block| block.pba).collect()))
     }
@@ -264,7 +267,7 @@ impl Rig {
             Ok((store, _)) => self.store = store,
             Err(error) => return violation(format!("opening: {error}")),
         }
-        let rebuilt = self.store.rebuild_index_if_needed(&mut |_, _| {});
+        let rebuilt = self.store.index().rebuild_if_needed(&mut |_, _| {});
         self.tried("rebuild", rebuilt).map(|_| ())
     }
 }

@@ -2,7 +2,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
-use onefold_store::{AffectedPlace, BlockUse, Blocking, IndexKind, Pba, Scrub, StoreErrorKind};
+use onefold_store::{AffectedPlace, BlockUse, Blocking, IndexKind, Pba, ScrubRun, StoreErrorKind};
 
 use crate::common::{BLOCK, KINDS, findings, go_on, snapshot};
 use crate::model::Violation;
@@ -122,9 +122,9 @@ fn a_listed_block_is_not_copied_where_a_pool_shrinks() {
         rig.write(volume, 0, &[0; 30]).unwrap();
     }
     rig.collect().unwrap();
-    rig.store.plan_shrink(pba * BLOCK).unwrap();
-    rig.store.begin_shrink(pba * BLOCK).unwrap();
-    let error = rig.store.shrink_step(&mut go_on);
+    rig.store.space().plan_shrink(pba * BLOCK).unwrap();
+    rig.store.space().begin_shrink(pba * BLOCK).unwrap();
+    let error = rig.store.space().shrink_step(&mut go_on);
     let error = error.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
     assert!(
@@ -133,7 +133,7 @@ fn a_listed_block_is_not_copied_where_a_pool_shrinks() {
     );
     // A copy would not be known to differ from the stored content.
     assert_eq!(rig.read_all().unwrap(), Some(1));
-    rig.store.cancel_shrink().unwrap();
+    rig.store.space().cancel_shrink().unwrap();
     rig.write(0, 63, &[50]).unwrap();
     rig.dedup().unwrap();
     assert_eq!(rig.read_all().unwrap(), Some(0));
@@ -235,7 +235,7 @@ fn what_a_request_could_not_read_is_listed_without_a_scrub() {
     unreadable.sort_unstable();
     assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);
     assert_eq!(rig.read_all().unwrap(), Some(3));
-    assert_eq!(rig.store.look_at_suspects().unwrap(), 2);
+    assert_eq!(rig.store.scrub().look_at_suspects().unwrap(), 2);
     assert_eq!(rig.bad().unwrap().unwrap(), unreadable);
     // It is repaired without a scrub as well.
     rig.write(1, 63, &[7]).unwrap();
@@ -249,16 +249,16 @@ fn what_can_be_read_again_leaves_the_list_without_a_scrub() {
     let mut unreadable = [7, 103].map(|content| rig.decay(content, true).unwrap());
     unreadable.sort_unstable();
     rig.read_all().unwrap();
-    assert_eq!(rig.store.look_at_suspects().unwrap(), 2);
+    assert_eq!(rig.store.scrub().look_at_suspects().unwrap(), 2);
     let mut from = Pba(0);
     // Each call ends at the first that still cannot be read, and the next one continues behind it.
     for tried in unreadable {
-        assert_eq!(rig.store.look_at_unreadable(&mut from).unwrap(), 0);
+        assert_eq!(rig.store.scrub().look_at_unreadable(&mut from).unwrap(), 0);
         assert_eq!(from, Pba(tried + 1));
     }
     rig.engine.clear_unreadable(Part::Data);
     rig.spoilt.clear();
-    assert_eq!(rig.store.look_at_unreadable(&mut from).unwrap(), 2);
+    assert_eq!(rig.store.scrub().look_at_unreadable(&mut from).unwrap(), 2);
     assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);
     assert_eq!(rig.read_all().unwrap(), Some(0));
     rig.dedup().unwrap();
@@ -280,7 +280,10 @@ fn every_user_is_named() {
     let pba = rig.decay(7, false).unwrap();
     rig.scrub().unwrap();
     let mut users = Vec::new();
-    let bad = store.bad_blocks(&mut |user| users.push(user)).unwrap();
+    let bad = store
+        .scrub()
+        .bad_blocks(&mut |user| users.push(user))
+        .unwrap();
     assert!(bad.len() == 1 && bad[0].is_shared && !bad[0].is_unreadable);
     let user = |volume: &str, snapshot: Option<&str>, lba| BlockUse {
         pba,
@@ -308,32 +311,32 @@ fn every_user_is_named() {
 fn a_run_goes_on_where_it_was_and_a_part_follows_the_last() {
     let mut rig = rig(9, IndexKind::Hash);
     let step = |rig: &Rig| {
-        let mut scrub = Scrub::default();
-        while rig.store.scrub_step(&mut scrub).unwrap().passed_blocks == 0 {}
+        let mut scrub = ScrubRun::default();
+        while rig.store.scrub().step(&mut scrub).unwrap().passed_blocks == 0 {}
     };
-    rig.store.begin_scrub(Some(25), 7).unwrap();
-    assert_eq!(rig.store.scrub_status().unwrap().left_blocks, 256);
+    rig.store.scrub().begin(Some(25), 7).unwrap();
+    assert_eq!(rig.store.scrub().status().unwrap().left_blocks, 256);
     step(&rig);
-    let status = rig.store.scrub_status().unwrap();
+    let status = rig.store.scrub().status().unwrap();
     assert_eq!((status.next_block, status.left_blocks), (256, 0));
     assert!(status.ended_unix_seconds > 0);
-    rig.store.begin_scrub(None, 7).unwrap();
+    rig.store.scrub().begin(None, 7).unwrap();
     step(&rig);
-    rig.store.save_scrub().unwrap();
+    rig.store.scrub().save().unwrap();
     rig.recover(CrashKind::PowerLoss).unwrap();
-    let status = rig.store.scrub_status().unwrap();
+    let status = rig.store.scrub().status().unwrap();
     assert_eq!((status.next_block, status.left_blocks), (0, 256));
     assert_eq!(status.bytes_per_second, 7);
-    rig.store.begin_scrub(None, 0).unwrap();
+    rig.store.scrub().begin(None, 0).unwrap();
     assert_eq!(
-        rig.store.scrub_status().unwrap().left_blocks,
+        rig.store.scrub().status().unwrap().left_blocks,
         256,
         "the same run"
     );
     step(&rig);
-    assert_eq!(rig.store.scrub_status().unwrap().left_blocks, 0);
+    assert_eq!(rig.store.scrub().status().unwrap().left_blocks, 0);
     for percent in [0, 101] {
-        let error = rig.store.begin_scrub(Some(percent), 0).unwrap_err();
+        let error = rig.store.scrub().begin(Some(percent), 0).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid);
     }
 }
@@ -457,7 +460,7 @@ fn session(seed: u64) -> Result<Rig, Violation> {
     let mut random = Random::new(seed);
     let index = LASTING[seed as usize % LASTING.len()];
     let mut rig = Rig::new(seed, index, POOL_BLOCKS, &[96, 48, 48]);
-    let mut scrub = Scrub::default();
+    let mut scrub = ScrubRun::default();
     for _ in 0..60 {
         if random.below(12) == 0 {
             rig.engine.crash_after(random.between(1, 60));
@@ -472,8 +475,8 @@ fn session(seed: u64) -> Result<Rig, Violation> {
             5 => rig.collect()?,
             6 => rig.read_all()?.map(|_| ()),
             7 => {
-                rig.store.begin_scrub(None, 0).ok();
-                let step = rig.store.scrub_step(&mut scrub);
+                rig.store.scrub().begin(None, 0).ok();
+                let step = rig.store.scrub().step(&mut scrub);
                 rig.tried("step", step)?.map(|_| ())
             }
             8 => rig.scrub()?.map(|_| ()),
@@ -482,7 +485,7 @@ fn session(seed: u64) -> Result<Rig, Violation> {
         if is_up.is_none() {
             let kinds = [CrashKind::PowerLoss, CrashKind::ProcessKilled];
             rig.recover(kinds[random.below(2) as usize])?;
-            scrub = Scrub::default();
+            scrub = ScrubRun::default();
             // Decay that is not known yet.
             rig.scrub()?;
             rig.read_all()?;

@@ -2,7 +2,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
-use onefold_store::{Blocking, IndexKind, Lba, Ready, Scrub};
+use onefold_store::{Blocking, IndexKind, Lba, Ready, ScrubRun};
 
 use crate::common::{BLOCK, blocks, collect};
 use crate::model::Violation;
@@ -24,11 +24,11 @@ fn shared(seed: u64, pool_blocks: u64) -> Result<Rig, Violation> {
 /// Blocks are freed, and hold something else, between the pass over the index and their turn.
 pub(crate) fn freed_while_scrubbed(seed: u64) -> Ended {
     let mut rig = shared(seed, 96)?;
-    rig.store.begin_scrub(None, 0).unwrap();
-    let mut scrub = Scrub::default();
+    rig.store.scrub().begin(None, 0).unwrap();
+    let mut scrub = ScrubRun::default();
     // One step finds all rows, the next one no more.
     for _ in 0..2 {
-        rig.tried("step", rig.store.scrub_step(&mut scrub))?;
+        rig.tried("step", rig.store.scrub().step(&mut scrub))?;
     }
     for volume in 0..2 {
         rig.write(volume, 0, &[0; 16])?;
@@ -36,8 +36,8 @@ pub(crate) fn freed_while_scrubbed(seed: u64) -> Ended {
     rig.collect()?;
     rig.write(0, 16, &(101..=145).collect::<Vec<Content>>())?;
     rig.write(1, 16, &(151..=195).collect::<Vec<Content>>())?;
-    rig.tried("step", rig.store.scrub_step(&mut scrub))?;
-    match rig.store.scrub_status().unwrap().bad_blocks {
+    rig.tried("step", rig.store.scrub().step(&mut scrub))?;
+    match rig.store.scrub().status().unwrap().bad_blocks {
         0 => rig.read_all().map(|_| ()),
         bad => violation(format!("{bad} good blocks were called bad")),
     }
@@ -61,7 +61,10 @@ pub(crate) fn healed_then_power_loss(seed: u64) -> Ended {
     rig.scrub()?;
     rig.write(0, 40, &[7])?;
     let volume = rig.store.volume(&name(0)).unwrap();
-    let batch = rig.store.dedup_batch(&volume, &mut Lba(0), Ready::All);
+    let batch = rig
+        .store
+        .dedup()
+        .find_batch(&volume, &mut Lba(0), Ready::All);
     rig.tried("dedup", batch)?;
     rig.recover(CrashKind::PowerLoss)?;
     rig.read_all().map(|_| ())
@@ -83,7 +86,7 @@ pub(crate) fn wanted_while_forgotten(seed: u64) -> Ended {
         let taken = volume.write(30 * BLOCK, &blocks([99]), Blocking::Yes);
         if taken.is_ok() {
             let mut cursor = Lba(0);
-            let batch = store.dedup_batch(&volume, &mut cursor, Ready::All);
+            let batch = store.dedup().find_batch(&volume, &mut cursor, Ready::All);
             batch.and_then(|_| volume.flush()).unwrap();
         }
         engine.halt();

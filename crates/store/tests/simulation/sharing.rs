@@ -12,7 +12,7 @@ use onefold_engine::Part;
 use onefold_engine::simulated::Op;
 use onefold_store::{
     BatchReport, Blocking, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity,
-    SettingsChange, Store, StoreError, StoreErrorKind,
+    SettingsChange, Store, StoreError, StoreErrorKind, Unsharing,
 };
 
 use crate::crash::Found;
@@ -58,7 +58,7 @@ impl World {
             let what = format!("dedup {id} from block {cursor}, {ready:?}");
             let store = self.store();
             let done = self.job(Job::Finder, &what, || {
-                store.dedup_batch(&volume, &mut cursor, ready)
+                store.dedup().find_batch(&volume, &mut cursor, ready)
             });
             let gone =
                 |error: &StoreError| error.kind() == StoreErrorKind::Gone && !self.exists(id);
@@ -108,7 +108,7 @@ impl World {
     /// Releases some of the dropped references.
     pub(crate) fn collect_batch(&self) -> Result<Option<CollectReport>, Stop> {
         let store = self.store();
-        let done = self.job(Job::Collector, "collect", || store.collect_batch());
+        let done = self.job(Job::Collector, "collect", || store.dedup().collect_batch());
         let report = self.ended("collect", done, |_| false)?;
         let mut state = self.state();
         if let Some(report) = report {
@@ -125,7 +125,7 @@ impl World {
     /// Has the index count claims, in one batch. Returns how many; nothing if it failed as it may.
     pub(crate) fn count(&self) -> Result<Option<u64>, Stop> {
         let store = self.store();
-        let done = self.job(Job::Counting, "count", || store.count_batch());
+        let done = self.job(Job::Counting, "count", || store.dedup().count_batch());
         let report = self.ended("count", done, |_| false)?;
         let mut state = self.state();
         let Some(report) = report else {
@@ -141,9 +141,13 @@ impl World {
     /// Counts the index again where that is needed.
     pub(crate) fn rebuild_index(&self) -> Step {
         let store = self.store();
-        let next = store.index_stat().ok().and_then(|stat| stat.converting_to);
+        let next = store
+            .index()
+            .stat()
+            .ok()
+            .and_then(|stat| stat.converting_to);
         let done = self.job(Job::Rebuild, "rebuild the index if needed", || {
-            store.rebuild_index_if_needed(&mut |_, _| {})
+            store.index().rebuild_if_needed(&mut |_, _| {})
         });
         let rebuilt = self.ended("rebuild the index", done, |_| false)?;
         let mut state = self.state();
@@ -158,7 +162,7 @@ impl World {
         // It stays where the pool takes no writes since the old index was counted.
         let must_end = is_resumed && !state.faulty;
         drop(state);
-        if must_end && store.index_stat().ok().map(|stat| stat.kind) != next {
+        if must_end && store.index().stat().ok().map(|stat| stat.kind) != next {
             return Err(violation("a conversion was not ended".to_owned()));
         }
         Ok(())
@@ -171,8 +175,8 @@ impl World {
         self.state().is_remade = true;
         let what = format!("remake the index: {kind:?}");
         let done = self.job(Job::Rebuild, &what, || match kind {
-            Some(kind) => store.convert_index(kind, &mut |_, _| {}),
-            None => store.rebuild_index(&mut |_, _| {}),
+            Some(kind) => store.index().convert(kind, &mut |_, _| {}),
+            None => store.index().rebuild(&mut |_, _| {}),
         });
         self.ended("remake the index", done, |_| false)?;
         Ok(())
@@ -250,7 +254,7 @@ impl World {
             .map(|volume| volume.logical_blocks)
             .chain(stat.snapshots.iter().map(|snapshot| snapshot.own_blocks))
             .sum();
-        let deleting = self.store().deletions().unwrap_or_default();
+        let deleting = self.store().deletions().unfinished().unwrap_or_default();
         // A removal that failed is finished by the next opening.
         let state = self.state();
         let is_complete =
@@ -278,7 +282,14 @@ impl World {
         if !may_lack && stat.reserved_unused_blocks > stat.free_blocks + held {
             return Err(violation(format!("less is free than is kept: {stat:?}")));
         }
-        if !is_complete || !self.store().deletions().unwrap_or_default().is_empty() {
+        if !is_complete
+            || !self
+                .store()
+                .deletions()
+                .unfinished()
+                .unwrap_or_default()
+                .is_empty()
+        {
             return Ok(());
         }
         for volume in &stat.volumes {
@@ -334,7 +345,7 @@ impl World {
     }
 
     fn knows_bad_blocks(&self) -> bool {
-        let status = self.store().scrub_status();
+        let status = self.store().scrub().status();
         status.is_ok_and(|status| status.bad_blocks > 0)
     }
 
@@ -386,11 +397,17 @@ impl World {
     /// not end.
     pub(crate) fn go_on_shrinking(&self) -> Step {
         let store = self.store();
-        let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();
+        let was_shrinking = store
+            .space()
+            .shrinking_to()
+            .expect("nobody panicked")
+            .is_some();
         let mut is_fine = true;
         for _ in 0..STEPS_MAX {
             let done = self.job(Job::Deletion, "shrink", || {
-                store.shrink_step(&mut |_, _| ControlFlow::Continue(()))
+                store
+                    .space()
+                    .shrink_step(&mut |_, _| ControlFlow::Continue(()))
             });
             let full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
             let Some(report) = self.ended("shrink", done, full)? else {
@@ -399,7 +416,7 @@ impl World {
             };
             is_fine = false;
             if report.is_done {
-                let size = store.size_bytes().expect("nobody panicked");
+                let size = store.space().size_bytes().expect("nobody panicked");
                 let mut state = self.state();
                 if !state.pool_sizes.contains(&size) {
                     return Err(violation(format!("the pool shrank to {size} bytes")));
@@ -412,11 +429,11 @@ impl World {
         if self.state().must_reopen {
             return Ok(());
         }
-        if let Err(error) = store.cancel_shrink() {
+        if let Err(error) = store.space().cancel_shrink() {
             return self.judge("cancel", &error, Blocking::Yes);
         }
         let mut state = self.state();
-        state.pool_sizes = vec![store.size_bytes().expect("nobody panicked")];
+        state.pool_sizes = vec![store.space().size_bytes().expect("nobody panicked")];
         state.coverage.shrinks_cancelled += 1;
         if is_fine || state.faulty || state.coverage.hooks_run > 0 {
             return Ok(());
@@ -429,7 +446,7 @@ impl World {
         self.rebuild_index()?;
         self.finish_deletions()?;
         // Blocks that failed reads made look bad are good again.
-        let bad = self.store().bad_blocks(&mut |_| {});
+        let bad = self.store().scrub().bad_blocks(&mut |_| {});
         bad.map_err(|error| self.unless_crashed(format!("bad blocks: {error}")))?;
         self.go_on_shrinking()?;
         // The finder leaves blocks private if it could keep no others in their place.
@@ -465,12 +482,14 @@ impl World {
         let name = self.with(id, |volume| volume.name.clone());
         let store = self.store();
         self.state().has_own_copies = true;
-        let begun = store.begin_unshare(&name, min_run);
+        let begun = store
+            .volume(&name)
+            .map(|volume| Unsharing::new(volume, min_run));
         let mut unsharing =
             begun.map_err(|error| self.unless_crashed(format!("unshare: {error}")))?;
         loop {
             let what = format!("unshare {id}, runs below {min_run:?}");
-            let done = self.job(Job::Deletion, &what, || store.unshare_step(&mut unsharing));
+            let done = self.job(Job::Deletion, &what, || unsharing.step());
             let expected = |error: &StoreError| match error.kind() {
                 StoreErrorKind::NoSpace => true,
                 StoreErrorKind::Gone => !self.exists(id),
@@ -490,12 +509,12 @@ impl World {
     /// Continues deletions.
     pub(crate) fn finish_deletions(&self) -> Step {
         let store = self.store();
-        let begun = store.deletions().unwrap_or_default();
+        let begun = store.deletions().unfinished().unwrap_or_default();
         let done = self.job(Job::Deletion, "finish deletions", || {
-            store.finish_deletions(&mut |_, _| {})
+            store.deletions().finish(&mut |_, _| {})
         });
         let finished = self.ended("finish deletions", done, |_| false)?;
-        let left = store.deletions().unwrap_or_default();
+        let left = store.deletions().unfinished().unwrap_or_default();
         let coverage = &mut self.state().coverage;
         coverage.deletions_deferred += u64::from(!left.is_empty());
         let is_resumed = finished == Some(true) && !begun.is_empty();
@@ -506,7 +525,7 @@ impl World {
     /// A little of it.
     pub(crate) fn deletion_step(&self) -> Step {
         let store = self.store();
-        let done = self.job(Job::Deletion, "deletion step", || store.deletion_step());
+        let done = self.job(Job::Deletion, "deletion step", || store.deletions().step());
         self.ended("deletion step", done, |_| false).map(|_| ())
     }
 
@@ -514,6 +533,7 @@ impl World {
         let is_layered = self
             .store()
             .deletions()
+            .unfinished()
             .is_ok_and(|deletions| !deletions.is_empty());
         if !self.snapshot_ids().is_empty() || is_layered {
             // One entry is then in several volumes' contents.

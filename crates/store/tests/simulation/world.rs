@@ -346,7 +346,7 @@ impl World {
         // Housekeeping makes records durable, not data that was rewritten in place.
         self.trace(|| "tick".to_owned());
         let done = self.store().tidy(true).and_then(|()| {
-            while self.store().give_back(MIB)? {}
+            while self.store().space().give_back(MIB)? {}
             Ok(())
         });
         done.or_else(|error| self.judge("tick", &error, Blocking::Yes))

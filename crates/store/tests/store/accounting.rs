@@ -27,7 +27,7 @@ fn pool() -> World {
 }
 
 fn account(store: &Store) {
-    assert!(store.account(&mut go_on).unwrap());
+    assert!(store.accounting().scan(&mut go_on).unwrap());
 }
 
 fn usage(store: &Store, name: &str) -> Usage {
@@ -54,13 +54,17 @@ fn delete(store: &Store, name: &str) {
     }
     .unwrap();
     check_data(store);
-    store.finish_deletions(&mut |_, _| {}).unwrap();
+    store.deletions().finish(&mut |_, _| {}).unwrap();
 }
 
 /// The reported data of each volume and snapshot is the data that a reader finds in it.
 fn check_data(store: &Store) {
-    for name in store.volume_names() {
-        let data = store.data(&name, u64::MAX).unwrap().unwrap();
+    for name in store.volumes().names() {
+        let data = store
+            .volume(&name)
+            .and_then(|volume| store.accounting().data(&volume, u64::MAX))
+            .unwrap()
+            .unwrap();
         assert_eq!(
             (data.blocks, data.as_of_unix_seconds),
             (blocks_with_data(store, &name), None),
@@ -144,11 +148,11 @@ fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
         }
         Step::RollBack(number) => {
             let (volume, prefix) = (format!("v{number}"), format!("v{number}@"));
-            let names = store.volume_names();
+            let names = store.volumes().names();
             let first = names.iter().find_map(|name| name.strip_prefix(&prefix));
             if let Some(snapshot) = first {
                 store.roll_back(&volume, snapshot).unwrap();
-                store.finish_deletions(&mut |_, _| {}).unwrap();
+                store.deletions().finish(&mut |_, _| {}).unwrap();
             }
         }
         Step::Dedup(number) => {
@@ -178,7 +182,7 @@ proptest! {
         let is_plain = |step: &Step| !matches!(step, Step::Clone(_) | Step::RollBack(_));
         let stands_alone = steps.iter().all(is_plain);
         for choice in order {
-            let names = store.volume_names();
+            let names = store.volumes().names();
             if names.is_empty() {
                 break;
             }
@@ -187,7 +191,7 @@ proptest! {
             for name in &names {
                 let usage = usage(&store, name);
                 prop_assert_eq!(usage.data_blocks, blocks_with_data(&store, name), "{}", name);
-                let now = store.locality(name, u64::MAX).unwrap().unwrap();
+                let now = store.volume(name).and_then(|volume| store.accounting().locality(&volume, u64::MAX)).unwrap().unwrap();
                 prop_assert_eq!((usage.data_blocks, usage.data_runs), (now.blocks, now.runs));
                 exclusive += usage.exclusive_blocks;
                 named += usage.exclusive_blocks + usage.shared_blocks;
@@ -201,7 +205,7 @@ proptest! {
             }
             let physical = store.stat().unwrap().physical_blocks;
             prop_assert!(exclusive <= physical);
-            if store.deletions().unwrap().is_empty() {
+            if store.deletions().unfinished().unwrap().is_empty() {
                 prop_assert!(physical <= named, "{} of {}", named, physical);
             }
             let name = choice.get(&names);
@@ -214,7 +218,7 @@ proptest! {
             };
             // Unnamed layers that stayed because of this one may go with it. With snapshots, blocks of a layer below a
             // clone that the clone hides come on top.
-            let frees_more = !store.deletions().unwrap().is_empty()
+            let frees_more = !store.deletions().unfinished().unwrap().is_empty()
                 || with_snapshots && !stands_alone;
             delete(&store, name);
             let now = free_blocks(&store);
@@ -241,7 +245,7 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
             ControlFlow::Continue(())
         }
     };
-    assert!(!store.account(&mut end_at).unwrap());
+    assert!(!store.accounting().scan(&mut end_at).unwrap());
     assert_eq!(store.volume_stat("a").unwrap().usage, None);
     account(&store);
     assert_eq!(usage(&store, "a").exclusive_blocks, 100);
@@ -278,7 +282,12 @@ fn data_that_takes_long_to_count_is_told_as_it_was() {
     // In both segments.
     let write = |lba| write(&volume, lba, 1..21);
     write(500);
-    let blocks = |segments_max| store.data("v", segments_max).unwrap();
+    let blocks = |segments_max| {
+        store
+            .volume("v")
+            .and_then(|volume| store.accounting().data(&volume, segments_max))
+            .unwrap()
+    };
     // Of a volume without snapshots it is known.
     assert_eq!(blocks(0).unwrap().blocks, 20);
     snapshot(&store, "v", "s");
@@ -295,5 +304,13 @@ fn data_that_takes_long_to_count_is_told_as_it_was() {
         Some(usage(&store, "v").as_of_unix_seconds)
     );
     assert_eq!(blocks(2).unwrap().blocks, 50);
-    assert_eq!(store.data("v@s", 0).unwrap().unwrap().blocks, 20);
+    assert_eq!(
+        store
+            .volume("v@s")
+            .and_then(|volume| store.accounting().data(&volume, 0))
+            .unwrap()
+            .unwrap()
+            .blocks,
+        20
+    );
 }

@@ -208,7 +208,7 @@ impl World {
             | Request::Clone { .. }
             | Request::RollBack { .. }
             | Request::Delete { .. } => self.change_layers(request),
-            Request::Step => drop(self.pool.deletion_step().unwrap()),
+            Request::Step => drop(self.pool.deletions().step().unwrap()),
             Request::Dedup { which } => {
                 let which = usize::from(which) % self.models.len();
                 dedup(&self.pool, &self.volume(which));
@@ -429,7 +429,7 @@ fn merges_and_the_finder_hide_nothing() {
             dedup(&store, &store.volume(&format!("v@{name}")).unwrap());
         }
         store.delete_snapshot("v", &name).unwrap();
-        store.finish_deletions(&mut |_, _| {}).unwrap();
+        store.deletions().finish(&mut |_, _| {}).unwrap();
         store.tidy(true).unwrap();
     }
     is_over.store(true, SeqCst);

@@ -167,7 +167,7 @@ fn trimming_gives_blocks_and_disk_back() {
         world.tidy(true).unwrap();
     }
     assert_eq!(world.engine.count(Part::Data, Op::Discard).count, 0);
-    while world.give_back(MIB).unwrap() {}
+    while world.space().give_back(MIB).unwrap() {}
     let after = world.stat().unwrap();
     assert_eq!((after.private_blocks, after.pending_free_blocks), (1, 0));
     assert_eq!(after.free_blocks, after.pool_blocks - 2);
@@ -196,7 +196,7 @@ fn what_is_in_use_again_is_not_given_back() {
     volume.flush().unwrap();
     world.tidy(true).unwrap();
     world.tidy(true).unwrap();
-    while world.give_back(256 << 10).unwrap() {}
+    while world.space().give_back(256 << 10).unwrap() {}
     let before = world.engine.count(Part::Data, Op::Discard);
     assert!(before.bytes > 0 && before.bytes <= MIB, "{before:?}");
     assert_eq!(read_bytes(&volume, 0, MIB), pattern(MIB, 2));
@@ -308,7 +308,7 @@ fn volumes_come_and_go() {
         volume.write(0, &[1], Blocking::Yes).unwrap_err().kind(),
         StoreErrorKind::Gone
     );
-    assert!(world.volume_names().is_empty());
+    assert!(world.volumes().names().is_empty());
     for _ in 0..3 {
         world.tidy(true).unwrap();
     }
@@ -332,7 +332,7 @@ fn begun_import(store: &Arc<Store>, name: &str) -> Import {
 fn an_interrupted_import_leaves_nothing() {
     let world = pool(64 * MIB);
     let import = begun_import(&world.store, "a");
-    assert!(world.volume_names().is_empty());
+    assert!(world.volumes().names().is_empty());
     drop(import);
     new_volume(&world, "a", MIB);
     assert_clean(&world);
@@ -342,7 +342,7 @@ fn an_interrupted_import_leaves_nothing() {
     let import = begun_import(&world.store, "d");
     std::mem::forget(import);
     let world = world.crash(CrashKind::ProcessKilled);
-    assert_eq!(world.volume_names(), ["a", "c"]);
+    assert_eq!(world.volumes().names(), ["a", "c"]);
     assert_eq!(world.stat().unwrap().private_blocks, 256);
     assert_clean(&world);
 }
@@ -459,15 +459,17 @@ fn names_are_told_in_pages_volumes_apart_from_snapshots() {
         }
     };
     for page_max in [1, 2, 3, 100] {
-        let volumes = in_pages(page_max, &|after, max| world.volume_names_after(after, max));
+        let volumes = in_pages(page_max, &|after, max| {
+            world.volumes().names_after(after, max)
+        });
         assert_eq!(volumes, ["a", "vm", "vm-2", "vmA"]);
         let snapshots = in_pages(page_max, &|after, max| {
-            world.snapshot_names_after(after, max)
+            world.volumes().snapshot_names_after(after, max)
         });
         assert_eq!(snapshots, ["a@s", "vm-2@s", "vm@s1", "vm@s2"]);
     }
-    assert_eq!(world.volume_count(), 4);
-    assert!(world.has_volume("vm@s1") && !world.has_volume("vm@s3"));
+    assert_eq!(world.volumes().count(), 4);
+    assert!(world.volumes().has("vm@s1") && !world.volumes().has("vm@s3"));
 }
 
 /// No commit has made it durable, and nothing else would have its record.

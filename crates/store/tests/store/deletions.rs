@@ -48,8 +48,8 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     }
     let before = store.stat().unwrap().free_blocks;
     let mut failures = Vec::new();
-    while store.next_deletion_failures() != Some(2) {
-        failures.extend(store.deletion_step().err());
+    while store.deletions().next_failures() != Some(2) {
+        failures.extend(store.deletions().step().err());
     }
     store.tidy(true).unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, before + 200);
@@ -58,7 +58,7 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     assert_eq!(kinds, [StoreErrorKind::Damaged; 2]);
     let message = failures[1].to_string();
     assert!(message.starts_with("deleting 'a': "), "{message}");
-    let left = store.deletions().unwrap();
+    let left = store.deletions().unfinished().unwrap();
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!((&left[0].name[..], left[0].own_blocks), ("a", 100));
     assert_eq!(left[0].failure.as_ref(), Some(&message));
@@ -67,8 +67,8 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     places
         .iter()
         .for_each(|at| store.engine.flip_bit(Part::Meta, *at, 0));
-    assert!(store.finish_deletions(&mut |_, _| {}).unwrap());
-    assert_eq!(store.deletions().unwrap(), []);
+    assert!(store.deletions().finish(&mut |_, _| {}).unwrap());
+    assert_eq!(store.deletions().unfinished().unwrap(), []);
     store.tidy(true).unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, before + 300);
     assert_clean(&store);
@@ -80,9 +80,9 @@ fn finishing_deletions_does_all_that_can_be_done_before_it_fails() {
     for name in ["a", "b", "c"] {
         store.delete_volume(name).unwrap();
     }
-    let finished = store.finish_deletions(&mut |_, _| {});
+    let finished = store.deletions().finish(&mut |_, _| {});
     assert_eq!(finished.unwrap_err().kind(), StoreErrorKind::Damaged);
-    let left = store.deletions().unwrap();
+    let left = store.deletions().unfinished().unwrap();
     let names: Vec<&str> = left.iter().map(|deletion| deletion.name.as_str()).collect();
     assert_eq!(names, ["a"]);
 }

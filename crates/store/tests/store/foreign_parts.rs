@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
-use onefold_store::{CreateOptions, IndexKind, Scrub, Store, StoreError, StoreErrorKind};
+use onefold_store::{CreateOptions, IndexKind, ScrubRun, Store, StoreError, StoreErrorKind};
 use tempfile::TempDir;
 
 use crate::common::{self, KINDS, LITTLE_MEMORY, MIB, findings, new_volume, pool_of, read, write};
@@ -78,7 +78,8 @@ fn a_foreign_next_index_is_never_written() {
     let (precious, bytes) = put_foreign(pool.path(), Part::NextIndex, &outside);
     let store = open(pool.path()).unwrap();
     store
-        .convert_index(IndexKind::Btree, &mut |_, _| {})
+        .index()
+        .convert(IndexKind::Btree, &mut |_, _| {})
         .unwrap();
     store.close().unwrap();
     drop(store);
@@ -97,8 +98,9 @@ fn a_foreign_scrub_part_is_never_written() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].message.contains("move it away"), "{found:?}");
     let scrubbed = store
-        .begin_scrub(None, 0)
-        .and_then(|()| store.scrub_step(&mut Scrub::default()).map(drop));
+        .scrub()
+        .begin(None, 0)
+        .and_then(|()| store.scrub().step(&mut ScrubRun::default()).map(drop));
     let error = scrubbed.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::MissingPart, "{error}");
     store.close().unwrap();

@@ -118,12 +118,12 @@ fn an_index_is_replaced_beside_writes_in_line() {
         let (store, done) = (&store, &done);
         scope.spawn(move || {
             while !done.load(SeqCst) {
-                store.index_stat().unwrap();
+                store.index().stat().unwrap();
             }
         });
         for round in 0..40 {
             let kind = KINDS[round % KINDS.len()];
-            store.convert_index(kind, &mut |_, _| {}).unwrap();
+            store.index().convert(kind, &mut |_, _| {}).unwrap();
         }
         done.store(true, SeqCst);
     });
@@ -151,7 +151,7 @@ fn a_block_that_becomes_bad_after_the_lookup_is_no_hit() {
         engine.make_unreadable(Part::Data, place * BLOCK..place * BLOCK + 512);
         base.read(0, &mut [0; BLOCK as usize], Blocking::Yes)
             .unwrap_err();
-        assert_eq!(store.look_at_suspects().unwrap(), 1);
+        assert_eq!(store.scrub().look_at_suspects().unwrap(), 1);
     };
     // The write of the block that is no hit.
     world

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::CrashKind;
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, Store, StoreErrorKind, UnsharePlan, Volume, VolumeOptions,
+    Blocking, CreateOptions, DedupMode, Store, StoreErrorKind, UnsharePlan, Unsharing, Volume,
+    VolumeOptions,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -106,9 +107,12 @@ fn short_common(contents: &[u64], min_run: u16) -> u64 {
 }
 
 fn unshare(store: &Store, name: &str, min_run: Option<u16>) -> Result<u64, StoreErrorKind> {
-    let mut unsharing = store.begin_unshare(name, min_run).unwrap();
+    let mut unsharing = store
+        .volume(name)
+        .map(|volume| Unsharing::new(volume, min_run))
+        .unwrap();
     loop {
-        match store.unshare_step(&mut unsharing) {
+        match unsharing.step() {
             Ok(true) => {}
             Ok(false) => return Ok(unsharing.copied_blocks()),
             Err(error) => return Err(error.kind()),
@@ -117,11 +121,19 @@ fn unshare(store: &Store, name: &str, min_run: Option<u16>) -> Result<u64, Store
 }
 
 fn plan(store: &Store, name: &str, min_run: Option<u16>) -> UnsharePlan {
-    store.plan_unshare(name, min_run).unwrap()
+    store
+        .volume(name)
+        .and_then(|volume| UnsharePlan::of(&volume, min_run))
+        .unwrap()
 }
 
 fn runs_of(store: &Store, name: &str) -> u64 {
-    store.locality(name, u64::MAX).unwrap().unwrap().runs
+    store
+        .volume(name)
+        .and_then(|volume| store.accounting().locality(&volume, u64::MAX))
+        .unwrap()
+        .unwrap()
+        .runs
 }
 
 /// Releases dropped references, after which freed blocks can be reused.
@@ -328,13 +340,16 @@ fn a_copying_that_is_cut_short_goes_on_with_what_is_left() {
             write(&volume, segment * 512, 1..COMMON + 1);
         }
         dedup(&world, &volume);
-        let mut unsharing = world.begin_unshare("v", None).unwrap();
-        assert!(world.unshare_step(&mut unsharing).unwrap());
+        let mut unsharing = world
+            .volume("v")
+            .map(|volume| Unsharing::new(volume, None))
+            .unwrap();
+        assert!(unsharing.step().unwrap());
         assert_eq!(unsharing.copied_blocks(), 512);
         volume.flush().unwrap();
         drop((unsharing, volume));
         let world = world.crash(kind);
-        world.rebuild_index_if_needed(&mut |_, _| {}).unwrap();
+        world.index().rebuild_if_needed(&mut |_, _| {}).unwrap();
         assert_eq!(plan(&world, "v", None).copied_blocks, 1024);
         assert_eq!(unshare(&world, "v", None), Ok(1024));
         let volume = world.volume("v").unwrap();
@@ -408,19 +423,24 @@ fn room_is_made_from_blocks_that_nobody_shares_any_more() {
     let blocks = (stat.free_blocks - stat.reserve_blocks) * 3 / 5;
     (0..blocks).for_each(|n| write(&volume, n, [OWN + n]));
     dedup(&world, &volume);
-    let mut unsharing = world.begin_unshare("v", None).unwrap();
+    let mut unsharing = world
+        .volume("v")
+        .map(|volume| Unsharing::new(volume, None))
+        .unwrap();
     loop {
-        match world.unshare_step(&mut unsharing) {
+        match unsharing.step() {
             Ok(true) => {}
             Ok(false) => break,
             Err(error) => {
                 assert_eq!(error.kind(), StoreErrorKind::NoSpace);
-                assert!(world.free_unshared().unwrap());
+                assert!(world.space().free_dropped().unwrap());
             }
         }
     }
     assert_eq!(unsharing.copied_blocks(), blocks);
-    assert!(!world.free_unshared().unwrap() || world.stat().unwrap().pending_release_blocks == 0);
+    assert!(
+        !world.space().free_dropped().unwrap() || world.stat().unwrap().pending_release_blocks == 0
+    );
     settle(&world);
     assert_eq!(world.stat().unwrap().physical_blocks, blocks);
     assert_clean(&world);
@@ -431,11 +451,17 @@ fn a_deleted_volume_ends_it() {
     let world = pool();
     base(&world);
     scattered(&world, "v", 64);
-    let mut unsharing = world.begin_unshare("v", None).unwrap();
+    let mut unsharing = world
+        .volume("v")
+        .map(|volume| Unsharing::new(volume, None))
+        .unwrap();
     delete_volume(&world, "v");
-    let ended = world.unshare_step(&mut unsharing).unwrap_err();
+    let ended = unsharing.step().unwrap_err();
     assert_eq!(ended.kind(), StoreErrorKind::Gone);
-    let missing = world.plan_unshare("v", None).unwrap_err();
+    let missing = world
+        .volume("v")
+        .and_then(|volume| UnsharePlan::of(&volume, None))
+        .unwrap_err();
     assert_eq!(missing.kind(), StoreErrorKind::NotFound);
 }
 
@@ -446,14 +472,32 @@ fn runs_go_on_across_segments_and_end_at_gaps() {
     volume
         .write(0, &crate::common::blocks(1..1025), Blocking::Yes)
         .unwrap();
-    let found = world.locality("v", u64::MAX).unwrap().unwrap();
+    let found = world
+        .volume("v")
+        .and_then(|volume| world.accounting().locality(&volume, u64::MAX))
+        .unwrap()
+        .unwrap();
     assert_eq!((found.blocks, found.runs), (1024, 1));
-    assert_eq!(world.locality("v", 1).unwrap(), None);
+    assert_eq!(
+        world
+            .volume("v")
+            .and_then(|volume| world.accounting().locality(&volume, 1))
+            .unwrap(),
+        None
+    );
     volume.trim(511 * BLOCK, 2 * BLOCK, Blocking::Yes).unwrap();
-    let found = world.locality("v", 2).unwrap().unwrap();
+    let found = world
+        .volume("v")
+        .and_then(|volume| world.accounting().locality(&volume, 2))
+        .unwrap()
+        .unwrap();
     assert_eq!((found.blocks, found.runs), (1022, 2));
-    assert!(world.account(&mut crate::common::go_on).unwrap());
-    let told = world.locality("v", 1).unwrap().unwrap();
+    assert!(world.accounting().scan(&mut crate::common::go_on).unwrap());
+    let told = world
+        .volume("v")
+        .and_then(|volume| world.accounting().locality(&volume, 1))
+        .unwrap()
+        .unwrap();
     assert_eq!((told.blocks, told.runs), (1022, 2));
     assert!(told.as_of_unix_seconds.is_some());
 }

@@ -55,8 +55,8 @@ fn the_run_that_cannot_be_read_is_named_and_looked_at() {
         said.contains(&format!("block 4 of the volume, {at} of the pool")),
         "{said}"
     );
-    assert_eq!(world.look_at_suspects().unwrap(), 1);
-    let bad = world.bad_blocks(&mut |_| {}).unwrap();
+    assert_eq!(world.scrub().look_at_suspects().unwrap(), 1);
+    let bad = world.scrub().bad_blocks(&mut |_| {}).unwrap();
     assert_eq!(bad.iter().map(|block| block.pba).collect::<Vec<_>>(), [at]);
     assert_eq!(read(&volume, 0, 4), CONTENTS[..4]);
     assert_eq!(read(&volume, 5, 5), CONTENTS[5..]);

@@ -33,7 +33,7 @@ fn seeded_pool(index: IndexKind, seed: u64) -> World {
 /// Loses unflushed data, and opens again.
 fn power_loss(world: World) -> World {
     let world = world.crash(CrashKind::PowerLoss);
-    world.rebuild_index_if_needed(&mut |_, _| {}).unwrap();
+    world.index().rebuild_if_needed(&mut |_, _| {}).unwrap();
     world
 }
 
@@ -327,7 +327,10 @@ fn a_full_memory_index_declines_and_nothing_is_lost() {
     let store = World::on(world.engine, 1);
     let volume = store.volume("a").unwrap();
     let mut cursor = Lba(0);
-    let report = store.dedup_batch(&volume, &mut cursor, Ready::All).unwrap();
+    let report = store
+        .dedup()
+        .find_batch(&volume, &mut cursor, Ready::All)
+        .unwrap();
     assert_eq!(report.unique + report.declined, 4096);
     assert_eq!(read(&volume, 0, 4096), Vec::from_iter(1..4097));
     let stat = store.stat().unwrap();

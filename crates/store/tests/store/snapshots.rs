@@ -163,9 +163,17 @@ fn counting_the_data_of_a_volume_puts_nothing_into_the_cache() {
     write(&world.volume("many").unwrap(), 1, [102]);
     let world = closed_and_opened(world);
     let count = || {
-        let data = world.data("many", u64::MAX).unwrap().unwrap();
+        let data = world
+            .volume("many")
+            .and_then(|volume| world.accounting().data(&volume, u64::MAX))
+            .unwrap()
+            .unwrap();
         assert_eq!(data.blocks, SEGMENTS - 1 + 3);
-        let locality = world.locality("many", u64::MAX).unwrap().unwrap();
+        let locality = world
+            .volume("many")
+            .and_then(|volume| world.accounting().locality(&volume, u64::MAX))
+            .unwrap()
+            .unwrap();
         assert_eq!(locality.blocks, data.blocks);
     };
     assert_eq!(cost(&world, count).segments, 0);

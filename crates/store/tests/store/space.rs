@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, MetadataExport, Pba, Scrub, SettingsChange, Store,
+    Blocking, CreateOptions, IndexKind, MetadataExport, Pba, ScrubRun, SettingsChange, Store,
     StoreErrorKind, Volume, WhenFull,
 };
 
@@ -48,11 +48,11 @@ fn content_of(lba: u64, salt: u64) -> u64 {
 
 /// Runs a scrub of the whole pool. Returns its steps, and the blocks that it passed and read.
 fn scrub(store: &Store) -> (u64, u64, u64) {
-    store.begin_scrub(None, 0).unwrap();
-    let mut scrub = Scrub::default();
+    store.scrub().begin(None, 0).unwrap();
+    let mut scrub = ScrubRun::default();
     let (mut steps, mut passed, mut read) = (0, 0, 0);
     loop {
-        let report = store.scrub_step(&mut scrub).unwrap();
+        let report = store.scrub().step(&mut scrub).unwrap();
         steps += 1;
         passed += report.passed_blocks;
         read += report.bytes / BLOCK;
@@ -76,12 +76,12 @@ fn a_scrub_costs_what_is_stored_and_not_what_could_be() {
     assert_eq!((passed, read), (blocks, 5130));
     assert!(steps < 200, "{steps} steps");
     // A run that begins in the middle of nothing goes around the pool.
-    world.begin_scrub(Some(50), 0).unwrap();
-    let mut half = Scrub::default();
-    while !world.scrub_step(&mut half).unwrap().is_over {}
-    assert_eq!(world.scrub_status().unwrap().next_block, blocks / 2);
+    world.scrub().begin(Some(50), 0).unwrap();
+    let mut half = ScrubRun::default();
+    while !world.scrub().step(&mut half).unwrap().is_over {}
+    assert_eq!(world.scrub().status().unwrap().next_block, blocks / 2);
     assert_eq!(scrub(&world).1, blocks);
-    assert_eq!(world.scrub_status().unwrap().next_block, blocks / 2);
+    assert_eq!(world.scrub().status().unwrap().next_block, blocks / 2);
 }
 
 /// Makes a block unreadable that is stored, has it listed, and trims the volume.
@@ -92,7 +92,7 @@ fn with_bad_free_block(world: &World, volume: &Volume, block: u64) {
     let mut found = vec![0; MIB as usize];
     let reads = (0..15).map(|n| volume.read(n * MIB, &mut found, Blocking::Yes));
     assert_eq!(reads.filter(Result::is_err).count(), 1);
-    assert_eq!(world.look_at_suspects().unwrap(), 1);
+    assert_eq!(world.scrub().look_at_suspects().unwrap(), 1);
     volume.trim(0, 15 * MIB, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     (0..4).for_each(|_| world.tidy(true).unwrap());
@@ -103,18 +103,18 @@ fn a_pool_shrinks_past_a_free_block_that_cannot_be_read() {
     let world = pool(16 * MIB);
     let volume = filled(&world, "v", 15 * 256, 1);
     with_bad_free_block(&world, &volume, 3000);
-    world.begin_shrink(8 * MIB).unwrap();
-    world.cancel_shrink().unwrap();
-    assert_eq!(world.scrub_status().unwrap().bad_blocks, 1);
-    world.begin_shrink(8 * MIB).unwrap();
-    let report = world.shrink_step(&mut go_on).unwrap();
+    world.space().begin_shrink(8 * MIB).unwrap();
+    world.space().cancel_shrink().unwrap();
+    assert_eq!(world.scrub().status().unwrap().bad_blocks, 1);
+    world.space().begin_shrink(8 * MIB).unwrap();
+    let report = world.space().shrink_step(&mut go_on).unwrap();
     assert!(report.is_done, "{report:?}");
-    assert_eq!(world.size_bytes().unwrap(), 8 * MIB);
-    assert_eq!(world.scrub_status().unwrap().bad_blocks, 0);
+    assert_eq!(world.space().size_bytes().unwrap(), 8 * MIB);
+    assert_eq!(world.scrub().status().unwrap().bad_blocks, 0);
     assert_clean(&world);
     // The place may be good by the time that the pool has it again.
     world.engine.clear_unreadable(Part::Data);
-    world.grow(16 * MIB).unwrap();
+    world.space().grow(16 * MIB).unwrap();
     drop(volume);
     let world = world.reopen();
     filled(&world, "w", 15 * 256, 2);
@@ -126,9 +126,9 @@ fn a_bad_block_before_the_new_end_stays_out_of_use() {
     let world = pool(16 * MIB);
     let volume = filled(&world, "v", 15 * 256, 1);
     with_bad_free_block(&world, &volume, 1000);
-    world.begin_shrink(8 * MIB).unwrap();
-    assert!(world.shrink_step(&mut go_on).unwrap().is_done);
-    assert_eq!(world.scrub_status().unwrap().bad_blocks, 1);
+    world.space().begin_shrink(8 * MIB).unwrap();
+    assert!(world.space().shrink_step(&mut go_on).unwrap().is_done);
+    assert_eq!(world.scrub().status().unwrap().bad_blocks, 1);
     // All but the label and that one.
     assert_eq!(world.stat().unwrap().free_blocks, 2048 - 2);
 }
@@ -192,7 +192,7 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
             }
         };
         at_each_read(&world.engine, Arc::new(look));
-        assert_eq!(world.collect_batch().unwrap().freed, BLOCKS);
+        assert_eq!(world.dedup().collect_batch().unwrap().freed, BLOCKS);
         assert_eq!(world.stat().unwrap().physical_blocks, 0);
     }
 }
@@ -210,7 +210,7 @@ fn scattered(store: &Store, blocks: u64, keep: u64) -> Arc<Volume> {
 
 fn trim(store: &Store) -> u64 {
     let (mut cursor, mut steps) = (Pba(0), 0);
-    while store.trim_step(&mut cursor, MIB).unwrap() {
+    while store.space().trim_step(&mut cursor, MIB).unwrap() {
         steps += 1;
     }
     steps
@@ -220,7 +220,7 @@ fn trim(store: &Store) -> u64 {
 fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
     let world = pool(1 << 40);
     let volume = scattered(&world, 4096, 2);
-    while world.give_back(MIB).unwrap() {}
+    while world.space().give_back(MIB).unwrap() {}
     let stat = world.stat().unwrap();
     // No unit of 64 KiB is free, except the last block's.
     assert!(stat.free_bytes_on_disk >= 2047 * BLOCK, "{stat:?}");
@@ -259,13 +259,16 @@ fn background_work_gives_back_what_a_crash_forgot() {
     filled(&world, "w", 1000, 2);
     assert!(world.stat().unwrap().free_bytes_on_disk > 6000 * BLOCK);
     let mut calls = 0;
-    while world.give_back(256 << 10).unwrap() {
+    while world.space().give_back(256 << 10).unwrap() {
         calls += 1;
         assert!(calls < 10_000, "it never ends");
     }
     let stat = world.stat().unwrap();
     assert!(stat.free_bytes_on_disk < 256 * BLOCK, "{stat:?}");
-    assert!(!world.give_back(256 << 10).unwrap(), "it walks once");
+    assert!(
+        !world.space().give_back(256 << 10).unwrap(),
+        "it walks once"
+    );
     assert_clean(&world);
 }
 
@@ -275,9 +278,9 @@ fn what_was_released_is_free_once_nobody_reads_it() {
     let volume = filled(&world, "v", 1024, 1);
     volume.trim(0, 1024 * BLOCK, Blocking::Yes).unwrap();
     assert_eq!(world.stat().unwrap().free_blocks, 4095 - 1024);
-    let released = world.commit_released().unwrap();
+    let released = world.space().commit_released().unwrap();
     let mut looks = 0;
-    while !world.is_free(released).unwrap() {
+    while !world.space().is_free(released).unwrap() {
         looks += 1;
         assert!(looks < 100, "nobody reads anything");
     }
@@ -360,7 +363,7 @@ fn metadata_does_not_grow_while_usage_is_found_out() {
     checkpoints.write(50);
     let before = world.stat().unwrap().metadata_bytes_on_disk;
     let (mut most, mut calls) = (0, 0);
-    let is_done = world.account(&mut |_, _| {
+    let is_done = world.accounting().scan(&mut |_, _| {
         calls += 1;
         checkpoints.write(12);
         most = most.max(world.stat().unwrap().metadata_bytes_on_disk);
@@ -402,7 +405,7 @@ fn who_holds_a_checkpoint_at_most_doubles_metadata() {
         checkpoints.write(2);
         if exports < 3 {
             let mut busy = Busy(&mut checkpoints, Vec::new());
-            world.export_metadata(&mut busy).unwrap();
+            world.exporter().write(&mut busy).unwrap();
             let export = MetadataExport::read(&mut &busy.1[..]).unwrap();
             assert_eq!(export.bytes(), busy.1.len() as u64);
             assert!(export.bytes() > 128 * BLOCK);
@@ -428,7 +431,7 @@ fn metadata_of_what_was_deleted_goes_back_to_the_host() {
     assert!(grown > 60 * MIB, "{grown} bytes");
     drop(large);
     world.delete_volume("large").unwrap();
-    while world.deletion_step().unwrap().is_some() {}
+    while world.deletions().step().unwrap().is_some() {}
     checkpoints.write(2);
     let len = meta_bytes(&world.engine);
     assert!(len <= 48 * MIB, "{len} bytes of {grown}");

@@ -92,7 +92,7 @@ impl World {
     }
 
     fn collect(&self) {
-        self.store.finish_deletions(&mut |_, _| {}).unwrap();
+        self.store.deletions().finish(&mut |_, _| {}).unwrap();
         common::collect(&self.store).unwrap();
         self.store.tidy(true).unwrap();
     }
@@ -303,6 +303,7 @@ fn nothing_is_promised_twice() {
     // Nor can a pool shrink below its kept blocks.
     let error = world
         .store
+        .space()
         .plan_shrink(POOL_BLOCKS / 2 * BLOCK)
         .unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NoSpace, "{error}");

@@ -24,8 +24,8 @@ use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_journal::PAGES_FOR_FINDER;
 use onefold_metadata::{Blocking, Result};
 
+use super::Dedup;
 use crate::batches::BatchReport;
-use crate::store::Store;
 use crate::volume::Volume;
 
 /// Which private blocks a batch takes.
@@ -38,7 +38,7 @@ pub enum Ready {
     Cold,
 }
 
-impl Store {
+impl Dedup {
     /// Publishes up to 16,384 private blocks of `volume`, from `cursor` on, and moves the cursor.
     /// First settles a batch that a crash or an error left open. Publishes nothing while the pool
     /// shrinks. Only a batch of cold blocks waits for idle processors.
@@ -48,7 +48,7 @@ impl Store {
     /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
     /// if it cannot be used; `NoSpace` if the host has no room for metadata or for the index; I/O
     /// errors. The next call settles items that were announced before the error.
-    pub fn dedup_batch(
+    pub fn find_batch(
         &self,
         volume: &Volume,
         cursor: &mut Lba,
@@ -56,11 +56,11 @@ impl Store {
     ) -> Result<BatchReport> {
         let pool = &self.pool;
         // The caller waits for all of it.
-        let _hurry = (ready == Ready::All).then(|| pool.background.hurry());
-        let _job = pool.batches.job_in_background()?;
-        pool.journal.check_writable()?;
+        let _hurry = (ready == Ready::All).then(|| pool.background().hurry());
+        let _job = pool.batches().job_in_background()?;
+        pool.journal().check_writable()?;
         let index = pool.index().ready()?;
-        pool.batches.settle_open_batch()?;
+        pool.batches().settle_open_batch()?;
         volume.check_has_blocks()?;
         let start = *cursor;
         if pool.is_shrinking()? {
@@ -70,17 +70,18 @@ impl Store {
                 ..BatchReport::default()
             });
         }
-        pool.journal.secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
+        pool.journal()
+            .secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
         // If the index has room for only one batch, the collector gets it.
         index.secure(&[BATCH_ITEMS_MAX as usize; 2])?;
-        let announced = pool.announce(volume, cursor, ready);
+        let announced = self.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(
                 "looking for duplicates in '{}'",
                 volume.name()
             ))
         })?;
-        let report = pool.batches.settle_open_batch()?;
+        let report = pool.batches().settle_open_batch()?;
         if report.unreadable > 0 {
             *cursor = start;
             return Ok(report);

@@ -12,7 +12,7 @@ use onefold_metadata::heat::{self, SlotBits};
 use onefold_metadata::{Blocking, Guard, Layer, MetadataState, Result, Wanted, bits};
 
 use super::Ready;
-use crate::pool::Pool;
+use crate::dedup::Dedup;
 use crate::volume::Volume;
 
 /// A batch that is being announced.
@@ -29,13 +29,17 @@ struct Taken {
     next: Lba,
 }
 
-impl Pool {
+impl Dedup {
     /// Step 1. Returns whether the volume's end was reached.
     pub(super) fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
         let layer = &volume.layer();
         let cold_passes = volume.settings().cold_passes;
-        let number = self.journal.metadata()?.batches().next_number();
-        let sharable = self.journal.free_space().sharable(&layer.space_limits)?;
+        let number = self.pool.journal().metadata()?.batches().next_number();
+        let sharable = self
+            .pool
+            .journal()
+            .free_space()
+            .sharable(&layer.space_limits)?;
         if sharable == 0 {
             return Ok(true);
         }
@@ -46,12 +50,13 @@ impl Pool {
         };
         let mut room = u64::from(BATCH_ITEMS_MAX).min(sharable);
         while room > 0 {
-            let next = self
-                .maps()
-                .next_segment(layer, cursor.segment(), Wanted::Publishable)?;
+            let next =
+                self.pool
+                    .maps()
+                    .next_segment(layer, cursor.segment(), Wanted::Publishable)?;
             let Some(segment) = next else { return Ok(true) };
             let first = segment.first().max(*cursor);
-            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
+            let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
             let wanted = match ready {
                 Ready::All => [u64::MAX; 8],
                 // A segment's rest, after a batch was full, was scanned with its start.
@@ -76,7 +81,7 @@ impl Pool {
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
         let choose = |within: Range<Lba>| -> Result<_> {
-            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
+            let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
             let chosen = leaf.with(|entries| {
                 let wanted = self.without_bad(entries, wanted);
                 choose(entries, within, room, &wanted)
@@ -115,17 +120,13 @@ impl Pool {
                 runs,
             };
             let is_refused = Cell::new(false);
+            let journal = self.pool.journal();
+            let (free_space, space_limits) = (journal.free_space(), &layer.space_limits);
             let admit = |metadata: &MetadataState| {
-                let admitted =
-                    self.journal
-                        .free_space()
-                        .admit_sharing(&layer.space_limits, metadata, count);
+                let admitted = free_space.admit_sharing(space_limits, metadata, count);
                 admitted.inspect_err(|_| is_refused.set(true))
             };
-            match self
-                .journal
-                .append(&[publish], &[], Blocking::Yes, Some(&admit))
-            {
+            match journal.append(&[publish], &[], Blocking::Yes, Some(&admit)) {
                 // The volume would own fewer blocks, and no others could be kept free for it.
                 Err(_) if is_refused.get() => {
                     return Ok(Taken { count: 0, next });
@@ -139,8 +140,8 @@ impl Pool {
     /// The wanted slots, without blocks that are lost or known to be bad.
     fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
         let mut wanted = *wanted;
-        if self.bad().is_any() || self.data().has_lost() {
-            let is_bad = |pba| self.bad().get(pba).is_some() || self.data().is_lost(pba);
+        if self.pool.bad().is_any() || self.pool.data().has_lost() {
+            let is_bad = |pba| self.pool.bad().get(pba).is_some() || self.pool.data().is_lost(pba);
             for (slot, entry) in entries.iter().enumerate() {
                 if entry.pba().is_some_and(is_bad) {
                     bits::fill(&mut wanted, slot..slot + 1, false);

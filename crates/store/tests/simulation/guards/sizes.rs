@@ -88,9 +88,13 @@ pub(super) fn shrinking_begun_then_crash(seed: u64) -> Step {
     world.write(id, BLOCK, 13 * MIB, Fill::Data, Blocking::Yes)?;
     world.trim(id, BLOCK, 12 * MIB, Blocking::Yes)?;
     world.durably("begin to shrink the pool", || {
-        let first_size_bytes = world.store().plan_shrink(12 * MIB)?.first_size_bytes;
+        let first_size_bytes = world
+            .store()
+            .space()
+            .plan_shrink(12 * MIB)?
+            .first_size_bytes;
         world.state().pool_sizes.push(first_size_bytes);
-        world.store().begin_shrink(first_size_bytes)
+        world.store().space().begin_shrink(first_size_bytes)
     })?;
     world.recover_by(if seed.is_multiple_of(2) {
         Recovery::POWER_LOSS

@@ -213,6 +213,7 @@ impl World {
         }
         let is_shrinking = self
             .store()
+            .space()
             .shrinking_to()
             .expect("nobody panicked")
             .is_some();

@@ -139,7 +139,7 @@ impl World {
         let size = self.pool_size() + by;
         self.state().pool_sizes.push(size);
         self.trace(|| format!("grow the pool to {size}"));
-        match store.grow(size) {
+        match store.space().grow(size) {
             Ok(()) => {
                 let mut state = self.state();
                 state.pool_sizes = vec![size];
@@ -153,11 +153,15 @@ impl World {
     /// Makes the pool smaller, if its content fits. Returns whether it does.
     pub(crate) fn shrink_pool(&self, size: u64) -> Result<bool, Stop> {
         let store = self.store();
-        let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();
+        let was_shrinking = store
+            .space()
+            .shrinking_to()
+            .expect("nobody panicked")
+            .is_some();
         self.trace(|| format!("shrink the pool to {size}"));
-        let begun = store.plan_shrink(size).and_then(|plan| {
+        let begun = store.space().plan_shrink(size).and_then(|plan| {
             self.state().pool_sizes.push(plan.first_size_bytes);
-            store.begin_shrink(plan.first_size_bytes)?;
+            store.space().begin_shrink(plan.first_size_bytes)?;
             self.state().coverage.blocks_evacuated += plan.copied_blocks;
             Ok(())
         });
@@ -180,7 +184,7 @@ impl World {
 
     /// The pool's size now: any checkpoint may have cut a pool that is shrinking.
     pub(crate) fn pool_size(&self) -> u64 {
-        let size = self.store().size_bytes().expect("nobody panicked");
+        let size = self.store().space().size_bytes().expect("nobody panicked");
         let mut state = self.state();
         if state.pool_sizes.contains(&size) && state.pool_sizes[0] != size {
             state.pool_sizes = vec![size];
@@ -292,7 +296,7 @@ impl World {
 
 /// Layers that volumes had before they were rolled back.
 pub(crate) fn discarded_layers(store: &Store) -> usize {
-    let deletions = store.deletions().unwrap_or_default();
+    let deletions = store.deletions().unfinished().unwrap_or_default();
     let discarded = deletions
         .iter()
         .filter(|deletion| deletion.name.ends_with("@discarded"));

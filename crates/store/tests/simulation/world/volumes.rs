@@ -138,12 +138,12 @@ impl World {
         drop(state);
         let stat = self.store().stat().ok()?;
         // Blocks released beyond the new end of a shrinking pool are unused.
-        let is_shrinking = self.store().shrinking_to().ok()?.is_some();
+        let is_shrinking = self.store().space().shrinking_to().ok()?.is_some();
         if is_shrinking && stat.pending_free_blocks > 0 {
             return None;
         }
         // Unreadable blocks stay out of use when they are released.
-        let bad = self.store().scrub_status().ok()?.bad_blocks + stat.lost_blocks;
+        let bad = self.store().scrub().status().ok()?.bad_blocks + stat.lost_blocks;
         Some(Room {
             blocks: (stat.free_blocks + stat.pending_free_blocks - stat.pending_release_blocks)
                 .saturating_sub(stat.reserve_blocks + stat.reserved_unused_blocks + bad),

@@ -14,7 +14,7 @@
 //!    then, the next checkpoint ends the pool there
 //! 5. the data part is cut
 //!
-//! A crash leaves the pool in 1 or, after 4, smaller; [`Store::shrink_step`] does the rest. The
+//! A crash leaves the pool in 1 or, after 4, smaller; [`Space::shrink_step`] does the rest. The
 //! finder rests while the pool shrinks, because it would find the copies to be duplicates of the
 //! blocks they replace. See `docs/decisions/0019-evacuation.md`.
 
@@ -27,10 +27,10 @@ use onefold_journal::Purpose;
 use onefold_metadata::sync::lock;
 use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted, display_bytes};
 
-use super::moving::{Chosen, Moving};
+use super::Space;
+use crate::moving::{Chosen, Mover, Moving};
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
-use crate::store::Store;
 
 /// The resolution of the search for the size to which a pool can shrink at once.
 const PLAN_PARTS: u64 = 1024;
@@ -60,14 +60,14 @@ pub struct ShrinkReport {
     pub was_broken_off: bool,
 }
 
-impl Store {
+impl Space {
     /// Bytes of the pool: its capacity, and one block for its label.
     ///
     /// # Errors
     ///
     /// Where a request panicked while it changed the maps.
     pub fn size_bytes(&self) -> Result<u64> {
-        let blocks = self.pool.journal.metadata()?.space().blocks();
+        let blocks = self.pool.journal().metadata()?.space().blocks();
         Ok(blocks * self.pool.block_size())
     }
 
@@ -75,9 +75,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`Store::size_bytes`].
+    /// As [`Space::size_bytes`].
     pub fn shrinking_to(&self) -> Result<Option<u64>> {
-        let metadata = self.pool.journal.metadata()?;
+        let metadata = self.pool.journal().metadata()?;
         let space = &metadata.space();
         let end = (space.end() < space.blocks()).then(|| space.end());
         Ok(end.map(|blocks| blocks * self.pool.block_size()))
@@ -92,8 +92,8 @@ impl Store {
     /// `NoSpace` if the device is smaller; I/O errors.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
-        let blocks = pool.blocks_of_size(size_bytes)?;
-        pool.journal.root().grow(blocks)
+        let blocks = self.blocks_of_size(size_bytes)?;
+        pool.journal().root().grow(blocks)
     }
 
     /// The cost of shrinking the pool to this size. First releases pending references, and reads
@@ -106,19 +106,19 @@ impl Store {
     /// if the index cannot be used; I/O errors.
     pub fn plan_shrink(&self, size_bytes: u64) -> Result<ShrinkPlan> {
         let pool = &self.pool;
-        pool.smaller_size(size_bytes)?;
+        self.smaller_size(size_bytes)?;
         // This is not cancelled.
         let _ = self.release_given_up(&mut || ControlFlow::Continue(()))?;
         // A concurrent shrink may have ended.
-        let end = pool.smaller_size(size_bytes)?;
-        pool.check_fits(end)?;
-        let (mut beyond, part_blocks) = pool.count_beyond(end)?;
+        let end = self.smaller_size(size_bytes)?;
+        self.check_fits(end)?;
+        let (mut beyond, part_blocks) = self.count_beyond(end)?;
         // The number of entries that refer to blocks beyond each possible end of the pool.
         for part in (1..beyond.len()).rev() {
             beyond[part - 1] += beyond[part];
         }
         let wanted = beyond.first().copied().unwrap_or_default();
-        let mut metadata = pool.journal.metadata()?;
+        let mut metadata = pool.journal().metadata()?;
         // A later end has fewer blocks beyond it, and more free blocks before it.
         let (mut low, mut high) = (0, beyond.len());
         while low < high {
@@ -148,18 +148,18 @@ impl Store {
     }
 
     /// Hands out no more blocks beyond the end of a pool of this size, also after a crash.
-    /// [`Store::shrink_step`] does the rest.
+    /// [`Space::shrink_step`] does the rest.
     ///
     /// # Errors
     ///
-    /// `Invalid` and `NoSpace` as [`Store::plan_shrink`]; I/O errors.
+    /// `Invalid` and `NoSpace` as [`Space::plan_shrink`]; I/O errors.
     pub fn begin_shrink(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
-        let end = pool.smaller_size(size_bytes)?;
-        pool.check_fits(end)?;
+        let end = self.smaller_size(size_bytes)?;
+        self.check_fits(end)?;
         // The open batch is the finder's last one for now.
-        let _job = pool.batches.job()?;
-        pool.journal.root().begin_shrink(end)
+        let _job = pool.batches().job()?;
+        pool.journal().root().begin_shrink(end)
     }
 
     /// Lets the pool keep its size. Moved blocks stay where they are.
@@ -168,7 +168,7 @@ impl Store {
     ///
     /// I/O errors.
     pub fn cancel_shrink(&self) -> Result<()> {
-        self.pool.journal.root().cancel_shrink()
+        self.pool.journal().root().cancel_shrink()
     }
 
     /// Moves blocks from beyond the new end of a shrinking pool, releases shared ones there, and
@@ -184,51 +184,64 @@ impl Store {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<ShrinkReport> {
         let pool = &self.pool;
-        let _alone = lock(&pool.shrinking);
-        let all = pool.journal.metadata()?.space().busy_beyond();
+        let _alone = lock(&self.shrinking);
+        let all = pool.journal().metadata()?.space().busy_beyond();
         let mut moved = 0;
         let mut told = |more: u64| {
             moved += more;
             progress(moved.min(all), all)
         };
+        let evacuation = Evacuation(pool);
+        let mover = Mover::new(pool, &evacuation);
         for layer in pool.maps().layers() {
-            let evacuation = Evacuation(pool);
-            if pool.move_layer(&layer, &evacuation, &mut told)?.is_break() {
-                return pool.shrink_report(true);
+            if mover.move_layer(&layer, &mut told)?.is_break() {
+                return self.shrink_report(true);
             }
         }
         if self.release_given_up(&mut || told(0))?.is_break() {
-            return pool.shrink_report(true);
+            return self.shrink_report(true);
         }
-        pool.forget_bad_beyond()?;
-        if pool.is_shrinking()? && pool.journal.metadata()?.space().busy_beyond() == 0 {
-            pool.journal.checkpoint()?;
-            pool.journal.root().cut_data()?;
+        self.forget_bad_beyond()?;
+        if pool.is_shrinking()? && pool.journal().metadata()?.space().busy_beyond() == 0 {
+            pool.journal().checkpoint()?;
+            pool.journal().root().cut_data()?;
         }
-        pool.shrink_report(false)
+        self.shrink_report(false)
+    }
+
+    /// Releases the references that were dropped so far. Returns whether any block became free by that.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` or `Damaged` if the index cannot release them; I/O errors.
+    pub fn free_dropped(&self) -> Result<bool> {
+        let free = || -> Result<u64> { Ok(self.pool.journal().metadata()?.space().free_blocks()) };
+        let before = free()?;
+        let _never_broken_off = self.release_given_up(&mut || ControlFlow::Continue(()))?;
+        Ok(free()? > before)
     }
 
     /// Releases dropped references, and frees blocks without references and readers.
-    pub(super) fn release_given_up(
+    fn release_given_up(
         &self,
         told: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        self.rebuild_index_if_needed(&mut |_, _| {})?;
-        while self.collect_batch()?.released > 0 {
+        self.index.rebuild_if_needed(&mut |_, _| {})?;
+        while self.dedup.collect_batch()?.released > 0 {
             if told().is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
-        self.pool.journal.commit_in_background()?;
-        self.pool.journal.reuse().reclaim()?;
+        self.pool.journal().commit_in_background()?;
+        self.pool.journal().reuse().reclaim()?;
         Ok(ControlFlow::Continue(()))
     }
 }
 
-impl Pool {
+impl Space {
     /// The number of blocks of a pool of this size, if there can be one.
     fn blocks_of_size(&self, size_bytes: u64) -> Result<u64> {
-        let block_size = self.block_size();
+        let block_size = self.pool.block_size();
         let blocks = size_bytes / block_size;
         let message = if !size_bytes.is_multiple_of(block_size) {
             format!("a size of {size_bytes} bytes is not a multiple of the block size {block_size}")
@@ -243,7 +256,7 @@ impl Pool {
     /// The number of blocks of a pool of this size, which is smaller.
     fn smaller_size(&self, size_bytes: u64) -> Result<u64> {
         let end = self.blocks_of_size(size_bytes)?;
-        if end < self.journal.metadata()?.space().blocks() {
+        if end < self.pool.journal().metadata()?.space().blocks() {
             return Ok(end);
         }
         let message = format!("the pool is not larger than {}", display_bytes(size_bytes));
@@ -252,12 +265,12 @@ impl Pool {
 
     /// Whether the blocks in use, each counted once, fit before this end.
     fn check_fits(&self, end: u64) -> Result<()> {
-        let in_use = self.journal.metadata()?.space().busy_blocks();
-        let free = end / FREE_SHARE + self.maps().unused_reservations();
+        let in_use = self.pool.journal().metadata()?.space().busy_blocks();
+        let free = end / FREE_SHARE + self.pool.maps().unused_reservations();
         if in_use + free <= end {
             return Ok(());
         }
-        let bytes = |blocks: u64| display_bytes(blocks * self.block_size());
+        let bytes = |blocks: u64| display_bytes(blocks * self.pool.block_size());
         let message = format!(
             "{} are in use, and a pool of {} has to have {} free: delete something, reserve less for volumes, or choose \
              a larger size",
@@ -273,17 +286,22 @@ impl Pool {
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
         // There are none if a concurrent shrink has just ended.
         let beyond = self
-            .journal
+            .pool
+            .journal()
             .metadata()?
             .space()
             .blocks()
             .saturating_sub(end);
         let part_blocks = beyond.div_ceil(PLAN_PARTS).max(1);
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
-        for layer in self.maps().layers() {
+        for layer in self.pool.maps().layers() {
             let mut from = SegmentIndex(0);
-            while let Some(segment) = self.maps().next_segment(&layer, from, Wanted::Mapped)? {
-                let entries = self.maps().peek(&layer, segment, Blocking::Yes)?;
+            while let Some(segment) = self
+                .pool
+                .maps()
+                .next_segment(&layer, from, Wanted::Mapped)?
+            {
+                let entries = self.pool.maps().peek(&layer, segment, Blocking::Yes)?;
                 let named = entries.iter().filter_map(|entry| entry.pba());
                 for pba in named.filter(|pba| pba.0 >= end) {
                     // Blocks beyond the last part exist only if the pool has grown since: then there is room.
@@ -303,7 +321,7 @@ impl Pool {
     /// cancelled before has forgotten nothing.
     fn forget_bad_beyond(&self) -> Result<()> {
         let kept_back = {
-            let metadata = self.journal.metadata()?;
+            let metadata = self.pool.journal().metadata()?;
             let space = &metadata.space();
             let mut kept_back = space.kept_back();
             kept_back.retain(|pba| pba.0 >= space.end());
@@ -315,14 +333,14 @@ impl Pool {
         if kept_back.is_empty() {
             Ok(())
         } else {
-            self.losses.forget(&self.journal, &kept_back)?;
-            self.bad().forget(&self.journal, kept_back)
+            self.pool.losses().forget(self.pool.journal(), &kept_back)?;
+            self.pool.bad().forget(self.pool.journal(), kept_back)
         }
     }
 
     fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {
-        let is_done = !self.is_shrinking()?;
-        let left_blocks = self.journal.metadata()?.space().busy_beyond();
+        let is_done = !self.pool.is_shrinking()?;
+        let left_blocks = self.pool.journal().metadata()?.space().busy_beyond();
         Ok(ShrinkReport {
             is_done,
             left_blocks,
@@ -336,7 +354,7 @@ struct Evacuation<'a>(&'a Pool);
 
 impl Moving for Evacuation<'_> {
     fn choose(&self, entries: &Segment) -> Result<Chosen> {
-        let end = self.0.journal.metadata()?.space().end();
+        let end = self.0.journal().metadata()?.space().end();
         Ok(entries.map(|entry| entry.pba().is_some_and(|pba| pba.0 >= end)))
     }
 

@@ -1,7 +1,5 @@
 //! The content of a pool, counted to the block.
 
-use std::sync::Arc;
-
 use super::usage::Usage;
 use crate::snapshots::DeletionStat;
 use crate::store::Store;
@@ -44,7 +42,7 @@ pub struct VolumeStat {
     /// moments of this process's clock.
     #[cfg_attr(feature = "api", serde(skip))]
     pub inline: InlineStat,
-    /// The exclusive space, if [`Store::account`] has counted it. Not in JSON: replies give bytes.
+    /// The exclusive space, if [`Accounting::scan`](crate::Accounting::scan) has counted it. Not in JSON: replies give bytes.
     #[cfg_attr(feature = "api", serde(skip))]
     pub usage: Option<Usage>,
 }
@@ -66,7 +64,7 @@ pub struct SnapshotStat {
     pub created_unix_seconds: u64,
     /// Blocks with data in the snapshot's own layer.
     pub own_blocks: u64,
-    /// The exclusive space, if [`Store::account`] has counted it. Not in JSON: replies give bytes.
+    /// The exclusive space, if [`Accounting::scan`](crate::Accounting::scan) has counted it. Not in JSON: replies give bytes.
     #[cfg_attr(feature = "api", serde(skip))]
     pub usage: Option<Usage>,
 }
@@ -150,30 +148,6 @@ pub struct PoolStat {
     pub deletions: Vec<DeletionStat>,
 }
 
-/// The index as it is now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(as = IndexStatReply))]
-pub struct IndexStat {
-    /// The back end of the index.
-    pub kind: IndexKind,
-    /// Published blocks with one reference.
-    pub unique_blocks: u64,
-    /// Published blocks with several references.
-    pub shared_blocks: u64,
-    /// References to published blocks.
-    pub references: u64,
-    /// Whether the index must be rebuilt from the pool before more blocks are shared.
-    pub needs_rebuild: bool,
-    /// The back end that the index is being converted to.
-    pub converting_to: Option<IndexKind>,
-    /// Size of the index on disk.
-    pub bytes_on_disk: u64,
-    /// The most memory that the index may use.
-    pub memory_bytes_max: u64,
-}
-
 /// Memory in use by the caches of a pool, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryStat {
@@ -199,7 +173,7 @@ impl Store {
     /// `Damaged` where a request panicked in the middle of a change.
     pub fn memory_stat(&self) -> Result<MemoryStat> {
         let pool = &self.pool;
-        let metadata = pool.journal.metadata()?;
+        let metadata = pool.journal().metadata()?;
         let (free_space, records) = (
             metadata.space().resident_count() as u64,
             metadata.uncommitted_bytes() as u64,
@@ -207,31 +181,11 @@ impl Store {
         drop(metadata);
         Ok(MemoryStat {
             segments: pool.maps().cached_count() as u64 * LEAF_BYTES,
-            nodes: pool.journal.cached_pages() as u64 * NODE_BYTES,
+            nodes: pool.journal().cached_pages() as u64 * NODE_BYTES,
             free_space: free_space * SPACE_PAGE_BYTES,
             records,
-            hash_caches: pool.hash_cache_room.used_bytes(),
-            claims: pool.batches.claimed().bytes(),
-        })
-    }
-
-    /// The state of the index.
-    ///
-    /// # Errors
-    ///
-    /// `Damaged` if it cannot be used; `Io` if the host cannot report its allocation.
-    pub fn index_stat(&self) -> Result<IndexStat> {
-        let index = self.pool.index().get_settled()?;
-        let counts = index.counts();
-        Ok(IndexStat {
-            kind: self.pool.index().kind(),
-            unique_blocks: counts.unique,
-            shared_blocks: counts.shared,
-            references: counts.references,
-            needs_rebuild: index.needs_rebuild(),
-            converting_to: self.pool.index().next_kind(),
-            bytes_on_disk: index.bytes_on_disk()?,
-            memory_bytes_max: self.pool.limits.index_bytes as u64,
+            hash_caches: pool.hash_cache_room().used_bytes(),
+            claims: pool.batches().claimed().bytes(),
         })
     }
 
@@ -241,11 +195,11 @@ impl Store {
     ///
     /// `Io` if the host cannot report its allocation.
     pub fn stat(&self) -> Result<PoolStat> {
-        let volumes: Vec<Arc<Volume>> = self.volumes_in_use();
-        let snapshots = self.snapshots_in_use();
-        let deletions = self.deletions()?;
+        let volumes = self.volumes.volumes();
+        let snapshots = self.volumes.snapshots();
+        let deletions = self.deletions.unfinished()?;
         let pool = &self.pool;
-        let room = pool.journal.free_space().room()?;
+        let room = pool.journal().free_space().room()?;
         let snapshots = snapshots.iter().map(|snapshot| SnapshotStat {
             name: snapshot.name(),
             number: snapshot.number(),
@@ -253,15 +207,15 @@ impl Store {
             size_bytes: snapshot.size_bytes(),
             created_unix_seconds: snapshot.created_unix_seconds,
             own_blocks: snapshot.logical_blocks(),
-            usage: self.usage(snapshot.id),
+            usage: self.accounting.usage(snapshot.id),
         });
         let snapshots = snapshots.collect();
-        let metadata = pool.journal.metadata()?;
+        let metadata = pool.journal().metadata()?;
         let counts = pool.maps().counts();
         let (pool_blocks, free_blocks) =
             (metadata.space().blocks(), metadata.space().free_blocks());
         let end = metadata.space().end();
-        let reserve_blocks = pool.journal.free_space().reserve_blocks(&metadata);
+        let reserve_blocks = pool.journal().free_space().reserve_blocks(&metadata);
         let physical_blocks = metadata.space().named_count();
         let open = metadata.batches().open();
         let (unsettled_blocks, collecting, counting) = open.map_or((0, 0, 0), |batch| {
@@ -289,10 +243,10 @@ impl Store {
         // Its counts only divide the remaining blocks.
         let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);
         let shared_blocks = index_counts.shared.min(published_blocks);
-        let pages = pool.journal.page_count() + 1;
+        let pages = pool.journal().page_count() + 1;
         Ok(PoolStat {
-            pool_id: pool.superblock.pool.to_string(),
-            format: format!("{MAJOR_VERSION}.{}", pool.journal.root().minor()),
+            pool_id: pool.superblock().pool.to_string(),
+            format: format!("{MAJOR_VERSION}.{}", pool.journal().root().minor()),
             block_size: self.block_size(),
             pool_blocks,
             shrinking_to_blocks: (end < pool_blocks).then_some(end),
@@ -305,7 +259,7 @@ impl Store {
             pending_dedup_blocks: counts.private,
             pending_release_blocks,
             claimed_blocks,
-            claimed_max_blocks: pool.limits.claims_max,
+            claimed_max_blocks: pool.limits().claims_max,
             index: pool.index().kind(),
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
@@ -316,11 +270,11 @@ impl Store {
             space: room.level,
             reserve_blocks,
             reserved_unused_blocks: pool.maps().unused_reservations(),
-            when_full: pool.journal.when_full(),
+            when_full: pool.journal().when_full(),
             pending_free_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
             free_bytes_on_disk: room.spare_bytes,
-            metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
+            metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock().log_bytes,
             volumes: volumes.iter().map(|volume| self.stat_of(volume)).collect(),
             snapshots,
             deletions,
@@ -353,7 +307,7 @@ impl Store {
             inline: volume.inline_stat(),
             mapped_bytes: space_limits.mapped() * block_size,
             reserved_unused_bytes: space_limits.unused_reservation() * block_size,
-            usage: self.usage(volume.id),
+            usage: self.accounting.usage(volume.id),
         }
     }
 }

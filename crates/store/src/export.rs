@@ -8,6 +8,8 @@
 //! none, or all of it.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_engine::{Engine, Part};
@@ -20,8 +22,8 @@ use onefold_journal::{CheckpointReader, Log, LogMark, follow_log};
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
 use crate::batches;
+use crate::pool::Pool;
 use crate::recovery::{check_data, check_log, part_error};
-use crate::store::Store;
 
 /// Pages of an export that are in no tree: marks, superblock, secret and root.
 const OTHER_PAGES: u64 = 5;
@@ -46,19 +48,36 @@ pub enum LogAfter {
     Nothing(String),
 }
 
-impl Store {
+/// Writes exports of a pool's metadata: see [`Store::exporter`](crate::Store::exporter).
+pub struct Exporter {
+    pool: Arc<Pool>,
+    engine: Arc<dyn Engine>,
+    /// When the last export ended, in seconds since the Unix epoch; 0 before the first one since the pool
+    /// was opened. Nothing else depends on it.
+    ended_unix_seconds: AtomicU64,
+}
+
+impl Exporter {
+    pub(crate) fn new(pool: Arc<Pool>, engine: Arc<dyn Engine>) -> Self {
+        Self {
+            pool,
+            engine,
+            ended_unix_seconds: AtomicU64::new(0),
+        }
+    }
+
     /// Writes all metadata of one moment, in the form that [`MetadataExport::read`] reads, while
     /// requests continue. The export contains the pool's secret.
     ///
     /// # Errors
     ///
     /// `Damaged` if a page cannot be read; `ReadOnly`; I/O errors, also of `into`.
-    pub fn export_metadata(&self, into: &mut dyn Write) -> Result<()> {
+    pub fn write(&self, into: &mut dyn Write) -> Result<()> {
         let pool = &self.pool;
-        pool.journal.check_writable()?;
-        let snapshot = CheckpointReader::take(&pool.journal)?;
+        pool.journal().check_writable()?;
+        let snapshot = CheckpointReader::take(pool.journal())?;
         let mark = |place, checksum| ExportMark {
-            pool: pool.superblock.pool,
+            pool: pool.superblock().pool,
             place,
             created_unix_seconds: self.engine.unix_seconds(),
             checksum,
@@ -76,38 +95,38 @@ impl Store {
         write(
             &Superblock {
                 index,
-                ..pool.superblock
+                ..*pool.superblock()
             }
             .encode(),
         )?;
         write(
             &pool
-                .blocks
+                .blocks()
                 .fingerprinter()
                 .secret()
-                .encode(pool.superblock.pool),
+                .encode(pool.superblock().pool),
         )?;
         snapshot.each_page(&mut write)?;
-        write(&snapshot.root.encode(pool.superblock.pool))?;
+        write(&snapshot.root.encode(pool.superblock().pool))?;
         let last = mark(place, checksum).encode();
         let written = into.write_all(&last[..]).and_then(|()| into.flush());
         written.map_err(|error| StoreError::io("writing the export", error))?;
         let now = self.engine.unix_seconds();
-        self.exported_unix_seconds.store(now, Relaxed);
+        self.ended_unix_seconds.store(now, Relaxed);
         Ok(())
     }
 
     /// When the last export ended, in seconds since the Unix epoch; 0 before the first one since the pool
     /// was opened.
     #[must_use]
-    pub fn exported_unix_seconds(&self) -> u64 {
-        self.exported_unix_seconds.load(Relaxed)
+    pub fn ended_unix_seconds(&self) -> u64 {
+        self.ended_unix_seconds.load(Relaxed)
     }
 
     /// The size in bytes of an export made now.
     #[must_use]
-    pub fn export_bytes(&self) -> u64 {
-        (self.pool.journal.page_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
+    pub fn bytes(&self) -> u64 {
+        (self.pool.journal().page_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
     }
 }
 

@@ -23,4 +23,4 @@ pub struct Usage {
 }
 
 /// The usage of all volumes and snapshots.
-pub(crate) type Usages = FxHashMap<VolumeId, Usage>;
+pub(super) type Usages = FxHashMap<VolumeId, Usage>;

@@ -30,10 +30,9 @@ use onefold_metadata::sync::lock;
 use onefold_metadata::{Result, VOLUMES_MAX};
 use rustc_hash::FxHashMap;
 
-use super::data;
 use super::usage::{Usage, Usages};
+use super::{Accounting, data};
 use crate::pool::Pool;
-use crate::store::Store;
 
 /// Bytes of memory for a block of the window: the last layer that refers to it, and flags.
 const BYTES_PER_BLOCK: usize = 3;
@@ -64,18 +63,18 @@ const NEEDED: u8 = 8;
 
 const _: () = assert!(VOLUMES_MAX <= NOBODY as u64, "layers are numbered");
 
-impl Store {
-    /// Scans all maps, and keeps the usage of each volume and each snapshot for [`Store::stat`] and
-    /// [`Store::volume_stat`]. Requests and all other work continue. Every few pages `pace` gets the
+impl Accounting {
+    /// Scans all maps, and keeps the usage of each volume and each snapshot for [`Store::stat`](crate::Store::stat) and
+    /// [`Store::volume_stat`](crate::Store::volume_stat). Requests and all other work continue. Every few pages `pace` gets the
     /// number of layers done, and of all layers; it may wait, or cancel, which leaves the earlier
     /// results. Returns whether the scan was completed.
     ///
     /// # Errors
     ///
     /// `Damaged` if a map cannot be read; I/O errors.
-    pub fn account(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
+    pub fn scan(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
         let as_of_unix_seconds = self.engine.unix_seconds();
-        let snapshot = CheckpointReader::take(&self.pool.journal)?;
+        let snapshot = CheckpointReader::take(self.pool.journal())?;
         let mut scan = Scan::new(&self.pool, snapshot, pace);
         if scan.run()?.is_break() {
             return Ok(false);
@@ -204,7 +203,7 @@ impl<'a> Scan<'a> {
     ) -> Self {
         Self {
             pool,
-            touched: Touched::new(snapshot.root.pool_blocks, pool.limits.check_bytes / 2),
+            touched: Touched::new(snapshot.root.pool_blocks, pool.limits().check_bytes / 2),
             held: Held::new(snapshot),
             usages: Usages::default(),
             pages: 0,
@@ -218,7 +217,7 @@ impl<'a> Scan<'a> {
         let pool = self.pool;
         let pool_blocks = self.held.snapshot.root.pool_blocks;
         // The other half is for notes on the maps' pages.
-        let step = (pool.limits.check_bytes / 2 / BYTES_PER_BLOCK) as u64;
+        let step = (pool.limits().check_bytes / 2 / BYTES_PER_BLOCK) as u64;
         let step = step.min(pool_blocks);
         let windows = pool_blocks.div_ceil(step);
         for (start, left) in (0..pool_blocks)
@@ -229,7 +228,7 @@ impl<'a> Scan<'a> {
                 self.renew()?;
             }
             // Other scans have the same memory: one window at a time.
-            let _memory = lock(&pool.scan_memory);
+            let _memory = pool.scan_memory();
             let volumes = &self.held.snapshot.volumes;
             let blocks = start..(start + step).min(pool_blocks);
             let mut window = Window::new(blocks, places(volumes));

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{Lba, SegmentIndex, VolumeState};
-use onefold_metadata::sync::{Mutex, lock, write};
+use onefold_metadata::sync::{Mutex, lock};
 use onefold_metadata::{Blocking, Result, Wanted};
 
 use crate::batches::BatchReport;
 use crate::dedup::Ready;
+use crate::snapshots::clear_segment;
 use crate::store::Store;
 use crate::volume::Volume;
 use crate::volume_options::VolumeOptions;
@@ -24,7 +25,7 @@ pub struct Import {
 }
 
 impl Import {
-    pub(super) fn new(store: Arc<Store>, volume: Arc<Volume>) -> Self {
+    fn new(store: Arc<Store>, volume: Arc<Volume>) -> Self {
         Self {
             store,
             volume: Some(volume),
@@ -39,7 +40,7 @@ impl Import {
     /// As [`Volume::write`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         // The rest of the host's space is for guests.
-        self.store.pool.journal.free_space().room()?;
+        self.store.pool.journal().free_space().room()?;
         self.volume
             .iter()
             .try_for_each(|volume| volume.write(offset, data, Blocking::Yes))
@@ -51,13 +52,16 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// As [`Store::dedup_batch`].
+    /// As [`Dedup::find_batch`](crate::Dedup::find_batch).
     pub fn dedup_batch(&self) -> Result<BatchReport> {
         let mut published = lock(&self.published);
         let Some(volume) = &self.volume else {
             return Ok(BatchReport::default());
         };
-        let report = self.store.dedup_batch(volume, &mut published, Ready::All)?;
+        let report = self
+            .store
+            .dedup()
+            .find_batch(volume, &mut published, Ready::All)?;
         if report.at_end {
             // Blocks written behind the cursor while it was moving come next.
             *published = Lba(0);
@@ -111,12 +115,16 @@ impl Store {
     }
 
     /// The import of this volume is complete and durable.
-    pub(super) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
-        let _changing = self.changing();
+    fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
+        let _changing = self.catalogue.turn();
         let name = volume.name();
-        self.change_volume(volume.id, |record| record.state = VolumeState::Ready, None)?;
+        self.catalogue.change_volume(
+            volume.id,
+            |record| record.state = VolumeState::Ready,
+            None,
+        )?;
         volume.end_import();
-        write(&self.volumes).insert(name, volume);
+        self.volumes.insert(&name, volume);
         Ok(())
     }
 
@@ -132,9 +140,9 @@ impl Store {
             .maps()
             .next_segment(&layer, from, Wanted::Mapped)?
         {
-            self.clear_segment(&layer, segment)?;
+            clear_segment(&self.pool, &layer, segment)?;
             from = segment + 1;
         }
-        self.remove_record(volume.id, layer.id)
+        self.catalogue.remove_record(volume.id, layer.id)
     }
 }

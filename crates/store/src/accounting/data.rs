@@ -3,7 +3,7 @@
 //!
 //! A layer counts its own entries only, and whether an entry hides one below is not known without
 //! reading both. So the data that a reader finds is counted from the maps: at once if that takes
-//! little reading, and for all volumes together in each [`Store::account`].
+//! little reading, and for all volumes together in each [`Accounting::scan`].
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use onefold_journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use onefold_metadata::{Blocking, Layer, Maps, Result, Segments, fill_absent};
 use rustc_hash::FxHashMap;
 
-use crate::store::Store;
+use super::Accounting;
 use crate::volume::Volume;
 
 /// Data that a reader finds.
@@ -39,17 +39,16 @@ pub struct Locality {
     pub as_of_unix_seconds: Option<u64>,
 }
 
-impl Store {
+impl Accounting {
     /// The data that a reader of this volume or snapshot finds: counted now, if that takes reading
-    /// at most `segments_max` segments of maps; otherwise the last result of [`Store::account`], if
+    /// at most `segments_max` segments of maps; otherwise the last result of [`Accounting::scan`], if
     /// there is one.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Damaged` if a map cannot be read; I/O errors.
-    pub fn data(&self, name: &str, segments_max: u64) -> Result<Option<Data>> {
-        let volume = self.volume(name)?;
-        if let Some(blocks) = data_blocks(&volume, segments_max)? {
+    /// `Damaged` if a map cannot be read; I/O errors.
+    pub fn data(&self, volume: &Volume, segments_max: u64) -> Result<Option<Data>> {
+        if let Some(blocks) = data_blocks(volume, segments_max)? {
             let as_of_unix_seconds = None;
             return Ok(Some(Data {
                 blocks,
@@ -63,16 +62,15 @@ impl Store {
     }
 }
 
-impl Store {
+impl Accounting {
     /// Where the data of this volume or snapshot is in the pool. Counted under the same conditions as
-    /// [`Store::data`], but counting also reads the lowest layer.
+    /// [`Accounting::data`], but counting also reads the lowest layer.
     ///
     /// # Errors
     ///
-    /// As [`Store::data`].
-    pub fn locality(&self, name: &str, segments_max: u64) -> Result<Option<Locality>> {
-        let volume = self.volume(name)?;
-        if let Some(found) = locality(&volume, segments_max)? {
+    /// As [`Accounting::data`].
+    pub fn locality(&self, volume: &Volume, segments_max: u64) -> Result<Option<Locality>> {
+        if let Some(found) = locality(volume, segments_max)? {
             return Ok(Some(Locality {
                 blocks: found.blocks,
                 runs: found.runs,
@@ -89,7 +87,7 @@ impl Store {
 
 /// Counts the data and its runs; nothing if more than `segments_max` segments have to be read.
 fn locality(volume: &Volume, segments_max: u64) -> Result<Option<Found>> {
-    let (maps, layer) = (&volume.pool.maps(), volume.layer());
+    let (maps, layer) = (&volume.pool().maps(), volume.layer());
     let mut segments = Segments::under(&layer);
     let (mut found, mut from) = (Found::default(), SegmentIndex(0));
     for _ in 0..segments_max {
@@ -105,7 +103,7 @@ fn locality(volume: &Volume, segments_max: u64) -> Result<Option<Found>> {
 
 /// Counts the data; nothing if more than `segments_max` segments have to be read.
 fn data_blocks(volume: &Volume, segments_max: u64) -> Result<Option<u64>> {
-    let maps = &volume.pool.maps();
+    let maps = &volume.pool().maps();
     let changes = maps.frozen_changes();
     let layer = volume.layer();
     let lineage = Maps::lineage(&layer);

@@ -26,10 +26,10 @@ use crate::pool::Pool;
 const PIECE_BLOCKS: usize = 64;
 
 /// Marks the entries of a segment whose blocks are moved.
-pub(super) type Chosen = [bool; EMPTY_SEGMENT.len()];
+pub(crate) type Chosen = [bool; EMPTY_SEGMENT.len()];
 
 /// Decides which blocks are moved, where the copies go, and which entries refer to them.
-pub(super) trait Moving {
+pub(crate) trait Moving {
     /// Chooses the entries of one layer's segment to move. Called first without locks, since most segments
     /// have nothing to move, and then again with the locks of a piece held.
     fn choose(&self, entries: &Segment) -> Result<Chosen>;
@@ -50,18 +50,27 @@ struct Run {
     old: Entry,
 }
 
-impl Pool {
+/// Moves blocks as `moving` decides.
+pub(crate) struct Mover<'a> {
+    pool: &'a Pool,
+    moving: &'a dyn Moving,
+}
+
+impl<'a> Mover<'a> {
+    pub(crate) fn new(pool: &'a Pool, moving: &'a dyn Moving) -> Self {
+        Self { pool, moving }
+    }
+
     /// Moves the chosen blocks of a layer. The callback gets the number of blocks of each piece, and can
     /// cancel the move after it.
-    pub(super) fn move_layer(
+    pub(crate) fn move_layer(
         &self,
         layer: &Arc<Layer>,
-        moving: &dyn Moving,
         told: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut from = SegmentIndex(0);
-        while let Some(segment) = self.next_segment_of(layer, from)? {
-            if self.move_segment(layer, segment, moving, told)?.is_break() {
+        while let Some(segment) = next_segment_of(self.pool, layer, from)? {
+            if self.move_segment(layer, segment, told)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             from = segment + 1;
@@ -69,58 +78,41 @@ impl Pool {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Moves the chosen blocks of one segment, as [`Pool::move_layer`] does for a whole layer.
-    pub(super) fn move_segment(
+    /// Moves the chosen blocks of one segment, as [`Mover::move_layer`] does for a whole layer.
+    pub(crate) fn move_segment(
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
-        moving: &dyn Moving,
         told: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        let chosen = moving.choose(&self.segment(layer, segment)?)?;
+        let chosen = self
+            .moving
+            .choose(&segment_of(self.pool, layer, segment)?)?;
         for (piece, n) in chosen.chunks(PIECE_BLOCKS).zip(0..) {
             if !piece.contains(&true) {
                 continue;
             }
             let first = segment.first() + n * PIECE_BLOCKS as u64;
-            if told(self.move_piece(layer, first, moving)?).is_break() {
+            if told(self.move_piece(layer, first)?).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The first segment at or after this one. A layer may be deleted and lose its pages, which takes the job
-    /// lock.
-    pub(super) fn next_segment_of(
-        &self,
-        layer: &Layer,
-        from: SegmentIndex,
-    ) -> Result<Option<SegmentIndex>> {
-        let _job = self.batches.job()?;
-        match self.maps().layer(layer.id) {
-            Ok(_) => self.maps().next_segment(layer, from, Wanted::Mapped),
-            Err(_) => Ok(None),
-        }
-    }
-
-    pub(super) fn segment(&self, layer: &Layer, segment: SegmentIndex) -> Result<Segment> {
-        Ok(*self.maps().peek(layer, segment, Blocking::Yes)?)
-    }
-
     /// Moves the chosen blocks of these entries.
-    fn move_piece(&self, layer: &Arc<Layer>, first: Lba, moving: &dyn Moving) -> Result<u64> {
-        let _job = self.batches.job()?;
+    fn move_piece(&self, layer: &Arc<Layer>, first: Lba) -> Result<u64> {
+        let _job = self.pool.batches().job()?;
         let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
         let _locked = layer.locks.lock(blocks, Blocking::Yes);
-        if self.maps().layer(layer.id).is_err() {
+        if self.pool.maps().layer(layer.id).is_err() {
             return Ok(0);
         }
-        let entries = self.segment(layer, first.segment())?;
-        let chosen = moving.choose(&entries)?;
+        let entries = segment_of(self.pool, layer, first.segment())?;
+        let chosen = self.moving.choose(&entries)?;
         let slots = first.slot()..first.slot() + PIECE_BLOCKS;
         let runs = runs(first, &entries[slots.clone()], &chosen[slots]);
-        let beside = if moving.is_beside() {
+        let beside = if self.moving.is_beside() {
             place_of_most(first.segment().first(), &entries, &chosen)
         } else {
             None
@@ -128,7 +120,7 @@ impl Pool {
         if runs.is_empty() {
             Ok(0)
         } else {
-            self.move_runs(layer, &runs, beside, moving)
+            self.move_runs(layer, &runs, beside)
         }
     }
 
@@ -138,31 +130,34 @@ impl Pool {
         layer: &Layer,
         runs: &[Run],
         beside: Option<PlacementOffset>,
-        moving: &dyn Moving,
     ) -> Result<u64> {
         let placement = Placement {
             layer: layer.id,
             beside,
             runs: runs.iter().map(|run| run.blocks).collect(),
         };
-        let purpose = moving.purpose();
-        let new = self
-            .journal
-            .allocate(&placement, &layer.space_limits, purpose, Blocking::Yes)?;
+        let purpose = self.moving.purpose();
+        let new = self.pool.journal().allocate(
+            &placement,
+            &layer.space_limits,
+            purpose,
+            Blocking::Yes,
+        )?;
         let mut sums = Vec::new();
-        let copied = self.copy_runs(layer, runs, &new, moving, &mut sums);
+        let copied = self.copy_runs(layer, runs, &new, &mut sums);
         if let Some(cache) = layer.hash_cache() {
             runs.iter().for_each(|run| cache.forget(run.blocks));
         }
         let released: PbaRuns = runs.iter().filter_map(Run::owned).collect();
         copied
             .and_then(|records| {
-                self.journal
+                self.pool
+                    .journal()
                     .append_new(&records, &sums, &released, Blocking::Yes, None)
             })
             .or_else(|error| {
-                if self.journal.check_writable().is_ok() {
-                    self.journal.take_back(&new)?;
+                if self.pool.journal().check_writable().is_ok() {
+                    self.pool.journal().take_back(&new)?;
                 }
                 Err(error)
             })?;
@@ -176,7 +171,6 @@ impl Pool {
         layer: &Layer,
         runs: &[Run],
         new: &[PbaRun],
-        moving: &dyn Moving,
         sums: &mut Vec<u32>,
     ) -> Result<Vec<Record>> {
         let mut records = Vec::with_capacity(runs.len());
@@ -206,7 +200,7 @@ impl Pool {
                     lba: run.blocks.first + done,
                     count: to.count as u32,
                     old,
-                    new: moving.copied(old, to.start),
+                    new: self.moving.copied(old, to.start),
                 });
                 next.start.0 += to.count;
                 next.count -= to.count;
@@ -219,23 +213,28 @@ impl Pool {
     /// Copies the content of blocks, which nothing writes during the copy. Refuses a block that is known
     /// to be bad: its copy would not be known to be bad (P8).
     fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun, sums: &mut Vec<u32>) -> Result<()> {
-        let block_size = self.block_size();
+        let block_size = self.pool.block_size();
         let mut bytes = vec![0; (from.count * block_size) as usize];
         let failed = |doing: &str, pba| {
             let what = format!("{doing} block {pba} of the pool, which is being moved");
             move |error| StoreError::io(what, error)
         };
-        let read = self.data().read_at(&mut bytes, from.start.0 * block_size);
+        let read = self
+            .pool
+            .data()
+            .read_at(&mut bytes, from.start.0 * block_size);
         read.map_err(failed("reading", from.start))?;
-        let listed = if self.bad().is_any() {
-            self.bad().within(from.start.0..from.start.0 + from.count)
+        let listed = if self.pool.bad().is_any() {
+            self.pool
+                .bad()
+                .within(from.start.0..from.start.0 + from.count)
         } else {
             Vec::new()
         };
         for bad in listed.iter().filter(|bad| bad.fingerprint.is_some()) {
             let at = ((bad.pba.0 - from.start.0) * block_size) as usize;
             let block = &bytes[at..at + block_size as usize];
-            if !self.blocks.is_as_stored(block, layer.domain, bad) {
+            if !self.pool.blocks().is_as_stored(block, layer.domain, bad) {
                 return Err(StoreError::new(
                     StoreErrorKind::Io,
                     format!(
@@ -246,11 +245,29 @@ impl Pool {
                 ));
             }
         }
-        let written = self.data().write_at(&bytes, to.start.0 * block_size);
+        let written = self.pool.data().write_at(&bytes, to.start.0 * block_size);
         written.map_err(failed("writing", to.start))?;
         sums.extend(bytes.chunks_exact(block_size as usize).map(block_sum));
         Ok(())
     }
+}
+
+/// The first segment at or after this one. A layer may be deleted and lose its pages, which takes the job
+/// lock.
+pub(crate) fn next_segment_of(
+    pool: &Pool,
+    layer: &Layer,
+    from: SegmentIndex,
+) -> Result<Option<SegmentIndex>> {
+    let _job = pool.batches().job()?;
+    match pool.maps().layer(layer.id) {
+        Ok(_) => pool.maps().next_segment(layer, from, Wanted::Mapped),
+        Err(_) => Ok(None),
+    }
+}
+
+pub(crate) fn segment_of(pool: &Pool, layer: &Layer, segment: SegmentIndex) -> Result<Segment> {
+    Ok(*pool.maps().peek(layer, segment, Blocking::Yes)?)
 }
 
 impl Run {

@@ -45,11 +45,11 @@ impl Deletion {
 
 /// All deletions that are not finished.
 #[derive(Default)]
-pub(crate) struct Deletions {
+pub(crate) struct DeletionList {
     list: Mutex<Vec<Deletion>>,
 }
 
-impl Deletions {
+impl DeletionList {
     pub(crate) fn new(list: Vec<Deletion>) -> Self {
         Self {
             list: Mutex::new(list),

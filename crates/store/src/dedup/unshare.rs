@@ -17,9 +17,8 @@ use onefold_format::{Entry, Pba, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::{Layer, Maps, Result};
 
-use super::moving::{Chosen, Moving};
+use crate::moving::{Chosen, Mover, Moving, next_segment_of, segment_of};
 use crate::pool::Pool;
-use crate::store::Store;
 use crate::volume::Volume;
 
 /// Segments of maps that one step examines: some milliseconds if there is nothing to copy.
@@ -29,7 +28,7 @@ const STEP_SEGMENTS_MAX: u32 = 256;
 /// schedule of snapshots could do so for ever.
 const PASSES_MAX: u32 = 4;
 
-/// The cost of calling [`Store::unshare_step`] to the end.
+/// The cost of calling [`Unsharing::step`] to the end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnsharePlan {
     /// Entries that get a copy of their block; each takes a new block.
@@ -60,71 +59,10 @@ pub struct Unsharing {
 }
 
 impl Unsharing {
-    /// Blocks that were copied so far.
+    /// Begins to give a volume or snapshot blocks of its own: see [`UnsharePlan::of`].
     #[must_use]
-    pub fn copied_blocks(&self) -> u64 {
-        self.copied_blocks
-    }
-}
-
-impl Store {
-    /// The cost of giving a volume or snapshot blocks of its own: with `min_run`, where it shares fewer
-    /// consecutive ones. Reads its maps.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; `Damaged` if a map cannot be read; I/O errors.
-    pub fn plan_unshare(&self, name: &str, min_run: Option<u16>) -> Result<UnsharePlan> {
-        let (pool, volume) = (&self.pool, self.volume(name)?);
-        let rule = Unshare { pool, min_run };
-        let layer = volume.layer();
-        let mut plan = UnsharePlan {
-            available_blocks: available_to(pool, &layer)?,
-            ..UnsharePlan::default()
-        };
-        let mut ahead = Vec::new();
-        for layer in Maps::lineage(&layer) {
-            let next = pool.next_segment_of(&layer, SegmentIndex(0))?;
-            ahead.push((layer, next));
-        }
-        let mut last = None;
-        while let Some(segment) = ahead.iter().filter_map(|(_, next)| *next).min() {
-            let mut found = [None; EMPTY_SEGMENT.len()];
-            for (depth, (layer, next)) in ahead.iter_mut().enumerate() {
-                if *next != Some(segment) {
-                    continue;
-                }
-                let entries = pool.segment(layer, segment)?;
-                let chosen = rule.choose(&entries)?;
-                plan.note(depth, &entries, &chosen, &mut found);
-                *next = pool.next_segment_of(layer, segment + 1)?;
-            }
-            for (place, lba) in found.iter().zip(segment.first().0..) {
-                let place = place.as_ref().and_then(Seen::place);
-                if let Some(place) = place {
-                    plan.data_blocks += 1;
-                    let before = last
-                        .filter(|(next, _)| *next == lba)
-                        .map(|(_, place)| place);
-                    plan.runs_before +=
-                        u64::from(!before.is_some_and(|before| place.follows(before)));
-                    plan.runs_after +=
-                        u64::from(!before.is_some_and(|before| place.will_follow(before)));
-                    last = Some((lba + 1, place));
-                }
-            }
-        }
-        Ok(plan)
-    }
-
-    /// Begins to give a volume or snapshot blocks of its own: see [`Store::plan_unshare`].
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`.
-    pub fn begin_unshare(&self, name: &str, min_run: Option<u16>) -> Result<Unsharing> {
-        let volume = self.volume(name)?;
-        Ok(Unsharing {
+    pub fn new(volume: Arc<Volume>, min_run: Option<u16>) -> Self {
+        Self {
             layers: Maps::lineage(&volume.layer()),
             volume,
             min_run,
@@ -132,41 +70,50 @@ impl Store {
             segment: SegmentIndex(0),
             passes: 1,
             copied_blocks: 0,
-        })
+        }
     }
 
+    /// Blocks that were copied so far.
+    #[must_use]
+    pub fn copied_blocks(&self) -> u64 {
+        self.copied_blocks
+    }
+}
+
+impl Unsharing {
     /// Copies blocks of one segment at most. Returns whether something may be left.
     ///
     /// # Errors
     ///
     /// `NoSpace` where the volume may take no more free blocks; `Gone` if it is deleted; `Io` where a
     /// block cannot be copied; I/O errors. Blocks copied before the error stay copied.
-    pub fn unshare_step(&self, unsharing: &mut Unsharing) -> Result<bool> {
-        let pool = &self.pool;
-        pool.journal.check_writable()?;
-        unsharing.volume.check_in_use()?;
+    pub fn step(&mut self) -> Result<bool> {
+        let volume = Arc::clone(&self.volume);
+        let pool = volume.pool();
+        pool.journal().check_writable()?;
+        volume.check_in_use()?;
         for _ in 0..STEP_SEGMENTS_MAX {
-            let Some(layer) = unsharing.layers.get(unsharing.layer) else {
-                return Ok(unsharing.begin_again());
+            let Some(layer) = self.layers.get(self.layer) else {
+                return Ok(self.begin_again());
             };
-            let Some(segment) = pool.next_segment_of(layer, unsharing.segment)? else {
-                unsharing.layer += 1;
-                unsharing.segment = SegmentIndex(0);
+            let Some(segment) = next_segment_of(pool, layer, self.segment)? else {
+                self.layer += 1;
+                self.segment = SegmentIndex(0);
                 continue;
             };
             let rule = Unshare {
                 pool,
-                min_run: unsharing.min_run,
+                min_run: self.min_run,
             };
             let mut copied = 0;
             let mut count = |blocks| {
                 copied += blocks;
                 ControlFlow::Continue(())
             };
-            let moved = pool.move_segment(layer, segment, &rule, &mut count);
-            unsharing.copied_blocks += copied;
+            let moved = Mover::new(pool, &rule).move_segment(layer, segment, &mut count);
+            self.copied_blocks += copied;
             let _never_broken_off = moved?;
-            unsharing.segment = segment + 1;
+            self.segment = segment + 1;
             if copied > 0 {
                 break;
             }
@@ -174,21 +121,6 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes room for more copies: releases the references that were dropped so far. Returns whether any
-    /// block became free by that.
-    ///
-    /// # Errors
-    ///
-    /// `Busy` or `Damaged` if the index cannot release them; I/O errors.
-    pub fn free_unshared(&self) -> Result<bool> {
-        let free = || -> Result<u64> { Ok(self.pool.journal.metadata()?.space().free_blocks()) };
-        let before = free()?;
-        let _never_broken_off = self.release_given_up(&mut || ControlFlow::Continue(()))?;
-        Ok(free()? > before)
-    }
-}
-
-impl Unsharing {
     /// Begins another pass if the layers have changed: a merge may have moved entries to a layer that was done, and
     /// a snapshot puts a new layer on top.
     fn begin_again(&mut self) -> bool {
@@ -249,12 +181,61 @@ impl Moving for Unshare<'_> {
 fn available_to(pool: &Pool, layer: &Layer) -> Result<u64> {
     let others = pool.maps().unused_reservations();
     let others = others.saturating_sub(layer.space_limits.unused_reservation());
-    let metadata = pool.journal.metadata()?;
-    let kept = others + pool.journal.free_space().reserve_blocks(&metadata);
+    let metadata = pool.journal().metadata()?;
+    let kept = others + pool.journal().free_space().reserve_blocks(&metadata);
     Ok(metadata.space().free_blocks().saturating_sub(kept))
 }
 
 impl UnsharePlan {
+    /// The cost of giving a volume or snapshot blocks of its own: with `min_run`, where it shares fewer
+    /// consecutive ones. Reads its maps.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if a map cannot be read; I/O errors.
+    pub fn of(volume: &Volume, min_run: Option<u16>) -> Result<Self> {
+        let pool = volume.pool();
+        let rule = Unshare { pool, min_run };
+        let layer = volume.layer();
+        let mut plan = Self {
+            available_blocks: available_to(pool, &layer)?,
+            ..Self::default()
+        };
+        let mut ahead = Vec::new();
+        for layer in Maps::lineage(&layer) {
+            let next = next_segment_of(pool, &layer, SegmentIndex(0))?;
+            ahead.push((layer, next));
+        }
+        let mut last = None;
+        while let Some(segment) = ahead.iter().filter_map(|(_, next)| *next).min() {
+            let mut found = [None; EMPTY_SEGMENT.len()];
+            for (depth, (layer, next)) in ahead.iter_mut().enumerate() {
+                if *next != Some(segment) {
+                    continue;
+                }
+                let entries = segment_of(pool, layer, segment)?;
+                let chosen = rule.choose(&entries)?;
+                plan.note(depth, &entries, &chosen, &mut found);
+                *next = next_segment_of(pool, layer, segment + 1)?;
+            }
+            for (place, lba) in found.iter().zip(segment.first().0..) {
+                let place = place.as_ref().and_then(Seen::place);
+                if let Some(place) = place {
+                    plan.data_blocks += 1;
+                    let before = last
+                        .filter(|(next, _)| *next == lba)
+                        .map(|(_, place)| place);
+                    plan.runs_before +=
+                        u64::from(!before.is_some_and(|before| place.follows(before)));
+                    plan.runs_after +=
+                        u64::from(!before.is_some_and(|before| place.will_follow(before)));
+                    last = Some((lba + 1, place));
+                }
+            }
+        }
+        Ok(plan)
+    }
+
     /// Counts the entries of one layer; notes in `found` those that no layer above hides.
     fn note(
         &mut self,
