@@ -23,7 +23,7 @@ pub use shuttle::thread::yield_now;
 
 /// Takes a lock whose data is valid between any two statements, so that poisoning can be ignored.
 /// The uncommitted state, the job lock and the catalogue's are not such locks: see
-/// `Pool::uncommitted`, `Pool::job` and `Store::changing`.
+/// `State::uncommitted` in the journal, `Batches::job` and `CatalogueWriter::turn` in the store.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -45,7 +45,11 @@ fn pool() -> Arc<Store> {
         ..pool_of(4 * MIB)
     };
     let world = World::new(&options, LITTLE_MEMORY);
-    world.rebuild_index_if_needed(&mut |_, _| {}).unwrap();
+    world
+        .store
+        .index()
+        .rebuild_if_needed(&mut |_, _| {})
+        .unwrap();
     world.store
 }
 

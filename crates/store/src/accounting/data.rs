@@ -60,9 +60,7 @@ impl Accounting {
             as_of_unix_seconds: Some(usage.as_of_unix_seconds),
         }))
     }
-}
 
-impl Accounting {
     /// Where the data of this volume or snapshot is in the pool. Counted under the same conditions as
     /// [`Accounting::data`], but counting also reads the lowest layer.
     ///

@@ -39,8 +39,8 @@ pub(crate) struct Batches {
     index: IndexSlot,
     /// Fingerprints of references that the index does not count yet.
     claimed: ClaimedFingerprints,
-    /// Held from a batch's first record to its last. Taken before [`Store::changing`](crate::Store), which
-    /// commands wait for: a holder of it may be waiting for an idle processor.
+    /// Held from a batch's first record to its last. Taken before the turn to change the catalogue, for which
+    /// commands wait: a holder of this lock may be waiting for an idle processor.
     jobs: Mutex<()>,
 }
 

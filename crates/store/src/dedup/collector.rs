@@ -99,20 +99,7 @@ impl Dedup {
     pub fn pending_release_blocks(&self) -> Result<u64> {
         Ok(self.pool.journal().metadata()?.queue().blocks())
     }
-}
 
-/// P3: a release is announced only while every reference of an entry is counted.
-fn no_claims(metadata: &MetadataState) -> Result<()> {
-    match metadata.claims().blocks() {
-        0 => Ok(()),
-        _ if !Guard::ClaimsBeforeRelease.holds() => Ok(()),
-        claims => Err(StoreError::damaged(format!(
-            "{claims} references are claimed while hits are held; this is a defect of onefold"
-        ))),
-    }
-}
-
-impl Dedup {
     /// Fingerprints of the blocks that the next batch will release. They hold for as long as no published
     /// block is freed and no bad one repaired (P1); with bad blocks there are none. The job lock is not held,
     /// because counting needs it.
@@ -135,5 +122,16 @@ impl Dedup {
             known.remove(pba);
         }
         Ok(known)
+    }
+}
+
+/// P3: a release is announced only while every reference of an entry is counted.
+fn no_claims(metadata: &MetadataState) -> Result<()> {
+    match metadata.claims().blocks() {
+        0 => Ok(()),
+        _ if !Guard::ClaimsBeforeRelease.holds() => Ok(()),
+        claims => Err(StoreError::damaged(format!(
+            "{claims} references are claimed while hits are held; this is a defect of onefold"
+        ))),
     }
 }

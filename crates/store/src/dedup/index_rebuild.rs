@@ -121,7 +121,7 @@ impl PoolIndex {
     }
 
     /// Makes index and maps comparable: an interrupted count is finished, and announced items are
-    /// settled.
+    /// settled. The caller holds the job lock.
     pub(crate) fn settle(&self) -> Result<()> {
         let pool = &self.pool;
         if pool.index().get()?.needs_rebuild() {
@@ -130,7 +130,8 @@ impl PoolIndex {
         pool.batches().settle_open_batch().map(|_| ())
     }
 
-    /// Counts the index again from the maps, in a new one if the existing one is unusable.
+    /// Counts the index again from the maps, in a new one if the existing one is unusable. The caller
+    /// holds the job lock.
     pub(crate) fn repair(&self, is_unreadable: bool) -> Result<()> {
         let pool = &self.pool;
         let is_usable =
@@ -219,9 +220,7 @@ impl PoolIndex {
         next.finish_rebuild(STREAM, last_number)?;
         Ok(next.close()?)
     }
-}
 
-impl PoolIndex {
     /// Settles the open batch, so that no crash can open it again. Returns the last number that a
     /// batch had.
     fn settle_durably(&self) -> Result<u64> {

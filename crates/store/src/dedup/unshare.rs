@@ -78,9 +78,7 @@ impl Unsharing {
     pub fn copied_blocks(&self) -> u64 {
         self.copied_blocks
     }
-}
 
-impl Unsharing {
     /// Copies blocks of one segment at most. Returns whether something may be left.
     ///
     /// # Errors

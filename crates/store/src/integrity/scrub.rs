@@ -280,9 +280,7 @@ impl Scrub {
         let listed = readable.into_iter().filter_map(|pba| pool.bad().get(pba));
         self.look_again(listed.collect())
     }
-}
 
-impl Scrub {
     /// Skips blocks that are neither stored nor known to be bad, if there are more than a step would pass.
     /// Returns their number.
     fn skip_free(&self) -> Result<u64> {

@@ -236,9 +236,7 @@ impl Space {
         self.pool.journal().reuse().reclaim()?;
         Ok(ControlFlow::Continue(()))
     }
-}
 
-impl Space {
     /// The number of blocks of a pool of this size, if there can be one.
     fn blocks_of_size(&self, size_bytes: u64) -> Result<u64> {
         let block_size = self.pool.block_size();
