@@ -151,11 +151,11 @@ impl Maintenance {
         self.registry.resume(selection)
     }
 
-    /// Begins a scrub, or resumes one: see [`Scrub::begin`].
+    /// Begins a scrub, or resumes one: see [`Scrub::begin`](onefold_store::Scrub::begin).
     ///
     /// # Errors
     ///
-    /// Errors of [`Scrub::begin`].
+    /// Errors of [`Scrub::begin`](onefold_store::Scrub::begin).
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         self.store.scrub().begin(percent, bytes_per_second)?;
         self.signal.notify();

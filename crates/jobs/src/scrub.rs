@@ -91,7 +91,7 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
 ///
 /// # Errors
 ///
-/// Errors of [`Scrub::step`].
+/// Errors of [`Scrub::step`](onefold_store::Scrub::step).
 pub fn scrub_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,

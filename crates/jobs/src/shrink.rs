@@ -29,7 +29,7 @@ pub enum Shrunk {
 ///
 /// # Errors
 ///
-/// Errors of [`Space::plan_shrink`]; `NoSpace` if guests have filled the pool; `Io` if a block
+/// Errors of [`Space::plan_shrink`](onefold_store::Space::plan_shrink); `NoSpace` if guests have filled the pool; `Io` if a block
 /// cannot be moved; `Busy` or `Damaged` if the index cannot be used. Progress so far stays.
 pub fn shrink_to(
     store: &Store,
