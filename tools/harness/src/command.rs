@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -16,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cleanup;
+use crate::usage::{self, Ticks};
 
 /// The poll interval while a process must end.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -130,14 +132,27 @@ impl Cmd {
         self.inner.stdout(Stdio::piped()).stderr(Stdio::piped());
         let text = self.text.clone();
         let mut running = self.spawn()?;
-        let child = running
-            .child
-            .take()
-            .context("the process was waited for already")?;
-        // The pidfd stays listed during the wait, so that a signal to this process ends the program, too.
-        child
-            .wait_with_output()
-            .with_context(|| format!("cannot wait for: {text}"))
+        let child = running.child.as_mut();
+        let pipes = child.and_then(|child| child.stdout.take().zip(child.stderr.take()));
+        let (mut stdout, mut stderr) = pipes.context("the process has no outputs")?;
+        let (stdout, stderr) = std::thread::scope(|scope| {
+            // Both at once: a program waits while a pipe that nobody reads is full.
+            let stderr = scope.spawn(move || read_all(&mut stderr));
+            let stdout = read_all(&mut stdout);
+            let stderr = stderr.join();
+            // A panic of another thread is one of this call.
+            (
+                stdout,
+                stderr.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
+        let status = running.wait()?;
+        let cannot_read = || format!("cannot read the output of: {text}");
+        Ok(Output {
+            status,
+            stdout: stdout.with_context(cannot_read)?,
+            stderr: stderr.with_context(cannot_read)?,
+        })
     }
 
     /// Runs to the end, with its output going to this process's output.
@@ -146,6 +161,29 @@ impl Cmd {
         let status = self.spawn()?.wait()?;
         if !status.success() {
             bail!("{} ({status})", format_args!("failed: {text}"));
+        }
+        Ok(())
+    }
+
+    /// Like [`show`](Self::show), and passes each line of standard error to `note`. The program must leave no process
+    /// that holds standard error open.
+    pub fn show_noting(mut self, note: &mut dyn FnMut(&str)) -> Result<()> {
+        self.inner.stderr(Stdio::piped());
+        let text = self.text.clone();
+        let mut running = self.spawn()?;
+        let child = running.child.as_mut();
+        let stderr = child.and_then(|child| child.stderr.take());
+        let mut lines = BufReader::new(stderr.context("the process has no standard error")?);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? > 0 {
+            // If nobody reads our output, the program runs all the same.
+            let _ = std::io::stderr().write_all(&line);
+            note(&String::from_utf8_lossy(&line));
+            line.clear();
+        }
+        let status = running.wait()?;
+        if !status.success() {
+            bail!("failed: {text} ({status})");
         }
         Ok(())
     }
@@ -223,8 +261,8 @@ impl Running {
     pub fn cpu_seconds(&self) -> Result<f64> {
         let path = format!("/proc/{}/stat", self.pid()?);
         let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        cpu_ticks(&stat)
-            .map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+        Ticks::parse(&stat)
+            .map(|ticks| usage::seconds(ticks.own))
             .with_context(|| format!("cannot understand {path}"))
     }
 
@@ -257,6 +295,7 @@ impl Running {
         if let Some(child) = &mut self.child
             && self.ended.is_none()
         {
+            usage::add_ended(Pid::from_child(child), false);
             self.ended = child
                 .try_wait()
                 .with_context(|| format!("cannot wait for: {}", self.text))?;
@@ -273,6 +312,7 @@ impl Running {
             .child
             .as_mut()
             .context("the process was waited for already")?;
+        usage::add_ended(Pid::from_child(child), true);
         let status = child
             .wait()
             .with_context(|| format!("cannot wait for: {}", self.text))?;
@@ -332,13 +372,10 @@ impl Drop for Running {
     }
 }
 
-/// utime + stime of a `/proc/PID/stat` line. The name in parentheses may hold anything.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
+fn read_all(pipe: &mut dyn Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    pipe.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn said(output: &Output) -> String {
@@ -412,6 +449,27 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_standard_error_are_noted() {
+        let mut noted = Vec::new();
+        let mut note = |line: &str| noted.push(line.to_owned());
+        let shell = Cmd::new("sh").args(["-c", "echo a >&2; printf b >&2; exit 3"]);
+        let error = shell.show_noting(&mut note).unwrap_err();
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+        assert_eq!(noted, ["a\n", "b"]);
+    }
+
+    #[test]
+    fn long_outputs_are_read_at_once() {
+        let script = "head -c 300000 /dev/zero >&2; head -c 200000 /dev/zero";
+        let output = Cmd::new("sh").args(["-c", script]).output().unwrap();
+        assert!(output.status.success());
+        assert_eq!(
+            (output.stdout.len(), output.stderr.len()),
+            (200_000, 300_000)
+        );
+    }
+
+    #[test]
     fn a_missing_program_is_named() {
         let error = Cmd::new("no-such-program-at-all").run().unwrap_err();
         assert!(format!("{error:#}").contains("no-such-program-at-all"));
@@ -449,13 +507,6 @@ mod tests {
         let quick = Cmd::new("true").spawn_logged(log.path());
         let status = quick.unwrap().ask_to_end_after(Duration::MAX).unwrap();
         assert!(status.success());
-    }
-
-    #[test]
-    fn processor_time_is_read_past_any_name() {
-        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 400 56 0 0 20 0 1 0 100 0 0";
-        assert_eq!(cpu_ticks(stat), Some(456));
-        assert_eq!(cpu_ticks("12 (a) S 1"), None);
     }
 
     #[test]

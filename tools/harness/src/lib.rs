@@ -4,10 +4,10 @@
 //! not: use any crate of the product, because a check must not rely on the code that it checks. The other tools use it;
 //! the product does not.
 //!
-//! Reading order: `command` (running programs), `cleanup` (cleaning up), `workspace` (paths), `packages` and `images`
-//! (real input), `server` and `fio` (the two ends of a test), `fuse` (an export as a file), `background` (the product's
-//! finder and collector), `inline` (duplicates found by writes), `distinct` (the number of blocks that they must find),
-//! `ceph` (a cluster to store pools in), `pools` (in a directory or in a cluster).
+//! Reading order: `command` (running programs), `usage` (their processor time), `cleanup` (cleaning up), `workspace`
+//! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test), `fuse` (an export as a
+//! file), `background` (the product's finder and collector), `inline` (duplicates found by writes), `distinct` (the
+//! number of blocks that they must find), `ceph` (a cluster to store pools in), `pools` (in a directory or in a cluster).
 
 pub mod background;
 pub mod ceph;
@@ -21,4 +21,5 @@ pub mod inline;
 pub mod packages;
 pub mod pools;
 pub mod server;
+pub mod usage;
 pub mod workspace;

@@ -72,13 +72,22 @@ impl Workspace {
         {
             return Ok(PathBuf::from(built));
         }
+        self.release_build(binary).arg("--quiet").show()?;
+        Ok(self.released(binary))
+    }
+
+    /// The command that builds a binary of the product or of a tool that runs it, in release mode.
+    pub fn release_build(&self, binary: &str) -> Cmd {
         let packages = TOGETHER.iter().flat_map(|package| ["--package", *package]);
         self.cargo()
-            .args(["build", "--release", "--locked", "--quiet"])
+            .args(["build", "--release", "--locked"])
             .args(packages)
             .args(["--bin", binary])
-            .show()?;
-        Ok(self.target.join("release").join(binary))
+    }
+
+    /// The path of a binary after its [`release_build`](Self::release_build).
+    pub fn released(&self, binary: &str) -> PathBuf {
+        self.target.join("release").join(binary)
     }
 
     /// Builds the product without one of its guards, for a check that must detect that, and returns its path. The build

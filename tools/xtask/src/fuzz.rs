@@ -9,6 +9,8 @@ use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
+use crate::compiled;
+
 /// Options of `cargo xtask fuzz`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Arguments {
@@ -70,10 +72,14 @@ pub(crate) fn run(
 /// Builds one target, or all of them.
 pub(crate) fn build(workspace: &Workspace, target: Option<&str>) -> Result<()> {
     require_tools(workspace)?;
-    cargo_fuzz(workspace, "build")
-        .args(target)
-        .run()
-        .context("the fuzz targets do not build")?;
+    let output = cargo_fuzz(workspace, "build").args(target).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    compiled::note(&said);
+    ensure!(
+        output.status.success(),
+        "the fuzz targets do not build\n{}",
+        onefold_harness::command::last_lines(&said)
+    );
     Ok(())
 }
 

@@ -5,9 +5,11 @@
 //! `onefold-acceptance` and measurements in `onefold-bench`; this builds and starts them. Nothing
 //! uses this crate.
 //!
-//! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `mutations`, `ceph`, `test` (all steps of CI).
+//! Reading order: `tools` (starting the others), `tidy`, `compiled` (what Cargo compiled), `fuzz`, `mutations`, `ceph`,
+//! `test` (all steps of CI).
 
 mod ceph;
+mod compiled;
 mod fuzz;
 mod mutations;
 mod test;

@@ -23,6 +23,8 @@ use anyhow::{Context, Result, bail, ensure};
 use onefold_harness::command::Cmd;
 use onefold_harness::workspace::Workspace;
 
+use crate::compiled;
+
 /// Where the mutations are, below the repository.
 const DIRECTORY: &str = "tools/xtask/mutations";
 
@@ -354,7 +356,7 @@ impl Sources<'_> {
         let command = Cmd::new("timeout").args(["--kill-after=5", SECONDS_MAX]);
         let output = command
             .arg(cargo)
-            .args(["test", "--locked", "--quiet"])
+            .args(["test", "--locked"])
             .args(of_cargo)
             .args(options)
             .args(of_tests)
@@ -364,6 +366,7 @@ impl Sources<'_> {
             .dir(&self.root)
             .output()?;
         let said = [&output.stdout, &output.stderr].map(|part| String::from_utf8_lossy(part));
+        compiled::note(&said[1]);
         Ok((output.status, said.concat()))
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that CI runs, each step with its duration.
+//! `cargo xtask test`: everything that CI runs, each step with its duration and its processor time.
 //!
 //! A step that fails does not stop the later ones, so that one run reports every failure. A missing
 //! tool is installed or is a failure. The exceptions are cargo-deny, which takes long to build, and Ceph, which not
@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use onefold_harness::packages;
+use onefold_harness::usage::processor_time;
 use onefold_harness::workspace::Workspace;
 
+use crate::compiled;
 use steps::{CEPH, CHANGED_STEPS, LICENSES, STEPS, Step, Work};
 
 /// Options of `cargo xtask test`.
@@ -39,6 +41,8 @@ pub(crate) struct Arguments {
 struct Outcome {
     name: &'static str,
     took: Duration,
+    /// Of processors, without daemons that nobody waits for.
+    used: Duration,
     error: Option<anyhow::Error>,
 }
 
@@ -83,6 +87,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
     let outcomes = perform_all(workspace, &steps);
     print!("{}", table(&outcomes, start.elapsed()));
+    // The inner loop builds its tests with a call of Cargo that is not counted.
+    if !arguments.changed
+        && let Some(line) = compiled::line()
+    {
+        println!("{line}");
+    }
     for line in &skipped {
         println!("{line}");
     }
@@ -117,6 +127,7 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
 fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
     let name = step.name;
     let start = Instant::now();
+    let used_before = processor_time();
     let beside = || format!("\n=== {name}, beside others\n");
     let (said, error) = match step.work {
         Work::Alone(work) | Work::Computing(work) => {
@@ -137,6 +148,7 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
     let outcome = Outcome {
         name,
         took: start.elapsed(),
+        used: processor_time().saturating_sub(used_before),
         error,
     };
     let mut text = said;
@@ -159,10 +171,11 @@ fn accept(workspace: &Workspace, calls: &[&[&str]], said: &mut String) -> Result
     Ok(())
 }
 
-/// The duration of each step, and of all of them.
+/// The duration and the processor time of each step, and of all of them.
 fn table(outcomes: &[Outcome], took: Duration) -> String {
-    let sum: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
-    let mut table = String::from("\nAll steps:\n");
+    let sum = |of: fn(&Outcome) -> Duration| outcomes.iter().map(of).sum::<Duration>();
+    let seconds = columns(sum(|outcome| outcome.took), sum(|outcome| outcome.used));
+    let mut table = String::from("\nAll steps, with their duration and their processor time:\n");
     for outcome in outcomes {
         // Writing to a String can not fail.
         let _ = writeln!(table, "  {}", outcome.line());
@@ -171,23 +184,22 @@ fn table(outcomes: &[Outcome], took: Duration) -> String {
             let _ = writeln!(table, "{error:#}");
         }
     }
-    let _ = writeln!(table, "         {:7.1} s  together", sum.as_secs_f64());
-    let _ = writeln!(
-        table,
-        "         {:7.1} s  from start to end",
-        took.as_secs_f64()
-    );
+    let _ = writeln!(table, "         {seconds}  together");
+    let took = took.as_secs_f64();
+    let _ = writeln!(table, "         {took:7.1} s  from start to end");
     table
+}
+
+fn columns(took: Duration, used: Duration) -> String {
+    let (took, used) = (took.as_secs_f64(), used.as_secs_f64());
+    format!("{took:7.1} s {used:7.1} s")
 }
 
 impl Outcome {
     fn line(&self) -> String {
         let verdict = if self.error.is_none() { "ok" } else { "FAILED" };
-        format!(
-            "{verdict:6} {:7.1} s  {}",
-            self.took.as_secs_f64(),
-            self.name
-        )
+        let columns = columns(self.took, self.used);
+        format!("{verdict:6} {columns}  {}", self.name)
     }
 }
 
@@ -209,13 +221,17 @@ mod tests {
         let outcome = |name, seconds, error: Option<&str>| Outcome {
             name,
             took: Duration::from_secs(seconds),
+            used: Duration::from_millis(1500),
             error: error.map(|text| anyhow::anyhow!(text.to_owned())),
         };
         let outcomes = [outcome("a", 2, None), outcome("b", 3, Some("why"))];
         let table = table(&outcomes, Duration::from_secs(4));
-        assert!(table.contains("ok         2.0 s  a\n"), "{table}");
-        assert!(table.contains("FAILED     3.0 s  b\nwhy\n"), "{table}");
-        assert!(table.contains("5.0 s  together\n"), "{table}");
+        assert!(table.contains("ok         2.0 s     1.5 s  a\n"), "{table}");
+        assert!(
+            table.contains("FAILED     3.0 s     1.5 s  b\nwhy\n"),
+            "{table}"
+        );
+        assert!(table.contains("5.0 s     3.0 s  together\n"), "{table}");
         assert!(table.ends_with("4.0 s  from start to end\n"), "{table}");
     }
 }

@@ -15,7 +15,7 @@ use onefold_harness::workspace::{BUILT_PRODUCT, PRODUCT, Workspace};
 use serde_json::Value;
 
 use super::changed;
-use crate::{fuzz, mutations, tidy};
+use crate::{compiled, fuzz, mutations, tidy};
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "8";
@@ -254,10 +254,10 @@ fn simulation_of_reached(workspace: &Workspace) -> Result<()> {
         println!("nothing of the simulation is reached");
         return Ok(());
     }
-    simulation_command(workspace)
+    let simulation = simulation_command(workspace)
         .env("ONEFOLD_SIM_RUNS", CHANGED_SEEDS)
-        .args(["--", "seeded"])
-        .show()
+        .args(["--", "seeded"]);
+    show_counted(simulation)
 }
 
 fn install(workspace: &Workspace) -> Result<()> {
@@ -269,31 +269,30 @@ fn install(workspace: &Workspace) -> Result<()> {
     packages::require_cargo_fuzz(workspace)
 }
 
+/// Runs Cargo, shows what it prints, and counts the crates that it compiles.
+fn show_counted(cargo: Cmd) -> Result<()> {
+    cargo.show_noting(&mut compiled::note)
+}
+
 fn formatting(workspace: &Workspace) -> Result<()> {
     workspace.cargo().args(["fmt", "--all", "--check"]).show()
 }
 
 fn clippy(workspace: &Workspace) -> Result<()> {
-    workspace
+    let cargo = workspace
         .cargo()
-        .args([
-            "clippy",
-            "--quiet",
-            "--workspace",
-            "--all-targets",
-            "--locked",
-        ])
-        .args(["--", "-D", "warnings"])
-        .show()
+        .args(["clippy", "--workspace", "--all-targets", "--locked"])
+        .args(["--", "-D", "warnings"]);
+    show_counted(cargo)
 }
 
 /// Every link in the documentation leads somewhere.
 fn documentation(workspace: &Workspace) -> Result<()> {
-    workspace
+    let cargo = workspace
         .cargo()
-        .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"])
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .show()
+        .args(["doc", "--workspace", "--no-deps", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings");
+    show_counted(cargo)
 }
 
 /// The rules of `deny.toml` for dependencies. Not their known vulnerabilities: that list is
@@ -328,13 +327,20 @@ fn cargo_once(workspace: &Workspace) -> Cmd {
 }
 
 /// Builds tests and tools. All targets at once: tools alone would select other features of common dependencies,
-/// which would then be compiled twice.
+/// which would then be compiled twice. A run builds them once, and a failed build is tried again.
 fn build_tests(workspace: &Workspace) -> Result<()> {
-    cargo_once(workspace)
-        .args(["build", "--quiet", "--locked", "--profile", "test"])
-        .args(TESTED)
-        .arg("--all-targets")
-        .show()
+    static IS_BUILT: Mutex<bool> = Mutex::new(false);
+    // A panic while it is held leaves nothing half done.
+    let mut is_built = IS_BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*is_built {
+        let cargo = cargo_once(workspace)
+            .args(["build", "--locked", "--profile", "test"])
+            .args(TESTED)
+            .arg("--all-targets");
+        show_counted(cargo)?;
+        *is_built = true;
+    }
+    Ok(())
 }
 
 /// A tool from the build of the tests. The product that it runs is the release build.
@@ -359,7 +365,10 @@ pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
     let log = tempfile::NamedTempFile::new()?;
     let mut running = command.spawn_logged(log.path())?;
     let ended = running.ask_to_end_after(COMMAND_TIME_MAX);
-    said.push_str(&String::from_utf8_lossy(&std::fs::read(log.path())?));
+    let printed = std::fs::read(log.path())?;
+    let printed = String::from_utf8_lossy(&printed);
+    compiled::note(&printed);
+    said.push_str(&printed);
     let status = ended?;
     ensure!(status.success(), "failed ({status})");
     Ok(())
@@ -378,8 +387,8 @@ fn product(workspace: &Workspace) -> Result<PathBuf> {
     if let Some(path) = &*built {
         return Ok(path.clone());
     }
-    let path = workspace.build_release(PRODUCT)?;
-    Ok(built.insert(path).clone())
+    show_counted(workspace.release_build(PRODUCT))?;
+    Ok(built.insert(workspace.released(PRODUCT)).clone())
 }
 
 /// The real engine and store on a simulated disk, and backups in a folder whose host dies. Optimised, because its worth is in the
@@ -390,7 +399,7 @@ fn simulation(workspace: &Workspace) -> Result<()> {
     let base = simulation_base(workspace)?;
     println!("seeds from {base} + 1 on (ONEFOLD_SIM_BASE={base})");
     let simulation = simulation_command(workspace);
-    simulation.env("ONEFOLD_SIM_BASE", base.to_string()).show()
+    show_counted(simulation.env("ONEFOLD_SIM_BASE", base.to_string()))
 }
 
 fn simulation_command(workspace: &Workspace) -> Cmd {
@@ -426,7 +435,7 @@ fn base_of(commit: &str) -> Option<u64> {
 /// The hand-synchronised structures of store and index, and the whole store with several threads, under a
 /// scheduler that tries interleavings.
 fn schedules(workspace: &Workspace) -> Result<()> {
-    workspace
+    let cargo = workspace
         .cargo()
         .env("RUST_TEST_THREADS", "1")
         .args(CARGO_TEST)
@@ -434,26 +443,26 @@ fn schedules(workspace: &Workspace) -> Result<()> {
         .args(["-p", "onefold-index", "-p", "onefold-metadata"])
         .args(["-p", "onefold-journal", "-p", "onefold-store"])
         .args(["--features", "shuttle,simulation"])
-        .args(["--lib", "--test", "schedules"])
-        .show()
+        .args(["--lib", "--test", "schedules"]);
+    show_counted(cargo)
 }
 
 /// Real threads on real files, in the build that the other tests have. Longer by hand, with a larger
 /// number of seconds.
 fn stress(workspace: &Workspace) -> Result<()> {
-    tests(workspace)
+    let cargo = tests(workspace)
         .args(["--test", "stress", "--", "--nocapture"])
         .args(["--test-threads", "1"])
-        .env("ONEFOLD_STRESS_SECONDS", STRESS_SECONDS)
-        .show()
+        .env("ONEFOLD_STRESS_SECONDS", STRESS_SECONDS);
+    show_counted(cargo)
 }
 
 /// The protocol's model, searched as far as its documentation says.
 fn model_check(workspace: &Workspace) -> Result<()> {
-    cargo_once(workspace)
+    let cargo = cargo_once(workspace)
         .args(CARGO_TEST)
-        .args(["-p", "onefold-model"])
-        .show()
+        .args(["-p", "onefold-model"]);
+    show_counted(cargo)
 }
 
 /// Tests one mutation, which the commit selects.
