@@ -4,6 +4,7 @@
 //! machine's apt is set up with. They share a base system, as the disks of virtual machines do, and otherwise differ.
 //! They are kept below the target directory, so that only the first run takes the time to make them.
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -118,6 +119,9 @@ pub fn make_three(workspace: &Workspace) -> Result<Vec<Image>> {
 
 fn make_by(workspace: &Workspace, recipes: &[&Recipe]) -> Result<Vec<Image>> {
     let cache = workspace.cache("images")?;
+    // Another process that needs the same images waits until they are made.
+    let lock = File::create(cache.join("lock")).context("cannot lock the images")?;
+    lock.lock().context("cannot lock the images")?;
     recipes
         .iter()
         .map(|recipe| recipe.make(workspace, &cache))

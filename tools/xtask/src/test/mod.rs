@@ -4,19 +4,21 @@
 //! tool is installed or is a failure. The exceptions are cargo-deny, which takes long to build, and Ceph, which not
 //! every machine can have. Each is named in a closing line if it is missing: nothing is left out silently.
 //!
-//! Two steps run at a time, and from when the product is built one of them mostly waits. The output of those that wait
-//! appears at their end.
+//! Two steps run at a time, and from when the product is built one of them mostly waits. A third one takes what they
+//! leave of the processors. The output of steps that wait or fill appears at their end.
 
 mod changed;
 mod steps;
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use onefold_harness::packages;
-use onefold_harness::usage::processor_time;
+use onefold_harness::usage::{let_others_first, processor_time};
 use onefold_harness::workspace::Workspace;
 
 use crate::compiled;
@@ -106,22 +108,57 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// The outcomes are in the order of the steps of each kind.
+/// The outcomes are in the order of the steps.
 fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
     let of = |is_wanted: fn(&Work) -> bool| steps.iter().filter(move |step| is_wanted(&step.work));
     let perform = |step: &&'static Step| perform(workspace, step);
     let mut outcomes: Vec<Outcome> = of(|work| matches!(work, Work::Alone(_)))
         .map(perform)
         .collect();
-    let outcomes_beside = std::thread::scope(|scope| {
-        let beside = of(|work| matches!(work, Work::Beside(_) | Work::Accepting(_)));
-        let beside = scope.spawn(move || beside.map(perform).collect::<Vec<_>>());
+    let waiting = Queue::new(of(|work| {
+        matches!(work, Work::Beside(_) | Work::Accepting(_))
+    }));
+    let filling = Queue::new(of(|work| matches!(work, Work::Filling(_))));
+    // Whoever has nothing else to do takes a step of the others.
+    let take_all = |queues: &[&Queue]| -> Vec<Outcome> {
+        let steps = queues.iter().flat_map(|queue| queue.steps());
+        steps.map(|step| perform(&step)).collect()
+    };
+    let others = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| take_all(&[&waiting, &filling]));
+        let filler = scope.spawn(|| {
+            let_others_first();
+            take_all(&[&filling])
+        });
         outcomes.extend(of(|work| matches!(work, Work::Computing(_))).map(perform));
-        beside.join()
+        outcomes.extend(take_all(&[&waiting, &filling]));
+        [beside.join(), filler.join()]
     });
     // A panic of another thread is one of this run.
-    outcomes.extend(outcomes_beside.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    let others = others
+        .into_iter()
+        .flat_map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    outcomes.extend(others);
+    outcomes.sort_by_key(|outcome| steps.iter().position(|step| step.name == outcome.name));
     outcomes
+}
+
+/// Steps that several threads take, each the next one.
+struct Queue(Mutex<VecDeque<&'static Step>>);
+
+impl Queue {
+    fn new<'a>(steps: impl Iterator<Item = &'a &'static Step>) -> Queue {
+        Queue(Mutex::new(steps.copied().collect()))
+    }
+
+    /// Takes one step after the other until none is left.
+    fn steps(&self) -> impl Iterator<Item = &'static Step> {
+        std::iter::from_fn(|| {
+            // A panic while it is held leaves nothing half done.
+            let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            steps.pop_front()
+        })
+    }
 }
 
 fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
@@ -134,7 +171,7 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
             println!("\n=== {name}");
             (String::new(), work(workspace).err())
         }
-        Work::Beside(work) => {
+        Work::Beside(work) | Work::Filling(work) => {
             let mut said = beside();
             let error = work(workspace, &mut said).err();
             (said, error)
@@ -209,11 +246,46 @@ fn closing_line(passed: usize, failed: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
     fn the_closing_line_is_plain() {
         assert_eq!(closing_line(11, 1), "11 passed, 1 failed");
+    }
+
+    #[test]
+    fn every_step_is_performed_once_and_the_outcomes_are_in_order() {
+        const fn step(name: &'static str, work: Work) -> Step {
+            Step {
+                name,
+                work,
+                is_control: false,
+            }
+        }
+        static STEPS: [Step; 5] = [
+            step("waits", Work::Beside(|_, _| Ok(()))),
+            step("alone", Work::Alone(|_| Ok(()))),
+            step("fills", Work::Filling(|_, _| bail!("why"))),
+            step("waits too", Work::Beside(|_, _| Ok(()))),
+            step("computes", Work::Computing(|_| Ok(()))),
+        ];
+        let workspace = Workspace {
+            root: PathBuf::new(),
+            target: PathBuf::new(),
+            metadata: serde_json::Value::Null,
+        };
+        let steps: Vec<&'static Step> = STEPS.iter().collect();
+        let outcomes = perform_all(&workspace, &steps);
+        let names: Vec<&str> = outcomes.iter().map(|outcome| outcome.name).collect();
+        let expected = ["waits", "alone", "fills", "waits too", "computes"];
+        assert_eq!(names, expected);
+        let failed = outcomes.iter().filter(|outcome| outcome.error.is_some());
+        assert_eq!(
+            failed.map(|outcome| outcome.name).collect::<Vec<_>>(),
+            ["fills"]
+        );
     }
 
     #[test]

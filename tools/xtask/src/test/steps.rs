@@ -53,21 +53,24 @@ pub(super) enum Work {
     Alone(fn(&Workspace) -> Result<()>),
     /// Runs sequentially with other steps of this kind. Keeps processors busy.
     Computing(fn(&Workspace) -> Result<()>),
-    /// Runs sequentially with other steps of this kind, in parallel with computing ones. Output is kept until the step ends. The
-    /// steps compute while the product is being built; later they mostly wait for servers, kills, disks and the finder, which
-    /// works only on an idle processor. None of them judges durations.
+    /// Runs in parallel with computing steps, and after the last of these with another step of this kind. Output is kept
+    /// until the step ends. The steps compute while the product is being built; later they mostly wait for servers, kills,
+    /// disks and the finder, which works only on an idle processor. None of them judges durations.
     Beside(fn(&Workspace, &mut String) -> Result<()>),
     /// Like `Beside`: calls of `onefold-acceptance`.
     Accepting(&'static [&'static [&'static str]]),
+    /// Takes what the others leave of the processors, in parallel with them. Its builds have target directories of their
+    /// own, so that no other step waits for a slow one. Output is kept until the step ends.
+    Filling(fn(&Workspace, &mut String) -> Result<()>),
 }
 
-use Work::{Accepting, Alone, Beside, Computing};
+use Work::{Accepting, Alone, Beside, Computing, Filling};
 
-/// Cheap and frequent faults first.
+/// Cheap and frequent faults first; of the steps that wait, the longest first, so that no long one is left to the end.
 pub(super) const STEPS: &[Step] = &[
     step("system packages", Alone(install)),
     step("formatting", Alone(formatting)),
-    step("clippy", Alone(clippy)),
+    step("clippy", Alone(clippy_once)),
     step("documentation", Alone(documentation)),
     step(LICENSES, Alone(licenses)),
     step("tidy", Alone(tidy::run)),
@@ -79,11 +82,18 @@ pub(super) const STEPS: &[Step] = &[
     step("stress", Computing(stress)),
     step("benchmark of the index", Computing(index_benchmark)),
     step("sharing", Computing(sharing)),
-    step("model check", Computing(model_check)),
     step("a mutation is noticed", Computing(mutation)),
-    step("fuzz targets", Computing(fuzz_targets)),
     step("fuzzing", Computing(fuzzing)),
+    step("fuzz targets", Filling(fuzz_targets)),
+    step("model check", Filling(model_check)),
     step("unit and integration tests", Beside(unit_tests)),
+    step(CEPH, Beside(ceph)),
+    control(
+        "guest finds a server that forgets",
+        Accepting(&[&["guest", "--control"]]),
+    ),
+    step("guest", Accepting(&[&["guest"]])),
+    step("demo", Accepting(&[&["demo"]])),
     step("documents", Accepting(&[&["docs"]])),
     step("clients", Accepting(&[&["clients"]])),
     step(
@@ -98,11 +108,6 @@ pub(super) const STEPS: &[Step] = &[
     ),
     step("reconnect", Accepting(&[&["reconnect"]])),
     step("sick disk", Accepting(&[&["sick-disk"]])),
-    control(
-        "guest finds a server that forgets",
-        Accepting(&[&["guest", "--control"]]),
-    ),
-    step("guest", Accepting(&[&["guest"]])),
     control(
         "kill loop finds a server that forgets",
         Accepting(&[&["kill-loop", "--control"]]),
@@ -147,8 +152,6 @@ pub(super) const STEPS: &[Step] = &[
             INLINE_ANSWERED_ROUNDS,
         ]]),
     ),
-    step(CEPH, Beside(ceph)),
-    step("demo", Accepting(&[&["demo"]])),
 ];
 
 /// The step that needs a cluster.
@@ -279,8 +282,15 @@ fn formatting(workspace: &Workspace) -> Result<()> {
 }
 
 fn clippy(workspace: &Workspace) -> Result<()> {
-    let cargo = workspace
-        .cargo()
+    clippy_by(workspace.cargo())
+}
+
+fn clippy_once(workspace: &Workspace) -> Result<()> {
+    clippy_by(cargo_once(workspace))
+}
+
+fn clippy_by(cargo: Cmd) -> Result<()> {
+    let cargo = cargo
         .args(["clippy", "--workspace", "--all-targets", "--locked"])
         .args(["--", "-D", "warnings"]);
     show_counted(cargo)
@@ -288,8 +298,7 @@ fn clippy(workspace: &Workspace) -> Result<()> {
 
 /// Every link in the documentation leads somewhere.
 fn documentation(workspace: &Workspace) -> Result<()> {
-    let cargo = workspace
-        .cargo()
+    let cargo = cargo_once(workspace)
         .args(["doc", "--workspace", "--no-deps", "--locked"])
         .env("RUSTDOCFLAGS", "-D warnings");
     show_counted(cargo)
@@ -458,11 +467,12 @@ fn stress(workspace: &Workspace) -> Result<()> {
 }
 
 /// The protocol's model, searched as far as its documentation says.
-fn model_check(workspace: &Workspace) -> Result<()> {
+fn model_check(workspace: &Workspace, said: &mut String) -> Result<()> {
     let cargo = cargo_once(workspace)
         .args(CARGO_TEST)
-        .args(["-p", "onefold-model"]);
-    show_counted(cargo)
+        .args(["-p", "onefold-model", "--target-dir"])
+        .arg(workspace.target.join("model"));
+    keep(cargo, said)
 }
 
 /// Tests one mutation, which the commit selects.
@@ -470,7 +480,8 @@ fn mutation(workspace: &Workspace) -> Result<()> {
     mutations::try_one(workspace, simulation_base(workspace)? >> 20)
 }
 
-fn fuzz_targets(workspace: &Workspace) -> Result<()> {
+/// Fuzzing waits for it.
+fn fuzz_targets(workspace: &Workspace, _said: &mut String) -> Result<()> {
     fuzz::build(workspace, None)
 }
 
