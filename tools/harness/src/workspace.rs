@@ -91,12 +91,14 @@ impl Workspace {
     }
 
     /// Builds the product without one of its guards, for a check that must detect that, and returns its path. The build
-    /// has a target directory of its own, so that it cannot be mistaken for the product. It is not optimised, because
-    /// it runs only for seconds.
+    /// has a target directory of its own, so that it cannot be mistaken for the product. It is made once and runs only for
+    /// seconds, so it is not optimised, and has neither debug information nor what a next build could start from.
     pub fn build_without(&self, guard: &str) -> Result<PathBuf> {
         let target = self.target.join(format!("without-{guard}"));
         self.cargo()
             .env("RUSTFLAGS", format!("--cfg onefold_without_{guard}"))
+            .env("CARGO_INCREMENTAL", "0")
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .args(["build", "--locked", "--quiet", "--package", "onefold"])
             .arg("--target-dir")
             .arg(&target)
