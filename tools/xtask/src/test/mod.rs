@@ -119,7 +119,7 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
         matches!(work, Work::Beside(_) | Work::Accepting(_))
     }));
     let filling = Queue::new(of(|work| matches!(work, Work::Filling(_))));
-    // Whoever has nothing else to do takes a step of the others.
+    // A lane that is done with its own steps takes those of the next one.
     let take_all = |queues: &[&Queue]| -> Vec<Outcome> {
         let steps = queues.iter().flat_map(|queue| queue.steps());
         steps.map(|step| perform(&step)).collect()
