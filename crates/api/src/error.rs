@@ -6,6 +6,8 @@
 use std::fmt;
 use std::io;
 
+use onefold_backup::BackupError;
+use onefold_repository::{RepositoryError, RepositoryErrorKind};
 use onefold_store::{StoreError, StoreErrorKind};
 use serde::{Deserialize, Serialize};
 
@@ -97,5 +99,32 @@ impl From<StoreError> for Error {
             _ => ErrorKind::Failed,
         };
         Self::new(kind, error.to_string())
+    }
+}
+
+impl From<RepositoryErrorKind> for ErrorKind {
+    fn from(kind: RepositoryErrorKind) -> Self {
+        match kind {
+            RepositoryErrorKind::Invalid => Self::Usage,
+            RepositoryErrorKind::NotFound => Self::NotFound,
+            RepositoryErrorKind::Exists => Self::Exists,
+            RepositoryErrorKind::InUse => Self::InUse,
+            RepositoryErrorKind::NoSpace => Self::NoSpace,
+            RepositoryErrorKind::ReadOnly => Self::ReadOnly,
+            RepositoryErrorKind::Damaged => Self::Damaged,
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl From<RepositoryError> for Error {
+    fn from(error: RepositoryError) -> Self {
+        Self::new(error.kind().into(), error.to_string())
+    }
+}
+
+impl From<BackupError> for Error {
+    fn from(error: BackupError) -> Self {
+        Self::new(error.kind().into(), error.to_string())
     }
 }

@@ -5,7 +5,7 @@
 //! a request itself if it has opened the pool, and sends it to the daemon otherwise; both ways give the same
 //! answer and refuse the same requests.
 //!
-//! May use: the store and its jobs. Must not: open sockets, files or pools, print, or render for people;
+//! May use: the store and its jobs, backups and their repository. Must not: open sockets, files or pools, print, or render for people;
 //! front ends do that.
 //!
 //! | file | contents |
@@ -14,6 +14,7 @@
 //! | `service.rs` | [`Service`]: an open pool with its clients and jobs |
 //! | `volume.rs` `unshare.rs` `snapshot.rs` `diff.rs` | requests about volumes |
 //! | `pool.rs` `scrub.rs` `index.rs` `job.rs` | requests about the pool |
+//! | [`backup`] | requests about backups, which the caller's own process carries out |
 //! | `measure.rs` | figures for monitoring |
 //! | [`transfer`] | import and export, which stream their data separately from the request |
 //! | `options.rs` `size.rs` | options of volumes; sizes as people write them |
@@ -21,6 +22,7 @@
 //! | `openapi.rs` `openapi_document.rs` | the OpenAPI document, and how it is made |
 //! | [`limits`] | every bound, with its reason |
 
+pub mod backup;
 mod diff;
 mod error;
 mod health;

@@ -1,6 +1,8 @@
 //! Generates the OpenAPI document of the control socket from the requests.
 
+use serde_json::{Value, json};
 use utoipa::openapi::content::Content;
+use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem, Paths};
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
 use utoipa::openapi::schema::{AllOfBuilder, Object, ObjectBuilder, OneOfBuilder, Schema, Type};
@@ -10,6 +12,7 @@ use utoipa::openapi::{
 };
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::backup::{RepositoryVerb, RepositoryVisitor, visit_repository_verbs};
 use crate::error::Error;
 use crate::request::{Request, SCHEMA_VERSION};
 use crate::requests::{Visitor, visit_requests};
@@ -31,6 +34,9 @@ const INLINED: [&str; 8] = [
     "CheckReport",
 ];
 
+/// The extension of the document that lists commands without a route.
+const COMMANDS: &str = "x-commands";
+
 /// Content type of answers: one line of JSON per event.
 const LINES: &str = "application/jsonl";
 
@@ -43,27 +49,33 @@ pub fn document(version: &str) -> OpenApi {
     let mut builder = Builder {
         paths: PathsBuilder::new(),
         schemas: Vec::new(),
+        commands: serde_json::Map::new(),
     };
     builder.schema::<Error>();
     visit_requests(&mut builder);
     builder.import();
     builder.export::<VolumeExport>();
     builder.export::<MetadataExport>();
+    visit_repository_verbs(&mut builder);
     let info = InfoBuilder::new()
         .title("onefold")
         .version(version)
         .description(Some(
             "Requests to the daemon over the pool's control socket. Each is a POST with a JSON body; the \
              answer is a line of JSON for each event: any number of progress reports, then a result or an \
-             error.",
+             error. The commands under x-commands have no route: the command line carries them out in its own \
+             process and prints their replies as JSON documents.",
         ));
-    OpenApiBuilder::new()
+    let mut document = OpenApiBuilder::new()
         // OpenAPI describes answers of several lines since this version.
         .openapi(OpenApiVersion::Version32)
         .info(info.build())
         .paths(builder.paths.build())
         .components(Some(components(builder.schemas)))
-        .build()
+        .build();
+    let commands = ExtensionsBuilder::new().add(COMMANDS, Value::Object(builder.commands));
+    document.extensions = Some(commands.build());
+    document
 }
 
 fn components(mut schemas: Vec<(String, RefOr<Schema>)>) -> Components {
@@ -119,6 +131,20 @@ fn list_fields(fields: &Object, reference: &str, whole: &mut Schema) {
 struct Builder {
     paths: PathsBuilder,
     schemas: Vec<(String, RefOr<Schema>)>,
+    /// Request and reply of each command that has no route.
+    commands: serde_json::Map<String, Value>,
+}
+
+impl RepositoryVisitor for Builder {
+    fn verb<V: RepositoryVerb>(&mut self) {
+        self.schema::<V>();
+        self.schema::<V::Reply>();
+        let command = json!({
+            "request": reference::<V>(),
+            "reply": reference::<V::Reply>(),
+        });
+        self.commands.insert(V::NAME.to_owned(), command);
+    }
 }
 
 impl Visitor for Builder {

@@ -70,6 +70,14 @@ pub enum BackupError {
     /// The receiver of a restore stopped it.
     #[error("{0}")]
     Receiver(String),
+    /// The repository, or this host's memory of it, does not allow the request.
+    #[error("{message}")]
+    Refused {
+        /// The kind of the refusal.
+        kind: RepositoryErrorKind,
+        /// The object and a remedy.
+        message: String,
+    },
 }
 
 fn places(block: u64, blocks: u64) -> String {
@@ -94,6 +102,39 @@ pub(crate) fn stopped() -> BackupError {
 }
 
 impl BackupError {
+    /// The error for a request that is refused.
+    pub fn refused(kind: RepositoryErrorKind, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self::Refused { kind, message }
+    }
+
+    /// The error for a request that makes no sense.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self::refused(RepositoryErrorKind::Invalid, message)
+    }
+
+    /// A failure of no special kind.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::refused(RepositoryErrorKind::Io, message)
+    }
+
+    /// The kind of the failure, by which callers choose what to do.
+    #[must_use]
+    pub fn kind(&self) -> RepositoryErrorKind {
+        match self {
+            Self::Repository(error) => error.kind(),
+            Self::Refused { kind, .. } => *kind,
+            Self::Damaged { .. } => RepositoryErrorKind::Damaged,
+            Self::NoRoom { .. } => RepositoryErrorKind::NoSpace,
+            _ => RepositoryErrorKind::Io,
+        }
+    }
+
+    /// Puts words before the message, and keeps the kind.
+    pub(crate) fn within(self, what: impl std::fmt::Display) -> Self {
+        Self::refused(self.kind(), format!("{what}: {self}"))
+    }
+
     /// Whether the error says that an object of the repository is damaged.
     pub(crate) fn is_damage(&self) -> bool {
         match self {

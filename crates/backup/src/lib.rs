@@ -26,6 +26,11 @@
 //! any range, and compares it with another backup; `blocks.rs` reads the stored blocks. `lost.rs` records the blocks
 //! that a restore past damage leaves out.
 //!
+//! `opening.rs` opens a repository and compares it with what this host remembers of it (`memory.rs`), so that it notices a
+//! repository that was replaced or went back; `folders.rs` finds the folder of that memory. `remove.rs` removes a whole source. `finding.rs` finds sources and
+//! backups by the names that users give. `supervision.rs` passes notes, warnings and progress to the caller, who may
+//! interrupt the work.
+//!
 //! Memory is bounded (B7): larger sets are sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only
 //! the state per pack grows with the disks, by some 100 bytes for each 64 MiB.
 
@@ -39,10 +44,14 @@ mod create;
 mod detect;
 mod disk;
 mod error;
+mod finding;
+pub mod folders;
 mod follow;
 mod lost;
+mod memory;
 mod moves;
 mod numbers;
+mod opening;
 mod parent;
 mod partitions;
 mod popular;
@@ -50,11 +59,13 @@ mod prune;
 mod publish;
 mod ranks;
 mod records;
+mod remove;
 mod repair;
 mod restore;
 mod scan;
 mod share;
 mod store;
+mod supervision;
 mod temporary;
 mod verify;
 
@@ -64,11 +75,15 @@ pub use cache::TableCache;
 pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
+pub use finding::{find_backup, find_source};
 pub use lost::LostBlocks;
+pub use opening::{Found, Opened, OpeningOptions, remember_new};
 pub use parent::check_parent;
 pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
+pub use remove::RemovePlan;
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};
 pub use restore::{Difference, Receive, Restore, Run};
 pub use share::{Relatives, ShareOptions, SharePlan, Shared, plan_share, relatives, share};
+pub use supervision::{Observer, ProgressUnit, ShowProgress, Stage, Supervision};
 pub use verify::{Finding, NeededBy, Verified, verify};

@@ -83,9 +83,14 @@ fn is_ignored(signal: SignalKind) -> bool {
 /// A flag that becomes true when the user interrupts the work.
 pub(crate) fn interruption() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&interrupted);
-    stop_when_interrupted(move || told.swap(true, Ordering::Relaxed))?;
+    interrupt_by(&interrupted)?;
     Ok(interrupted)
+}
+
+/// Makes the flag true when the user interrupts the work.
+pub(crate) fn interrupt_by(interrupted: &Arc<AtomicBool>) -> Result<()> {
+    let told = Arc::clone(interrupted);
+    stop_when_interrupted(move || told.swap(true, Ordering::Relaxed))
 }
 
 /// Runs `work`, and updates the bar from `state`, which returns the amount done and the total.

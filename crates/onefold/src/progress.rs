@@ -6,6 +6,7 @@
 
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use onefold_backup::{Observer, ProgressUnit, ShowProgress};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -180,6 +181,25 @@ impl Shown {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// Shows what work on a repository tells its caller.
+impl Observer for Output {
+    fn note(&self, message: &dyn std::fmt::Display) {
+        Output::note(self, message);
+    }
+
+    fn warn(&self, message: &dyn std::fmt::Display) {
+        Output::warn(self, message);
+    }
+
+    fn begin(&self, label: &str, unit: ProgressUnit) -> ShowProgress {
+        let progress = match unit {
+            ProgressUnit::Bytes => Progress::bytes(self, label),
+            ProgressUnit::Steps => Progress::steps(self, label),
+        };
+        Box::new(move |done, all| progress.set(done, all))
     }
 }
 

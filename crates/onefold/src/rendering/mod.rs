@@ -1,5 +1,6 @@
 //! Renders replies as text, which may change between releases.
 
+pub(crate) mod backup;
 pub(crate) mod diff;
 mod index;
 mod job;

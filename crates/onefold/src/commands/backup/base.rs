@@ -3,7 +3,6 @@
 
 use super::identity::FoundDisk;
 use super::link::Link;
-use super::repository_error;
 use crate::foreground::random_seed;
 use crate::output::Output;
 use crate::session::Session;
@@ -157,7 +156,7 @@ impl<'a> Pool<'a> {
         snapshots: &[SnapshotReply],
         output: &Output,
     ) -> Result<Option<Parent>> {
-        let backups = repository.backups(source.id).map_err(repository_error)?;
+        let backups = repository.backups(source.id)?;
         for backup in backups.into_iter().rev().take(BACKUPS_LOOKED_AT) {
             let manifest = match repository.manifest(source.id, backup) {
                 Ok(manifest) => manifest,
@@ -169,7 +168,7 @@ impl<'a> Pool<'a> {
                     ));
                     continue;
                 }
-                Err(error) => return Err(repository_error(error)),
+                Err(error) => return Err(Error::from(error)),
             };
             let Some(base) = manifest.base.filter(|base| base.pool == self.id) else {
                 continue;

@@ -3,13 +3,12 @@
 use super::base::{Parent, Pool};
 use super::clock::warn_if_it_went_back;
 use super::disk::PoolDisk;
-use super::folders::{self, CACHE};
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
 use super::wanted::Wanted;
 use super::{
-    LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, now_unix_seconds,
-    parse_memory, reporting, repository_error, threads,
+    LEVEL_DEFAULT, MEMORY_DEFAULT, Opened, RepositoryArgs, now_unix_seconds, parse_memory,
+    reporting, threads,
 };
 use crate::context::Context;
 use crate::image::ImageFormat;
@@ -18,6 +17,7 @@ use crate::output::Render;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, size};
+use onefold_backup::folders::{self, CACHE};
 use onefold_backup::{
     Batch, Created, DiskToBackUp, ImageDisk, Options, TableCache, check_parent, create,
 };
@@ -177,12 +177,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     args.choice.check(args.all, args.disks.len())?;
     let (opened, interrupted) = args.repository.open_to_change(context)?;
-    let cache = args.open_cache(context, &opened.repository);
+    let cache = args.open_cache(context, opened.repository());
     let job = Job {
         context,
         args,
         opened: &opened,
-        repository: &opened.repository,
+        repository: opened.repository(),
         cache: cache.as_ref(),
         interrupted: &interrupted,
         unix_seconds: now_unix_seconds(),
@@ -337,7 +337,7 @@ impl Job<'_> {
                         warn_if_it_went_back(self.repository, writer.source(), output);
                         self.backed_up(wanted, pool.as_deref_mut())?;
                     }
-                    Err(error) => failures.push(backup_error(error)),
+                    Err(error) => failures.push(Error::from(error)),
                 }
             }
             self.opened.saw(&seen);
@@ -351,7 +351,7 @@ impl Job<'_> {
     fn remove_unused(&self, new: &BTreeSet<SourceId>, writers: Vec<Taken<'_, '_>>) {
         drop(writers);
         for source in new {
-            match self.opened.repository.remove_unused_source(*source) {
+            match self.opened.repository().remove_unused_source(*source) {
                 Ok(false) => {}
                 Ok(true) => self.opened.forget(*source),
                 Err(error) => {
@@ -407,10 +407,10 @@ impl Job<'_> {
         let ids = sources.iter().map(|(_, identified)| identified.source.id);
         let ids: Vec<_> = ids.collect();
         let taken = self.repository.writers(&ids, "backup create");
-        let taken = taken.map_err(repository_error)?;
+        let taken = taken?;
         let mut writers = Vec::new();
         for ((wanted, identified), writer) in sources.into_iter().zip(taken) {
-            let writer = writer.map_err(repository_error);
+            let writer = writer.map_err(Error::from);
             match writer.and_then(|writer| self.labelled(wanted, identified, writer)) {
                 Ok(writer) => writers.push((wanted, writer)),
                 Err(failure) => failures.push(failure),
@@ -439,7 +439,7 @@ impl Job<'_> {
             return Err(Error::new(ErrorKind::InUse, message));
         }
         if let Some(label) = label {
-            writer.set_label(label).map_err(repository_error)?;
+            writer.set_label(label)?;
         }
         let (name, disk) = (&source.source.name, wanted.disk());
         if name != disk {
@@ -576,7 +576,7 @@ impl Job<'_> {
         let progress = Progress::bytes(&self.context.output, &label);
         let state = "incomplete data is not a backup";
         let report = &mut reporting(&progress, self.interrupted, state);
-        create(self.repository, disks, &options, self.cache, report).map_err(backup_error)
+        create(self.repository, disks, &options, self.cache, report).map_err(Error::from)
     }
 
     fn note_damage(&self, batch: &Batch) {

@@ -1,6 +1,6 @@
 //! `onefold backup diff`
 
-use super::{BackupName, RepositoryArgs, backup_error};
+use super::{BackupName, RepositoryArgs};
 use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::diff::{Totals, heading, rows};
@@ -9,6 +9,7 @@ use onefold_backup::{BlockReader, Difference, Restore};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Number of runs that are compared at a time.
 const RUNS_MAX: usize = 4096;
@@ -46,13 +47,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     if source.id != other.id {
         return Err(Error::usage(format!(
             "'{}' and '{}' are not backups of one source",
-            args.since.source, args.name.source
+            args.since.source(),
+            args.name.source()
         )));
     }
     let name = |number| format!("{}@{number}", source.source.name);
-    let blocks = BlockReader::new(opened.repository, 0);
-    let open =
-        |number| Restore::open(&blocks, &source, number, "backup diff").map_err(backup_error);
+    let blocks = BlockReader::new(Arc::clone(opened.repository()), 0);
+    let open = |number| Restore::open(&blocks, &source, number, "backup diff").map_err(Error::from);
     let (before, now) = (open(since)?, open(number)?);
     let size_bytes = now.manifest().size_bytes;
     let mut reply = Reply {
@@ -67,7 +68,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let mut at = 0;
     while at < size_bytes {
         let runs = now.differences(&before, &(at..size_bytes), RUNS_MAX);
-        for run in runs.map_err(backup_error)? {
+        for run in runs? {
             reply.note(at, run.bytes, run.what);
             at += run.bytes;
         }

@@ -2,9 +2,7 @@
 
 use super::clock::steps_back;
 use super::retention::{Candidate, Rules};
-use super::{
-    ASIDE_BYTES, BackupName, Opened, RepositoryArgs, find_source, name_damaged, repository_error,
-};
+use super::{ASIDE_BYTES, BackupName, Opened, RepositoryArgs, find_source, name_damaged};
 use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::utc;
@@ -68,7 +66,7 @@ type Forgotten = (KnownSource, BackupNumber);
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, _) = args.repository.open_to_change(context)?;
-    let repository = &opened.repository;
+    let repository = opened.repository();
     let (mut damaged, mut steps) = (Vec::new(), Vec::new());
     let (forgotten, mut backups) = if args.rules.is_empty() {
         by_name(&opened, &args.names)?
@@ -83,11 +81,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         let ids = forgotten
             .iter()
             .map(|(source, backup)| (source.id, *backup));
-        let room = repository
-            .make_room(ASIDE_BYTES)
-            .map_err(repository_error)?;
+        let room = repository.make_room(ASIDE_BYTES)?;
         let done = repository.forget_all(&ids.collect::<Vec<_>>());
-        for ((source, backup), done) in forgotten.iter().zip(done.map_err(repository_error)?) {
+        for ((source, backup), done) in forgotten.iter().zip(done?) {
             let is_full = |error: &RepositoryError| error.kind() == RepositoryErrorKind::NoSpace;
             let done = match done {
                 Err(error) if is_full(&error) => {
@@ -124,7 +120,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
-    let error = repository_error(error);
+    let error = Error::from(error);
     Error::new(
         error.kind,
         format!("'{}': {}", source.source.name, error.message),
@@ -132,7 +128,7 @@ fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
 }
 
 fn by_name(opened: &Opened, names: &[String]) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
-    let repository = &opened.repository;
+    let repository = opened.repository();
     if names.is_empty() {
         return Err(Error::usage("which backups? name backups, or give rules"));
     }
@@ -148,7 +144,7 @@ fn by_name(opened: &Opened, names: &[String]) -> Result<(Vec<Forgotten>, Vec<Bac
         if forgotten.iter().any(is_named) {
             continue;
         }
-        let protected = repository.protected(source.id).map_err(repository_error)?;
+        let protected = repository.protected(source.id)?;
         if protected.contains(&number) {
             let name = &source.source.name;
             return Err(Error::usage(format!(
@@ -169,10 +165,10 @@ fn by_name(opened: &Opened, names: &[String]) -> Result<(Vec<Forgotten>, Vec<Bac
 
 /// Finds a backup, even if its manifest is missing, so that the user can name it.
 fn find_forgettable(opened: &Opened, name: &BackupName) -> Result<Forgotten> {
-    let repository = &opened.repository;
-    if let Some(number) = name.number {
-        let source = find_source(repository, &name.source)?;
-        let history = repository.history(source.id).map_err(repository_error)?;
+    let repository = opened.repository();
+    if let Some(number) = name.number() {
+        let source = find_source(repository, name.source())?;
+        let history = repository.history(source.id)?;
         if history.missing.contains(&number) {
             return Ok((source, number));
         }
@@ -188,16 +184,16 @@ fn by_rules(
     damaged: &mut Vec<RepositoryError>,
     steps: &mut Vec<String>,
 ) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
-    let repository = &opened.repository;
+    let repository = opened.repository();
     let sources = match &args.names[..] {
         [] => {
-            let sources = repository.sources().map_err(repository_error)?;
+            let sources = repository.sources()?;
             damaged.extend(sources.damaged);
             sources.disks
         }
         names => {
             let sources = names.iter().map(|name| find_source(repository, name));
-            sources.collect::<Result<_>>()?
+            sources.collect::<onefold_backup::Result<_>>()?
         }
     };
     let (mut forgotten, mut replies) = (Vec::new(), Vec::new());
@@ -273,8 +269,8 @@ pub(super) fn protect(
     let found = found.collect::<Result<Vec<_>>>()?;
     let mut protected = Vec::new();
     for (source, backup) in found {
-        let done = opened.repository.protect(source.id, backup, is_protected);
-        done.map_err(repository_error)?;
+        let done = opened.repository().protect(source.id, backup, is_protected);
+        done?;
         protected.push(format!("{}@{backup}", source.source.name));
     }
     context.print(&ProtectReply {

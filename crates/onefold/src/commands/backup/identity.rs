@@ -1,6 +1,6 @@
 //! Finds the source of a disk in a repository, by the disk's origin and name.
 
-use super::{Opened, repository_error};
+use super::Opened;
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_format::backup::{Label, Origin, Source};
 use onefold_repository::{KnownSource, machine_id};
@@ -55,8 +55,8 @@ impl Choice {
     /// `Exists` if the source of this name belongs to another disk.
     pub(super) fn identify(&self, opened: &Opened, disk: FoundDisk<'_>) -> Result<Identified> {
         let name = self.name.as_deref().unwrap_or(disk.name);
-        let sources = opened.repository.sources().map_err(repository_error)?;
-        let named = sources.named(name).map_err(repository_error)?;
+        let sources = opened.repository().sources()?;
+        let named = sources.named(name)?;
         let of_origin: Vec<_> = sources.from_origin(&disk.origin).collect();
         let known = match (named, &of_origin[..]) {
             (Some(named), _) if named.source.origin.as_ref() == Some(&disk.origin) => named,
@@ -87,9 +87,9 @@ impl Choice {
                     origin: Some(disk.origin),
                 };
                 opened.check_new()?;
-                let source = opened.repository.add_source(source);
+                let source = opened.repository().add_source(source);
                 return Ok(Identified {
-                    source: source.map_err(repository_error)?,
+                    source: source?,
                     label: None,
                     is_new: true,
                 });

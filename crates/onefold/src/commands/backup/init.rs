@@ -1,6 +1,6 @@
 //! `onefold backup init`
 
-use super::{ASIDE_BYTES, RepositoryArgs, now_unix_seconds, repository_error};
+use super::{ASIDE_BYTES, RepositoryArgs, now_unix_seconds};
 use crate::context::Context;
 use crate::output::Render;
 use onefold_api::{Error, Result, size};
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         Writers::Many
     };
     let made = Repository::init_for(writers, root, &access, now_unix_seconds());
-    let (repository, recovery_key) = made.map_err(repository_error)?;
+    let (repository, recovery_key) = made?;
     args.repository
         .remember_new(root, &repository, &context.output);
     let is_aside = repository.set_room_aside(ASIDE_BYTES);
@@ -54,11 +54,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         encrypted: repository.is_encrypted(),
         one_writer: repository.has_one_writer(),
         recovery_key: recovery_key.map(|key| key.to_string()),
-        aside_bytes: if is_aside.map_err(repository_error)? {
-            ASIDE_BYTES
-        } else {
-            0
-        },
+        aside_bytes: if is_aside? { ASIDE_BYTES } else { 0 },
     })
 }
 

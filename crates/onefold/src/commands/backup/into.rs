@@ -1,6 +1,5 @@
 //! Restores into an existing volume, and writes only blocks that differ.
 
-use crate::commands::backup::backup_error;
 use crate::commands::backup::restore::stopped_by;
 use crate::progress::Progress;
 use crate::session::Session;
@@ -64,7 +63,7 @@ pub(super) fn restore_into(
             None => restore.read(at, wanted).map_err(stopped_by)?,
             Some(lost) => {
                 let read = restore.read_past_damage(at, wanted, lost);
-                read.map_err(backup_error)?;
+                read?;
                 keep_lost(restore, lost, at, wanted, found);
             }
         }
@@ -113,7 +112,7 @@ impl<'a> BackupData<'a> {
 
     /// Length of the hole at the start of the range, in bytes.
     fn hole(&self, range: Range<u64>) -> Result<u64> {
-        let runs = self.restore.extents(&range, 1).map_err(backup_error)?;
+        let runs = self.restore.extents(&range, 1)?;
         Ok(runs
             .first()
             .map_or(0, |run| if run.what { 0 } else { run.bytes }))

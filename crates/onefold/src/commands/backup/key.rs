@@ -1,6 +1,6 @@
 //! `onefold backup key`
 
-use super::{RepositoryArgs, now_unix_seconds, repository_error, secret};
+use super::{RepositoryArgs, now_unix_seconds, secret};
 use crate::context::Context;
 use crate::output::Render;
 use crate::rendering::utc;
@@ -106,7 +106,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
             opened
         }
     };
-    let repository = &opened.repository;
+    let repository = opened.repository();
     match verb {
         KeyVerb::List(_) => {}
         KeyVerb::Add(args) => {
@@ -115,15 +115,15 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
                 secret::new_access(files.0.as_deref(), files.1.as_deref(), &context.output)?;
             let access = access.ok_or_else(|| Error::usage("which key? give --new-key-file"))?;
             let added = repository.add_key(&access, now_unix_seconds());
-            added.map_err(repository_error)?;
+            added?;
         }
         KeyVerb::Export(args) => export(repository, &args.file)?,
         KeyVerb::Remove(args) if args.yes => {
-            repository.remove_key(args.key).map_err(repository_error)?;
+            repository.remove_key(args.key)?;
         }
         KeyVerb::Remove(args) => {
             let checked = repository.check_key_removable(args.key);
-            checked.map_err(repository_error)?;
+            checked?;
             return Err(Error::usage(format!(
                 "this would remove key {:016x}, so that its passphrase or key file opens the repository no more; nothing \
                  was changed, --yes goes on",
@@ -131,7 +131,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
             )));
         }
     }
-    let keys = repository.keys().map_err(repository_error)?;
+    let keys = repository.keys()?;
     let keys = keys.into_iter().map(|key| KeyReply {
         key: format!("{:016x}", key.number),
         kind: match key.derivation {
@@ -147,7 +147,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
 
 /// Writes a recovery key. The file is durable before the repository accepts the key.
 fn export(repository: &Repository, file: &Path) -> Result<()> {
-    let key = RecoveryKey::new().map_err(repository_error)?;
+    let key = RecoveryKey::new()?;
     let failed = |e: io::Error| Error::io(format_args!("cannot write {file:?}"), &e);
     let mut options = File::options();
     let mut written = options
@@ -161,7 +161,7 @@ fn export(repository: &Repository, file: &Path) -> Result<()> {
         .map_err(failed)
         .and_then(|()| {
             let added = repository.add_recovery_key(&key, now_unix_seconds());
-            added.map(drop).map_err(repository_error)
+            added.map(drop).map_err(Error::from)
         });
     if added.is_err() {
         // Without the repository's entry, the key opens nothing.

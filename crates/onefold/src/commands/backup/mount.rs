@@ -1,6 +1,6 @@
 //! `onefold backup mount`: backups as read-only NBD exports, directly from the repository.
 
-use super::{BackupName, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, repository_error};
+use super::{BackupName, MEMORY_DEFAULT, Opened, RepositoryArgs};
 use crate::context::Context;
 use crate::daemon::log_to_stderr;
 use crate::foreground::stop_when_interrupted;
@@ -73,7 +73,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let named = named.collect::<Result<BTreeSet<String>>>()?;
     let count = named.len() as u64;
     let mounted = Mounted {
-        blocks: BlockReader::new(Arc::clone(&opened.repository), args.memory as usize),
+        blocks: BlockReader::new(Arc::clone(opened.repository()), args.memory as usize),
         opened,
         named: (!named.is_empty()).then_some(named),
         lost: Mutex::default(),
@@ -148,8 +148,8 @@ impl Mounted {
         }
         let repository = self.blocks.repository();
         let mut names = BTreeSet::new();
-        for source in repository.sources().map_err(repository_error)?.disks {
-            let numbers = repository.backups(source.id).map_err(repository_error)?;
+        for source in repository.sources()?.disks {
+            let numbers = repository.backups(source.id)?;
             let name = |number| format!("{}@{number}", source.source.name);
             names.extend(numbers.into_iter().map(name));
         }
@@ -173,7 +173,7 @@ impl Mounted {
         number: BackupNumber,
     ) -> std::result::Result<Restore, AttachError> {
         Restore::open(&self.blocks, source, number, "backup mount")
-            .map_err(|error| AttachError::Refused(backup_error(error).to_string()))
+            .map_err(|error| AttachError::Refused(Error::from(error).to_string()))
     }
 }
 

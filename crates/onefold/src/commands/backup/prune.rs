@@ -1,8 +1,8 @@
 //! `onefold backup prune`
 
 use super::{
-    ASIDE_BYTES, LEVEL_DEFAULT, Opened, RepositoryArgs, backup_error, find_source, is_full,
-    now_unix_seconds, reporting, repository_error,
+    ASIDE_BYTES, LEVEL_DEFAULT, Opened, RepositoryArgs, find_source, is_full, now_unix_seconds,
+    reporting,
 };
 use crate::context::Context;
 use crate::output::Render;
@@ -128,7 +128,7 @@ struct PopularReply {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, interrupted) = args.repository.open_to_change(context)?;
-    let repository = &opened.repository;
+    let repository = opened.repository();
     let sources = find_sources(repository, &args.sources)?;
     let options = PruneOptions {
         wasted_percent: args.wasted,
@@ -143,9 +143,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         repository,
         options,
         interrupted: &interrupted,
-        room: room.transpose().map_err(repository_error)?,
+        room: room.transpose()?,
     };
-    let damaged = sources.damaged.into_iter().map(repository_error);
+    let damaged = sources.damaged.into_iter().map(Error::from);
     let mut left: Vec<Error> = damaged.collect();
     let disks = sources.disks.into_iter();
     let all = job.free(disks.chain(sources.popular).collect(), &mut left)?;
@@ -194,11 +194,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 /// Finds the sources with these names; without names, all sources and the popular blocks.
 fn find_sources(repository: &Repository, names: &[String]) -> Result<Sources> {
     if names.is_empty() {
-        return repository.sources().map_err(repository_error);
+        return repository.sources().map_err(Error::from);
     }
     let disks = names.iter().map(|name| find_source(repository, name));
     Ok(Sources {
-        disks: disks.collect::<Result<_>>()?,
+        disks: disks.collect::<onefold_backup::Result<_>>()?,
         ..Sources::default()
     })
 }
@@ -240,10 +240,10 @@ impl Job<'_> {
         if self.args.yes {
             let ids: Vec<_> = sources.iter().map(|source| source.id).collect();
             let waited = self.repository.wait_for_leases(&ids);
-            let mut waited = waited.map_err(repository_error)?.into_iter();
+            let mut waited = waited?.into_iter();
             sources.retain(|_| match waited.next() {
                 Some(Err(error)) => {
-                    left.push(repository_error(error));
+                    left.push(Error::from(error));
                     false
                 }
                 _ => true,
@@ -263,7 +263,7 @@ impl Job<'_> {
         self.opened.check(source.id)?;
         if !self.args.yes {
             let plan = PrunePlan::new(self.repository, source, &self.options);
-            return Ok(SourceReply::of(source, plan.map_err(backup_error)?, None));
+            return Ok(SourceReply::of(source, plan?, None));
         }
         let writer = self.writer(source)?;
         let label = format!("pruning {}", source.source.name);
@@ -280,7 +280,7 @@ impl Job<'_> {
         self.opened.check_all()?;
         if !self.args.yes {
             let plan = plan_popular(self.repository, popular, &self.options);
-            let plan = plan.map_err(backup_error)?;
+            let plan = plan?;
             return Ok(PopularReply::of(
                 popular,
                 PrunedPopular::planned(plan),
@@ -298,7 +298,7 @@ impl Job<'_> {
 
     fn writer(&self, source: &KnownSource) -> Result<Writer<'_>> {
         let writer = self.repository.writer(source.id, "backup prune");
-        writer.map_err(repository_error)
+        writer.map_err(Error::from)
     }
 
     fn with_progress<T>(
@@ -309,7 +309,7 @@ impl Job<'_> {
         let progress = Progress::bytes(&self.context.output, label);
         let state = "all backups are as they were, and the same command does the rest";
         let report = &mut reporting(&progress, self.interrupted, state);
-        prune(report).map_err(backup_error)
+        prune(report).map_err(Error::from)
     }
 
     /// The default grace period: other hosts may see an old listing of a folder on a network file system.

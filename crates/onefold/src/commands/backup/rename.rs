@@ -1,6 +1,6 @@
 //! `onefold backup rename`
 
-use super::{RepositoryArgs, find_source, repository_error};
+use super::{RepositoryArgs, find_source};
 use crate::context::Context;
 use crate::output::Render;
 use onefold_api::{Result, check_name};
@@ -31,16 +31,16 @@ struct Reply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     check_name(&args.new_name)?;
     let (opened, _) = args.repository.open_to_change(context)?;
-    let repository = &opened.repository;
+    let repository = opened.repository();
     let known = find_source(repository, &args.source)?;
     opened.check(known.id)?;
     let writer = repository.writer(known.id, "backup rename");
-    let mut writer = writer.map_err(repository_error)?;
+    let mut writer = writer?;
     let label = Label {
         name: args.new_name.clone(),
         origin: known.source.origin.clone(),
     };
-    writer.set_label(label).map_err(repository_error)?;
+    writer.set_label(label)?;
     context.print(&Reply {
         source_id: known.id.to_string(),
         old_name: known.source.name,

@@ -1,14 +1,14 @@
 //! `onefold backup repair`
 
-use super::verify::{FindingReply, warn_if_not_remembered};
-use super::{
-    ASIDE_BYTES, LEVEL_DEFAULT, RepositoryArgs, backup_error, is_full, reporting, repository_error,
-};
+use super::verify::warn_if_not_remembered;
+use super::{ASIDE_BYTES, LEVEL_DEFAULT, RepositoryArgs, is_full, reporting};
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::context::Context;
 use crate::output::Render;
 use crate::progress::Progress;
-use onefold_api::{Result, size};
+use crate::rendering::backup::InWords;
+use onefold_api::backup::FindingReply;
+use onefold_api::{Error, Result, size};
 use onefold_backup::{RepairPlan, Repaired, SickPacks, repair, verify};
 use onefold_repository::{KnownSource, Leftovers, Repository};
 use serde::Serialize;
@@ -63,12 +63,12 @@ struct SourceReply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, interrupted) = args.repository.open_to_change(context)?;
     opened.check_all()?;
-    let repository = opened.repository;
+    let repository = Arc::clone(opened.repository());
     let plan = {
         let progress = Progress::steps(&context.output, "verifying");
         RepairPlan::new(&repository, &mut reporting(&progress, &interrupted, STATE))
     };
-    let plan = plan.map_err(backup_error)?;
+    let plan = plan?;
     warn_if_not_remembered(context, &plan.verified);
     let mut reply = Reply {
         is_done: args.yes,
@@ -78,12 +78,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         leftover_bytes: 0,
     };
     let room = args.yes.then(|| repository.make_room(ASIDE_BYTES));
-    let room = room.transpose().map_err(repository_error)?;
+    let room = room.transpose()?;
     if args.yes {
         // Wait for all leases at the same time. Holders that keep theirs are reported later.
         let sick = plan.sick.iter().map(|sick| sick.of.id);
         let waited = repository.wait_for_leases(&sick.collect::<Vec<_>>());
-        waited.map_err(repository_error)?;
+        waited?;
     }
     for sick in &plan.sick {
         let repaired = match &room {
@@ -101,7 +101,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let verified = if args.yes && (!plan.sick.is_empty() || mended_copies > 0) {
         let progress = Progress::steps(&context.output, "verifying again");
         let report = &mut reporting(&progress, &interrupted, STATE);
-        verify(&repository, None, false, report).map_err(backup_error)?
+        verify(&repository, None, false, report)?
     } else {
         plan.verified
     };
@@ -111,8 +111,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         repository.remove_leftovers()
     } else {
         repository.leftovers()
-    }
-    .map_err(repository_error)?;
+    }?;
     (reply.leftovers, reply.leftover_bytes) = (files, bytes);
     context.print_plan(&reply, args.yes || reply.is_empty())?;
     if reply.findings.is_empty() {
@@ -124,20 +123,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 
 /// Restores small objects of the repository and of its sources that are missing or damaged.
 fn mend_copies(repository: &Repository) -> Result<u64> {
-    let mut mended = repository.mend_identity().map_err(repository_error)?;
-    let sources = repository.sources().map_err(repository_error)?;
+    let mut mended = repository.mend_identity()?;
+    let sources = repository.sources()?;
     let mut wrong = Vec::new();
     for known in sources.disks.iter().chain(&sources.popular) {
-        let marks = repository.wrong_marks(known).map_err(repository_error)?;
+        let marks = repository.wrong_marks(known)?;
         if !repository.wrong_copies(known).is_empty() || !marks.is_empty() {
             wrong.push(known.id);
         }
     }
     let writers = repository.writers(&wrong, "backup repair");
-    for writer in writers.map_err(repository_error)? {
-        let writer = writer.map_err(repository_error)?;
-        mended += writer.mend_copies().map_err(repository_error)?;
-        mended += writer.mend_marks().map_err(repository_error)?;
+    for writer in writers? {
+        let writer = writer?;
+        mended += writer.mend_copies()?;
+        mended += writer.mend_marks()?;
     }
     Ok(mended)
 }
@@ -149,10 +148,10 @@ fn do_repair(
     interrupted: &AtomicBool,
 ) -> Result<Repaired> {
     let writer = repository.writer(sick.of.id, "backup repair");
-    let writer = writer.map_err(repository_error)?;
+    let writer = writer?;
     let progress = Progress::steps(&context.output, "repairing");
     let report = &mut reporting(&progress, interrupted, STATE);
-    repair(&writer, repository, sick, LEVEL_DEFAULT, report).map_err(backup_error)
+    repair(&writer, repository, sick, LEVEL_DEFAULT, report).map_err(Error::from)
 }
 
 impl Reply {
@@ -198,7 +197,7 @@ impl Render for Reply {
             }
         }
         for finding in &self.findings {
-            writeln!(out, "{finding}")?;
+            writeln!(out, "{}", InWords(finding))?;
         }
         if self.leftovers > 0 {
             writeln!(

@@ -3,8 +3,7 @@
 use super::into::{check_target, restore_into};
 use super::losses::{Losses, MapFile};
 use super::{
-    BackupName, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, backup_error, parse_memory,
-    threads,
+    BackupName, FOUND_DAMAGE, MEMORY_DEFAULT, Opened, RepositoryArgs, parse_memory, threads,
 };
 use crate::context::Context;
 use crate::foreground::interruption;
@@ -108,7 +107,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         return Err(no_target());
     }
     let opened = args.repository.open(context)?;
-    let blocks = BlockReader::new(Arc::clone(&opened.repository), args.memory as usize / 2);
+    let blocks = BlockReader::new(Arc::clone(opened.repository()), args.memory as usize / 2);
     let from = RestoredFrom { opened, blocks };
     let interrupted = interruption()?;
     let map = args.map.as_deref().map(MapFile::create).transpose()?;
@@ -152,7 +151,7 @@ impl Backup {
         let (source, number) = args.name.find(&from.opened)?;
         let name = format!("{}@{number}", source.source.name);
         let restore = Restore::open(&from.blocks, &source, number, "backup restore");
-        let restore = restore.map_err(backup_error).map_err(|mut error| {
+        let restore = restore.map_err(Error::from).map_err(|mut error| {
             if error.kind == ErrorKind::Damaged {
                 error.message += &format!(
                     "; it says where the blocks of {name} are, so all of {name} is lost, and other backups of \
@@ -206,7 +205,7 @@ impl Backup {
 
 /// Adds a hint for the user to an error about damage.
 fn salvageable(error: BackupError, hint: &str) -> Error {
-    let mut error = backup_error(error);
+    let mut error = Error::from(error);
     if error.kind == ErrorKind::Damaged {
         error.message += &format!("; {hint}");
     }

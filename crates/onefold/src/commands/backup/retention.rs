@@ -1,6 +1,5 @@
 //! Determines which backups of a source are kept.
 
-use super::repository_error;
 use crate::rendering::utc;
 use onefold_api::Result;
 use onefold_format::backup::{BackupNumber, SourceId};
@@ -66,7 +65,7 @@ impl Candidate {
         repository: &Repository,
         source: SourceId,
     ) -> Result<(Vec<Self>, Vec<RepositoryError>)> {
-        let backups = repository.backups(source).map_err(repository_error)?;
+        let backups = repository.backups(source)?;
         Self::some(repository, source, &backups)
     }
 
@@ -76,7 +75,7 @@ impl Candidate {
         source: SourceId,
         backups: &[BackupNumber],
     ) -> Result<(Vec<Self>, Vec<RepositoryError>)> {
-        let protected = repository.protected(source).map_err(repository_error)?;
+        let protected = repository.protected(source)?;
         let (mut candidates, mut damaged) = (Vec::new(), Vec::new());
         for number in backups.iter().copied() {
             match repository.listed_manifest(source, number) {

@@ -1,9 +1,6 @@
 //! `onefold backup share`
 
-use super::{
-    LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, parse_memory, reporting,
-    repository_error, threads,
-};
+use super::{LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, parse_memory, reporting, threads};
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::context::Context;
 use crate::output::Render;
@@ -14,6 +11,7 @@ use onefold_repository::Repository;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 #[derive(Debug, clap::Args)]
@@ -62,8 +60,8 @@ struct DomainReply {
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let (opened, interrupted) = args.repository.open_to_change(context)?;
     opened.check_all()?;
-    let repository = opened.repository;
-    let sources = repository.sources().map_err(repository_error)?;
+    let repository = Arc::clone(opened.repository());
+    let sources = repository.sources()?;
     for error in &sources.damaged {
         context.output.warn(format_args!("{error}; it is left out"));
     }
@@ -130,9 +128,9 @@ impl Job<'_> {
             return self.plan(relatives);
         };
         let popular = self.repository.popular(&first.source);
-        let popular = popular.map_err(repository_error)?;
+        let popular = popular?;
         let writer = self.repository.writer(popular.id, "backup share");
-        let writer = writer.map_err(repository_error)?;
+        let writer = writer?;
         let options = ShareOptions {
             level: LEVEL_DEFAULT,
             threads: threads(self.args.threads),
@@ -157,7 +155,7 @@ impl Job<'_> {
         let progress = Progress::steps(&self.context.output, &label);
         let state = "all backups are as they were, and the same command does the rest";
         let report = &mut reporting(&progress, self.interrupted, state);
-        share(report).map_err(backup_error)
+        share(report).map_err(Error::from)
     }
 }
 

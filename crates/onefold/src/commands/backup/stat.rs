@@ -1,16 +1,17 @@
 //! `onefold backup stat`
 
 use super::identity::OriginReply;
-use super::{RepositoryArgs, backup_error, name_damaged, repository_error};
+use super::{RepositoryArgs, name_damaged};
 use crate::context::Context;
 use crate::output::Render;
-use onefold_api::{Result, size};
+use onefold_api::{Error, Result, size};
 use onefold_backup::{Relatives, plan_share, relatives};
 use onefold_format::backup::SourceId;
 use onefold_repository::{Repository, RepositoryErrorKind};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Memory for comparing the sources.
 const MEMORY_BYTES: usize = 64 << 20;
@@ -72,7 +73,7 @@ struct Packs {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let opened = args.repository.open(context)?;
-    let repository = opened.repository;
+    let repository = Arc::clone(opened.repository());
     let mut reply = Reply {
         repository_id: repository.id().to_string(),
         encrypted: repository.is_encrypted(),
@@ -83,13 +84,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         stored_bytes: 0,
         shareable_bytes: 0,
     };
-    let sources = repository.sources().map_err(repository_error)?;
+    let sources = repository.sources()?;
     for relatives in relatives(&repository, sources.disks.clone()) {
         reply.shareable_bytes += shareable(&repository, &relatives)?;
     }
     let mut damaged = sources.damaged;
     for known in sources.disks {
-        let backups = repository.backups(known.id).map_err(repository_error)?;
+        let backups = repository.backups(known.id)?;
         let mut logical_bytes = 0;
         for backup in &backups {
             match repository.listed_manifest(known.id, *backup) {
@@ -133,7 +134,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 
 fn shareable(repository: &Repository, relatives: &Relatives) -> Result<u64> {
     let plan = plan_share(repository, relatives, MEMORY_BYTES, &mut |_, _| Ok(()));
-    let plan = plan.map_err(backup_error)?;
+    let plan = plan?;
     let blocks = plan.freed_blocks - plan.copied_blocks;
     let block_size = relatives.sources.first();
     Ok(blocks * block_size.map_or(0, |known| u64::from(known.source.block_size)))
@@ -142,7 +143,7 @@ fn shareable(repository: &Repository, relatives: &Relatives) -> Result<u64> {
 impl Packs {
     fn of(repository: &Repository, store: SourceId) -> Result<Self> {
         let mut found = Self::default();
-        for (number, generation) in repository.packs(store).map_err(repository_error)? {
+        for (number, generation) in repository.packs(store)? {
             let pack = match repository.pack_or_newer(store, number, generation) {
                 Ok(Some(pack)) => pack,
                 Ok(None) => continue,
@@ -150,7 +151,7 @@ impl Packs {
                     found.damaged_packs += 1;
                     continue;
                 }
-                Err(error) => return Err(repository_error(error)),
+                Err(error) => return Err(Error::from(error)),
             };
             let slots = pack.slots().iter();
             let blocks = slots.clone().filter(|slot| slot.stored().is_some()).count();

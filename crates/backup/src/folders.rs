@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The names of a kind of folder for services, for root and for users.
-pub(super) struct Kind {
+#[derive(Debug)]
+pub struct Kind {
     /// The environment variable in which systemd names a service's folders.
     of_service: &'static str,
     /// The folder for root.
@@ -17,14 +18,14 @@ pub(super) struct Kind {
 }
 
 /// Folders for data that must be kept.
-pub(super) const STATE: Kind = Kind {
+pub const STATE: Kind = Kind {
     of_service: "STATE_DIRECTORY",
     of_root: "/var/lib/onefold",
     of_user: ("XDG_STATE_HOME", ".local/state"),
 };
 
 /// Folders for data that can be regenerated.
-pub(super) const CACHE: Kind = Kind {
+pub const CACHE: Kind = Kind {
     of_service: "CACHE_DIRECTORY",
     of_root: "/var/cache/onefold",
     of_user: ("XDG_CACHE_HOME", ".cache"),
@@ -33,7 +34,7 @@ pub(super) const CACHE: Kind = Kind {
 impl Kind {
     /// The folder of the systemd service, or root's system folder, or the user's folder; `None` if the user
     /// has no home.
-    pub(super) fn usual(&self) -> Option<PathBuf> {
+    pub fn usual(&self) -> Option<PathBuf> {
         let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
         let of = |name| env::var_os(name).map(PathBuf::from).and_then(absolute);
         if let Some(folders) = env::var_os(self.of_service) {
@@ -54,7 +55,7 @@ impl Kind {
 }
 
 /// The folder for temporary files. They may be too large for /tmp, which is in memory on many hosts.
-pub(super) fn temporary(given: Option<&Path>) -> PathBuf {
+pub fn temporary(given: Option<&Path>) -> PathBuf {
     const FOR_LARGE_FILES: &str = "/var/tmp";
     let is_set = env::var_os("TMPDIR").is_some_and(|folder| !folder.is_empty());
     match given {

@@ -6,11 +6,11 @@
 //! file that cannot be read is an error, because ignoring it would end the protection silently. If the folder
 //! cannot be written, nothing new is remembered, and the caller warns.
 
-use super::folders::STATE;
-use onefold_api::{Error, ErrorKind, Result};
+use crate::error::{BackupError, Result};
+use crate::folders::STATE;
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{RepositoryId, SourceId};
-use onefold_repository::Reached;
+use onefold_repository::{Reached, RepositoryErrorKind};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,20 +27,20 @@ const SUFFIX: &str = ".json";
 
 /// The folder of the memory.
 #[derive(Debug)]
-pub(super) struct HostMemory {
+pub(crate) struct HostMemory {
     /// `None` if no folder is named and the user has no home.
     folder: Option<PathBuf>,
 }
 
 /// This host's memory of one repository.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Known {
+pub(crate) struct Known {
     version: u32,
     /// Whether the repository is encrypted.
-    pub(super) encrypted: bool,
+    pub(crate) encrypted: bool,
     /// Whether this host is the writer of a repository with one writer.
     #[serde(default)]
-    pub(super) is_writer: bool,
+    pub(crate) is_writer: bool,
     /// Paths at which the repository was used.
     paths: BTreeSet<String>,
     /// The repository's sources, by id.
@@ -64,7 +64,7 @@ struct KnownSource {
 type Others = serde_json::Map<String, serde_json::Value>;
 
 impl Known {
-    pub(super) fn new(encrypted: bool) -> Self {
+    pub(crate) fn new(encrypted: bool) -> Self {
         Self {
             version: VERSION,
             encrypted,
@@ -75,16 +75,16 @@ impl Known {
         }
     }
 
-    pub(super) fn is_at(&self, path: &Path) -> bool {
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
         self.paths.contains(&*path.to_string_lossy())
     }
 
-    pub(super) fn add_path(&mut self, path: &Path) {
+    pub(crate) fn add_path(&mut self, path: &Path) {
         self.paths.insert(path.to_string_lossy().into_owned());
     }
 
     /// The sources, and how far each had progressed.
-    pub(super) fn sources(&self) -> impl Iterator<Item = (SourceId, Reached)> {
+    pub(crate) fn sources(&self) -> impl Iterator<Item = (SourceId, Reached)> {
         self.sources.iter().filter_map(|(id, source)| {
             let reached = Reached {
                 next: source.next_backup,
@@ -96,7 +96,7 @@ impl Known {
 
     /// Records that a source has progressed at least this far. A source without backups and packs has nothing
     /// to lose and is not remembered: the command that created it may fail and remove it.
-    pub(super) fn saw(&mut self, id: SourceId, reached: Reached) {
+    pub(crate) fn saw(&mut self, id: SourceId, reached: Reached) {
         if reached.next <= 1 && reached.next_pack == 0 {
             return;
         }
@@ -106,7 +106,7 @@ impl Known {
     }
 
     /// Removes a source, which may be missing from now on.
-    pub(super) fn forget(&mut self, id: SourceId) {
+    pub(crate) fn forget(&mut self, id: SourceId) {
         self.sources.remove(&id.to_string());
     }
 
@@ -133,7 +133,7 @@ fn source_id(text: &str) -> Option<SourceId> {
 
 impl HostMemory {
     /// The memory in this folder, or in the default folder.
-    pub(super) fn new(state: Option<&Path>) -> Self {
+    pub(crate) fn new(state: Option<&Path>) -> Self {
         let folder = state.map_or_else(|| STATE.usual(), |state| Some(state.to_owned()));
         Self {
             folder: folder.map(|folder| folder.join("repositories")),
@@ -145,7 +145,7 @@ impl HostMemory {
     /// # Errors
     ///
     /// `Damaged` if the repository's file exists and cannot be read.
-    pub(super) fn known(&self, id: RepositoryId) -> Result<Option<Known>> {
+    pub(crate) fn known(&self, id: RepositoryId) -> Result<Option<Known>> {
         match self.file(id) {
             Some(file) => read(&file),
             None => Ok(None),
@@ -157,7 +157,7 @@ impl HostMemory {
     /// # Errors
     ///
     /// `Damaged` if a file cannot be read, because it may belong to that repository.
-    pub(super) fn another_at(&self, path: &Path, id: RepositoryId) -> Result<Option<String>> {
+    pub(crate) fn another_at(&self, path: &Path, id: RepositoryId) -> Result<Option<String>> {
         let Some(folder) = &self.folder else {
             return Ok(None);
         };
@@ -187,14 +187,14 @@ impl HostMemory {
     /// # Errors
     ///
     /// If the memory cannot be read or written.
-    pub(super) fn update(
+    pub(crate) fn update(
         &self,
         id: RepositoryId,
         encrypted: bool,
         change: impl Fn(&mut Known),
     ) -> Result<()> {
         let (Some(folder), Some(file)) = (&self.folder, self.file(id)) else {
-            return Err(Error::failed("the user has no home"));
+            return Err(BackupError::failed("the user has no home"));
         };
         let changed = || -> Result<Option<Known>> {
             let before = read(&file)?;
@@ -206,7 +206,7 @@ impl HostMemory {
         if changed()?.is_none() {
             return Ok(());
         }
-        let failed = |e: io::Error| Error::io(format_args!("cannot write {file:?}"), &e);
+        let failed = |e: io::Error| BackupError::failed(format!("cannot write {file:?}: {e}"));
         fs::create_dir_all(folder).map_err(failed)?;
         let lock = File::options()
             .create(true)
@@ -245,12 +245,12 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), NotFound | NotADirectory)
 }
 
-fn unreadable(file: &Path, why: &str) -> Error {
+fn unreadable(file: &Path, why: &str) -> BackupError {
     let message = format!(
         "what this host remembers of repositories cannot be read: {file:?}: {why}; mend it, or remove it if you are sure \
          that the repository is the one it was"
     );
-    Error::new(ErrorKind::Damaged, message)
+    BackupError::refused(RepositoryErrorKind::Damaged, message)
 }
 
 /// Replaces the file. The lock is held, so no other process uses the name of the new file.
@@ -395,8 +395,8 @@ mod tests {
             let known = scene.memory.known(ID).unwrap_err();
             let another = scene.memory.another_at(Path::new("/"), OTHER).unwrap_err();
             for error in [known, another] {
-                assert_eq!(error.kind, ErrorKind::Damaged, "{bad}");
-                assert!(error.message.contains(&ID.to_string()), "{error}");
+                assert_eq!(error.kind(), RepositoryErrorKind::Damaged, "{bad}");
+                assert!(error.to_string().contains(&ID.to_string()), "{error}");
             }
             assert!(scene.memory.update(ID, true, change).is_err());
             assert_eq!(fs::read_to_string(scene.file()).unwrap(), bad);

@@ -1,0 +1,32 @@
+//! Requests about backups. The caller's own process carries them out at a repository, so they have no route on the
+//! control socket ([decision 36](../../../docs/decisions/0036-a-backup-runs-in-the-idle-class.md)).
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `request.rs` `requests.rs` | the traits [`RepositoryVerb`] and [`RepositoryRequest`]; the list of all verbs |
+//! | `service.rs` | [`RepositoryService`]: an open repository, and the caller that observes the work |
+//! | `name.rs` `origin.rs` `finding.rs` | parts that several replies have |
+//! | `options.rs` | options that several requests have |
+//! | the others | one verb each, or verbs that belong together |
+
+mod finding;
+mod list;
+mod name;
+mod options;
+mod origin;
+mod remove;
+mod request;
+mod requests;
+mod service;
+mod show;
+
+pub use finding::{AffectedRun, FindingReply, NeededByReply};
+pub use list::{BackupList, BackupListReply, ListedBackup};
+pub use name::BackupName;
+pub use options::{ASIDE_BYTES, LEVEL_DEFAULT, MEMORY_DEFAULT, parse_memory, threads};
+pub use origin::OriginReply;
+pub use remove::{BackupRemove, BackupRemoveReply};
+pub use request::{Planned, RepositoryRequest, RepositoryUse, RepositoryVerb};
+pub use requests::{RepositoryVisitor, visit_repository_verbs};
+pub use service::{Answer, Outcome, RepositoryService};
+pub use show::{BackupShow, BackupShowReply};

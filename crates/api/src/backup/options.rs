@@ -1,0 +1,37 @@
+//! Options that several requests about backups have.
+
+use crate::size;
+
+/// Space that is reserved in a repository, so that it can be pruned when it is full: leases, tombstones and
+/// heartbeats of a command take some KiB for each source.
+pub const ASIDE_BYTES: u64 = 8 << 20;
+
+/// Default memory of each stage of a backup.
+pub const MEMORY_DEFAULT: &str = "64M";
+
+/// The least memory with which a stage can hold the blocks that it works on.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
+/// Default compression level of zstd.
+pub const LEVEL_DEFAULT: i32 = 1;
+
+/// Value parser for clap: the memory for a command.
+///
+/// # Errors
+/// If the text is not a size, or too little memory.
+pub fn parse_memory(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        bytes if bytes < MEMORY_BYTES_MIN => Err(format!(
+            "at least {} are needed",
+            size::display(MEMORY_BYTES_MIN)
+        )),
+        bytes => Ok(bytes),
+    }
+}
+
+/// The given number of threads, or the number of processors.
+#[must_use]
+pub fn threads(given: Option<u16>) -> usize {
+    let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+    given.map_or_else(processors, usize::from)
+}

@@ -1,0 +1,17 @@
+//! The list of all verbs of `onefold backup`.
+
+use super::request::RepositoryVerb;
+use super::{list, remove, show};
+
+/// A visitor that is called once for each verb.
+pub trait RepositoryVisitor {
+    /// Visits one verb.
+    fn verb<V: RepositoryVerb>(&mut self);
+}
+
+/// Passes every verb to a visitor. The OpenAPI document lists their schemas.
+pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
+    visitor.verb::<list::BackupList>();
+    visitor.verb::<remove::BackupRemove>();
+    visitor.verb::<show::BackupShow>();
+}

@@ -1,0 +1,93 @@
+//! An open repository, at which requests are carried out.
+
+use std::fmt;
+use std::sync::Arc;
+
+use onefold_backup::{Opened, Supervision};
+use onefold_repository::Repository;
+
+use super::request::RepositoryRequest;
+use crate::error::Result;
+
+/// How completely a request was carried out, apart from its reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Nothing is left to do, and nothing is wrong.
+    Complete,
+    /// Damage was found.
+    Damaged,
+    /// A part of the request failed, for which warnings give the reasons.
+    Incomplete,
+}
+
+/// A reply, and how completely the request was carried out.
+#[derive(Debug)]
+pub struct Answer<T> {
+    /// The reply.
+    pub reply: T,
+    /// How completely the request was carried out.
+    pub outcome: Outcome,
+}
+
+/// An open repository, and the caller that observes the work.
+pub struct RepositoryService<'a> {
+    opened: &'a Opened,
+    outcome: Outcome,
+}
+
+impl<'a> RepositoryService<'a> {
+    /// A service for one request.
+    #[must_use]
+    pub fn new(opened: &'a Opened) -> Self {
+        Self {
+            opened,
+            outcome: Outcome::Complete,
+        }
+    }
+
+    /// Checks a request and carries it out.
+    ///
+    /// # Errors
+    /// The request's own errors.
+    pub fn call<R: RepositoryRequest>(mut self, request: &R) -> Result<Answer<R::Reply>> {
+        request.check()?;
+        let reply = request.run(&mut self)?;
+        let outcome = self.outcome;
+        Ok(Answer { reply, outcome })
+    }
+
+    /// The repository with this host's memory of it.
+    pub(crate) fn opened(&self) -> &'a Opened {
+        self.opened
+    }
+
+    /// The repository.
+    pub(crate) fn repository(&self) -> &'a Arc<Repository> {
+        self.opened.repository()
+    }
+
+    /// The caller that observes and may interrupt the work.
+    pub(crate) fn supervision(&self) -> &'a Supervision {
+        self.opened.supervision()
+    }
+
+    /// Warns the caller.
+    pub(crate) fn warn(&self, message: impl fmt::Display) {
+        self.supervision().warn(message);
+    }
+
+    /// Warns of objects that cannot be read, and records that damage was found if there are any.
+    pub(crate) fn found_damaged(&mut self, damaged: &[impl fmt::Display]) {
+        for error in damaged {
+            self.warn(error);
+        }
+        if !damaged.is_empty() {
+            self.found(Outcome::Damaged);
+        }
+    }
+
+    /// Records an outcome. The worst one stays.
+    pub(crate) fn found(&mut self, outcome: Outcome) {
+        self.outcome = self.outcome.max(outcome);
+    }
+}
