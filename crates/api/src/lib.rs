@@ -17,7 +17,7 @@
 //! | [`backup`] | requests about backups, which the caller's own process carries out |
 //! | `measure.rs` | figures for monitoring |
 //! | [`transfer`] | import and export, which stream their data separately from the request |
-//! | `options.rs` `size.rs` | options of volumes; sizes as people write them |
+//! | `options.rs` `size.rs` `moment.rs` | options of volumes; sizes and times as people write them |
 //! | `error.rs` | a failure, its kind and its message |
 //! | `openapi.rs` `openapi_document.rs` | the OpenAPI document, and how it is made |
 //! | [`limits`] | every bound, with its reason |
@@ -31,6 +31,7 @@ mod job;
 pub mod limits;
 mod loss;
 mod measure;
+mod moment;
 pub mod openapi;
 #[cfg(feature = "openapi")]
 mod openapi_document;
@@ -55,6 +56,7 @@ pub use loss::{DamagedVolumeReply, VolumeAcceptLoss};
 pub use measure::{
     ExportStatistics, JobMeasurement, Measurements, NbdStatistics, OpDurations, OpStatistics,
 };
+pub use moment::utc;
 pub use options::NewVolumeOptions;
 pub use pool::{
     PoolCheck, PoolCheckReply, PoolDedup, PoolDedupReply, PoolResize, PoolSet, PoolSetReply,

@@ -1,6 +1,6 @@
 //! Backs up disks into a repository, and restores them.
 //!
-//! May use: the repository, disk images, fingerprints, and the sorter. Must not: know pools; a caller that does
+//! May use: the repository, retention rules, disk images, fingerprints, and the sorter. Must not: know pools; a caller that does
 //! passes a [`Disk`].
 //!
 //! All sources of one command are backed up together, in the stages of [Zhang14 §4.2]:
@@ -27,7 +27,8 @@
 //! that a restore past damage leaves out.
 //!
 //! `opening.rs` opens a repository and compares it with what this host remembers of it (`memory.rs`), so that it notices a
-//! repository that was replaced or went back; `folders.rs` finds the folder of that memory. `remove.rs` removes a whole source. `finding.rs` finds sources and
+//! repository that was replaced or went back; `folders.rs` finds the folder of that memory. `forget.rs` forgets the backups (`candidates.rs`) that no rule keeps; `clock.rs` finds dates that may be
+//! wrong; `room.rs` is the space for that in a full repository. `remove.rs` removes a whole source. `finding.rs` finds sources and
 //! backups by the names that users give. `supervision.rs` passes notes, warnings and progress to the caller, who may
 //! interrupt the work.
 //!
@@ -38,6 +39,8 @@ mod blocks;
 mod by_pack;
 mod cache;
 mod cached_tables;
+mod candidates;
+mod clock;
 mod compare;
 mod contents;
 mod create;
@@ -47,6 +50,7 @@ mod error;
 mod finding;
 pub mod folders;
 mod follow;
+mod forget;
 mod lost;
 mod memory;
 mod moves;
@@ -62,6 +66,7 @@ mod records;
 mod remove;
 mod repair;
 mod restore;
+mod room;
 mod scan;
 mod share;
 mod store;
@@ -72,10 +77,12 @@ mod verify;
 pub use blocks::BlockReader;
 pub use by_pack::{ReadCounts, ReceiveAnywhere};
 pub use cache::TableCache;
+pub use clock::{DatedBackup, StepBack, last_step_back};
 pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
 pub use finding::{find_backup, find_source};
+pub use forget::{ForgetPlan, PlannedBackup};
 pub use lost::LostBlocks;
 pub use opening::{Found, Opened, OpeningOptions, remember_new};
 pub use parent::check_parent;
@@ -84,6 +91,7 @@ pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
 pub use remove::RemovePlan;
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};
 pub use restore::{Difference, Receive, Restore, Run};
+pub use room::ASIDE_BYTES;
 pub use share::{Relatives, ShareOptions, SharePlan, Shared, plan_share, relatives, share};
 pub use supervision::{Observer, ProgressUnit, ShowProgress, Stage, Supervision};
 pub use verify::{Finding, NeededBy, Verified, verify};

@@ -6,25 +6,34 @@
 //! | `request.rs` `requests.rs` | the traits [`RepositoryVerb`] and [`RepositoryRequest`]; the list of all verbs |
 //! | `service.rs` | [`RepositoryService`]: an open repository, and the caller that observes the work |
 //! | `name.rs` `origin.rs` `finding.rs` | parts that several replies have |
+//! | `clock.rs` | the warning about clocks that were set back |
 //! | `options.rs` | options that several requests have |
 //! | the others | one verb each, or verbs that belong together |
 
+mod clock;
 mod finding;
+mod forget;
 mod list;
 mod name;
 mod options;
 mod origin;
+mod protect;
 mod remove;
 mod request;
 mod requests;
 mod service;
 mod show;
 
+pub use clock::warning as step_back;
 pub use finding::{AffectedRun, FindingReply, NeededByReply};
+pub use forget::{BackupForget, BackupForgetReply, ForgottenBackup, RetentionRules};
 pub use list::{BackupList, BackupListReply, ListedBackup};
 pub use name::BackupName;
-pub use options::{ASIDE_BYTES, LEVEL_DEFAULT, MEMORY_DEFAULT, parse_memory, threads};
+pub use onefold_backup::ASIDE_BYTES;
+pub use onefold_retention::Reason as RetentionReason;
+pub use options::{LEVEL_DEFAULT, MEMORY_DEFAULT, parse_memory, threads};
 pub use origin::OriginReply;
+pub use protect::{BackupProtect, BackupProtectReply, BackupUnprotect};
 pub use remove::{BackupRemove, BackupRemoveReply};
 pub use request::{Planned, RepositoryRequest, RepositoryUse, RepositoryVerb};
 pub use requests::{RepositoryVisitor, visit_repository_verbs};

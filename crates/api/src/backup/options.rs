@@ -2,10 +2,6 @@
 
 use crate::size;
 
-/// Space that is reserved in a repository, so that it can be pruned when it is full: leases, tombstones and
-/// heartbeats of a command take some KiB for each source.
-pub const ASIDE_BYTES: u64 = 8 << 20;
-
 /// Default memory of each stage of a backup.
 pub const MEMORY_DEFAULT: &str = "64M";
 

@@ -1,7 +1,7 @@
 //! The list of all verbs of `onefold backup`.
 
 use super::request::RepositoryVerb;
-use super::{list, remove, show};
+use super::{forget, list, protect, remove, show};
 
 /// A visitor that is called once for each verb.
 pub trait RepositoryVisitor {
@@ -12,6 +12,9 @@ pub trait RepositoryVisitor {
 /// Passes every verb to a visitor. The OpenAPI document lists their schemas.
 pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<list::BackupList>();
+    visitor.verb::<forget::BackupForget>();
+    visitor.verb::<protect::BackupProtect>();
+    visitor.verb::<protect::BackupUnprotect>();
     visitor.verb::<remove::BackupRemove>();
     visitor.verb::<show::BackupShow>();
 }

@@ -11,16 +11,8 @@ mod transfer;
 mod volume;
 
 use clap::ValueEnum;
+pub(crate) use onefold_api::utc;
 use onefold_api::{DataReply, size};
-
-/// Formats a time for people.
-pub(crate) fn utc(unix_seconds: u64) -> String {
-    let time = std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(unix_seconds));
-    time.map_or_else(
-        || unix_seconds.to_string(),
-        |time| humantime::format_rfc3339_seconds(time).to_string(),
-    )
-}
 
 /// The name of a value on the command line.
 pub(crate) fn word(value: impl ValueEnum) -> String {

@@ -8,6 +8,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("onefold-format", 1),
     ("onefold-image", 1),
     ("onefold-rados", 1),
+    ("onefold-retention", 1),
     ("onefold-sorter", 1),
     ("onefold-engine", 2),
     ("onefold-index", 3),

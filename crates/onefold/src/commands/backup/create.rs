@@ -1,7 +1,6 @@
 //! `onefold backup create`
 
 use super::base::{Parent, Pool};
-use super::clock::warn_if_it_went_back;
 use super::disk::PoolDisk;
 use super::identity::{Choice, FoundDisk, Identified, origin_of};
 use super::link::Link;
@@ -20,6 +19,7 @@ use onefold_api::{Error, ErrorKind, Result, size};
 use onefold_backup::folders::{self, CACHE};
 use onefold_backup::{
     Batch, Created, DiskToBackUp, ImageDisk, Options, TableCache, check_parent, create,
+    last_step_back,
 };
 use onefold_format::backup::{ChangedBy, SourceId};
 use onefold_repository::{KnownSource, Reached, Repository, Writer, host_name};
@@ -333,8 +333,11 @@ impl Job<'_> {
                         seen.push((writer.source().id, reached));
                         let backup = BackupReply::of(wanted, writer.source(), &made);
                         reply.backups.push(backup);
-                        let output = &self.context.output;
-                        warn_if_it_went_back(self.repository, writer.source(), output);
+                        if let Some(step) = last_step_back(self.repository, writer.source()) {
+                            self.context
+                                .output
+                                .warn(onefold_api::backup::step_back(&step));
+                        }
                         self.backed_up(wanted, pool.as_deref_mut())?;
                     }
                     Err(error) => failures.push(Error::from(error)),

@@ -1,11 +1,9 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by the command's own process.
 
 pub(crate) mod base;
-mod clock;
 mod create;
 mod diff;
 mod disk;
-mod forget;
 mod identity;
 mod init;
 mod into;
@@ -18,7 +16,6 @@ mod prune;
 mod rename;
 mod repair;
 mod restore;
-mod retention;
 mod secret;
 mod share;
 mod stat;
@@ -31,8 +28,9 @@ use crate::output::Render;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupList, BackupName, BackupRemove, BackupShow, LEVEL_DEFAULT,
-    MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
+    ASIDE_BYTES, Answer, BackupForget, BackupList, BackupName, BackupProtect, BackupRemove,
+    BackupShow, BackupUnprotect, LEVEL_DEFAULT, MEMORY_DEFAULT, Outcome, Planned,
+    RepositoryRequest, RepositoryService, parse_memory, threads,
 };
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_backup::{BackupError, Opened, find_source};
@@ -83,13 +81,13 @@ pub(super) enum BackupVerb {
     /// Prove that everything that backups need exists; exit code 3 if it does not.
     Verify(verify::Args),
     /// Forget backups: those named, or all that no rule keeps. `prune` then frees their space.
-    Forget(forget::Args),
+    Forget(At<BackupForget>),
     /// Rename a source.
     Rename(rename::Args),
     /// Protect backups from being forgotten.
-    Protect(forget::ProtectArgs),
+    Protect(At<BackupProtect>),
     /// Remove the protection of backups.
-    Unprotect(forget::ProtectArgs),
+    Unprotect(At<BackupUnprotect>),
     /// Free space that no backup needs.
     Prune(prune::Args),
     /// Store blocks that several sources of a domain have once for all of them. `prune` then frees the
@@ -118,10 +116,10 @@ impl BackupVerb {
             Self::Mount(args) => mount::run(context, &args),
             Self::Restore(args) => restore::run(context, args),
             Self::Verify(args) => verify::run(context, &args),
-            Self::Forget(args) => forget::run(context, &args),
+            Self::Forget(at) => at.call_planned(context),
             Self::Rename(args) => rename::run(context, &args),
-            Self::Protect(args) => forget::protect(context, &args, true),
-            Self::Unprotect(args) => forget::protect(context, &args, false),
+            Self::Protect(at) => at.call(context),
+            Self::Unprotect(at) => at.call(context),
             Self::Prune(args) => prune::run(context, &args),
             Self::Share(args) => share::run(context, &args),
             Self::Remove(at) => at.call_planned(context),

@@ -1,6 +1,7 @@
 //! Renders replies of `onefold backup`.
 
 mod finding;
+mod forget;
 mod list;
 mod remove;
 mod show;
