@@ -26,6 +26,8 @@
 //! any range, and compares it with another backup; `blocks.rs` reads the stored blocks. `lost.rs` records the blocks
 //! that a restore past damage leaves out.
 //!
+//! `prune_all.rs`, `share_all.rs` and `repair_all.rs` plan and do this for whole repositories.
+//!
 //! `opening.rs` opens a repository and compares it with what this host remembers of it (`memory.rs`), so that it notices a
 //! repository that was replaced or went back; `folders.rs` finds the folder of that memory. `forget.rs` forgets the backups (`candidates.rs`) that no rule keeps; `clock.rs` finds dates that may be
 //! wrong; `room.rs` is the space for that in a full repository. `remove.rs` removes a whole source. `finding.rs` finds sources and
@@ -60,15 +62,18 @@ mod parent;
 mod partitions;
 mod popular;
 mod prune;
+mod prune_all;
 mod publish;
 mod ranks;
 mod records;
 mod remove;
 mod repair;
+mod repair_all;
 mod restore;
 mod room;
 mod scan;
 mod share;
+mod share_all;
 mod store;
 mod supervision;
 mod temporary;
@@ -88,10 +93,13 @@ pub use opening::{Found, Opened, OpeningOptions, remember_new};
 pub use parent::check_parent;
 pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
+pub use prune_all::{PruneAll, PrunedAll, PrunedSource};
 pub use remove::RemovePlan;
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};
+pub use repair_all::{RepairAll, RepairedAll};
 pub use restore::{Difference, Receive, Restore, Run};
 pub use room::ASIDE_BYTES;
 pub use share::{Relatives, ShareOptions, SharePlan, Shared, plan_share, relatives, share};
+pub use share_all::{ShareAll, SharedAll};
 pub use supervision::{Observer, ProgressUnit, ShowProgress, Stage, Supervision};
 pub use verify::{Finding, NeededBy, Verified, verify};

@@ -43,6 +43,7 @@ pub struct Found {
 /// An open repository, and this host's memory of it.
 #[derive(Debug)]
 pub struct Opened {
+    root: PathBuf,
     repository: Arc<Repository>,
     memory: HostMemory,
     /// Sources that this host knew before this command.
@@ -164,6 +165,7 @@ impl Found {
             Ok(()) => {}
         }
         Ok(Opened {
+            root: self.options.root,
             repository: Arc::new(repository),
             memory: self.memory,
             known: known.sources().map(|(source, _)| source).collect(),
@@ -324,6 +326,12 @@ impl Opened {
     #[must_use]
     pub fn repository(&self) -> &Arc<Repository> {
         &self.repository
+    }
+
+    /// The repository's folder, as the user named it.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     /// The caller that the repository was opened for.

@@ -18,6 +18,7 @@ use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::follow::MovedNumbers;
 use crate::numbers::push;
+use crate::supervision::Supervision;
 
 /// The most ranges of a backup that a finding lists.
 const PLACES_MAX: usize = 8;
@@ -40,6 +41,17 @@ pub struct Verified {
     pub not_remembered: Option<RepositoryError>,
     /// Packs that are missing, or have damaged or lost blocks or tables, including copies of tables.
     pub(crate) packs: BTreeMap<SourceId, BTreeSet<u64>>,
+}
+
+impl Verified {
+    /// Warns if damage was found and could not be recorded.
+    pub fn warn_if_not_remembered(&self, supervision: &Supervision) {
+        if let Some(error) = &self.not_remembered {
+            supervision.warn(format_args!(
+                "later backups may refer to damaged blocks, because it cannot be remembered in the repository: {error}"
+            ));
+        }
+    }
 }
 
 /// Damage, and the backups that need the damaged objects.

@@ -1,7 +1,7 @@
 //! The list of all verbs of `onefold backup`.
 
 use super::request::RepositoryVerb;
-use super::{forget, list, protect, remove, show};
+use super::{forget, list, protect, prune, remove, repair, share, show};
 
 /// A visitor that is called once for each verb.
 pub trait RepositoryVisitor {
@@ -15,6 +15,9 @@ pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<forget::BackupForget>();
     visitor.verb::<protect::BackupProtect>();
     visitor.verb::<protect::BackupUnprotect>();
+    visitor.verb::<prune::BackupPrune>();
+    visitor.verb::<share::BackupShare>();
+    visitor.verb::<repair::BackupRepair>();
     visitor.verb::<remove::BackupRemove>();
     visitor.verb::<show::BackupShow>();
 }

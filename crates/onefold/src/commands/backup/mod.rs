@@ -12,12 +12,9 @@ mod link;
 mod losses;
 mod mount;
 mod opening;
-mod prune;
 mod rename;
-mod repair;
 mod restore;
 mod secret;
-mod share;
 mod stat;
 mod verify;
 mod wanted;
@@ -28,11 +25,11 @@ use crate::output::Render;
 use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupForget, BackupList, BackupName, BackupProtect, BackupRemove,
-    BackupShow, BackupUnprotect, LEVEL_DEFAULT, MEMORY_DEFAULT, Outcome, Planned,
-    RepositoryRequest, RepositoryService, parse_memory, threads,
+    ASIDE_BYTES, Answer, BackupForget, BackupList, BackupName, BackupProtect, BackupPrune,
+    BackupRemove, BackupRepair, BackupShare, BackupShow, BackupUnprotect, LEVEL_DEFAULT,
+    MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
 };
-use onefold_api::{Error, ErrorKind, Result};
+use onefold_api::Result;
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
 use std::process::ExitCode;
@@ -89,15 +86,15 @@ pub(super) enum BackupVerb {
     /// Remove the protection of backups.
     Unprotect(At<BackupUnprotect>),
     /// Free space that no backup needs.
-    Prune(prune::Args),
+    Prune(At<BackupPrune>),
     /// Store blocks that several sources of a domain have once for all of them. `prune` then frees the
     /// sources' own copies.
-    Share(share::Args),
+    Share(At<BackupShare>),
     /// Remove a source with all its backups.
     Remove(At<BackupRemove>),
     /// Remove damaged blocks so that the next backup stores them again, restore blocks that have an intact
     /// copy, and remove leftovers of killed commands. Exit code 3 if damage remains.
-    Repair(repair::Args),
+    Repair(At<BackupRepair>),
     /// Show the content of a repository by source, and the savings by sharing.
     Stat(stat::Args),
     /// Add, list, export and remove the keys of an encrypted repository.
@@ -120,10 +117,10 @@ impl BackupVerb {
             Self::Rename(args) => rename::run(context, &args),
             Self::Protect(at) => at.call(context),
             Self::Unprotect(at) => at.call(context),
-            Self::Prune(args) => prune::run(context, &args),
-            Self::Share(args) => share::run(context, &args),
+            Self::Prune(at) => at.call_planned(context),
+            Self::Share(at) => at.call_planned(context),
             Self::Remove(at) => at.call_planned(context),
-            Self::Repair(args) => repair::run(context, &args),
+            Self::Repair(at) => at.call_planned(context),
             Self::Stat(args) => stat::run(context, &args),
             Self::Key(verb) => key::run(context, verb),
         }
@@ -177,10 +174,6 @@ fn code(outcome: Outcome) -> ExitCode {
         Outcome::Damaged => ExitCode::from(FOUND_DAMAGE),
         Outcome::Incomplete => ExitCode::FAILURE,
     }
-}
-
-fn is_full(error: &Error) -> bool {
-    error.kind == ErrorKind::NoSpace
 }
 
 /// Prints the objects that cannot be read, in addition to the results. Returns the exit code.

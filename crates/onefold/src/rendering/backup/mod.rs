@@ -3,7 +3,10 @@
 mod finding;
 mod forget;
 mod list;
+mod prune;
 mod remove;
+mod repair;
+mod share;
 mod show;
 
 pub(crate) use finding::InWords;
