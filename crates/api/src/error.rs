@@ -125,6 +125,11 @@ impl From<RepositoryError> for Error {
 
 impl From<BackupError> for Error {
     fn from(error: BackupError) -> Self {
+        if let BackupError::Host(host) = &error
+            && let Some(own) = host.downcast_ref::<Self>()
+        {
+            return own.clone();
+        }
         Self::new(error.kind().into(), error.to_string())
     }
 }

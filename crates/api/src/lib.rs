@@ -67,8 +67,8 @@ pub use requests::{Visitor, visit_requests};
 pub use scrub::{BadBlock, BlockFault, PoolBadBlocks, PoolScrub, PoolScrubReply};
 pub use service::{Abandonment, Clients, DataReply, Hold, LocalityReply, Service, check_name};
 pub use snapshot::{
-    BACKUP_SNAPSHOT, DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList,
-    SnapshotListReply, SnapshotName, SnapshotReply, SnapshotRollback,
+    DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotListReply, SnapshotName,
+    SnapshotReply, SnapshotRollback,
 };
 pub use unshare::{UnshareReply, VolumeDefrag, VolumeUnshare};
 pub use volume::{

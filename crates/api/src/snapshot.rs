@@ -13,9 +13,6 @@ use crate::service::{DataReply, Service, check_plain};
 use crate::size;
 use crate::volume::{DELETE, PlanReply, UsageReply};
 
-/// Prefix of the snapshots that `backup create` takes and manages; users do not rely on them.
-pub const BACKUP_SNAPSHOT: &str = "onefold-backup-";
-
 /// The verb for refusals while a volume to be rolled back is attached.
 const ROLL_BACK: &str = "roll back";
 
@@ -28,6 +25,12 @@ pub struct SnapshotName {
 }
 
 impl SnapshotName {
+    /// The part of the name before the `@`.
+    #[must_use]
+    pub fn volume(&self) -> &str {
+        &self.volume
+    }
+
     /// The part of the name after the `@`.
     #[must_use]
     pub fn snapshot(&self) -> &str {

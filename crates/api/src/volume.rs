@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use clap::Args;
+use onefold_backup::BACKUP_SNAPSHOT;
 use onefold_store::{InlineStat, SettingsChange, Usage, split_name};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,6 @@ use crate::options::NewVolumeOptions;
 use crate::request::{Report, Request};
 use crate::service::{DataReply, LocalityReply, Service, check_name, volume_size};
 use crate::size;
-use crate::snapshot::BACKUP_SNAPSHOT;
 
 /// Creates an empty volume.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]

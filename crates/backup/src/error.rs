@@ -70,6 +70,9 @@ pub enum BackupError {
     /// The receiver of a restore stopped it.
     #[error("{0}")]
     Receiver(String),
+    /// The host of the disks failed.
+    #[error(transparent)]
+    Host(Box<dyn std::error::Error + Send + Sync>),
     /// The repository, or this host's memory of it, does not allow the request.
     #[error("{message}")]
     Refused {
@@ -106,6 +109,11 @@ impl BackupError {
     pub fn refused(kind: RepositoryErrorKind, message: impl Into<String>) -> Self {
         let message = message.into();
         Self::Refused { kind, message }
+    }
+
+    /// The error of the host of the disks.
+    pub fn of_host(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Host(Box::new(error))
     }
 
     /// The error for a request that makes no sense.

@@ -1,7 +1,7 @@
 //! Backs up disks into a repository, and restores them.
 //!
 //! May use: the repository, retention rules, disk images, fingerprints, and the sorter. Must not: know pools; a caller that does
-//! passes a [`Disk`].
+//! passes a [`Disk`], or a [`SnapshotHost`].
 //!
 //! All sources of one command are backed up together, in the stages of [Zhang14 §4.2]:
 //!
@@ -15,7 +15,9 @@
 //! `cache.rs` keeps the pack tables that this host has read, in files of `cached_tables.rs`, so that backups read few
 //! of them again.
 //!
-//! `parent.rs` checks that a backup can be the parent of the next one.
+//! `create_all.rs` prepares these stages for the disks of a command: it finds their sources (`identify.rs`) and the base
+//! snapshots of their last backups (`base.rs`), through the pool that the caller passes (`host.rs`). `parent.rs` checks
+//! that a backup can be the parent of the next one.
 //!
 //! `prune.rs` removes blocks that no backup of a source needs any more, and `popular.rs` removes popular blocks that
 //! no backup of any source needs. `share.rs` makes popular the contents that several sources have stored, each for
@@ -37,6 +39,7 @@
 //! Memory is bounded (B7): larger sets are sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only
 //! the state per pack grows with the disks, by some 100 bytes for each 64 MiB.
 
+mod base;
 mod blocks;
 mod by_pack;
 mod cache;
@@ -46,6 +49,7 @@ mod clock;
 mod compare;
 mod contents;
 mod create;
+mod create_all;
 mod detect;
 mod disk;
 mod error;
@@ -53,6 +57,8 @@ mod finding;
 pub mod folders;
 mod follow;
 mod forget;
+mod host;
+mod identify;
 mod lost;
 mod memory;
 mod moves;
@@ -79,15 +85,19 @@ mod supervision;
 mod temporary;
 mod verify;
 
+pub use base::BACKUP_SNAPSHOT;
 pub use blocks::BlockReader;
 pub use by_pack::{ReadCounts, ReceiveAnywhere};
 pub use cache::TableCache;
 pub use clock::{DatedBackup, StepBack, last_step_back};
 pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
+pub use create_all::{CreateAll, CreatedAll, MadeBackup, WantedDisk};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
 pub use finding::{find_backup, find_source};
 pub use forget::{ForgetPlan, PlannedBackup};
+pub use host::{DiskHost, HostSnapshot, HostVolume, SnapshotDisk, SnapshotHost};
+pub use identify::SourceChoice;
 pub use lost::LostBlocks;
 pub use opening::{Found, Opened, OpeningOptions, remember_new};
 pub use parent::check_parent;

@@ -124,3 +124,65 @@ impl Supervision {
         })
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// A caller that keeps the warnings.
+    pub(crate) struct Heard {
+        pub(crate) supervision: Supervision,
+        observer: Arc<Ears>,
+    }
+
+    #[derive(Default)]
+    struct Ears {
+        warnings: Mutex<Vec<String>>,
+    }
+
+    pub(crate) fn heard() -> Heard {
+        let observer = Arc::new(Ears::default());
+        Heard {
+            supervision: Supervision::new(observer.clone(), Arc::default()),
+            observer,
+        }
+    }
+
+    impl Heard {
+        pub(crate) fn warnings(&self) -> Vec<String> {
+            self.observer.warnings.lock().unwrap().clone()
+        }
+    }
+
+    impl Observer for Ears {
+        fn note(&self, _message: &dyn fmt::Display) {}
+
+        fn warn(&self, message: &dyn fmt::Display) {
+            self.warnings.lock().unwrap().push(message.to_string());
+        }
+
+        fn begin(&self, _label: &str, _unit: ProgressUnit) -> ShowProgress {
+            Box::new(|_, _| ())
+        }
+    }
+
+    #[test]
+    fn an_interruption_ends_a_stage_with_the_state() {
+        let heard = heard();
+        let stage = Stage {
+            label: "working",
+            unit: ProgressUnit::Steps,
+            if_interrupted: "nothing was changed",
+        };
+        let work = |report: Report<'_>| report(1, 2);
+        assert!(heard.supervision.stage(stage, work).is_ok());
+        heard
+            .supervision
+            .interrupted()
+            .store(true, Ordering::Relaxed);
+        let error = heard.supervision.stage(stage, work).unwrap_err();
+        assert_eq!(error.to_string(), "interrupted; nothing was changed");
+    }
+}

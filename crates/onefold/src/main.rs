@@ -8,6 +8,7 @@
 //! May use every crate of the product. Must not decide what a request does: `onefold-api` does.
 
 mod arguments;
+mod backup_source;
 mod commands;
 mod context;
 mod control;

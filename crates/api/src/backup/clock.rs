@@ -5,8 +5,7 @@ use onefold_backup::StepBack;
 use crate::utc;
 
 /// A sentence about a backup with an earlier time than the one before it.
-#[must_use]
-pub fn warning(step: &StepBack) -> String {
+pub(crate) fn warning(step: &StepBack) -> String {
     let StepBack {
         source,
         backup,

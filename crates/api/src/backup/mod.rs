@@ -11,6 +11,8 @@
 //! | the others | one verb each, or verbs that belong together |
 
 mod clock;
+mod create;
+mod disk;
 mod finding;
 mod forget;
 mod list;
@@ -27,7 +29,11 @@ mod service;
 mod share;
 mod show;
 
-pub use clock::warning as step_back;
+pub use create::{
+    BackupCreate, BackupCreateReply, BaseFate, ChangedByReply, CreatedBackup, ImageFormat,
+    NamePattern,
+};
+pub use disk::DiskSpec;
 pub use finding::{AffectedRun, FindingReply, NeededByReply};
 pub use forget::{BackupForget, BackupForgetReply, ForgottenBackup, RetentionRules};
 pub use list::{BackupList, BackupListReply, ListedBackup};

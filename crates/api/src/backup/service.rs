@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use onefold_backup::{Opened, Supervision};
+use onefold_backup::{DiskHost, Opened, Supervision};
 use onefold_repository::Repository;
 
 use super::request::RepositoryRequest;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How completely a request was carried out, apart from its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,7 @@ pub struct Answer<T> {
 /// An open repository, and the caller that observes the work.
 pub struct RepositoryService<'a> {
     opened: &'a Opened,
+    disks: Option<&'a dyn DiskHost>,
     outcome: Outcome,
 }
 
@@ -41,7 +42,17 @@ impl<'a> RepositoryService<'a> {
     pub fn new(opened: &'a Opened) -> Self {
         Self {
             opened,
+            disks: None,
             outcome: Outcome::Complete,
+        }
+    }
+
+    /// The same service with a host that opens disks to back up.
+    #[must_use]
+    pub fn with_disks(self, disks: &'a dyn DiskHost) -> Self {
+        Self {
+            disks: Some(disks),
+            ..self
         }
     }
 
@@ -54,6 +65,12 @@ impl<'a> RepositoryService<'a> {
         let reply = request.run(&mut self)?;
         let outcome = self.outcome;
         Ok(Answer { reply, outcome })
+    }
+
+    /// The host that opens disks to back up.
+    pub(crate) fn disks(&self) -> Result<&'a dyn DiskHost> {
+        let disks = self.disks;
+        disks.ok_or_else(|| Error::failed("no disk can be opened here"))
     }
 
     /// The repository with this host's memory of it.

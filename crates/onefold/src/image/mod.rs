@@ -7,14 +7,7 @@
 pub(crate) mod reader;
 pub(crate) mod writer;
 
-/// The layout of a disk's bytes in an image file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ImageFormat {
-    /// The disk's bytes, unchanged.
-    Raw,
-    /// QEMU's format, versions 2 and 3.
-    Qcow2,
-}
+pub(crate) use onefold_api::backup::ImageFormat;
 
 /// Converts an image's error into one for the user.
 fn failed(error: onefold_image::ImageError) -> onefold_api::Error {

@@ -1,14 +1,10 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by the command's own process.
 
-pub(crate) mod base;
 mod create;
 mod diff;
-mod disk;
-mod identity;
 mod init;
 mod into;
 mod key;
-mod link;
 mod losses;
 mod mount;
 mod opening;
@@ -17,19 +13,18 @@ mod restore;
 mod secret;
 mod stat;
 mod verify;
-mod wanted;
 
 use super::pool_check::FOUND_DAMAGE;
 use crate::context::Context;
 use crate::output::Render;
 use crate::progress::Progress;
 use clap::Subcommand;
+use onefold_api::Result;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupForget, BackupList, BackupName, BackupProtect, BackupPrune,
-    BackupRemove, BackupRepair, BackupShare, BackupShow, BackupUnprotect, LEVEL_DEFAULT,
+    ASIDE_BYTES, Answer, BackupCreate, BackupForget, BackupList, BackupName, BackupProtect,
+    BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow, BackupUnprotect,
     MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
 };
-use onefold_api::Result;
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
 use std::process::ExitCode;
@@ -63,7 +58,7 @@ pub(super) enum BackupVerb {
     ///
     /// Each backup is complete in itself. Data that the repository already has for a source is not stored
     /// again.
-    Create(create::Args),
+    Create(At<BackupCreate>),
     /// List the sources of a repository, or the backups of one.
     #[command(visible_alias = super::LIST)]
     List(At<BackupList>),
@@ -106,7 +101,7 @@ impl BackupVerb {
     pub(super) fn run(self, context: &Context) -> Result<ExitCode> {
         match self {
             Self::Init(args) => init::run(context, &args),
-            Self::Create(args) => create::run(context, &args),
+            Self::Create(at) => create::run(context, &at),
             Self::List(at) => at.call(context),
             Self::Show(at) => at.call(context),
             Self::Diff(args) => diff::run(context, &args),

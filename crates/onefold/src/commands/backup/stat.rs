@@ -1,9 +1,9 @@
 //! `onefold backup stat`
 
-use super::identity::OriginReply;
 use super::{RepositoryArgs, name_damaged};
 use crate::context::Context;
 use crate::output::Render;
+use onefold_api::backup::OriginReply;
 use onefold_api::{Error, Result, size};
 use onefold_backup::{Relatives, plan_share, relatives};
 use onefold_format::backup::SourceId;

@@ -1,5 +1,6 @@
 //! Renders replies of `onefold backup`.
 
+mod create;
 mod finding;
 mod forget;
 mod list;

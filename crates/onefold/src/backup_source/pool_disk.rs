@@ -8,7 +8,8 @@ use onefold_api::{
     DiffContent, DiffPage, Error, ErrorKind, NextPage, Result, SnapshotDiff, SnapshotList,
     SnapshotReply,
 };
-use onefold_backup::{BackupError, Change, Disk};
+use onefold_backup::{BackupError, Change, Disk, HostSnapshot, SnapshotDisk};
+use onefold_format::VolumeId;
 use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
 use rustix::io::Errno;
@@ -43,38 +44,24 @@ enum Data {
     Daemon {
         /// `None` from the loss of the daemon until it serves the snapshot again.
         client: Option<Client>,
-        snapshot: Box<SnapshotReply>,
+        snapshot: Box<HostSnapshot>,
     },
 }
 
 impl<'a> PoolDisk<'a> {
-    pub(super) fn open(pool: &PoolPlace, link: Link<'a>, snapshot: &SnapshotReply) -> Result<Self> {
+    pub(super) fn open(pool: &PoolPlace, link: Link<'a>, snapshot: &HostSnapshot) -> Result<Self> {
         Ok(Self {
             link,
-            name: snapshot.stat.name.clone(),
+            name: snapshot.full_name.clone(),
             since: None,
             data: Data::open(link.session, snapshot)?,
             request_bytes_max: match (link.session, pool) {
                 (Session::Remote(_), PoolPlace::Directory(_)) => REQUEST_BYTES_MAX,
                 _ => LONG_REQUEST_BYTES_MAX,
             },
-            size_bytes: snapshot.stat.size_bytes,
+            size_bytes: snapshot.size_bytes,
             page: None,
         })
-    }
-
-    /// Limits the disk to the changes since a snapshot.
-    ///
-    /// # Errors
-    ///
-    /// If the pool cannot determine the changes; then all data still counts.
-    pub(super) fn compare_with(&mut self, since: String) -> Result<()> {
-        self.since = Some(since);
-        let turned = self.turn_to(None);
-        if turned.is_err() {
-            self.since = None;
-        }
-        turned
     }
 
     fn turn_to(&mut self, page: Option<NextPage>) -> Result<()> {
@@ -90,8 +77,8 @@ impl<'a> PoolDisk<'a> {
 }
 
 impl Data {
-    fn open(session: &Session, snapshot: &SnapshotReply) -> Result<Self> {
-        let name = &snapshot.stat.name;
+    fn open(session: &Session, snapshot: &HostSnapshot) -> Result<Self> {
+        let name = &snapshot.full_name;
         if let Session::Direct { service, .. } = session {
             return Ok(Self::Store(service.store.volume(name)?));
         }
@@ -114,7 +101,7 @@ impl Data {
             let attached = client.insert(attached);
             let read = attached.read(bytes, at);
             read.map_err(|error| {
-                let what = format!("cannot read '{}' from the daemon", snapshot.stat.name);
+                let what = format!("cannot read '{}' from the daemon", snapshot.full_name);
                 if is_gone(&error) {
                     *client = None;
                     Error::new(ErrorKind::Lost, format!("{what}: {error}"))
@@ -126,9 +113,9 @@ impl Data {
     }
 }
 
-fn attach(snapshot: &SnapshotReply) -> Result<Client> {
-    let name = &snapshot.stat.name;
-    let uri = snapshot.nbd_uri.as_deref().ok_or_else(|| {
+fn attach(snapshot: &HostSnapshot) -> Result<Client> {
+    let name = &snapshot.full_name;
+    let uri = snapshot.address.as_deref().ok_or_else(|| {
         Error::failed(format!(
             "the daemon does not serve the snapshot '{name}' over NBD"
         ))
@@ -141,19 +128,25 @@ fn attach(snapshot: &SnapshotReply) -> Result<Client> {
 
 /// Attaches again after the daemon was lost. The snapshot must be the same one, because the daemon may now
 /// serve another pool.
-fn attach_again(session: &Session, snapshot: &SnapshotReply) -> Result<Client> {
+fn attach_again(session: &Session, snapshot: &HostSnapshot) -> Result<Client> {
     let list = SnapshotList { volume: None };
     let list = session.call(&list, &mut |_, _| {})?.snapshots;
     let is_same = |other: &&SnapshotReply| {
-        let moment = other.stat.created_unix_seconds == snapshot.stat.created_unix_seconds;
-        other.stat.number == snapshot.stat.number && other.stat.name == snapshot.stat.name && moment
+        let moment = other.stat.created_unix_seconds == snapshot.created_unix_seconds;
+        VolumeId(other.stat.number) == snapshot.snapshot
+            && other.stat.name == snapshot.full_name
+            && moment
     };
     let found = list.iter().find(is_same).ok_or_else(|| {
-        let message = format!("the snapshot '{}' is gone", snapshot.stat.name);
+        let message = format!("the snapshot '{}' is gone", snapshot.full_name);
         Error::new(ErrorKind::NotFound, message)
     })?;
     // The daemon may not be listening yet.
-    attach(found).map_err(|error| Error::new(ErrorKind::Lost, error.message))
+    let served = HostSnapshot {
+        address: found.nbd_uri.clone(),
+        ..snapshot.clone()
+    };
+    attach(&served).map_err(|error| Error::new(ErrorKind::Lost, error.message))
 }
 
 /// Whether the daemon has gone away or is about to.
@@ -203,6 +196,17 @@ impl Disk for PoolDisk<'_> {
         let mut pieces = pieces.zip((at..).step_by(self.request_bytes_max));
         let link = self.link;
         pieces.try_for_each(|(piece, at)| self.data.read(link, at, piece).map_err(source))
+    }
+}
+
+impl SnapshotDisk for PoolDisk<'_> {
+    fn compare_with(&mut self, since: &HostSnapshot) -> onefold_backup::Result<()> {
+        self.since = Some(since.full_name.clone());
+        let turned = self.turn_to(None);
+        if turned.is_err() {
+            self.since = None;
+        }
+        turned.map_err(BackupError::of_host)
     }
 }
 
