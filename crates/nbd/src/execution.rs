@@ -14,7 +14,7 @@ use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
 use crate::wire::{Errno, ReplyHeader};
 use crate::workers::{Lane, Task, WorkerPool, submit_with_threads};
-use onefold_store::{Blocking, FoundBytes};
+use onefold_store::{Blocking, FoundBytes, split_name};
 use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,7 +62,7 @@ impl ConnectionState {
     /// The lane of the connection's tasks. A snapshot has its volume's lane, because it is on the
     /// same disk.
     pub(crate) fn lane(&self) -> Lane {
-        let volume = self.name.split('@').next();
+        let (volume, _) = split_name(&self.name);
         let mut hasher = DefaultHasher::new();
         volume.hash(&mut hasher);
         Lane {

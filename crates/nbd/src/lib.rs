@@ -28,6 +28,7 @@
 //! | `send_queue` | turns of the threads that send on a socket |
 //! | [`client`] | the client side, for loads and tests |
 //! | `buffer`, `workers` | shared by connections: memory and threads that may block |
+//! | `copy_export` | the names of exports for backups |
 //! | `parking` | where requests wait for space, without a thread |
 //! | `log_limit` | a limit on log lines that clients can cause |
 //! | `limits` | every bound, with its reason |
@@ -36,6 +37,7 @@ mod block_status;
 mod buffer;
 pub mod client;
 mod connection;
+mod copy_export;
 mod ending;
 mod execution;
 mod export;
@@ -59,6 +61,7 @@ mod volume;
 pub mod wire;
 mod workers;
 
+pub use copy_export::{CopyExport, NoCopyExport};
 pub use export::{
     AttachError, Attached, Change, ChangedExtent, Changes, Export, ExportError, ExportSummary,
     Exports, Extent, Failure, Peer, ZeroOptions,

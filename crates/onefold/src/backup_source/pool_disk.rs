@@ -1,7 +1,6 @@
 //! Reads disks of a pool for a backup: snapshots, through the store or through the daemon.
 
 use super::link::Link;
-use crate::daemon::exports::copy_of;
 use crate::pool::place::PoolPlace;
 use crate::session::Session;
 use onefold_api::{
@@ -10,6 +9,7 @@ use onefold_api::{
 };
 use onefold_backup::{BackupError, Change, Disk, HostSnapshot, SnapshotDisk};
 use onefold_format::VolumeId;
+use onefold_nbd::CopyExport;
 use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
 use rustix::io::Errno;
@@ -121,8 +121,10 @@ fn attach(snapshot: &HostSnapshot) -> Result<Client> {
         ))
     })?;
     let address: Address = uri.parse().map_err(Error::failed)?;
+    let copy =
+        CopyExport::of(name).ok_or_else(|| Error::failed(format!("'{name}' is not a snapshot")))?;
     // Through the export for copies, so that guests go first.
-    let client = Client::connect(&address.with_export(&copy_of(name)));
+    let client = Client::connect(&address.with_export(&copy.to_string()));
     client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))
 }
 

@@ -8,9 +8,9 @@ use onefold_api::{Clients, ExportStatistics, Hold, NbdStatistics, OpDurations, O
 use onefold_api::{Error, Result};
 use onefold_jobs::SnapshotReads;
 use onefold_nbd::{
-    AttachError, Attached, Blocking, Changes, Client, DURATION_BUCKETS, Export, ExportError,
-    ExportSummary, Exports, Extent, Histogram, ListenAddress, ListenError, ListenOptions, Listener,
-    Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
+    AttachError, Attached, Blocking, Changes, Client, CopyExport, DURATION_BUCKETS, Export,
+    ExportError, ExportSummary, Exports, Extent, Histogram, ListenAddress, ListenError,
+    ListenOptions, Listener, Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
 };
 use onefold_store::{Store, StoreErrorKind, Volume, full_name, split_name};
 use std::collections::HashMap;
@@ -153,7 +153,10 @@ fn group_id(group: &str) -> Result<u32> {
 
 impl Clients for NbdService {
     fn clients(&self, volume: &str) -> Vec<String> {
-        let here = |client: &Client| exported(&client.export) == volume;
+        let here = |client: &Client| {
+            let copied = client.export.parse::<CopyExport>();
+            client.export == volume || copied.is_ok_and(|copy| copy.snapshot() == volume)
+        };
         let clients = self.server.clients().into_iter().filter(here);
         clients.map(|client| client.peer.to_string()).collect()
     }
@@ -163,7 +166,8 @@ impl Clients for NbdService {
     }
 
     fn disconnect(&self, volume: &str) -> Result<()> {
-        for export in [volume, &copy_of(volume)] {
+        let copy = CopyExport::of(volume).map(|copy| copy.to_string());
+        for export in [Some(volume), copy.as_deref()].into_iter().flatten() {
             self.server
                 .disconnect(export, DISCONNECT_TIME_MAX)
                 .map_err(|remaining| {
@@ -185,7 +189,7 @@ impl Clients for NbdService {
         let mut exports = Vec::new();
         for (name, export) in statistics.exports {
             // Names of deleted volumes must not fill memory or the metrics.
-            if !self.exports.store.volumes().has(exported(&name)) && export.clients == 0 {
+            if !self.exports.store.volumes().has(&exported(&name)) && export.clients == 0 {
                 self.server.forget_statistics(&name);
                 continue;
             }
@@ -259,7 +263,7 @@ impl Exports for VolumeExports {
     }
 
     fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
-        self.volume(exported(name))
+        self.volume(&exported(name))
             .map(|volume| ExportSummary::of(volume.as_ref()))
     }
 
@@ -302,7 +306,8 @@ impl Exports for VolumeExports {
         since: &[String],
         _peer: &Peer,
     ) -> std::result::Result<Attached, AttachError> {
-        let (export, name) = (name, exported(name));
+        let copy = name.parse::<CopyExport>().ok();
+        let name = copy.as_ref().map_or(name, CopyExport::snapshot);
         if lock(&self.held).contains_key(name) {
             return Err(AttachError::Refused(format!(
                 "volume '{name}' is being changed"
@@ -318,32 +323,21 @@ impl Exports for VolumeExports {
         });
         Ok(Attached {
             changes: changes.collect::<std::result::Result<_, _>>()?,
-            export: if export == name {
-                volume
-            } else {
-                Arc::new(CopiedSnapshot {
+            export: match copy {
+                None => volume,
+                Some(_) => Arc::new(CopiedSnapshot {
                     snapshot: volume,
                     reads: Arc::clone(&self.snapshot_reads),
-                })
+                }),
             },
         })
     }
 }
 
-/// Prefix of exports through which backups read snapshots. No volume name contains a colon.
-const COPY_OF: &str = "copy:";
-
-/// The export name through which a backup reads a snapshot.
-pub(crate) fn copy_of(snapshot: &str) -> String {
-    format!("{COPY_OF}{snapshot}")
-}
-
 /// The volume or snapshot that an export name refers to.
-fn exported(export: &str) -> &str {
-    match export.strip_prefix(COPY_OF) {
-        Some(name) if split_name(name).1.is_some() => name,
-        _ => export,
-    }
+fn exported(export: &str) -> String {
+    let copy = export.parse::<CopyExport>();
+    copy.map_or_else(|_| export.to_owned(), |copy| copy.snapshot().to_owned())
 }
 
 /// A snapshot as a backup reads it: requests of guests take priority.
