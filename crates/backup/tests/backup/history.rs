@@ -72,7 +72,7 @@ pub(crate) fn three_disks() -> [MemoryDisk; 3] {
     [1, 301, 601].map(|first| MemoryDisk::new(first..first + 300))
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();

@@ -8,6 +8,7 @@ mod cache;
 mod containment;
 mod damage;
 mod history;
+mod planning;
 mod popular;
 mod pruning;
 mod repairing;
