@@ -6,6 +6,7 @@
 mod absence;
 mod cache;
 mod containment;
+mod creating;
 mod damage;
 mod history;
 mod planning;

@@ -30,7 +30,7 @@ impl Observer for Silent {
 
 impl Rig {
     /// Opens the repository as this host, which remembers how far its sources had come.
-    fn opened(&self) -> Opened {
+    pub(crate) fn opened(&self) -> Opened {
         let found = Found::find(OpeningOptions {
             root: self.folder.path().join("r"),
             state: Some(self.host.path().join("state")),
@@ -130,7 +130,10 @@ fn nothing_is_planned_for_a_source_that_went_back() {
     let opened = rig.opened();
     assert!(opened.has_gone_back());
     let number = Some(BackupNumber(1));
-    assert!(find_backup(&opened, "disk", number).is_ok(), "it is as it was");
+    assert!(
+        find_backup(&opened, "disk", number).is_ok(),
+        "it is as it was"
+    );
     let job = RepairAll {
         opened: &opened,
         level: 1,
@@ -147,7 +150,11 @@ fn nothing_is_planned_for_a_source_that_went_back() {
     ];
     for (n, refused) in refused.into_iter().enumerate() {
         let refused = refused.unwrap_or_else(|| panic!("plan {n} was made"));
-        assert_eq!(refused.kind(), RepositoryErrorKind::Damaged, "{n}: {refused}");
+        assert_eq!(
+            refused.kind(),
+            RepositoryErrorKind::Damaged,
+            "{n}: {refused}"
+        );
     }
 }
 
@@ -200,5 +207,12 @@ fn a_repair_changes_nothing_until_it_is_carried_out() {
         assert_eq!(*repaired, first.sick[0].1, "the plan is what is done");
         assert!(repaired.lost > 0 && !found.findings.is_empty());
     }
-    assert_eq!(repaired(true).sick.iter().map(|(_, done)| done.lost).sum::<u64>(), 0);
+    assert_eq!(
+        repaired(true)
+            .sick
+            .iter()
+            .map(|(_, done)| done.lost)
+            .sum::<u64>(),
+        0
+    );
 }
