@@ -12,6 +12,7 @@
 
 mod clock;
 mod create;
+mod diff;
 mod disk;
 mod finding;
 mod forget;
@@ -33,6 +34,7 @@ pub use create::{
     BackupCreate, BackupCreateReply, BaseFate, ChangedByReply, CreatedBackup, ImageFormat,
     NamePattern,
 };
+pub use diff::{BackupDiff, BackupDiffReply};
 pub use disk::DiskSpec;
 pub use finding::{AffectedRun, FindingReply, NeededByReply};
 pub use forget::{BackupForget, BackupForgetReply, ForgottenBackup, RetentionRules};

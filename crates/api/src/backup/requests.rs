@@ -1,7 +1,7 @@
 //! The list of all verbs of `onefold backup`.
 
 use super::request::RepositoryVerb;
-use super::{create, forget, list, protect, prune, remove, repair, share, show};
+use super::{create, diff, forget, list, protect, prune, remove, repair, share, show};
 
 /// A visitor that is called once for each verb.
 pub trait RepositoryVisitor {
@@ -12,6 +12,7 @@ pub trait RepositoryVisitor {
 /// Passes every verb to a visitor. The OpenAPI document lists their schemas.
 pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<create::BackupCreate>();
+    visitor.verb::<diff::BackupDiff>();
     visitor.verb::<list::BackupList>();
     visitor.verb::<forget::BackupForget>();
     visitor.verb::<protect::BackupProtect>();

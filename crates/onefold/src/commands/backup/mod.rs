@@ -1,7 +1,6 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by the command's own process.
 
 mod create;
-mod diff;
 mod init;
 mod into;
 mod key;
@@ -21,9 +20,10 @@ use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::Result;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupCreate, BackupForget, BackupList, BackupName, BackupProtect,
-    BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow, BackupUnprotect,
-    MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
+    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName,
+    BackupProtect, BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow,
+    BackupUnprotect, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService,
+    parse_memory, threads,
 };
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
@@ -65,7 +65,7 @@ pub(super) enum BackupVerb {
     /// Show a backup's details.
     Show(At<BackupShow>),
     /// List what changed between two backups of a source.
-    Diff(diff::Args),
+    Diff(At<BackupDiff>),
     /// Serve backups as read-only NBD exports, directly from the repository, until interrupted.
     Mount(mount::Args),
     /// Restore a backup to a new or existing volume, a file, a block device or standard output.
@@ -104,7 +104,7 @@ impl BackupVerb {
             Self::Create(at) => create::run(context, &at),
             Self::List(at) => at.call(context),
             Self::Show(at) => at.call(context),
-            Self::Diff(args) => diff::run(context, &args),
+            Self::Diff(at) => at.call(context),
             Self::Mount(args) => mount::run(context, &args),
             Self::Restore(args) => restore::run(context, args),
             Self::Verify(args) => verify::run(context, &args),

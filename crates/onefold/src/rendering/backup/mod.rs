@@ -1,6 +1,7 @@
 //! Renders replies of `onefold backup`.
 
 mod create;
+mod diff;
 mod finding;
 mod forget;
 mod list;
