@@ -29,6 +29,7 @@ mod requests;
 mod service;
 mod share;
 mod show;
+mod verify;
 
 pub use create::{
     BackupCreate, BackupCreateReply, BaseFate, ChangedByReply, CreatedBackup, ImageFormat,
@@ -53,3 +54,4 @@ pub use requests::{RepositoryVisitor, visit_repository_verbs};
 pub use service::{Answer, Outcome, RepositoryService};
 pub use share::{BackupShare, BackupShareReply, SharedDomain};
 pub use show::{BackupShow, BackupShowReply};
+pub use verify::{BackupVerify, BackupVerifyReply};

@@ -11,7 +11,6 @@ mod rename;
 mod restore;
 mod secret;
 mod stat;
-mod verify;
 
 use super::pool_check::FOUND_DAMAGE;
 use crate::context::Context;
@@ -22,8 +21,8 @@ use onefold_api::Result;
 use onefold_api::backup::{
     ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName,
     BackupProtect, BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow,
-    BackupUnprotect, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService,
-    parse_memory, threads,
+    BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest,
+    RepositoryService, parse_memory, threads,
 };
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
@@ -71,7 +70,7 @@ pub(super) enum BackupVerb {
     /// Restore a backup to a new or existing volume, a file, a block device or standard output.
     Restore(restore::Args),
     /// Prove that everything that backups need exists; exit code 3 if it does not.
-    Verify(verify::Args),
+    Verify(At<BackupVerify>),
     /// Forget backups: those named, or all that no rule keeps. `prune` then frees their space.
     Forget(At<BackupForget>),
     /// Rename a source.
@@ -107,7 +106,7 @@ impl BackupVerb {
             Self::Diff(at) => at.call(context),
             Self::Mount(args) => mount::run(context, &args),
             Self::Restore(args) => restore::run(context, args),
-            Self::Verify(args) => verify::run(context, &args),
+            Self::Verify(at) => at.call(context),
             Self::Forget(at) => at.call_planned(context),
             Self::Rename(args) => rename::run(context, &args),
             Self::Protect(at) => at.call(context),

@@ -10,5 +10,6 @@ mod remove;
 mod repair;
 mod share;
 mod show;
+mod verify;
 
 pub(crate) use finding::InWords;
