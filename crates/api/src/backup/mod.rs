@@ -29,6 +29,7 @@ mod requests;
 mod service;
 mod share;
 mod show;
+mod stat;
 mod verify;
 
 pub use create::{
@@ -54,4 +55,5 @@ pub use requests::{RepositoryVisitor, visit_repository_verbs};
 pub use service::{Answer, Outcome, RepositoryService};
 pub use share::{BackupShare, BackupShareReply, SharedDomain};
 pub use show::{BackupShow, BackupShowReply};
+pub use stat::{BackupStat, BackupStatPacks, BackupStatPopular, BackupStatReply, BackupStatSource};
 pub use verify::{BackupVerify, BackupVerifyReply};

@@ -1,7 +1,9 @@
 //! The list of all verbs of `onefold backup`.
 
 use super::request::RepositoryVerb;
-use super::{create, diff, forget, list, protect, prune, remove, repair, share, show, verify};
+use super::{
+    create, diff, forget, list, protect, prune, remove, repair, share, show, stat, verify,
+};
 
 /// A visitor that is called once for each verb.
 pub trait RepositoryVisitor {
@@ -22,5 +24,6 @@ pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<repair::BackupRepair>();
     visitor.verb::<remove::BackupRemove>();
     visitor.verb::<show::BackupShow>();
+    visitor.verb::<stat::BackupStat>();
     visitor.verb::<verify::BackupVerify>();
 }

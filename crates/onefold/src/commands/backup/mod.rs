@@ -10,7 +10,6 @@ mod opening;
 mod rename;
 mod restore;
 mod secret;
-mod stat;
 
 use super::pool_check::FOUND_DAMAGE;
 use crate::context::Context;
@@ -19,9 +18,7 @@ use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::Result;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName,
-    BackupProtect, BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow,
-    BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest,
+    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow, BackupStat, BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest,
     RepositoryService, parse_memory, threads,
 };
 use onefold_backup::{BackupError, Opened, find_source};
@@ -90,7 +87,7 @@ pub(super) enum BackupVerb {
     /// copy, and remove leftovers of killed commands. Exit code 3 if damage remains.
     Repair(At<BackupRepair>),
     /// Show the content of a repository by source, and the savings by sharing.
-    Stat(stat::Args),
+    Stat(At<BackupStat>),
     /// Add, list, export and remove the keys of an encrypted repository.
     #[command(subcommand)]
     Key(key::KeyVerb),
@@ -115,7 +112,7 @@ impl BackupVerb {
             Self::Share(at) => at.call_planned(context),
             Self::Remove(at) => at.call_planned(context),
             Self::Repair(at) => at.call_planned(context),
-            Self::Stat(args) => stat::run(context, &args),
+            Self::Stat(at) => at.call(context),
             Self::Key(verb) => key::run(context, verb),
         }
     }

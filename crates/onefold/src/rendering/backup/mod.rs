@@ -10,6 +10,7 @@ mod remove;
 mod repair;
 mod share;
 mod show;
+mod stat;
 mod verify;
 
 pub(crate) use finding::InWords;
