@@ -2,7 +2,7 @@
 
 use super::request::RepositoryVerb;
 use super::{
-    create, diff, forget, list, protect, prune, remove, repair, share, show, stat, verify,
+    create, diff, forget, list, protect, prune, remove, rename, repair, share, show, stat, verify,
 };
 
 /// A visitor that is called once for each verb.
@@ -23,6 +23,7 @@ pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<share::BackupShare>();
     visitor.verb::<repair::BackupRepair>();
     visitor.verb::<remove::BackupRemove>();
+    visitor.verb::<rename::BackupRename>();
     visitor.verb::<show::BackupShow>();
     visitor.verb::<stat::BackupStat>();
     visitor.verb::<verify::BackupVerify>();

@@ -7,7 +7,6 @@ mod key;
 mod losses;
 mod mount;
 mod opening;
-mod rename;
 mod restore;
 mod secret;
 
@@ -18,8 +17,7 @@ use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::Result;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRepair, BackupShare, BackupShow, BackupStat, BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest,
-    RepositoryService, parse_memory, threads,
+    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRename, BackupRepair, BackupShare, BackupShow, BackupStat, BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
 };
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
@@ -71,7 +69,7 @@ pub(super) enum BackupVerb {
     /// Forget backups: those named, or all that no rule keeps. `prune` then frees their space.
     Forget(At<BackupForget>),
     /// Rename a source.
-    Rename(rename::Args),
+    Rename(At<BackupRename>),
     /// Protect backups from being forgotten.
     Protect(At<BackupProtect>),
     /// Remove the protection of backups.
@@ -105,7 +103,7 @@ impl BackupVerb {
             Self::Restore(args) => restore::run(context, args),
             Self::Verify(at) => at.call(context),
             Self::Forget(at) => at.call_planned(context),
-            Self::Rename(args) => rename::run(context, &args),
+            Self::Rename(at) => at.call(context),
             Self::Protect(at) => at.call(context),
             Self::Unprotect(at) => at.call(context),
             Self::Prune(at) => at.call_planned(context),

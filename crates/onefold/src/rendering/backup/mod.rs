@@ -7,6 +7,7 @@ mod forget;
 mod list;
 mod prune;
 mod remove;
+mod rename;
 mod repair;
 mod share;
 mod show;
