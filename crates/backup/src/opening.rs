@@ -62,7 +62,7 @@ struct WentBack {
 }
 
 /// Remembers a new repository in the given folder, or in the usual one.
-pub fn remember_new(
+pub(crate) fn remember_new(
     root: &Path,
     state: Option<&Path>,
     repository: &Repository,

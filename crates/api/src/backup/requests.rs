@@ -2,7 +2,8 @@
 
 use super::request::RepositoryVerb;
 use super::{
-    create, diff, forget, list, protect, prune, remove, rename, repair, share, show, stat, verify,
+    create, diff, forget, init, list, protect, prune, remove, rename, repair, share, show, stat,
+    verify,
 };
 
 /// A visitor that is called once for each verb.
@@ -15,6 +16,7 @@ pub trait RepositoryVisitor {
 pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<create::BackupCreate>();
     visitor.verb::<diff::BackupDiff>();
+    visitor.verb::<init::BackupInit>();
     visitor.verb::<list::BackupList>();
     visitor.verb::<forget::BackupForget>();
     visitor.verb::<protect::BackupProtect>();

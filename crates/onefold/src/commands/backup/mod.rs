@@ -1,7 +1,6 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by the command's own process.
 
 mod create;
-mod init;
 mod into;
 mod key;
 mod losses;
@@ -17,7 +16,10 @@ use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::Result;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupList, BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRename, BackupRepair, BackupShare, BackupShow, BackupStat, BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
+    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupInit, BackupList,
+    BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRename, BackupRepair, BackupShare,
+    BackupShow, BackupStat, BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned,
+    RepositoryRequest, RepositoryService, parse_memory, threads,
 };
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
@@ -47,7 +49,7 @@ fn reporting<'a>(
 #[derive(Debug, Subcommand)]
 pub(super) enum BackupVerb {
     /// Create a repository in a new or empty folder.
-    Init(init::Args),
+    Init(At<BackupInit>),
     /// Back up disks: volumes, snapshots, and disk images.
     ///
     /// Each backup is complete in itself. Data that the repository already has for a source is not stored
@@ -94,7 +96,7 @@ pub(super) enum BackupVerb {
 impl BackupVerb {
     pub(super) fn run(self, context: &Context) -> Result<ExitCode> {
         match self {
-            Self::Init(args) => init::run(context, &args),
+            Self::Init(at) => at.repository.init(context, &at.request),
             Self::Create(at) => create::run(context, &at),
             Self::List(at) => at.call(context),
             Self::Show(at) => at.call(context),

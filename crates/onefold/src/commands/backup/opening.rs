@@ -4,12 +4,13 @@ use super::secret;
 use crate::context::Context;
 use crate::foreground::interrupt_by;
 use crate::output::Output;
-use onefold_api::backup::RepositoryUse;
+use onefold_api::backup::{BackupInit, RepositoryUse};
 use onefold_api::{Error, Result};
-use onefold_backup::{Found, Opened, OpeningOptions, Supervision, remember_new};
+use onefold_backup::{Found, Opened, OpeningOptions, Supervision};
 use onefold_format::backup::RepositoryId;
-use onefold_repository::{Access, Repository};
+use onefold_repository::Access;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -76,7 +77,7 @@ impl RepositoryArgs {
     }
 
     /// The key for a new repository, from the user's options.
-    pub(super) fn new_access(&self, output: &Output) -> Result<Access> {
+    fn new_access(&self, output: &Output) -> Result<Access> {
         let secret = secret::new_access(
             self.passphrase_file.as_deref(),
             self.key_file.as_deref(),
@@ -92,10 +93,12 @@ impl RepositoryArgs {
         }
     }
 
-    /// Remembers a new repository.
-    pub(super) fn remember_new(&self, root: &Path, repository: &Repository, output: &Output) {
-        let supervision = Supervision::new(Arc::new(*output), Arc::default());
-        remember_new(root, self.state.as_deref(), repository, &supervision);
+    /// Creates the repository and prints it.
+    pub(super) fn init(&self, context: &Context, request: &BackupInit) -> Result<ExitCode> {
+        let access = self.new_access(&context.output)?;
+        let supervision = Supervision::new(Arc::new(context.output), Arc::default());
+        let reply = request.run(self.root()?, self.state.clone(), &access, &supervision)?;
+        context.print(&reply)
     }
 
     /// Opens the repository for reading. If it went back, prints a warning and continues, because a backup

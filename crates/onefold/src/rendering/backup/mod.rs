@@ -4,6 +4,7 @@ mod create;
 mod diff;
 mod finding;
 mod forget;
+mod init;
 mod list;
 mod prune;
 mod remove;
