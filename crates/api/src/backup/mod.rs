@@ -17,6 +17,7 @@ mod disk;
 mod finding;
 mod forget;
 mod init;
+mod key;
 mod list;
 mod name;
 mod options;
@@ -43,6 +44,10 @@ pub use disk::DiskSpec;
 pub use finding::{AffectedRun, FindingReply, NeededByReply};
 pub use forget::{BackupForget, BackupForgetReply, ForgottenBackup, RetentionRules};
 pub use init::{BackupInit, BackupInitReply};
+pub use key::{
+    BackupKeyAdd, BackupKeyExport, BackupKeyList, BackupKeyRemove, BackupKeysReply, KeyNumber,
+    ListedKey,
+};
 pub use list::{BackupList, BackupListReply, ListedBackup};
 pub use name::BackupName;
 pub use onefold_backup::ASIDE_BYTES;
@@ -56,7 +61,7 @@ pub use rename::{BackupRename, BackupRenameReply};
 pub use repair::{BackupRepair, BackupRepairReply, RepairedSource};
 pub use request::{Planned, RepositoryRequest, RepositoryUse, RepositoryVerb};
 pub use requests::{RepositoryVisitor, visit_repository_verbs};
-pub use service::{Answer, Outcome, RepositoryService};
+pub use service::{Answer, Outcome, ReadNewKey, RepositoryService};
 pub use share::{BackupShare, BackupShareReply, SharedDomain};
 pub use show::{BackupShow, BackupShowReply};
 pub use stat::{BackupStat, BackupStatPacks, BackupStatPopular, BackupStatReply, BackupStatSource};

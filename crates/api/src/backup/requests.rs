@@ -2,8 +2,8 @@
 
 use super::request::RepositoryVerb;
 use super::{
-    create, diff, forget, init, list, protect, prune, remove, rename, repair, share, show, stat,
-    verify,
+    create, diff, forget, init, key, list, protect, prune, remove, rename, repair, share, show,
+    stat, verify,
 };
 
 /// A visitor that is called once for each verb.
@@ -17,6 +17,10 @@ pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<create::BackupCreate>();
     visitor.verb::<diff::BackupDiff>();
     visitor.verb::<init::BackupInit>();
+    visitor.verb::<key::BackupKeyAdd>();
+    visitor.verb::<key::BackupKeyExport>();
+    visitor.verb::<key::BackupKeyList>();
+    visitor.verb::<key::BackupKeyRemove>();
     visitor.verb::<list::BackupList>();
     visitor.verb::<forget::BackupForget>();
     visitor.verb::<protect::BackupProtect>();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use onefold_backup::{DiskHost, Opened, Supervision};
-use onefold_repository::Repository;
+use onefold_repository::{Access, Repository};
 
 use super::request::RepositoryRequest;
 use crate::error::{Error, Result};
@@ -29,11 +29,15 @@ pub struct Answer<T> {
     pub outcome: Outcome,
 }
 
+/// Reads the key that a request adds, from where the user keeps it; `None` if none was given.
+pub type ReadNewKey<'a> = &'a dyn Fn() -> Result<Option<Access>>;
+
 /// An open repository, and the caller that observes the work.
 pub struct RepositoryService<'a> {
     opened: &'a Opened,
     disks: Option<&'a dyn DiskHost>,
     outcome: Outcome,
+    read_new_key: Option<ReadNewKey<'a>>,
 }
 
 impl<'a> RepositoryService<'a> {
@@ -44,6 +48,16 @@ impl<'a> RepositoryService<'a> {
             opened,
             disks: None,
             outcome: Outcome::Complete,
+            read_new_key: None,
+        }
+    }
+
+    /// Lets the request add a key.
+    #[must_use]
+    pub fn with_new_key(self, read: ReadNewKey<'a>) -> Self {
+        Self {
+            read_new_key: Some(read),
+            ..self
         }
     }
 
@@ -76,6 +90,11 @@ impl<'a> RepositoryService<'a> {
     /// The repository with this host's memory of it.
     pub(crate) fn opened(&self) -> &'a Opened {
         self.opened
+    }
+
+    /// The key to add; `None` if the caller gave none.
+    pub(crate) fn new_key(&self) -> Result<Option<Access>> {
+        self.read_new_key.map_or(Ok(None), |read| read())
     }
 
     /// The repository.

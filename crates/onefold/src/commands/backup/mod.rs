@@ -113,7 +113,7 @@ impl BackupVerb {
             Self::Remove(at) => at.call_planned(context),
             Self::Repair(at) => at.call_planned(context),
             Self::Stat(at) => at.call(context),
-            Self::Key(verb) => key::run(context, verb),
+            Self::Key(verb) => verb.run(context),
         }
     }
 }

@@ -5,6 +5,7 @@ mod diff;
 mod finding;
 mod forget;
 mod init;
+mod key;
 mod list;
 mod prune;
 mod remove;
