@@ -25,8 +25,9 @@
 //! backups need is present, and `compare.rs` that it matches its fingerprints; `follow.rs` follows moved blocks.
 //! `repair.rs` takes out damaged blocks, so that the next backup stores them again, and puts intact copies back.
 //! `by_pack.rs` reads a whole backup in the order of its packs, which is fast; `restore.rs` reads a backup, whole or
-//! any range, and compares it with another backup; `blocks.rs` reads the stored blocks. `lost.rs` records the blocks
-//! that a restore past damage leaves out.
+//! any range, and compares it with another backup; `blocks.rs` reads the stored blocks. `restoring.rs`
+//! restores a whole backup, and `overwriting.rs` restores into a disk that exists; `lost.rs` records the blocks that a
+//! restore past damage leaves out.
 //!
 //! `prune_all.rs`, `share_all.rs` and `repair_all.rs` plan and do this for whole repositories.
 //!
@@ -67,6 +68,7 @@ mod moves;
 mod now;
 mod numbers;
 mod opening;
+mod overwriting;
 mod parent;
 mod partitions;
 mod popular;
@@ -80,6 +82,7 @@ mod rename;
 mod repair;
 mod repair_all;
 mod restore;
+mod restoring;
 mod room;
 mod scan;
 mod share;
@@ -107,6 +110,7 @@ pub use init::{InitOptions, NewRepository};
 pub use keys::{add_key, export_recovery_key, remove_key};
 pub use lost::LostBlocks;
 pub use opening::{Found, Opened, OpeningOptions};
+pub use overwriting::DiskToOverwrite;
 pub use parent::check_parent;
 pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
@@ -116,6 +120,7 @@ pub use rename::rename_source;
 pub use repair::{RepairPlan, Repaired, SickPacks, repair};
 pub use repair_all::{RepairAll, RepairedAll};
 pub use restore::{Difference, Receive, Restore, Run};
+pub use restoring::{ReadingOptions, RestoredBackup};
 pub use room::ASIDE_BYTES;
 pub use share::{Relatives, ShareOptions, SharePlan, Shared, plan_share, relatives, share};
 pub use share_all::{ShareAll, SharedAll};

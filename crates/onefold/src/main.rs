@@ -23,6 +23,7 @@ mod overwriting;
 mod pool;
 mod progress;
 mod rendering;
+mod restoring;
 mod session;
 mod version;
 

@@ -136,11 +136,12 @@ pub enum BaseFate {
 }
 
 /// The layout of a disk's bytes in an image file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ImageFormat {
     /// The disk's bytes, unchanged.
+    #[default]
     Raw,
     /// QEMU's format, versions 2 and 3.
     Qcow2,

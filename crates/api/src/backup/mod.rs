@@ -29,6 +29,7 @@ mod rename;
 mod repair;
 mod request;
 mod requests;
+mod restore;
 mod service;
 mod share;
 mod show;
@@ -61,6 +62,10 @@ pub use rename::{BackupRename, BackupRenameReply};
 pub use repair::{BackupRepair, BackupRepairReply, RepairedSource};
 pub use request::{Planned, RepositoryRequest, RepositoryUse, RepositoryVerb};
 pub use requests::{RepositoryVisitor, visit_repository_verbs};
+pub use restore::{
+    BackupRestore, BackupRestoreReply, RestoreLosses, RestoreLostRange, RestoreTarget,
+    RestoredBytes,
+};
 pub use service::{Answer, Outcome, ReadNewKey, RepositoryService};
 pub use share::{BackupShare, BackupShareReply, SharedDomain};
 pub use show::{BackupShow, BackupShowReply};

@@ -2,8 +2,8 @@
 
 use super::request::RepositoryVerb;
 use super::{
-    create, diff, forget, init, key, list, protect, prune, remove, rename, repair, share, show,
-    stat, verify,
+    create, diff, forget, init, key, list, protect, prune, remove, rename, repair, restore, share,
+    show, stat, verify,
 };
 
 /// A visitor that is called once for each verb.
@@ -30,6 +30,7 @@ pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<repair::BackupRepair>();
     visitor.verb::<remove::BackupRemove>();
     visitor.verb::<rename::BackupRename>();
+    visitor.verb::<restore::BackupRestore>();
     visitor.verb::<show::BackupShow>();
     visitor.verb::<stat::BackupStat>();
     visitor.verb::<verify::BackupVerify>();

@@ -7,6 +7,7 @@ use onefold_backup::{DiskHost, Opened, Supervision};
 use onefold_repository::{Access, Repository};
 
 use super::request::RepositoryRequest;
+use super::restore::RestoreTarget;
 use crate::error::{Error, Result};
 
 /// How completely a request was carried out, apart from its reply.
@@ -38,6 +39,7 @@ pub struct RepositoryService<'a> {
     disks: Option<&'a dyn DiskHost>,
     outcome: Outcome,
     read_new_key: Option<ReadNewKey<'a>>,
+    restore_target: Option<&'a dyn RestoreTarget>,
 }
 
 impl<'a> RepositoryService<'a> {
@@ -49,6 +51,7 @@ impl<'a> RepositoryService<'a> {
             disks: None,
             outcome: Outcome::Complete,
             read_new_key: None,
+            restore_target: None,
         }
     }
 
@@ -66,6 +69,15 @@ impl<'a> RepositoryService<'a> {
     pub fn with_disks(self, disks: &'a dyn DiskHost) -> Self {
         Self {
             disks: Some(disks),
+            ..self
+        }
+    }
+
+    /// Lets the request restore to this target.
+    #[must_use]
+    pub fn with_restore_target(self, target: &'a dyn RestoreTarget) -> Self {
+        Self {
+            restore_target: Some(target),
             ..self
         }
     }
@@ -95,6 +107,12 @@ impl<'a> RepositoryService<'a> {
     /// The key to add; `None` if the caller gave none.
     pub(crate) fn new_key(&self) -> Result<Option<Access>> {
         self.read_new_key.map_or(Ok(None), |read| read())
+    }
+
+    /// The target to restore to.
+    pub(crate) fn restore_target(&self) -> Result<&'a dyn RestoreTarget> {
+        self.restore_target
+            .ok_or_else(|| Error::failed("the caller gave no target to restore to"))
     }
 
     /// The repository.

@@ -1,9 +1,7 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by the command's own process.
 
 mod create;
-mod into;
 mod key;
-mod losses;
 mod mount;
 mod opening;
 mod restore;
@@ -17,9 +15,9 @@ use clap::Subcommand;
 use onefold_api::Result;
 use onefold_api::backup::{
     ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupInit, BackupList,
-    BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRename, BackupRepair, BackupShare,
-    BackupShow, BackupStat, BackupUnprotect, BackupVerify, MEMORY_DEFAULT, Outcome, Planned,
-    RepositoryRequest, RepositoryService, parse_memory, threads,
+    BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRename, BackupRepair,
+    BackupRestore, BackupShare, BackupShow, BackupStat, BackupUnprotect, BackupVerify,
+    MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
 };
 use onefold_backup::{BackupError, Opened, find_source};
 use onefold_repository::RepositoryError;
@@ -65,7 +63,7 @@ pub(super) enum BackupVerb {
     /// Serve backups as read-only NBD exports, directly from the repository, until interrupted.
     Mount(mount::Args),
     /// Restore a backup to a new or existing volume, a file, a block device or standard output.
-    Restore(restore::Args),
+    Restore(At<BackupRestore>),
     /// Prove that everything that backups need exists; exit code 3 if it does not.
     Verify(At<BackupVerify>),
     /// Forget backups: those named, or all that no rule keeps. `prune` then frees their space.
@@ -102,7 +100,7 @@ impl BackupVerb {
             Self::Show(at) => at.call(context),
             Self::Diff(at) => at.call(context),
             Self::Mount(args) => mount::run(context, &args),
-            Self::Restore(args) => restore::run(context, args),
+            Self::Restore(at) => restore::run(context, &at),
             Self::Verify(at) => at.call(context),
             Self::Forget(at) => at.call_planned(context),
             Self::Rename(at) => at.call(context),

@@ -11,9 +11,11 @@ mod prune;
 mod remove;
 mod rename;
 mod repair;
+mod restore;
 mod share;
 mod show;
 mod stat;
 mod verify;
 
 pub(crate) use finding::InWords;
+pub(crate) use restore::{losses, map};
