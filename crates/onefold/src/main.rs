@@ -8,6 +8,7 @@
 //! May use every crate of the product. Must not decide what a request does: `onefold-api` does.
 
 mod arguments;
+mod backup_exports;
 mod backup_source;
 mod commands;
 mod context;
@@ -18,6 +19,7 @@ mod foreground;
 mod http;
 mod image;
 mod limits;
+mod logging;
 mod output;
 mod overwriting;
 mod pool;

@@ -19,6 +19,7 @@ mod forget;
 mod init;
 mod key;
 mod list;
+mod mount;
 mod name;
 mod options;
 mod origin;
@@ -50,6 +51,7 @@ pub use key::{
     ListedKey,
 };
 pub use list::{BackupList, BackupListReply, ListedBackup};
+pub use mount::{BackupMount, BackupMountReply};
 pub use name::BackupName;
 pub use onefold_backup::ASIDE_BYTES;
 pub use onefold_retention::Reason as RetentionReason;

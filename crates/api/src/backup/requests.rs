@@ -2,8 +2,8 @@
 
 use super::request::RepositoryVerb;
 use super::{
-    create, diff, forget, init, key, list, protect, prune, remove, rename, repair, restore, share,
-    show, stat, verify,
+    create, diff, forget, init, key, list, mount, protect, prune, remove, rename, repair, restore,
+    share, show, stat, verify,
 };
 
 /// A visitor that is called once for each verb.
@@ -23,11 +23,12 @@ pub fn visit_repository_verbs(visitor: &mut impl RepositoryVisitor) {
     visitor.verb::<key::BackupKeyRemove>();
     visitor.verb::<list::BackupList>();
     visitor.verb::<forget::BackupForget>();
+    visitor.verb::<mount::BackupMount>();
     visitor.verb::<protect::BackupProtect>();
     visitor.verb::<protect::BackupUnprotect>();
     visitor.verb::<prune::BackupPrune>();
-    visitor.verb::<share::BackupShare>();
     visitor.verb::<repair::BackupRepair>();
+    visitor.verb::<share::BackupShare>();
     visitor.verb::<remove::BackupRemove>();
     visitor.verb::<rename::BackupRename>();
     visitor.verb::<restore::BackupRestore>();

@@ -16,6 +16,7 @@ use crate::descriptors;
 use crate::limits::{
     ACCOUNTING_INTERVAL, CONTROL_COMMANDS_MAX, DRAIN_TIME_MAX, REQUESTS_END_TIME_MAX, TRANSFERS_MAX,
 };
+use crate::logging::log_to_stderr;
 use crate::pool::place::PoolPlace;
 use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
@@ -36,9 +37,6 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The options of `onefold serve`.
 #[derive(Debug)]
@@ -256,32 +254,6 @@ fn serve_store(
             options.pool
         ))),
     }
-}
-
-/// Logs one line per event, with its time. `RUST_LOG` sets the level.
-pub(crate) fn log_to_stderr() {
-    let asked = std::env::var("RUST_LOG")
-        .ok()
-        .filter(|text| !text.is_empty());
-    let asked = asked.map(|text| text.parse::<Targets>().map_err(|_| text));
-    let (filter, unreadable) = match asked {
-        Some(Ok(filter)) => (filter, None),
-        Some(Err(text)) => (default_filter(), Some(text)),
-        None => (default_filter(), None),
-    };
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(false);
-    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
-    // This fails only if a subscriber is already set, which serves the same purpose.
-    let _ = subscriber.try_init();
-    if let Some(text) = unreadable {
-        tracing::warn!("RUST_LOG is ignored: {text:?} is not a list of LEVEL and TARGET=LEVEL");
-    }
-}
-
-fn default_filter() -> Targets {
-    Targets::new().with_default(LevelFilter::INFO)
 }
 
 /// Creates a runtime with one thread for the control socket and signals, and a bounded number for requests.
