@@ -31,11 +31,13 @@
 //!
 //! `prune_all.rs`, `share_all.rs` and `repair_all.rs` plan and do this for whole repositories.
 //!
-//! `opening.rs` opens a repository and compares it with what this host remembers of it (`memory.rs`), so that it notices a
-//! repository that was replaced or went back; `folders.rs` finds the folder of that memory. `forget.rs` forgets the backups (`candidates.rs`) that no rule keeps; `clock.rs` finds dates that may be
-//! wrong; `room.rs` is the space for that in a full repository. `remove.rs` removes a whole source. `finding.rs` finds sources and
-//! backups by the names that users give. `supervision.rs` passes notes, warnings and progress to the caller, who may
-//! interrupt the work.
+//! `init.rs` creates a repository, and `keys.rs` changes the keys that open it. `opening.rs` opens it and compares
+//! it with what this host remembers of it (`memory.rs`), so that it notices a repository that was replaced or went
+//! back; `folders.rs` finds the folder of that memory. `forget.rs` forgets the backups (`candidates.rs`) that no
+//! rule keeps; `clock.rs` finds dates that may be wrong; `room.rs` is the space for that in a full repository.
+//! `rename.rs` renames a source, `remove.rs` removes one, and `stat.rs` counts what sources have. `now.rs` is the
+//! clock. `finding.rs` finds sources and backups by the names that users give. `supervision.rs` passes notes,
+//! warnings and progress to the caller, who may interrupt the work.
 //!
 //! Memory is bounded (B7): larger sets are sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only
 //! the state per pack grows with the disks, by some 100 bytes for each 64 MiB.

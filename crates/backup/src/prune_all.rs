@@ -2,13 +2,14 @@
 //! the others are pruned.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use onefold_repository::{KnownSource, Sources, Writer};
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::finding::find_source;
+use crate::now::now_unix_seconds;
 use crate::opening::Opened;
 use crate::popular::{PrunedPopular, plan_popular, prune_popular};
 use crate::prune::{PruneOptions, PrunePlan, prune};
@@ -196,9 +197,4 @@ fn usual_grace(root: &Path) -> Duration {
     } else {
         GRACE
     }
-}
-
-pub(crate) fn now_unix_seconds() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

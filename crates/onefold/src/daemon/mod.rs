@@ -6,7 +6,7 @@
 //! Crash behaviour: nothing here has to be undone. The kernel releases the lock, and the next start replaces
 //! the sockets and replays the log.
 
-pub(crate) mod exports;
+mod exports;
 mod housekeeping;
 mod kept_data;
 mod metrics;

@@ -10,39 +10,17 @@ mod secret;
 use super::pool_check::FOUND_DAMAGE;
 use crate::context::Context;
 use crate::output::Render;
-use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::Result;
 use onefold_api::backup::{
-    ASIDE_BYTES, Answer, BackupCreate, BackupDiff, BackupForget, BackupInit, BackupList,
-    BackupName, BackupProtect, BackupPrune, BackupRemove, BackupRename, BackupRepair,
-    BackupRestore, BackupShare, BackupShow, BackupStat, BackupUnprotect, BackupVerify,
-    MEMORY_DEFAULT, Outcome, Planned, RepositoryRequest, RepositoryService, parse_memory, threads,
+    Answer, BackupCreate, BackupDiff, BackupForget, BackupInit, BackupList, BackupProtect,
+    BackupPrune, BackupRemove, BackupRename, BackupRepair, BackupRestore, BackupShare, BackupShow,
+    BackupStat, BackupUnprotect, BackupVerify, Outcome, Planned, RepositoryRequest,
+    RepositoryService,
 };
-use onefold_backup::{BackupError, Opened, find_source};
-use onefold_repository::RepositoryError;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use opening::RepositoryArgs;
-
-/// Reports the progress of a stage, and stops it when the user interrupts; `state` describes the repository's
-/// state then.
-fn reporting<'a>(
-    progress: &'a Progress,
-    interrupted: &'a AtomicBool,
-    state: &'static str,
-) -> impl FnMut(u64, u64) -> onefold_backup::Result<()> + 'a {
-    move |done, all| {
-        progress.set(done, all);
-        if interrupted.load(Ordering::Relaxed) {
-            Err(BackupError::Receiver(format!("interrupted; {state}")))
-        } else {
-            Ok(())
-        }
-    }
-}
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BackupVerb {
@@ -163,20 +141,4 @@ fn code(outcome: Outcome) -> ExitCode {
         Outcome::Damaged => ExitCode::from(FOUND_DAMAGE),
         Outcome::Incomplete => ExitCode::FAILURE,
     }
-}
-
-/// Prints the objects that cannot be read, in addition to the results. Returns the exit code.
-fn name_damaged(context: &Context, damaged: &[RepositoryError]) -> ExitCode {
-    for error in damaged {
-        context.output.warn(format_args!("{error}"));
-    }
-    match damaged {
-        [] => ExitCode::SUCCESS,
-        _ => ExitCode::from(FOUND_DAMAGE),
-    }
-}
-
-fn now_unix_seconds() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

@@ -5,7 +5,7 @@ use crate::backup_exports::BackupExports;
 use crate::context::Context;
 use crate::foreground::stop_when_interrupted;
 use crate::logging::log_to_stderr;
-use onefold_api::backup::{BackupMount, RepositoryVerb};
+use onefold_api::backup::{BackupMount, RepositoryUse, RepositoryVerb};
 use onefold_api::{Error, Result, size};
 use onefold_nbd::{ListenAddress, ListenOptions, Listener, Server, ServerLimits};
 use std::process::ExitCode;
@@ -43,7 +43,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     request.check()?;
     check_memory(request.memory)?;
     log_to_stderr();
-    let opened = args.repository.open(context)?;
+    let opened = args.repository.open_for(context, RepositoryUse::Read)?;
     let exports = BackupExports::new(opened, &request.names, request.memory as usize)?;
     let count = exports.named();
     let listeners = listen(args)?;

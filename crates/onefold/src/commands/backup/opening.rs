@@ -12,7 +12,6 @@ use onefold_repository::Access;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The repository, its keys, and how far to trust its storage.
 #[derive(Debug, clap::Args)]
@@ -101,22 +100,10 @@ impl RepositoryArgs {
         context.print(&reply)
     }
 
-    /// Opens the repository for reading. If it went back, prints a warning and continues, because a backup
-    /// that is named by its number is unchanged.
-    pub(super) fn open(&self, context: &Context) -> Result<Opened> {
-        self.open_for(context, RepositoryUse::Read)
-    }
-
-    /// Opens the repository for changes; [`Opened::check`] refuses changes to individual sources. Opening may
-    /// wait for other commands, says so, and stops when the user interrupts. Also returns the flag that
-    /// becomes true on an interruption.
-    pub(super) fn open_to_change(&self, context: &Context) -> Result<(Opened, Arc<AtomicBool>)> {
-        let opened = self.open_for(context, RepositoryUse::Change)?;
-        let interrupted = Arc::clone(opened.supervision().interrupted());
-        Ok((opened, interrupted))
-    }
-
-    /// Opens the repository for a kind of use.
+    /// Opens the repository for a kind of use. For changes, opening may wait for other commands, says so, and
+    /// stops when the user interrupts; [`Opened::check`] refuses changes to individual sources. If a repository
+    /// that is only read went back, prints a warning and continues, because a backup that is named by its number
+    /// is unchanged.
     pub(super) fn open_for(&self, context: &Context, kind: RepositoryUse) -> Result<Opened> {
         let (root, output) = (self.root()?, context.output);
         let found = Found::find(OpeningOptions {
