@@ -9,6 +9,7 @@ mod containment;
 mod creating;
 mod damage;
 mod history;
+mod overwriting;
 mod planning;
 mod popular;
 mod pruning;
