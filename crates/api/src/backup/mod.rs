@@ -1,5 +1,5 @@
 //! Requests about backups. The caller's own process carries them out at a repository, so they have no route on the
-//! control socket ([decision 36](../../../docs/decisions/0036-a-backup-runs-in-the-idle-class.md)).
+//! control socket ([decision 36](../../../docs/decisions/0036-backups-in-the-idle-class.md)).
 //!
 //! | file | contents |
 //! | --- | --- |
