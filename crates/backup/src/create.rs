@@ -14,7 +14,7 @@ use crate::cache::TableCache;
 use crate::detect::{Detected, Scanned, detect};
 use crate::disk::{ChangedBlocks, Disk};
 use crate::error::{BackupError, Result};
-use crate::publish::{Numbering, RecipeWriter, Totals};
+use crate::publish::{NewNumbers, Numbering, RecipeWriter, Totals};
 use crate::ranks::Ranks;
 use crate::records::Place;
 use crate::scan::{Filter, Rows, scan};
@@ -119,7 +119,7 @@ pub fn create(
         },
         failed: disks.iter().map(|_| None).collect(),
     };
-    let (rows, scanned, read_blocks) = backup.scan(disks, report)?;
+    let (rows, scanned) = backup.scan(disks, report)?;
     let mut detected = detect(
         repository,
         popular,
@@ -133,14 +133,10 @@ pub fn create(
         ..Batch::default()
     };
     let mut popular = backup.store_popular(disks, &mut detected, &mut batch, report)?;
-    for (n, read_blocks) in read_blocks.into_iter().enumerate() {
+    for (n, scanned) in scanned.iter().enumerate() {
         let made = match backup.failed[n].take() {
             Some(failed) => Err(failed),
-            None => {
-                let first_pack = repository.next_pack(disks[n].writer.source(), &scanned[n].needed);
-                let numbers = (first_pack?, (popular.0, &mut popular.1));
-                backup.finish(n, disks, &mut detected, numbers, read_blocks, report)
-            }
+            None => backup.finish(n, disks, &mut detected, scanned, &mut popular, report),
         };
         let goes_on = made.as_ref().map_or_else(BackupError::is_of_disk, |_| true);
         batch.backups.push(made);
@@ -160,15 +156,16 @@ struct Backup<'a> {
     failed: Vec<Option<BackupError>>,
 }
 
-/// The result of reading the disks: the rows; for each disk, its source and size; for each disk, how many blocks were
-/// read.
-type Read = (Rows, Vec<Scanned>, Vec<u64>);
-
 impl Backup<'_> {
-    fn scan(&mut self, disks: &mut [DiskToBackUp<'_>], report: Report<'_>) -> Result<Read> {
+    /// Reads the disks. Returns the rows of their blocks, and each disk.
+    fn scan(
+        &mut self,
+        disks: &mut [DiskToBackUp<'_>],
+        report: Report<'_>,
+    ) -> Result<(Rows, Vec<Scanned>)> {
         let mut scanned = self.disks_to_scan(disks)?;
         self.check_room(disks, &scanned)?;
-        let (mut rows, mut read_blocks) = (Rows::new(&self.temporary), Vec::new());
+        let mut rows = Rows::new(&self.temporary);
         let all: u64 = disks.iter().map(|disk| disk.disk.size_bytes()).sum();
         let mut before = 0;
         for (n, (disk, of_disk)) in disks.iter_mut().zip(&mut scanned).enumerate() {
@@ -183,17 +180,16 @@ impl Backup<'_> {
                 Err(BackupError::Source("the disk is too large".to_owned()))
             };
             match read.map_err(|error| error.of_source(&source.source.name)) {
-                Ok(read) => read_blocks.push(read),
+                Ok(read) => of_disk.read_blocks = read,
                 Err(error) if error.is_of_disk() => {
                     of_disk.has_failed = true;
                     self.failed[n] = Some(error);
-                    read_blocks.push(0);
                 }
                 Err(error) => return Err(error),
             }
             before += size_bytes;
         }
-        Ok((rows, scanned, read_blocks))
+        Ok((rows, scanned))
     }
 
     fn disks_to_scan(&self, disks: &[DiskToBackUp<'_>]) -> Result<Vec<Scanned>> {
@@ -204,6 +200,7 @@ impl Backup<'_> {
                 source: source.id,
                 blocks: disk.disk.size_bytes().div_ceil(block_size.into()),
                 needed: self.repository.needed_packs(source.id)?,
+                read_blocks: 0,
                 has_failed: false,
             })
         });
@@ -245,14 +242,14 @@ impl Backup<'_> {
         check(read)
     }
 
-    /// Stores the new popular blocks. Returns the number of the first one, and the places of all of them.
+    /// Stores the new popular blocks, and returns their numbers.
     fn store_popular(
         &self,
         disks: &mut [DiskToBackUp<'_>],
         detected: &mut Detected,
         batch: &mut Batch,
         report: Report<'_>,
-    ) -> Result<(u64, Ranks)> {
+    ) -> Result<NewNumbers> {
         let blocks = detected.new_popular_blocks;
         let first_pack = Repository::draw_popular_pack()?;
         let mut ranks = self.ranks();
@@ -270,7 +267,10 @@ impl Backup<'_> {
             batch.popular_bytes = stored.bytes;
             batch.new_popular_blocks = blocks;
         }
-        Ok((first_pack * BLOCKS_PER_PACK, ranks))
+        Ok(NewNumbers {
+            first: first_pack * BLOCKS_PER_PACK,
+            ranks,
+        })
     }
 
     fn ranks(&self) -> Ranks {
@@ -297,19 +297,19 @@ impl Backup<'_> {
         store(disks, &self.key, new, &target, report)
     }
 
-    /// Stores the new blocks that only disk `n` has, and publishes its backup. `first_pack` is the next pack number
-    /// of its source; `popular` is the number of the first new popular block, and the places of all of them.
+    /// Stores the new blocks that only disk `n` has, and publishes its backup.
     fn finish(
         &self,
         n: usize,
         disks: &mut [DiskToBackUp<'_>],
         detected: &mut Detected,
-        (first_pack, popular): (u64, (u64, &mut Ranks)),
-        read_blocks: u64,
+        scanned: &Scanned,
+        popular: &mut NewNumbers,
         report: Report<'_>,
     ) -> Result<Created> {
         let (writer, repository) = (disks[n].writer, self.repository);
         let (source, new_blocks) = (writer.source(), detected.own_blocks[n]);
+        let first_pack = repository.next_pack(source, &scanned.needed)?;
         let mut own = self.ranks();
         let new = NewBlocks {
             rows: &mut detected.own,
@@ -335,7 +335,10 @@ impl Backup<'_> {
             parent,
             disk: n,
             numbering: Numbering {
-                own: (first_pack * BLOCKS_PER_PACK, own),
+                own: NewNumbers {
+                    first: first_pack * BLOCKS_PER_PACK,
+                    ranks: own,
+                },
                 popular,
             },
             decided: &mut detected.decided,
@@ -354,7 +357,7 @@ impl Backup<'_> {
             unix_seconds: disk.unix_seconds,
             parent: disk.parent,
             base: disk.base,
-            counts: totals.counts(read_blocks, new_blocks, stored.bytes),
+            counts: totals.counts(scanned.read_blocks, new_blocks, stored.bytes),
             recipe,
             recipe_pages,
             own: totals.own,

@@ -47,6 +47,8 @@ pub(crate) struct Scanned {
     pub(crate) blocks: u64,
     /// The packs that the backups of the disk's source need.
     pub(crate) needed: NeededPacks,
+    /// Blocks that were read.
+    pub(crate) read_blocks: u64,
     /// Reading the disk failed, so its rows do not count.
     pub(crate) has_failed: bool,
 }
@@ -441,6 +443,7 @@ mod tests {
             source: SourceId(source),
             blocks: 0,
             needed: NeededPacks::default(),
+            read_blocks: 0,
             has_failed,
         }
     }

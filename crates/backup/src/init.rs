@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use onefold_format::backup::Writers;
-use onefold_repository::{Access, RecoveryKey, Repository};
+use onefold_repository::{Access, RecoveryKey, Repository, now_unix_seconds};
 
 use crate::error::{BackupError, Result};
-use crate::now::now_unix_seconds;
 use crate::opening::remember_new;
 use crate::supervision::Supervision;
 

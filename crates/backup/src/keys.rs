@@ -5,10 +5,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use onefold_repository::{Access, RecoveryKey};
+use onefold_repository::{Access, RecoveryKey, now_unix_seconds};
 
 use crate::error::{BackupError, Result};
-use crate::now::now_unix_seconds;
 use crate::opening::Opened;
 
 /// Adds a passphrase or key that opens the repository.

@@ -35,8 +35,8 @@
 //! it with what this host remembers of it (`memory.rs`), so that it notices a repository that was replaced or went
 //! back; `folders.rs` finds the folder of that memory. `forget.rs` forgets the backups (`candidates.rs`) that no
 //! rule keeps; `clock.rs` finds dates that may be wrong; `room.rs` is the space for that in a full repository.
-//! `rename.rs` renames a source, `remove.rs` removes one, and `stat.rs` counts what sources have. `now.rs` is the
-//! clock. `finding.rs` finds sources and backups by the names that users give. `supervision.rs` passes notes,
+//! `rename.rs` renames a source, `remove.rs` removes one, and `stat.rs` counts what sources have.
+//! `finding.rs` finds sources and backups by the names that users give. `supervision.rs` passes notes,
 //! warnings and progress to the caller, who may interrupt the work.
 //!
 //! Memory is bounded (B7): larger sets are sorted in temporary files (`records.rs`, `temporary.rs`, `ranks.rs`). Only
@@ -67,7 +67,6 @@ mod keys;
 mod lost;
 mod memory;
 mod moves;
-mod now;
 mod numbers;
 mod opening;
 mod overwriting;

@@ -82,7 +82,8 @@ pub fn plan_popular(
 pub fn prune_popular(
     writer: &Writer<'_>,
     options: &PruneOptions,
-    (now_unix_seconds, grace_seconds): (u64, u64),
+    now_unix_seconds: u64,
+    grace_seconds: u64,
     report: Report<'_>,
 ) -> Result<PrunedPopular> {
     let (repository, popular) = (writer.repository(), writer.source());

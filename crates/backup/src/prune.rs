@@ -188,7 +188,7 @@ impl PrunePlan {
             ..
         } = &mut plan;
         keep_ours(repository, tables, foreign, |pack| {
-            table_name(source, *pack)
+            table_name(source, pack.0, pack.1)
         })?;
         keep_ours(repository, recipes, foreign, |backup| {
             ObjectName::Recipe(source, *backup)
@@ -218,7 +218,7 @@ impl PrunePlan {
             replaced, foreign, ..
         } = &mut plan;
         keep_ours(repository, replaced, foreign, |pack| {
-            pack_name(store, *pack)
+            pack_name(store, pack.0, pack.1)
         })?;
         // Packs with enough waste: their freed blocks, all blocks, and bytes.
         let mut candidates = Vec::new();
@@ -234,7 +234,7 @@ impl PrunePlan {
             // This pack cannot be removed, so it stays until it is repaired.
             if let Some(error) = pack.table_damage()
                 && repository
-                    .check_removable(pack_name(store, (number, generation)))
+                    .check_removable(pack_name(store, number, generation))
                     .is_err()
             {
                 plan.damaged.push(error.to_string());
@@ -293,7 +293,7 @@ impl PrunePlan {
             report(0, self.rewritten_bytes)?;
             let opened = writer.repository().pack(id, pack.0, pack.1);
             freed_bytes += opened.map_or(0, |pack| pack.stored_bytes());
-            writer.remove(pack_name(id, *pack))?;
+            writer.remove(pack_name(id, pack.0, pack.1))?;
         }
         for backup in &self.recipes {
             writer.remove(ObjectName::Recipe(id, *backup))?;
@@ -309,7 +309,7 @@ impl PrunePlan {
     }
 }
 
-fn pack_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName {
+fn pack_name(source: SourceId, number: u64, generation: u32) -> ObjectName {
     ObjectName::Pack {
         source,
         number,
@@ -317,7 +317,7 @@ fn pack_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName {
     }
 }
 
-fn table_name(source: SourceId, (number, generation): (u64, u32)) -> ObjectName {
+fn table_name(source: SourceId, number: u64, generation: u32) -> ObjectName {
     ObjectName::Table {
         source,
         number,
@@ -411,7 +411,7 @@ fn rewrite_all(
             Ok(bytes) => {
                 report(done, plan.rewritten_bytes)?;
                 freed_bytes += pack.stored_bytes().saturating_sub(bytes);
-                writer.remove(pack_name(id, (*number, *generation)))?;
+                writer.remove(pack_name(id, *number, *generation))?;
             }
             Err(error) if error.is_damage() => {
                 plan.freed_blocks -= stored(pack.slots().iter().copied()) - stored(slots);

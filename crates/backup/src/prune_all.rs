@@ -4,12 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use onefold_repository::{KnownSource, Sources, Writer};
+use onefold_repository::{KnownSource, Sources, Writer, now_unix_seconds};
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::finding::find_source;
-use crate::now::now_unix_seconds;
 use crate::opening::Opened;
 use crate::popular::{PrunedPopular, plan_popular, prune_popular};
 use crate::prune::{PruneOptions, PrunePlan, prune};
@@ -168,9 +167,9 @@ impl PruneAll<'_> {
         let writer = self.writer(popular)?;
         let usual = || usual_grace(self.opened.root());
         let grace = self.grace.unwrap_or_else(usual);
-        let times = (now_unix_seconds(), grace.as_secs());
+        let (now, grace) = (now_unix_seconds(), grace.as_secs());
         self.stage("pruning popular blocks", |report| {
-            prune_popular(&writer, &self.options, times, report)
+            prune_popular(&writer, &self.options, now, grace, report)
         })
     }
 

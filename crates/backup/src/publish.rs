@@ -24,22 +24,35 @@ pub(crate) struct Totals {
 
 /// The numbers of the new blocks that a disk may refer to.
 pub(crate) struct Numbering<'a> {
-    /// The number of the disk's first new block, and the places of its new blocks.
-    pub(crate) own: (u64, Ranks),
-    /// The number of the first new popular block, and the places of the new popular blocks of all disks.
-    pub(crate) popular: (u64, &'a mut Ranks),
+    /// New blocks that only this disk has.
+    pub(crate) own: NewNumbers,
+    /// New popular blocks of all disks.
+    pub(crate) popular: &'a mut NewNumbers,
+}
+
+/// The numbers of new blocks of one source, which follow each other.
+pub(crate) struct NewNumbers {
+    /// The number of the first new block.
+    pub(crate) first: u64,
+    /// The order in which the new blocks are stored, by their places on the disks.
+    pub(crate) ranks: Ranks,
+}
+
+impl NewNumbers {
+    /// The number of the new block at this place, if there is one.
+    fn number(&mut self, place: Place) -> Result<Option<u64>> {
+        Ok(self.ranks.rank(place)?.map(|rank| self.first + rank))
+    }
 }
 
 impl Numbering<'_> {
     /// The target of a changed block about which there is no decision: the new block at this place, or zeros.
     fn of_new(&mut self, place: Place) -> Result<Target> {
-        let (first, own) = &mut self.own;
-        if let Some(rank) = own.rank(place)? {
-            return Ok(Target::Own(*first + rank));
+        if let Some(number) = self.own.number(place)? {
+            return Ok(Target::Own(number));
         }
-        let (first, popular) = &mut self.popular;
-        Ok(match popular.rank(place)? {
-            Some(rank) => Target::Popular(*first + rank),
+        Ok(match self.popular.number(place)? {
+            Some(number) => Target::Popular(number),
             None => Target::Zeros,
         })
     }

@@ -53,6 +53,16 @@ pub enum Difference {
     Zeros,
 }
 
+/// Consecutive blocks of a backup that are consecutive in a store.
+struct StoredRun {
+    /// The first block of the disk.
+    block: u64,
+    store: SourceId,
+    /// The number of the first block in the store.
+    number: u64,
+    blocks: u64,
+}
+
 impl Restore {
     /// Opens a backup to do what `doing` says. The backup cannot be forgotten until this is dropped.
     ///
@@ -215,13 +225,19 @@ impl Restore {
         }
         let mut is_within = true;
         self.each_run(range, &mut |block, run| {
-            let first = match run.target {
+            let (store, number) = match run.target {
                 Target::Zeros => return Ok(()),
                 Target::Own(first) => (self.source, first),
                 Target::Popular(first) => (self.popular, first),
             };
             if is_within {
-                is_within = self.read_run(block, first, run.blocks, (range, reach), receive)?;
+                let run = StoredRun {
+                    block,
+                    store,
+                    number,
+                    blocks: run.blocks,
+                };
+                is_within = self.read_run(run, range, reach, receive)?;
             }
             Ok(())
         })?;
@@ -267,21 +283,27 @@ impl Restore {
         read.ok().and(blocks)
     }
 
+    /// Reads the part of a run that is in a range. Returns false if `reach` did not suffice.
     fn read_run(
         &self,
-        mut block: u64,
-        (source, mut number): (SourceId, u64),
-        mut left: u64,
-        (range, reach): (&Range<u64>, Reach),
+        run: StoredRun,
+        range: &Range<u64>,
+        reach: Reach,
         receive: Receive<'_>,
     ) -> Result<bool> {
+        let StoredRun {
+            mut block,
+            store,
+            mut number,
+            blocks: mut left,
+        } = run;
         let (blocks, block_bytes) = (&self.blocks, self.manifest().block_size);
         let block_size = u64::from(block_bytes);
         let end = range.end.min(self.manifest().size_bytes);
         while left > 0 {
-            let found = self.witness(source, number).and_then(|witness| {
+            let found = self.witness(store, number).and_then(|witness| {
                 let stored = StoredBlock {
-                    store: source,
+                    store,
                     number,
                     witness: Some(witness),
                     popular: self.popular,

@@ -186,7 +186,7 @@ impl World {
         }
         for popular in self.repository.sources()?.popular {
             let writer = self.repository.writer(popular.id, "backup prune")?;
-            prune_popular(&writer, &ALL_WASTE, (10, 0), nothing)?;
+            prune_popular(&writer, &ALL_WASTE, 10, 0, nothing)?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::fenced::Fenced;
 use crate::folder::NewObject;
 use crate::history::History;
-use crate::host::now;
+use crate::host::now_unix_seconds;
 use crate::objects::Objects;
 use crate::seal::ChunkKey;
 use crate::table::Tables;
@@ -286,7 +286,7 @@ impl<'a> Backups<'a> {
         let last = own.and_then(|manifest| manifest.own_packs.last().map(|pack| pack.number + 1));
         let history = History::read(self.objects, self.source)?;
         let next_pack = history.next_pack.max(last.unwrap_or(0));
-        let closed = Closed::one(backup, next_pack, now());
+        let closed = Closed::one(backup, next_pack, now_unix_seconds());
         let name = ObjectName::Tombstone(self.source, backup);
         self.objects
             .put_over(name, &self.objects.sealed(name, closed.encode())?)

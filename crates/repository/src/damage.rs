@@ -11,7 +11,7 @@ use onefold_format::backup::{
 
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
-use crate::host::now;
+use crate::host::now_unix_seconds;
 use crate::layout::hexadecimal;
 use crate::objects::Objects;
 
@@ -114,7 +114,7 @@ impl KnownDamage {
             }
         });
         Damage {
-            unix_seconds: now(),
+            unix_seconds: now_unix_seconds(),
             packs: packs.collect(),
         }
     }

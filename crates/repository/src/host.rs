@@ -31,8 +31,9 @@ pub fn machine_id() -> MachineId {
     MachineId(machine)
 }
 
-/// Seconds since the Unix epoch.
-pub(crate) fn now() -> u64 {
+/// The present moment by this host's clock, in seconds since the Unix epoch.
+#[must_use]
+pub fn now_unix_seconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

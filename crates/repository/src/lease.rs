@@ -13,7 +13,7 @@ use rustix::fs::FileType;
 
 use crate::disk::{Entry, Root, joined};
 use crate::error::{RepositoryError, Result};
-use crate::host::{host_name, now};
+use crate::host::{host_name, now_unix_seconds};
 use crate::layout::{RETIRED, hexadecimal, is_of_lease};
 use crate::objects::Objects;
 use crate::process::this_process;
@@ -96,7 +96,7 @@ impl Drop for HeldLease {
 pub(crate) fn this_lease(doing: &str) -> Result<Lease> {
     Ok(Lease {
         holder: this_process().map_err(|e| not_taken(&e))?,
-        since_unix_seconds: now(),
+        since_unix_seconds: now_unix_seconds(),
         host: host_name(),
         doing: doing.to_owned(),
     })

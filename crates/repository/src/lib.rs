@@ -97,7 +97,7 @@ pub use error::{RepositoryError, RepositoryErrorKind, Result};
 pub use foreign::Foreign;
 pub use history::course::Course;
 pub use history::{History, Reached};
-pub use host::{host_name, machine_id};
+pub use host::{host_name, machine_id, now_unix_seconds};
 pub use leftovers::Leftovers;
 pub use moved::MovedRun;
 pub use pack::{OpenedGroup, Pack};

@@ -3,13 +3,13 @@
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use onefold_backup::folders::{self, CACHE};
 use onefold_backup::{CreateAll, MadeBackup, Options, SourceChoice, TableCache};
 use onefold_format::backup::ChangedBy;
-use onefold_repository::host_name;
+use onefold_repository::{host_name, now_unix_seconds};
 use serde::{Deserialize, Serialize};
 
 use super::clock;
@@ -370,11 +370,6 @@ impl RepositoryRequest for BackupCreate {
         }
         Ok(reply)
     }
-}
-
-fn now_unix_seconds() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }
 
 impl From<MadeBackup> for CreatedBackup {

@@ -318,7 +318,7 @@ fn popular_blocks_stay_while_a_source_is_away() {
     let prune = || -> Result<_> {
         let popular = rig.repository.sources().unwrap().popular.remove(0);
         let writer = rig.repository.writer(popular.id, "prune")?;
-        onefold_backup::prune_popular(&writer, &ALL_WASTE, (10, 0), &mut |_, _| Ok(()))
+        onefold_backup::prune_popular(&writer, &ALL_WASTE, 10, 0, &mut |_, _| Ok(()))
     };
     let error = prune().unwrap_err().to_string();
     assert!(error.contains(&other.id.to_string()), "{error}");

@@ -67,7 +67,7 @@ impl Estate {
     pub(crate) fn prune_popular(&self, now: u64, grace: u64) -> Result<PrunedPopular> {
         let repository = &self.rig.repository;
         let writer = repository.writer(self.popular().id, "prune")?;
-        prune_popular(&writer, &ALL_WASTE, (now, grace), &mut |_, _| Ok(()))
+        prune_popular(&writer, &ALL_WASTE, now, grace, &mut |_, _| Ok(()))
     }
 
     fn reference(&self, store: SourceId, number: u64) -> PackReference {

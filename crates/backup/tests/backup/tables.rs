@@ -249,7 +249,7 @@ fn a_copy_without_a_popular_pack_stays_as_long_as_anybody_may_write_the_pack() {
     let tables = || rig.repository.tables(popular.id).unwrap().len();
     let prune = || {
         let writer = rig.repository.writer(popular.id, "prune").unwrap();
-        prune_popular(&writer, &ALL_WASTE, (10, 0), &mut |_, _| Ok(())).unwrap()
+        prune_popular(&writer, &ALL_WASTE, 10, 0, &mut |_, _| Ok(())).unwrap()
     };
     prune();
     assert_eq!(tables(), 2);

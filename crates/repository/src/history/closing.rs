@@ -6,7 +6,7 @@ use super::{History, Ranges, Reached, read_closed};
 use crate::disk::joined;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
-use crate::host::now;
+use crate::host::now_unix_seconds;
 use crate::label::Labels;
 use crate::layout::is_ours;
 use crate::writer::Writer;
@@ -20,7 +20,7 @@ impl Writer<'_> {
     pub fn begin_backup(&self) -> Result<BackupNumber> {
         self.close_under_way()?;
         let history = self.repository().history(self.source().id)?;
-        let closed = Closed::one(history.next, history.next_pack, now());
+        let closed = Closed::one(history.next, history.next_pack, now_unix_seconds());
         self.set_under_way(history.next, &closed)?;
         Ok(history.next)
     }
@@ -32,7 +32,7 @@ impl Writer<'_> {
         if history.backups.contains(&backup) || history.closed.contains(backup.0) {
             return Ok(());
         }
-        let closed = Closed::one(backup, history.next_pack, now());
+        let closed = Closed::one(backup, history.next_pack, now_unix_seconds());
         let name = ObjectName::Tombstone(id, backup);
         self.fenced()
             .put(name, closed.encode(), NewObject::commit_over)
@@ -98,7 +98,7 @@ impl Writer<'_> {
         let newest = history.folded.last();
         let generation = newest.map_or(0, |(generation, _)| generation + 1);
         let closed = Closed {
-            unix_seconds: now(),
+            unix_seconds: now_unix_seconds(),
             next_pack,
             backups: numbers.0.clone(),
         };
