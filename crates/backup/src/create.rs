@@ -368,19 +368,9 @@ impl Backup<'_> {
             snapshot: disk.snapshot.clone(),
             tags: self.options.tags.clone(),
         };
-        publish(writer, backup, &manifest)?;
+        writer.publish(backup, &manifest)?;
         Ok(Created { backup, manifest })
     }
-}
-
-/// Makes a backup exist. If it needs popular blocks, first lists its source among their users.
-fn publish(writer: &Writer<'_>, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
-    let (repository, source) = (writer.repository(), writer.source());
-    if !manifest.popular_packs.is_empty() {
-        let popular = repository.popular_id(&source.source);
-        repository.add_user(popular, source.id)?;
-    }
-    Ok(writer.publish(backup, manifest)?)
 }
 
 /// The own packs and the popular packs that a backup needs.

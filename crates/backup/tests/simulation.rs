@@ -436,6 +436,59 @@ fn what_an_interrupted_share_left_may_be_moved_to() {
     }
 }
 
+/// A killed backup leaves folders and packs whose names are not durable. The next backup uses them, and then the host
+/// dies.
+#[test]
+fn what_a_killed_backup_left_may_be_referred_to() {
+    for seed in seeds(3) {
+        let folder = folder();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut fails_in = 0;
+        loop {
+            let root = folder.path().join(format!("r{fails_in}"));
+            std::fs::create_dir(&root).unwrap();
+            simulation::restart_host();
+            simulation::begin(None);
+            Repository::init(&root, &Access::Open, 1).unwrap();
+            simulation::fail_at(simulation::changes() + fails_in);
+            // Content that both have is popular.
+            let disks = [
+                (0, MemoryDisk((1..70).collect())),
+                (1, MemoryDisk((30..90).collect())),
+            ];
+            let (mut is_done, mut facts) = (false, Facts::default());
+            if let Ok(mut killed) = World::open(&root, facts.clone()) {
+                is_done = killed.create(&disks).is_ok();
+                facts = killed.facts;
+            }
+            simulation::restart_host();
+            let mut world = World::open(&root, facts).unwrap();
+            let what = format!("seed {seed}, change {fails_in} failed");
+            world.create(&disks).unwrap();
+            world.check(&what);
+            let noted = simulation::end();
+            let (all, facts) = (noted.count(), world.facts.clone());
+            drop(world);
+            for _ in 0..8 {
+                let after = folder.path().join("after");
+                std::fs::create_dir(&after).unwrap();
+                noted
+                    .after_death(all, &root, &after, &mut |end| random.usize(..end))
+                    .unwrap();
+                simulation::restart_host();
+                let mut world = World::open(&after, facts.clone()).unwrap();
+                world.check(&what);
+                std::fs::remove_dir_all(&after).unwrap();
+            }
+            if is_done {
+                break;
+            }
+            fails_in += 1;
+        }
+        assert!(fails_in > 30, "{fails_in}");
+    }
+}
+
 #[test]
 fn a_full_repository_is_restored_from() {
     let folder = folder();

@@ -184,8 +184,11 @@ impl<'a> Backups<'a> {
     /// Protects a backup from being forgotten, or ends its protection.
     pub(crate) fn protect(&self, backup: BackupNumber, is_protected: bool) -> Result<()> {
         let name = ObjectName::Protection(self.source, backup);
-        if self.protected()?.contains(&backup) == is_protected {
-            return Ok(());
+        match (self.protected()?.contains(&backup), is_protected) {
+            // The process that wrote the mark may have died before its name was durable.
+            (true, true) => return self.objects.sync_name(name),
+            (false, false) => return Ok(()),
+            (true, false) | (false, true) => {}
         }
         if is_protected {
             self.objects

@@ -1,9 +1,11 @@
 //! Objects as files of a folder. An object appears under its name only when it is complete and durable,
 //! and its bytes never change after that.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_format::backup::Writers;
 use rustix::fs::FileType;
@@ -21,6 +23,8 @@ const SMALL_BYTES_MAX: u64 = 1 << 16;
 #[derive(Debug, Clone)]
 pub(crate) struct Folder {
     root: Root,
+    /// Folders in it whose names this process has made durable, with the names of the folders that they are in.
+    durable: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// An object that is being written. Dropping it discards it.
@@ -36,6 +40,7 @@ impl Folder {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         Ok(Self {
             root: Root::open(path)?,
+            durable: Arc::default(),
         })
     }
 
@@ -43,6 +48,7 @@ impl Folder {
     pub(crate) fn for_writers(self, writers: Writers) -> Self {
         Self {
             root: self.root.for_writers(writers),
+            ..self
         }
     }
 
@@ -157,14 +163,25 @@ impl Folder {
         self.root.sync_folder(folder)
     }
 
+    /// Makes a folder exist durably. One that is there may have been created by a process that died before it could
+    /// sync the name, so this process syncs the name of each folder once.
     fn ensure(&self, folder: &str) -> io::Result<()> {
-        if folder.is_empty() || self.root.kind(folder)? == Some(FileType::Directory) {
+        if folder.is_empty() {
+            return Ok(());
+        }
+        let is_there = self.root.kind(folder)? == Some(FileType::Directory);
+        let durable = || self.durable.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_there && durable().contains(folder) {
             return Ok(());
         }
         let (parent, _) = split(folder);
         self.ensure(parent)?;
-        self.root.create_folder(folder)?;
-        self.root.sync_folder(parent)
+        if !is_there {
+            self.root.create_folder(folder)?;
+        }
+        self.root.sync_folder(parent)?;
+        durable().insert(folder.to_owned());
+        Ok(())
     }
 }
 

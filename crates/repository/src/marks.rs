@@ -104,7 +104,8 @@ impl<'a> Users<'a> {
         let popular = self.popular;
         let name = ObjectName::User { popular, source };
         match self.objects.read_sealed(name) {
-            Ok(_) => Ok(()),
+            // The process that wrote the mark may have died before its name was durable.
+            Ok(_) => self.objects.sync_name(name),
             Err(error) if error.is_of_object() => {
                 let content = self.objects.sealed(name, Vec::new())?;
                 self.objects.put_over(name, &content)

@@ -10,7 +10,7 @@ use onefold_format::backup::{
 };
 use rustix::fs::FileType;
 
-use crate::disk::{Root, joined};
+use crate::disk::{Root, joined, split};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, NewObject, fill_random};
 use crate::layout::{decimal, is_ours, number_and_generation};
@@ -55,6 +55,14 @@ impl Objects {
 
     pub(crate) fn master(&self) -> &MasterKey {
         &self.master
+    }
+
+    /// Makes the name of an object durable that another process wrote.
+    pub(crate) fn sync_name(&self, name: ObjectName) -> Result<()> {
+        let path = name.path();
+        let synced = self.folder.sync(split(&path).0);
+        synced
+            .map_err(|e| RepositoryError::io(format_args!("cannot sync the folder of {path}"), &e))
     }
 
     /// The names of the complete objects in a folder; empty if there is no folder.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
@@ -103,17 +104,22 @@ impl<'a> Packs<'a> {
         Ok(false)
     }
 
-    /// Makes the names of packs durable. A pack becomes visible when it gets its name, and its writer may die before
-    /// the name is durable, so this must come before any durable object refers to the pack.
+    /// Makes the names of packs durable, except of packs that are missing. A pack becomes visible when it gets its name,
+    /// and its writer may die before the name is durable, so this must come before any durable object refers to the pack.
     pub(crate) fn sync(&self, packs: &[PackReference]) -> Result<()> {
+        if packs.is_empty() {
+            return Ok(());
+        }
         let paths = packs.iter().map(|pack| self.name(pack.number, 0).path());
         let folders = paths.filter_map(|path| Some(path.rsplit_once('/')?.0.to_owned()));
         let mut folders: BTreeSet<_> = folders.collect();
         folders.insert(ObjectName::packs(self.source));
         let mut folders = folders.into_iter();
-        folders.try_for_each(|folder| {
-            let synced = self.objects.folder().sync(&folder);
-            synced.map_err(|e| RepositoryError::io(format_args!("cannot sync {folder}"), &e))
+        folders.try_for_each(|folder| match self.objects.folder().sync(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            synced => {
+                synced.map_err(|e| RepositoryError::io(format_args!("cannot sync {folder}"), &e))
+            }
         })
     }
 

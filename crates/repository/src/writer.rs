@@ -14,6 +14,7 @@ use crate::lease::{remains, remove_lease};
 use crate::marks::{Marks, begin_to_use};
 use crate::pack::Pack;
 use crate::packing::NewPack;
+use crate::packs::Packs;
 use crate::repository::Repository;
 use crate::source::Catalogue;
 use crate::sources::KnownSource;
@@ -120,12 +121,16 @@ impl<'a> Writer<'a> {
         self.source.source = self.source.source.clone().labelled(label);
     }
 
-    /// Makes a backup exist (B1). All objects that its manifest needs must be durable.
+    /// Makes a backup exist (B1). Its recipe must be durable. The packs that the manifest needs may have been left by a
+    /// process that died, so this makes their names durable first.
     ///
     /// # Errors
     ///
-    /// `InUse` if the lease is lost; any failure of writing.
+    /// `InUse` if the lease is lost; any failure of reading or writing.
     pub fn publish(&self, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
+        let objects = self.fenced.objects();
+        Packs::of(objects, self.source.id).sync(&manifest.own_packs)?;
+        self.begin_to_use(&manifest.popular_packs)?;
         let name = ObjectName::Manifest(self.source.id, backup);
         self.fenced
             .put(name, manifest.encode(), NewObject::commit)?;

@@ -111,15 +111,6 @@ impl Repository {
         RepositoryError::new(RepositoryErrorKind::Damaged, message)
     }
 
-    /// Records that backups of a source may need popular blocks.
-    ///
-    /// # Errors
-    ///
-    /// Any failure of reading or writing.
-    pub fn add_user(&self, popular: SourceId, source: SourceId) -> Result<()> {
-        Users::of(&self.objects, popular).add(source)
-    }
-
     /// The sources whose backups may need popular blocks.
     ///
     /// # Errors
