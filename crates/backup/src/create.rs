@@ -368,7 +368,7 @@ impl Backup<'_> {
             snapshot: disk.snapshot.clone(),
             tags: self.options.tags.clone(),
         };
-        writer.publish(backup, &manifest)?;
+        writer.publish(backup, &manifest, &scanned.needed)?;
         Ok(Created { backup, manifest })
     }
 }

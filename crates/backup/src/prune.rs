@@ -287,6 +287,7 @@ impl PrunePlan {
         for (number, generation) in &self.tables {
             writer.remove_table(*number, *generation)?;
         }
+        writer.sync_packs(self.replaced.iter().map(|(number, _)| *number))?;
         // Remove first, to make room for the packs that are written.
         let mut freed_bytes = 0;
         for pack in self.dead.iter().chain(&self.replaced) {
@@ -399,7 +400,7 @@ fn rewrite_all(
     let id = writer.source().id;
     let (mut done, mut freed_bytes) = (0, 0);
     if !plan.rewritten.is_empty() && plan.movable_blocks > 0 {
-        writer.begin_to_use(&plan.moves.packs)?;
+        writer.begin_to_use(plan.moves.packs.iter().map(|pack| pack.number))?;
     }
     for (number, generation) in &plan.rewritten {
         report(done, plan.rewritten_bytes)?;

@@ -114,6 +114,13 @@ impl World {
         })
     }
 
+    /// The same repository, opened by another process.
+    fn reopened(self, root: &Path) -> Self {
+        let Self { facts, history, .. } = self;
+        let opened = Self::open(root, facts).unwrap();
+        Self { history, ..opened }
+    }
+
     /// Changes the facts as of now.
     fn note(&mut self, change: impl FnOnce(&mut Facts)) {
         change(&mut self.facts);
@@ -358,26 +365,63 @@ fn the_host_may_die_at_any_moment() {
         commands(&mut world, &mut random);
         world.check(&format!("seed {seed}"));
         let noted = simulation::end();
-        let (history, all) = (world.history, noted.count());
-        for _ in 0..25 {
-            let death = random.usize(first..=all);
-            let what = format!("seed {seed}, death after {death} of {all} changes");
-            let before = history.iter().rev().find(|(at, _)| *at <= death);
-            let facts = before.map_or_else(Facts::default, |(_, facts)| facts.clone());
-            let after = folder.path().join("after");
-            std::fs::create_dir(&after).unwrap();
-            let target = after.join("r");
-            std::fs::create_dir(&target).unwrap();
-            noted
-                .after_death(death, &root, &target, &mut |end| random.usize(..end))
-                .unwrap();
+        let what = format!("seed {seed}");
+        die_and_check(&what, &noted, first, &world.history, &root, &mut random);
+    }
+}
+
+/// Lets the host die at some moments from change `first` on, and checks each time that nothing is missing and that all
+/// commands work.
+fn die_and_check(
+    what: &str,
+    noted: &simulation::Noted,
+    first: usize,
+    history: &[(usize, Facts)],
+    root: &Path,
+    random: &mut fastrand::Rng,
+) {
+    let all = noted.count();
+    for _ in 0..25 {
+        let death = random.usize(first..=all);
+        let what = format!("{what}, death after {death} of {all} changes");
+        let before = history.iter().rev().find(|(at, _)| *at <= death);
+        let facts = before.map_or_else(Facts::default, |(_, facts)| facts.clone());
+        let after = folder();
+        let target = after.path().join("r");
+        std::fs::create_dir(&target).unwrap();
+        noted
+            .after_death(death, root, &target, &mut |end| random.usize(..end))
+            .unwrap();
+        simulation::restart_host();
+        let opened = World::open(&target, facts);
+        let mut world = opened.unwrap_or_else(|e| panic!("{what}: {e}"));
+        world.check(&what);
+        world.go_on(random, &what);
+    }
+}
+
+/// What a killed process left is used by the next ones, before the host dies.
+#[test]
+fn processes_may_be_killed_before_the_host_dies() {
+    for seed in seeds(60) {
+        let folder = folder();
+        let root = folder.path().join("r");
+        std::fs::create_dir(&root).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        simulation::restart_host();
+        simulation::begin(None);
+        Repository::init(&root, &Access::Open, 1).unwrap();
+        let first = simulation::changes();
+        let mut world = World::open(&root, Facts::default()).unwrap();
+        for _ in 0..3 {
+            simulation::fail_at(simulation::changes() + random.usize(..150));
+            commands(&mut world, &mut random);
             simulation::restart_host();
-            let opened = World::open(&target, facts);
-            let mut world = opened.unwrap_or_else(|e| panic!("{what}: {e}"));
-            world.check(&what);
-            world.go_on(&mut random, &what);
-            std::fs::remove_dir_all(&after).unwrap();
+            world = world.reopened(&root);
         }
+        let noted = simulation::end();
+        let what = format!("seed {seed}");
+        die_and_check(&what, &noted, first, &world.history, &root, &mut random);
     }
 }
 
@@ -486,6 +530,58 @@ fn what_a_killed_backup_left_may_be_referred_to() {
             fails_in += 1;
         }
         assert!(fails_in > 30, "{fails_in}");
+    }
+}
+
+/// A killed prune leaves packs of two generations, the newer one with a name that is not durable. The next prune
+/// removes the older one, and then the host dies.
+#[test]
+fn what_a_killed_prune_left_may_be_pruned_again() {
+    for seed in seeds(1) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut fails_in = 0;
+        loop {
+            let folder = folder();
+            let root = folder.path().join("r");
+            std::fs::create_dir(&root).unwrap();
+            simulation::restart_host();
+            simulation::begin(None);
+            Repository::init(&root, &Access::Open, 1).unwrap();
+            let mut world = World::open(&root, Facts::default()).unwrap();
+            for contents in [1..70, 40..90] {
+                world
+                    .create(&[(0, MemoryDisk(contents.collect()))])
+                    .unwrap();
+            }
+            world.forget((0, 1)).unwrap();
+            simulation::fail_at(simulation::changes() + fails_in);
+            let is_done = world.prune().is_ok();
+            simulation::restart_host();
+            let killed = simulation::changes();
+            let mut world = world.reopened(&root);
+            world.prune().unwrap();
+            let noted = simulation::end();
+            let all = noted.count();
+            for death in (killed..=all).flat_map(|death| [death; 4]) {
+                let what =
+                    format!("seed {seed}, change {fails_in} failed, death after {death} of {all}");
+                let after = folder.path().join("after");
+                std::fs::create_dir(&after).unwrap();
+                noted
+                    .after_death(death, &root, &after, &mut |end| random.usize(..end))
+                    .unwrap();
+                simulation::restart_host();
+                World::open(&after, world.facts.clone())
+                    .unwrap()
+                    .check(&what);
+                std::fs::remove_dir_all(&after).unwrap();
+            }
+            if is_done {
+                break;
+            }
+            fails_in += 1;
+        }
+        assert!(fails_in > 10, "{fails_in}");
     }
 }
 

@@ -48,6 +48,31 @@ impl<'a> Fenced<'a> {
         self.lease.keep_remains();
     }
 
+    /// Makes the names in the source's folders durable. Processes that died may have left names that are not, and this
+    /// holder builds on what it sees. It leaves out the many folders of packs and of their tables: names of packs are
+    /// synced before something refers to them.
+    pub(crate) fn sync_names(&self) -> Result<()> {
+        let source = format!("sources/{}", self.source);
+        let folder = self.objects.folder();
+        let others = [
+            ObjectName::packs(self.source),
+            ObjectName::tables(self.source),
+            ObjectName::readers(self.source),
+            ObjectName::writer(self.source),
+        ];
+        for name in self.objects.folders(&source)? {
+            let path = joined(&source, &name);
+            if !others.contains(&path) {
+                folder
+                    .sync(&path)
+                    .map_err(|e| self.failed("sync", &path, &e))?;
+            }
+        }
+        folder
+            .sync(&source)
+            .map_err(|e| self.failed("sync", &source, &e))
+    }
+
     /// Starts an object with chunks, staged in the holder's folder.
     pub(crate) fn create(&self, name: ObjectName) -> Result<(NewObject, ChunkKey)> {
         let path = name.path();

@@ -1,7 +1,7 @@
 //! Marks: objects whose existence is their meaning. A protection says that a backup must not be forgotten; a user of
 //! popular blocks, that a source may need them. Their content only proves that they belong to the repository.
 
-use onefold_format::backup::{ObjectName, PackReference, SourceId};
+use onefold_format::backup::{ObjectName, SourceId};
 
 use crate::backup::Backups;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
@@ -120,13 +120,10 @@ impl<'a> Users<'a> {
 pub(crate) fn begin_to_use(
     objects: &Objects,
     source: &KnownSource,
-    packs: &[PackReference],
+    numbers: impl Iterator<Item = u64>,
 ) -> Result<()> {
-    if packs.is_empty() {
-        return Ok(());
-    }
     let popular = objects.master().popular_id(&source.source);
-    Packs::of(objects, popular).sync(packs)?;
+    Packs::of(objects, popular).sync(numbers)?;
     if source.id == popular {
         Ok(())
     } else {

@@ -10,7 +10,7 @@ use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
 use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{
-    ObjectName, PackReference, PackTable, PackTrailer, Slot, SourceId, TAG_BYTES, TableCopy,
+    ObjectName, PackTable, PackTrailer, Slot, SourceId, TAG_BYTES, TableCopy,
 };
 
 use crate::disk::split;
@@ -106,14 +106,12 @@ impl<'a> Packs<'a> {
 
     /// Makes the names of packs durable, except of packs that are missing. A pack becomes visible when it gets its name,
     /// and its writer may die before the name is durable, so this must come before any durable object refers to the pack.
-    pub(crate) fn sync(&self, packs: &[PackReference]) -> Result<()> {
-        if packs.is_empty() {
-            return Ok(());
+    pub(crate) fn sync(&self, numbers: impl Iterator<Item = u64>) -> Result<()> {
+        let paths = numbers.map(|number| self.name(number, 0).path());
+        let mut folders: BTreeSet<_> = paths.map(|path| split(&path).0.to_owned()).collect();
+        if !folders.is_empty() {
+            folders.insert(ObjectName::packs(self.source));
         }
-        let paths = packs.iter().map(|pack| self.name(pack.number, 0).path());
-        let folders = paths.filter_map(|path| Some(path.rsplit_once('/')?.0.to_owned()));
-        let mut folders: BTreeSet<_> = folders.collect();
-        folders.insert(ObjectName::packs(self.source));
         let mut folders = folders.into_iter();
         folders.try_for_each(|folder| match self.objects.folder().sync(&folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -6,7 +6,7 @@
 //! may have both names, or neither. Renaming a folder is atomic.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -251,8 +251,7 @@ impl Tree {
             }
             Op::SyncFolder(path) => {
                 if let Some(Node::Folder(folder)) = self.find(path, root) {
-                    let changes = self.folders[folder].iter_mut();
-                    changes.for_each(|change| change.is_synced = true);
+                    self.sync_folder(folder);
                 }
             }
             Op::CreateFolder(path) => {
@@ -289,6 +288,17 @@ impl Tree {
                     self.set(path, root, None, together);
                 }
             }
+        }
+    }
+
+    /// Makes the changes in a folder durable, and those in other folders that are atomic with one of them.
+    fn sync_folder(&mut self, folder: usize) {
+        let changes = self.folders[folder]
+            .iter()
+            .filter(|change| !change.is_synced);
+        let synced: BTreeSet<usize> = changes.map(|change| change.together).collect();
+        for change in self.folders.iter_mut().flatten() {
+            change.is_synced |= synced.contains(&change.together);
         }
     }
 

@@ -1,4 +1,5 @@
-//! Changes a source while holding its lease, so that no other process changes it (`leases.rs`).
+//! Changes a source while holding its lease (`leases.rs`). Other processes only forget and protect backups, note damage
+//! and, in the store of popular blocks, add packs. `history/closing.rs` has what a writer notes of backups' numbers.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,7 +7,7 @@ use onefold_format::backup::{
     BackupNumber, Closed, Condemned, Label, Manifest, ObjectName, PackReference, SourceId, Witness,
 };
 
-use crate::backup::NewRecipe;
+use crate::backup::{NeededPacks, NewRecipe};
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::fenced::Fenced;
 use crate::folder::{NewObject, fill_random};
@@ -84,6 +85,7 @@ impl<'a> Writer<'a> {
         doing: &str,
     ) -> Result<Writer<'a>> {
         let fenced = repository.leases().take(source, doing)?;
+        fenced.sync_names()?;
         // Read under the lease, so that no other process can change it any more.
         let known = Catalogue::of(repository.objects()).known(source)?;
         let known = known.ok_or_else(|| {
@@ -99,7 +101,7 @@ impl<'a> Writer<'a> {
         Ok(writer)
     }
 
-    /// What is done under the lease.
+    /// Writes and removes objects through the holder's folder, so that nothing takes effect once the lease is lost.
     pub(crate) fn fenced(&self) -> &Fenced<'a> {
         &self.fenced
     }
@@ -110,27 +112,36 @@ impl<'a> Writer<'a> {
         self.repository
     }
 
-    /// The source, which no other process can change while this exists.
+    /// The source, as it was read under the lease.
     #[must_use]
     pub fn source(&self) -> &KnownSource {
         &self.source
     }
 
-    /// Notes the new name and origin of the source.
+    /// Takes over, in memory, the name and origin that were just written.
     pub(crate) fn labelled(&mut self, label: Label) {
         self.source.source = self.source.source.clone().labelled(label);
     }
 
-    /// Makes a backup exist (B1). Its recipe must be durable. The packs that the manifest needs may have been left by a
-    /// process that died, so this makes their names durable first.
+    /// Makes a backup exist (B1). Its recipe must be durable. Packs that it needs may have been left by a process that
+    /// died, so this makes the names of those durable first that no backup of the source needs yet; `needed` are the
+    /// others.
     ///
     /// # Errors
     ///
     /// `InUse` if the lease is lost; any failure of reading or writing.
-    pub fn publish(&self, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
-        let objects = self.fenced.objects();
-        Packs::of(objects, self.source.id).sync(&manifest.own_packs)?;
-        self.begin_to_use(&manifest.popular_packs)?;
+    pub fn publish(
+        &self,
+        backup: BackupNumber,
+        manifest: &Manifest,
+        needed: &NeededPacks,
+    ) -> Result<()> {
+        let own = manifest.own_packs.iter().map(|pack| pack.number);
+        self.sync_packs(own.filter(|number| !needed.own.contains_key(number)))?;
+        if !manifest.popular_packs.is_empty() {
+            let popular = manifest.popular_packs.iter().map(|pack| pack.number);
+            self.begin_to_use(popular.filter(|number| !needed.popular.contains_key(number)))?;
+        }
         let name = ObjectName::Manifest(self.source.id, backup);
         self.fenced
             .put(name, manifest.encode(), NewObject::commit)?;
@@ -167,7 +178,7 @@ impl<'a> Writer<'a> {
     /// Closes the numbers of backups that dead holders left open, and removes their folders.
     fn sweep(&self) -> Result<()> {
         for (folder, holder) in remains(self.fenced.objects(), self.source.id)? {
-            // A folder that stays takes some space, and the next holder finds it.
+            // A folder that stays keeps its number from looking missing, and the next holder closes it.
             if self.close_remains(&folder, holder).is_ok() {
                 let _ = remove_lease(self.fenced.objects().root(), &folder);
             }
@@ -259,8 +270,18 @@ impl<'a> Writer<'a> {
     /// # Errors
     ///
     /// Any failure of reading or writing.
-    pub fn begin_to_use(&self, packs: &[PackReference]) -> Result<()> {
-        begin_to_use(self.fenced.objects(), &self.source, packs)
+    pub fn begin_to_use(&self, numbers: impl Iterator<Item = u64>) -> Result<()> {
+        begin_to_use(self.fenced.objects(), &self.source, numbers)
+    }
+
+    /// Makes the names of packs of the source durable, of all their generations. Must come before an older generation
+    /// is removed, or a durable object refers to a pack: another process may have written it, and died.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of syncing.
+    pub fn sync_packs(&self, numbers: impl Iterator<Item = u64>) -> Result<()> {
+        Packs::of(self.fenced.objects(), self.source.id).sync(numbers)
     }
 
     /// Writes missing or damaged marks of the source again. Returns how many were written.
@@ -433,14 +454,17 @@ mod tests {
         assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
         is_over.store(true, Ordering::Relaxed);
         beat.join().unwrap();
-        writer.publish(BackupNumber(1), &manifest()).unwrap();
+        writer
+            .publish(BackupNumber(1), &manifest(), &NeededPacks::default())
+            .unwrap();
     }
 
     #[test]
     fn nothing_that_a_late_holder_does_takes_effect() {
         let scene = scene();
         let late = scene.repository.writer(scene.source, "test").unwrap();
-        late.publish(BackupNumber(1), &manifest()).unwrap();
+        late.publish(BackupNumber(1), &manifest(), &NeededPacks::default())
+            .unwrap();
         let recipe = late.new_recipe(BackupNumber(2)).unwrap();
         let pack = late.new_pack(late.source(), 0).unwrap();
         scene.give_lease(|holder| holder.boot[0] ^= 1);
@@ -449,7 +473,7 @@ mod tests {
         assert!(recipe.finish().is_err() && pack.finish().is_err());
         let name = ObjectName::Manifest(scene.source, BackupNumber(1));
         for done in [
-            late.publish(BackupNumber(2), &manifest()),
+            late.publish(BackupNumber(2), &manifest(), &NeededPacks::default()),
             late.remove(name),
             late.fold(9),
             late.new_pack(late.source(), 1).map(drop),
@@ -466,7 +490,8 @@ mod tests {
         assert_eq!(known.unwrap().unwrap().source, before);
         // Dropping the late writer ends no other lease.
         drop(late);
-        new.publish(BackupNumber(2), &manifest()).unwrap();
+        new.publish(BackupNumber(2), &manifest(), &NeededPacks::default())
+            .unwrap();
         new.remove(name).unwrap();
         new.remove(name).unwrap();
         drop(new);

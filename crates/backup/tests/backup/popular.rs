@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_backup::{Batch, PruneOptions, PrunedPopular, Result, prune_popular};
 use onefold_format::backup::{BackupNumber, PackReference, SourceId};
-use onefold_repository::{Access, KnownSource};
+use onefold_repository::{Access, KnownSource, NeededPacks};
 
 use crate::{BLOCK, MemoryDisk, Rig, source};
 
@@ -299,7 +299,9 @@ fn condemned_blocks_stay_as_long_as_a_backup_may_need_them() {
         recipe_pages: vec![0],
         ..manifest.unwrap()
     };
-    writer.publish(BackupNumber(1), &manifest).unwrap();
+    writer
+        .publish(BackupNumber(1), &manifest, &NeededPacks::default())
+        .unwrap();
     let waits = estate.prune_popular(11, 0).unwrap();
     assert_eq!((waits.freed_blocks, waits.waiting_blocks), (0, 2000));
     drop(writer);
@@ -360,7 +362,7 @@ fn interrupted_at_any_moment_all_backups_are_as_they_were() {
     loop {
         let writer = estate.rig.repository.writer(store, "prune").unwrap();
         let mut left = interruptions;
-        let pruned = prune_popular(&writer, &ALL_WASTE, (10, 0), &mut |_, _| match left {
+        let pruned = prune_popular(&writer, &ALL_WASTE, 10, 0, &mut |_, _| match left {
             0 => Err(onefold_backup::BackupError::Receiver(
                 "interrupted".to_owned(),
             )),
