@@ -1,19 +1,20 @@
 //! Removes popular blocks that no backup of any source needs.
 //!
-//! A concurrent backup may already have decided to refer to a block that no manifest needs yet. So blocks are removed
-//! in two steps, neither of which affects any backup:
+//! A concurrent backup, or a prune that moves blocks, may already have decided to refer to a block that no manifest
+//! needs yet. So blocks are removed in two steps, neither of which affects any backup:
 //!
-//! - Blocks that no manifest needs are *condemned*: their numbers are written down, and every backup that begins
+//! - Blocks that no manifest needs are *condemned*: their numbers are written down, and every command that begins
 //!   afterwards treats them as absent. Then the leases held at that moment are recorded: only their holders may have
 //!   begun before.
 //! - When all of those leases have ended, the manifests are read again, and the blocks that none needs are removed.
 //!
-//! A backup takes its source's lease before it reads the list of condemned blocks, so either the prune sees the lease
-//! or the backup sees the list. `docs/model.md` describes the model of this protocol.
+//! A command takes its source's lease before it reads the list of condemned blocks, so either this prune sees the lease
+//! or the command sees the list. Backups write popular packs under the leases of their own sources; only the holder of
+//! the popular store's lease removes any. `docs/model.md` describes the model of this protocol.
 //!
-//! A manifest needs popular blocks by their numbers, or by numbers of its source that were moved to them. Popular
-//! blocks that `share` stored stay, too, while they may still save space: while several stored blocks could be moved
-//! to them.
+//! A manifest needs popular blocks by their numbers, or by numbers of its source that were moved to them. An
+//! unreferenced popular block stays, too, while two or more needed blocks could be moved to it: `share` stores such
+//! blocks.
 //!
 //! If two hosts stored the same popular content concurrently, the copies with higher numbers are moved to the one
 //! with the lowest.
@@ -36,11 +37,12 @@ use crate::prune::{Kept, PruneOptions, PrunePlan, Pruned, stray_tables};
 pub struct PrunedPopular {
     /// The plan for all popular blocks, made before anything was removed.
     pub plan: PrunePlan,
-    /// Blocks that were removed.
+    /// Blocks that were removed, or would be if this is only a plan.
     pub freed_blocks: u64,
     /// Bytes by which all packs together shrank.
     pub freed_bytes: u64,
-    /// Condemned blocks that a later prune removes, because running backups may need them.
+    /// Condemned blocks that stay for now: their grace is not over, or a command that began before may need them. A
+    /// later prune removes those that are still unneeded.
     pub waiting_blocks: u64,
 }
 
@@ -95,7 +97,7 @@ pub fn prune_popular(
         waiting_blocks: 0,
     };
     // First the blocks condemned by an earlier prune, then those that became unneeded since.
-    let mut next = condemned_before(repository, popular)?;
+    let mut next = condemned_before(writer)?;
     let mut plan = Some(plan);
     loop {
         let condemned = match next.take() {
@@ -156,7 +158,7 @@ fn move_duplicates(
 }
 
 /// Removes copies of tables without a pack. A concurrent writer writes the copy before its pack, so copies stay while
-/// any lease is held.
+/// another lease is held. Tables are listed before leases: a writer that comes later has copied none of them.
 fn remove_stray_tables(writer: &Writer<'_>) -> Result<()> {
     let (repository, popular) = (writer.repository(), writer.source());
     let tables = repository.tables(popular.id)?;
@@ -172,15 +174,26 @@ fn remove_stray_tables(writer: &Writer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The list of condemned blocks. A damaged list is replaced: while it is there, no backup uses any popular block.
-fn condemned_before(repository: &Repository, popular: &KnownSource) -> Result<Option<Condemned>> {
-    match repository.condemned(popular.id) {
-        Err(error) if error.kind() == RepositoryErrorKind::Damaged => Ok(None),
+/// The list of condemned blocks. A damaged one is removed, because no backup uses any popular block while it is there:
+/// then nothing is condemned.
+fn condemned_before(writer: &Writer<'_>) -> Result<Option<Condemned>> {
+    let id = writer.source().id;
+    match writer.repository().condemned(id) {
+        Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
+            // An object that cannot be read is not removed, but may be replaced.
+            writer.condemn(&Condemned {
+                since_unix_seconds: 0,
+                numbers: Vec::new(),
+                before: None,
+            })?;
+            writer.remove(ObjectName::Condemned(id))?;
+            Ok(None)
+        }
         condemned => Ok(condemned?),
     }
 }
 
-/// The blocks that all sources of a domain need.
+/// The blocks that any source of a domain needs.
 struct Needs {
     /// Popular blocks, in ascending order.
     popular: Vec<NumberRun>,
@@ -216,7 +229,7 @@ impl Needs {
 
     fn add_source(&mut self, repository: &Repository, source: &KnownSource) -> Result<()> {
         repository.check_places(source)?;
-        // A pack that a concurrent prune replaces is in this list, and its next generation is in the following one.
+        // Tells packs that a concurrent prune removes, once their backups are forgotten, from packs that are lost.
         let before = repository.packs(source.id)?;
         let history = repository.history(source.id)?;
         history.check_complete(source)?;
@@ -252,6 +265,7 @@ impl Needs {
     /// The needed popular blocks, and unreferenced ones to which several stored blocks could be moved.
     fn and_awaited(&self, repository: &Repository, popular: SourceId) -> Result<Vec<NumberRun>> {
         let mut awaited = self.popular.clone();
+        // While the list cannot be read, no popular block is used, so none is awaited.
         let Some(condemned) = condemned(repository, popular)? else {
             return Ok(awaited);
         };
@@ -301,6 +315,10 @@ fn moved_to(
     let mut moved = Vec::new();
     let mut store = Store::list(repository, id, 0)?;
     let was_there = |number: u64| before.iter().any(|(known, _)| *known == number);
+    if store.lacks(needed).any(was_there) {
+        // A pack that is replaced while its folder is listed may show neither generation.
+        store = Store::list(repository, id, 0)?;
+    }
     let mut missing = store.lacks(needed).filter(|number| !was_there(*number));
     if let Some(number) = missing.next() {
         let missing = repository.missing_pack(id, number);

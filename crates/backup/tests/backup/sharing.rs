@@ -524,3 +524,20 @@ fn little_is_written_for_what_becomes_free() {
     let is_kept = |path: &&PathBuf| after.contains_key(*path);
     assert_eq!(shared.keys().filter(is_kept).count(), shared.len() - 5);
 }
+
+/// While a damaged list of condemned blocks is there, no popular block is used, even if none is wasted.
+#[test]
+fn a_damaged_list_of_condemned_blocks_is_removed() {
+    let shared = MemoryDisk::new(1..=500);
+    let mut estate = Estate::new(3);
+    estate.create(&[(0, &shared), (1, &shared)]);
+    let list = ObjectName::Condemned(estate.popular().id).path();
+    let list = estate.rig.folder.path().join("r").join(list);
+    std::fs::write(&list, [7; 100]).unwrap();
+    estate.prune_popular(10, 0).unwrap();
+    assert!(!list.exists());
+    let before = estate.all_stored();
+    estate.create(&[(2, &shared)]);
+    assert_eq!(estate.all_stored(), before);
+    estate.assert_whole();
+}

@@ -1,11 +1,13 @@
 //! One owner of a pool among all hosts of a cluster (promise P7).
 //!
 //! The holder of the lock on the head owns the pool. RADOS locks are advisory, so a new owner blocklists the old one
-//! and waits for the OSD map that says so before it breaks the lock. In addition, every write of the log and of the
-//! roots asserts the owner's session, because a late operation may reach an OSD that does not have this map yet.
+//! and waits for the OSD map that says so before it breaks the lock. A late operation may reach an OSD that does not have
+//! this map yet, so each object of the log, and the first object of every other part but the data, bears the session of
+//! the owner that opened the part, and every write to it asserts that session.
 //!
 //! An owner answers hosts that ask for it, so that a pool is not taken from a live owner. An owner that the cluster no
-//! longer confirms submits nothing until it is confirmed again; one that has lost the pool never submits again.
+//! longer confirms submits no operation of the pool's parts until it is confirmed again; one that has lost the pool never
+//! submits any again.
 
 use super::fences;
 use super::head::{self, HEAD};
@@ -47,7 +49,8 @@ const RELEASING: &str = "releasing ";
 /// How to become the owner of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct TakeOptions {
-    /// How long an owner on another host may be silent before it is considered dead.
+    /// How long an owner of another run directory may be silent before it is considered dead. One of the same directory
+    /// is dead, because this process has the directory's lock.
     pub patience: Duration,
     /// Ask a live owner to give up the pool.
     pub asks: bool,
@@ -296,9 +299,9 @@ impl Ownership {
     }
 }
 
-/// Takes the pool, whose head was read before. Returns the right to change it.
+/// Takes the pool, and returns the right to change it. The caller has read the head: locking would create a missing one.
 ///
-/// A new owner is able to fence others, and has fenced all owners from which the pool was ever taken.
+/// A new owner may fence others, and has renewed the fences that the head lists (`fences.rs`).
 pub(super) fn take(
     client: &Client,
     pool: &Pool,
@@ -315,7 +318,7 @@ pub(super) fn take(
     let fenced = can_fence.and_then(|()| fences::restore(client, pool));
     let begun = fenced.and_then(|()| begin(pool, run, &session));
     if begun.is_err() {
-        // Reports the first error. The next owner breaks a lock without an owner.
+        // Reports the first error. If this fails, too, the lock stays, and the next owner breaks it.
         let _ = pool.unlock(HEAD, LOCK, &session);
     }
     begun?;
@@ -414,7 +417,8 @@ fn answer_of(payload: &[u8], session: &str) -> Option<Answer> {
     }
 }
 
-/// Makes sure that no operation of the holder takes effect any more, and then breaks its lock.
+/// Makes sure that no operation of the holder takes effect any more, and then breaks its lock. If the holder `may_wake`,
+/// because it is not a process of this run directory, the head keeps its address, so that the fence is renewed.
 fn fence(client: &Client, pool: &Pool, holder: &Locker, may_wake: bool) -> io::Result<()> {
     tracing::info!(
         "fencing the owner before, {} at {}",
@@ -429,7 +433,7 @@ fn fence(client: &Client, pool: &Pool, holder: &Locker, may_wake: bool) -> io::R
     }
 }
 
-/// Gives up the pool. No operation is in flight.
+/// Gives up the pool. The caller has waited for all operations.
 pub(super) fn give_up(pool: &Pool, ownership: &Ownership) {
     if ownership.is_lost() {
         return;
