@@ -267,10 +267,7 @@ impl Backup<'_> {
             batch.popular_bytes = stored.bytes;
             batch.new_popular_blocks = blocks;
         }
-        Ok(NewNumbers {
-            first: first_pack * BLOCKS_PER_PACK,
-            ranks,
-        })
+        Ok(NewNumbers::from_pack(first_pack, ranks))
     }
 
     fn ranks(&self) -> Ranks {
@@ -335,10 +332,7 @@ impl Backup<'_> {
             parent,
             disk: n,
             numbering: Numbering {
-                own: NewNumbers {
-                    first: first_pack * BLOCKS_PER_PACK,
-                    ranks: own,
-                },
+                own: NewNumbers::from_pack(first_pack, own),
                 popular,
             },
             decided: &mut detected.decided,

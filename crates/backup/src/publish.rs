@@ -1,5 +1,6 @@
 //! Stage 4: the recipe, and then the manifest, with which the backup exists (B1).
 
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 use onefold_format::backup::{Counts, NumberRun, RecipeRun, Target, Witness};
 use onefold_repository::{NewRecipe, Recipe};
@@ -33,12 +34,20 @@ pub(crate) struct Numbering<'a> {
 /// The numbers of new blocks of one source, which follow each other.
 pub(crate) struct NewNumbers {
     /// The number of the first new block.
-    pub(crate) first: u64,
+    first: u64,
     /// The order in which the new blocks are stored, by their places on the disks.
-    pub(crate) ranks: Ranks,
+    ranks: Ranks,
 }
 
 impl NewNumbers {
+    /// The numbers of blocks that are stored in this order, from the first block of a pack on.
+    pub(crate) fn from_pack(pack: u64, ranks: Ranks) -> Self {
+        Self {
+            first: pack * BLOCKS_PER_PACK,
+            ranks,
+        }
+    }
+
     /// The number of the new block at this place, if there is one.
     fn number(&mut self, place: Place) -> Result<Option<u64>> {
         Ok(self.ranks.rank(place)?.map(|rank| self.first + rank))
