@@ -4,7 +4,7 @@
 //! however that dies. The process id in the file is for messages alone and is meaningless while the
 //! lock is free.
 
-use super::error_at;
+use super::{error_at, sync_parent};
 use crate::failure::explain;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -103,6 +103,8 @@ impl PoolLock {
             }
             Err(TryLockError::Error(cause)) => return Err(doing("locking", cause)),
         }
+        // A process that died may have made parts and not synced their names.
+        sync_parent(&path).map_err(LockError::Io)?;
         let written = file
             .set_len(0)
             .and_then(|()| writeln!(file, "{}", std::process::id()));
