@@ -15,10 +15,11 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use onefold_nbd::client::{Address as NbdAddress, Client};
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::backup_report::{self, Figures};
-use crate::report;
+use crate::page;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running};
 use onefold_harness::fio::{Fio, Request, Section, read_latencies};
@@ -77,7 +78,7 @@ pub(crate) enum Tool {
 pub(crate) const TOOLS: [Tool; 3] = [Tool::Onefold, Tool::Restic, Tool::Borg];
 
 /// The cost of one tool's backups in a round.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Taken {
     /// Wall time of each day's backup.
     pub(crate) seconds: Vec<f64>,
@@ -114,19 +115,14 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             std::fs::remove_dir_all(&directory).context("cannot remove a directory")?;
         }
     }
-    let conditions = report::conditions(workspace, "cargo xtask bench backup", start.elapsed())?;
+    let conditions = page::conditions(workspace, "cargo xtask bench backup", start.elapsed())?;
     let page = backup_report::page(&conditions, &figures);
     println!("\n{page}");
-    let (page_path, raw_path) = (
-        "docs/benchmarks-backup.md",
-        "tools/bench/results/benchmarks-backup.json",
-    );
     if arguments.quick || !arguments.days.is_empty() {
         println!("{}", figures.raw());
         return Ok(());
     }
-    let raw = format!("{:#}\n", figures.raw());
-    report::write_files(workspace, &[(page_path, &page), (raw_path, &raw)])
+    page::write(workspace, backup_report::NAME, &page, &figures.raw())
 }
 
 /// Writes the images one after the other as the first day, then makes the later days by changing pieces of it.
@@ -328,7 +324,7 @@ fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f6
 
 /// A guest's 99th percentiles in a window next to another load, and in the windows without it just before and after, in
 /// microseconds.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Beside {
     pub(crate) before: f64,
     pub(crate) beside: f64,
@@ -343,7 +339,7 @@ impl Beside {
 }
 
 /// How much other loads slowed a guest down in one round.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Guest {
     /// A full backup of another volume runs in a loop.
     pub(crate) backups: Vec<Beside>,
@@ -681,10 +677,4 @@ fn find(directory: &Path, name: &str) -> Result<PathBuf> {
         }
     }
     bail!("{name} was not restored")
-}
-
-/// A round of a tool, for the raw results.
-pub(crate) fn raw_of(taken: &Taken) -> Value {
-    json!({"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds,
-           "restore_seconds": taken.restore_seconds, "repository_bytes": taken.repository_bytes})
 }

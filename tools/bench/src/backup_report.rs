@@ -1,15 +1,15 @@
 //! The page of `cargo xtask bench backup`.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::backup::{Beside, GUEST_IOPS, Guest, TOOLS, Taken, Tool, WINDOW, raw_of};
+use crate::backup::{Beside, GUEST_IOPS, Guest, TOOLS, Taken, Tool, WINDOW};
 use crate::goals::{self, Goal};
-use crate::report::{self, Conditions};
+use crate::page::{Conditions, Page};
 use crate::statistics::Estimate;
+use crate::table::{Row, Table};
 
 /// All results of the benchmark.
 pub(crate) struct Figures {
@@ -71,30 +71,17 @@ impl Figures {
     /// The median over all windows of a guest's 99th percentile next to a load, relative to the one without it.
     fn guest_ratio(&self, beside: impl Fn(&Guest) -> &[Beside]) -> Option<Estimate> {
         let windows = self.guest.iter().flat_map(beside);
-        let ratios: Vec<_> = windows.map(Beside::ratio).collect();
-        Estimate::of(&ratios)
+        Estimate::over(windows.map(Beside::ratio))
     }
 
     pub(crate) fn raw(&self) -> Value {
         let tools = TOOLS.map(|tool| {
-            let rounds = self.of(tool).iter().map(raw_of).collect::<Vec<_>>();
-            json!({"tool": format!("{tool:?}").to_lowercase(), "rounds": rounds})
-        });
-        let windows = |windows: &[Beside]| {
-            let each = windows.iter();
-            each.map(|window| {
-                json!({"before": window.before, "beside": window.beside, "after": window.after})
-            })
-            .collect::<Vec<_>>()
-        };
-        let guest = self.guest.iter().map(|guest| {
-            json!({"backups": windows(&guest.backups), "nothing": windows(&guest.nothing),
-                   "hashing": windows(&guest.hashing), "images": windows(&guest.images),
-                   "backup_mb_per_second": guest.backup_mb_per_second})
+            let name = format!("{tool:?}").to_lowercase();
+            json!({"tool": name, "rounds": self.of(tool)})
         });
         json!({"disk_bytes": self.disk_bytes, "data_bytes": self.data_bytes, "tools": tools,
                "created": self.created, "restored": self.restored, "shown": self.shown,
-               "mounted_read_us": self.mounted, "guest_p99_us": guest.collect::<Vec<_>>()})
+               "mounted_read_us": self.mounted, "guest_p99_us": self.guest})
     }
 
     fn of(&self, tool: Tool) -> &[Taken] {
@@ -103,16 +90,14 @@ impl Figures {
 
     /// The median over the rounds of one figure of a tool.
     fn median(&self, tool: Tool, of: impl Fn(&Taken) -> f64) -> Option<f64> {
-        let values: Vec<_> = self.of(tool).iter().map(of).collect();
-        Some(Estimate::of(&values)?.median)
+        Some(Estimate::over(self.of(tool).iter().map(of))?.median)
     }
 
     /// The median over the rounds of a ratio within a round.
     fn ratio(&self, of: impl Fn([&Taken; 3]) -> f64) -> Option<f64> {
         let [ours, restic, borg] = &self.taken;
         let rounds = ours.iter().zip(restic).zip(borg);
-        let ratios: Vec<_> = rounds.map(|((a, b), c)| of([a, b, c])).collect();
-        Some(Estimate::of(&ratios)?.median)
+        Some(Estimate::over(rounds.map(|((a, b), c)| of([a, b, c])))?.median)
     }
 
     fn goals(&self) -> Vec<Goal> {
@@ -174,69 +159,69 @@ impl Figures {
     }
 }
 
+/// The page's name in `docs/`, and that of its raw results.
+pub(crate) const NAME: &str = "benchmarks-backup";
+
 pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
-    let raw = Some("benchmarks-backup.json");
-    let mut page = report::heading("Benchmarks of backup", raw, conditions);
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\nA disk of {} MiB, of which {} MiB hold data, over {} days. onefold: a volume that a daemon serves, zstd \
+    let mut page = Page::new("Benchmarks of backup", Some(NAME), conditions);
+    page.add(format!(
+        "A disk of {} MiB, of which {} MiB hold data, over {} days. onefold: a volume that a daemon serves, zstd \
          1, encrypted, the daemon's processor time included. restic: its defaults, encrypted. borg: its defaults, \
          not encrypted. Everything is in the page cache; each restore was compared with the disk. Medians of {} \
-         rounds, in which the tools take turns.\n\n\
-         | | first day, s | following days, s | processor, s | repository, MB | restore, s |\n\
-         | --- | --- | --- | --- | --- | --- |\n",
+         rounds, in which the tools take turns.",
         figures.disk_bytes >> 20,
         figures.data_bytes >> 20,
         figures.days,
         figures.of(Tool::Onefold).len(),
+    ));
+    let table = Table::new(
+        "| | first day, s | following days, s | processor, s | repository, MB | restore, s |",
     );
-    for tool in TOOLS {
-        let median = |of: &dyn Fn(&Taken) -> f64| {
-            let median = figures.median(tool, of);
-            median.map_or("-".to_owned(), |median| format!("{median:.2}"))
-        };
-        let days = (1..figures.days).map(|day| {
-            median(&move |taken: &Taken| taken.seconds.get(day).copied().unwrap_or(f64::NAN))
-        });
-        let _ = writeln!(
-            page,
-            "| {} | {} | {} | {} | {} | {} |",
-            format!("{tool:?}").to_lowercase(),
-            median(&|taken| taken.seconds.first().copied().unwrap_or(f64::NAN)),
-            days.collect::<Vec<_>>().join(", "),
-            median(&|taken| taken.cpu_seconds),
-            median(&|taken| taken.repository_bytes as f64 / 1e6),
-            median(&|taken| taken.restore_seconds),
-        );
-    }
-    page.push('\n');
-    write_guest(&mut page, figures);
-    goals::table(&mut page, &figures.goals());
-    page
+    page.add(table.with(TOOLS.map(|tool| tool_row(figures, tool))));
+    add_guest(&mut page, figures);
+    page.add(goals::table(figures.goals()));
+    page.to_string()
+}
+
+fn tool_row(figures: &Figures, tool: Tool) -> Row {
+    let day = |day: usize| {
+        figures.median(tool, |taken| {
+            taken.seconds.get(day).copied().unwrap_or(f64::NAN)
+        })
+    };
+    let following = (1..figures.days).map(|n| {
+        let median = day(n);
+        median.map_or("-".to_owned(), |median| format!("{median:.2}"))
+    });
+    let others: [fn(&Taken) -> f64; 3] = [
+        |taken| taken.cpu_seconds,
+        |taken| taken.repository_bytes as f64 / 1e6,
+        |taken| taken.restore_seconds,
+    ];
+    Row::of(format!("{tool:?}").to_lowercase())
+        .number(day(0), 2)
+        .text(following.collect::<Vec<_>>().join(", "))
+        .numbers(others.map(|of| figures.median(tool, of)), 2)
 }
 
 /// A load next to the guest, by name, and its windows in a round.
 type GuestRow = (&'static str, fn(&Guest) -> &[Beside]);
 
-/// Writes the table of how much other loads slow a guest down.
-fn write_guest(page: &mut String, figures: &Figures) {
+/// Adds the table of how much other loads slow a guest down.
+fn add_guest(page: &mut Page, figures: &Figures) {
     let rates = figures.guest.iter().map(|guest| guest.backup_mb_per_second);
-    let Some(rate) = Estimate::of(&rates.collect::<Vec<_>>()) else {
+    let Some(rate) = Estimate::over(rates) else {
         return;
     };
-    let _ = write!(
-        page,
+    page.add(format!(
         "The guest makes {GUEST_IOPS} requests of 4 KiB per second all the time. The other load is stopped \
          (SIGSTOP) and continued (SIGCONT) in turn every {} s; the guest's 99th percentile with the load is \
          compared with the geometric mean of the ones without it, just before and after. Backups of the volume read \
-         {:.0} MB/s.\n\n\
-         | other load | windows | 99th percentile, relative to no load | 95 % interval of this median |\n\
-         | --- | --- | --- | --- |\n",
+         {:.0} MB/s.",
         WINDOW.as_secs(),
         rate.median,
-    );
-    let rows: [GuestRow; 4] = [
+    ));
+    let loads: [GuestRow; 4] = [
         ("backups of a volume", |guest| &guest.backups),
         ("nothing", |guest| &guest.nothing),
         ("`chrt --idle 0 sha256sum` of a file", |guest| {
@@ -246,14 +231,13 @@ fn write_guest(page: &mut String, figures: &Figures) {
             &guest.images
         }),
     ];
-    for (name, of) in rows {
-        if let Some(Estimate { median, low, high }) = figures.guest_ratio(of) {
-            let windows: usize = figures.guest.iter().map(|guest| of(guest).len()).sum();
-            let _ = writeln!(
-                page,
-                "| {name} | {windows} | {median:.2} | {low:.2} to {high:.2} |"
-            );
-        }
-    }
-    page.push('\n');
+    let rows = loads.into_iter().filter_map(|(name, of)| {
+        let windows: usize = figures.guest.iter().map(|guest| of(guest).len()).sum();
+        let ratio = figures.guest_ratio(of)?;
+        Some(Row::of(name).text(windows).estimate(ratio, 2))
+    });
+    let table = Table::new(
+        "| other load | windows | 99th percentile, relative to no load | 95 % interval of this median |",
+    );
+    page.add(table.with(rows));
 }

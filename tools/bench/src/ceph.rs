@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::ceph_report::{self, Figures};
-use crate::report;
+use crate::page;
 use onefold_harness::ceph::{Cluster, POOL};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
@@ -124,18 +124,13 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let measured = measure(workspace, &cluster, &scratch, arguments.quick);
     cluster.stop()?;
     let figures = measured?;
-    let conditions = report::conditions(workspace, "cargo xtask bench ceph", start.elapsed())?;
+    let conditions = page::conditions(workspace, "cargo xtask bench ceph", start.elapsed())?;
     let page = ceph_report::page(&conditions, &figures);
     println!("\n{page}");
     if arguments.quick {
         return Ok(());
     }
-    let raw = format!("{:#}\n", figures.raw());
-    let (page_path, raw_path) = (
-        "docs/benchmarks-ceph.md",
-        "tools/bench/results/benchmarks-ceph.json",
-    );
-    report::write_files(workspace, &[(page_path, &page), (raw_path, &raw)])
+    page::write(workspace, ceph_report::NAME, &page, &figures.raw())
 }
 
 fn measure(

@@ -1,13 +1,12 @@
 //! The page of `cargo xtask bench ceph`.
 
-use std::fmt::Write as _;
-
 use anyhow::Result;
 
 use crate::ceph::{PATIENCE, PUBLISHED_ROWS, ROWS, SCATTERED, SCATTERED_OVER, release};
 use crate::goals::{self, Goal};
-use crate::report::{self, Conditions};
+use crate::page::{Conditions, Page};
 use crate::statistics::Estimate;
+use crate::table::{Row, Table};
 use onefold_harness::ceph::Cluster;
 
 /// All results of the benchmark.
@@ -55,12 +54,12 @@ impl Figures {
     }
 
     fn ratio(&self, row: usize) -> Option<Estimate> {
-        let ratios = self.rates[row].iter().map(|[ours, rbd]| ours / rbd);
-        Estimate::of(&ratios.collect::<Vec<_>>())
+        Estimate::over(self.rates[row].iter().map(|[ours, rbd]| ours / rbd))
     }
 
     fn goals(&self) -> Vec<Goal> {
         let median = |values: &[f64]| Estimate::of(values).map(|estimate| estimate.median);
+        let finder = median(&self.finder);
         let rows = ROWS.iter().enumerate().map(|(n, row)| {
             let ratio = self.ratio(n).map(|estimate| estimate.median);
             Goal::at_least(
@@ -71,12 +70,7 @@ impl Figures {
             )
         });
         let others = [
-            Goal::at_least(
-                "finder on scattered blocks, MB/s",
-                median(&self.finder),
-                100.0,
-                None,
-            ),
+            Goal::at_least("finder on scattered blocks, MB/s", finder, 100.0, None),
             Goal::at_most(
                 "opened after a kill by another host, s",
                 median(&self.opened_by_another),
@@ -94,65 +88,47 @@ impl Figures {
     }
 }
 
+/// The page's name in `docs/`, and that of its raw results.
+pub(crate) const NAME: &str = "benchmarks-ceph";
+
 pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
-    let raw = Some("benchmarks-ceph.json");
-    let mut page = report::heading("Benchmarks of a pool in Ceph", raw, conditions);
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\n{}: one monitor and three OSDs (BlueStore on files, three copies), and all clients, on this machine. A \
+    let mut page = Page::new("Benchmarks of a pool in Ceph", Some(NAME), conditions);
+    page.add(format!(
+        "{}: one monitor and three OSDs (BlueStore on files, three copies), and all clients, on this machine. A \
          volume of {} and an RBD image of the same size, both over NBD, RBD by `qemu-nbd --cache=none`. {} rounds; \
          *relative to RBD* is the ratio within a round, with its median's interval. Another host takes over a pool \
-         whose owner is silent for {} s, the default.\n\n\
-         | | onefold, requests/s | RBD, requests/s | relative to RBD |\n\
-         | --- | --- | --- | --- |\n",
+         whose owner is silent for {} s, the default.",
         figures.release,
         figures.disk,
         figures.opened.len(),
         PATIENCE.as_secs(),
-    );
-    for (n, row) in ROWS.iter().enumerate() {
-        let median = |of: usize| {
-            let rates: Vec<f64> = figures.rates[n].iter().map(|rates| rates[of]).collect();
-            Estimate::of(&rates)
-                .map_or("-".to_owned(), |estimate| format!("{:.0}", estimate.median))
-        };
-        let ratio = figures.ratio(n).map_or("-".to_owned(), |estimate| {
-            format!(
-                "{:.2} ({:.2} to {:.2})",
-                estimate.median, estimate.low, estimate.high
-            )
-        });
-        let _ = writeln!(
-            page,
-            "| {} | {} | {} | {ratio} |",
-            row.title,
-            median(0),
-            median(1)
-        );
-    }
-    page.push_str(
-        "\nIn the table above the volume's blocks are private. The next table has the same requests on a volume \
+    ));
+    let rows = ROWS.iter().enumerate().map(|(n, row)| {
+        let rates = [0, 1].map(|of| Estimate::over(figures.rates[n].iter().map(|rates| rates[of])));
+        Row::of(row.title)
+            .numbers(rates.map(|rate| rate.map(|rate| rate.median)), 0)
+            .maybe(figures.ratio(n))
+    });
+    let table = Table::new("| | onefold, requests/s | RBD, requests/s | relative to RBD |");
+    page.add(table.with(rows));
+    page.add(
+        "In the table above the volume's blocks are private. The next table has the same requests on a volume \
          whose blocks the finder has published, so that the first write to each block goes to a new block, relative \
-         to the RBD rates above:\n\n\
-         | to published blocks | onefold, requests/s | relative to RBD |\n\
-         | --- | --- | --- |\n",
+         to the RBD rates above:",
     );
-    for (row, rates) in PUBLISHED_ROWS.iter().zip(&figures.published) {
-        let beside = rates.iter().zip(&figures.rates[*row]);
-        let ratios: Vec<f64> = beside.map(|(ours, [_, rbd])| ours / rbd).collect();
-        if let (Some(rate), Some(ratio)) = (Estimate::of(rates), Estimate::of(&ratios)) {
-            let _ = writeln!(
-                page,
-                "| {} | {:.0} | {:.2} ({:.2} to {:.2}) |",
-                ROWS[*row].title, rate.median, ratio.median, ratio.low, ratio.high
-            );
-        }
-    }
-    let _ = writeln!(
-        page,
-        "\nThe finder is measured on {SCATTERED} of new blocks at random places of a volume of {SCATTERED_OVER}.\n"
-    );
-    goals::table(&mut page, &figures.goals());
-    page
+    let published = PUBLISHED_ROWS.iter().zip(&figures.published);
+    let rows = published.filter_map(|(row, rates)| {
+        let both = rates.iter().zip(&figures.rates[*row]);
+        let ratio = Estimate::over(both.map(|(ours, [_, rbd])| ours / rbd))?;
+        let rate = Estimate::of(rates)?;
+        let row = Row::of(ROWS[*row].title).number(rate.median, 0);
+        Some(row.text(ratio))
+    });
+    let table = Table::new("| to published blocks | onefold, requests/s | relative to RBD |");
+    page.add(table.with(rows));
+    page.add(format!(
+        "The finder is measured on {SCATTERED} of new blocks at random places of a volume of {SCATTERED_OVER}."
+    ));
+    page.add(goals::table(figures.goals()));
+    page.to_string()
 }

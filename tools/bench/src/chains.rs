@@ -5,7 +5,6 @@
 //! them. A round starts the daemon with little memory and sends the same requests to both volumes in turn; times are
 //! compared within a round. If another build of the product is given, each round is repeated with it, on the same pool.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -13,9 +12,10 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::goals::{self, Goal};
+use crate::page::{self, Page};
 use crate::plan::{CLIENT_PROCESSOR, SERVER_PROCESSOR, require_processors};
-use crate::report;
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median};
+use crate::table::{Row, Table};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::fio::{Fio, Section};
@@ -104,9 +104,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             all.extend(shape.measure(workspace, arguments, rounds)?);
         }
     }
-    let conditions = report::conditions(workspace, "cargo xtask bench snapshots", start.elapsed())?;
-    let mut page = report::heading("Benchmarks of many snapshots", None, &conditions);
-    page.push_str(&table(&all));
+    let conditions = page::conditions(workspace, "cargo xtask bench snapshots", start.elapsed())?;
+    let mut page = Page::new("Benchmarks of many snapshots", None, &conditions);
+    add_table(&mut page, &all);
     println!("\n{page}");
     println!(
         "{}",
@@ -155,7 +155,7 @@ impl Shape {
                 daemon.stop()?;
             }
         }
-        measured.iter().for_each(|one| println!("{}", one.line()));
+        measured.iter().for_each(|one| println!("{}", one.row()));
         Ok(measured)
     }
 
@@ -251,47 +251,30 @@ impl Measured {
     }
 
     fn ratio(pairs: &[Pair]) -> Option<Estimate> {
-        let ratios: Vec<f64> = pairs.iter().map(|[with, without]| with / without).collect();
-        Estimate::of(&ratios)
+        Estimate::over(pairs.iter().map(|[with, without]| with / without))
     }
 
-    /// Cells of the page's table: the median ratio of some pairs with its interval, and both medians in microseconds.
-    fn cells(pairs: &[Pair]) -> String {
+    /// Appends the median ratio of some pairs with its interval, and both medians in microseconds.
+    fn add_cells(row: Row, pairs: &[Pair]) -> Row {
         let Some(ratio) = Self::ratio(pairs) else {
-            return "- | - | -".to_owned();
+            return row.texts(["-"; 3]);
         };
-        let median = |which: usize| {
-            let times: Vec<f64> = pairs.iter().map(|pair| pair[which] * 1e6).collect();
-            Estimate::of(&times).map_or(f64::NAN, |estimate| estimate.median)
-        };
-        let Estimate {
-            median: middle,
-            low,
-            high,
-        } = ratio;
-        format!(
-            "{middle:.2} ({low:.2} to {high:.2}) | {:.0} | {:.0}",
-            median(0),
-            median(1)
-        )
+        let median = |which: usize| median(pairs.iter().map(|pair| pair[which] * 1e6));
+        row.text(ratio).numbers([median(0), median(1)], 0)
     }
 
     fn fits(&self) -> bool {
         self.segments == SEGMENTS_THAT_FIT
     }
 
-    fn line(&self) -> String {
+    fn row(&self) -> Row {
         let set = if self.fits() {
             "in the cache"
         } else {
             "four times the cache"
         };
-        let (read, status) = (Self::cells(&self.read), Self::cells(&self.status));
-        format!(
-            "| {} | {set} | {} | {read} | {status} |",
-            self.shape.title(),
-            self.build
-        )
+        let row = Row::of(self.shape.title()).text(set).text(self.build);
+        Self::add_cells(Self::add_cells(row, &self.read), &self.status)
     }
 
     fn raw(&self) -> serde_json::Value {
@@ -322,30 +305,20 @@ impl Measured {
     }
 }
 
-fn table(measured: &[Measured]) -> String {
-    let mut page = format!(
-        "\n`serve --memory {MEMORY}`. Two volumes of {} GiB have one block in each segment of 2 MiB, and one of \
+fn add_table(page: &mut Page, measured: &[Measured]) {
+    page.add(format!(
+        "`serve --memory {MEMORY}`. Two volumes of {} GiB have one block in each segment of 2 MiB, and one of \
          them the snapshots. 4 KiB random reads of these blocks at depth 1, {READS} in a round, and the block \
          status of the whole volume (`nbdinfo --map`): medians in µs with and without snapshots, and the median of \
          the ratios in a round with its 95 % interval. *Four times the cache*: reads of {SEGMENTS} segments; *in \
-         the cache*: reads of {SEGMENTS_THAT_FIT}.\n\n\
-         | snapshots | working set | build | read | with | without | block status | with | without |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+         the cache*: reads of {SEGMENTS_THAT_FIT}.",
         (SEGMENTS * SEGMENT_BYTES) >> 30,
+    ));
+    let table = Table::new(
+        "| snapshots | working set | build | read | with | without | block status | with | without |",
     );
-    for one in measured {
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(page, "{}", one.line());
-    }
-    page.push('\n');
-    goals::table(
-        &mut page,
-        &measured
-            .iter()
-            .flat_map(Measured::goals)
-            .collect::<Vec<_>>(),
-    );
-    page
+    page.add(table.with(measured.iter().map(Measured::row)));
+    page.add(goals::table(measured.iter().flat_map(Measured::goals)));
 }
 
 #[cfg(test)]
@@ -371,6 +344,6 @@ mod tests {
         assert_eq!(all.each_ref().map(|one| one.goals().len()), [2, 0, 1]);
         let line = "| 100, empty | four times the cache | this | 1.10 (1.00 to 1.20) | 12 | 10 | 1.00 \
                     (1.00 to 1.00) | 100000 | 100000 |";
-        assert_eq!(all[0].line(), line);
+        assert_eq!(all[0].row().to_string(), line);
     }
 }

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::import::{IMAGE_BYTES, import, make_image};
 use crate::plan::{Plan, SERVER_PROCESSOR};
@@ -29,6 +29,7 @@ pub(crate) const SCRUB_MUST: f64 = 1.0;
 const MEMORY: &str = "512M";
 pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
 
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Check {
     pub(crate) mapped_blocks: u64,
     /// The time of each check.
@@ -58,11 +59,6 @@ impl Check {
             _ if self.slowest() <= MUST_SECONDS => "met",
             _ => "missed",
         }
-    }
-
-    pub(crate) fn raw(&self) -> Value {
-        json!({"mapped_blocks": self.mapped_blocks, "seconds": self.seconds,
-               "peak_memory_bytes": self.peak_memory_bytes, "scrub_seconds": self.scrub_seconds})
     }
 }
 

@@ -4,12 +4,12 @@
 //! the metadata that deduplicating them would need. Here `onefold analyze` counts the same in the files below some
 //! paths, and the tables show the dissertation's figures next to ours.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::table::{Row, Table};
 use onefold_harness::command::Cmd;
 use onefold_harness::workspace::Workspace;
 
@@ -126,12 +126,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             .context("a figure is missing in what analyze printed")
     });
     let found: Vec<Found> = ways.collect::<Result<_>>()?;
-    print!("{}", conditions(workspace, &program, &reply)?);
-    print!("{}", tables(&found));
+    println!("{}", conditions(workspace, &program, &reply)?);
+    println!("{}", tables(&found));
     Ok(())
 }
 
-fn conditions(workspace: &Workspace, program: &Path, reply: &Value) -> Result<String> {
+fn conditions(workspace: &Workspace, program: &Path, reply: &Value) -> Result<Table> {
     let line = |program: &Path, arguments: &[&str]| -> Result<String> {
         let text = Cmd::new(program)
             .args(arguments)
@@ -144,20 +144,23 @@ fn conditions(workspace: &Workspace, program: &Path, reply: &Value) -> Result<St
         number.with_context(|| format!("analyze says no {field}"))
     };
     let problems = reply.get("problems").and_then(Value::as_array);
-    Ok(format!(
-        "| | |\n| --- | --- |\n| date | {} |\n| version | {} |\n| commit | {} |\n| command | cargo xtask study PATH |\n\
-         | files | {}, {} of them empty; {} links and special files left out; {} could not be read |\n\
-         | data | {:.2} GiB |\n",
-        line(Path::new("date"), &["-u", "+%Y-%m-%d"])?,
-        line(program, &["--version"])?,
-        line(Path::new("git"), &["rev-parse", "--short", "HEAD"])
-            .unwrap_or_else(|_| "none".to_owned()),
+    let commit = line(Path::new("git"), &["rev-parse", "--short", "HEAD"]);
+    let files = format!(
+        "{}, {} of them empty; {} links and special files left out; {} could not be read",
         number("files")?,
         number("empty_files")?,
         number("skipped_files")?,
         problems.map_or(0, Vec::len),
-        number("found_bytes")? as f64 / GIB,
-    ))
+    );
+    let data = format!("{:.2} GiB", number("found_bytes")? as f64 / GIB);
+    Ok(Table::new("| | |").with([
+        Row::of("date").text(line(Path::new("date"), &["-u", "+%Y-%m-%d"])?),
+        Row::of("version").text(line(program, &["--version"])?),
+        Row::of("commit").text(commit.unwrap_or_else(|_| "none".to_owned())),
+        Row::of("command").text("cargo xtask study PATH"),
+        Row::of("files").text(files),
+        Row::of("data").text(data),
+    ]))
 }
 
 impl Found {
@@ -199,9 +202,9 @@ impl Found {
 }
 
 /// The name of a row of the first table, and its figure for each method.
-type Row = (&'static str, fn(&Found) -> String);
+type Figure = (&'static str, fn(&Found) -> String);
 
-const ROWS: [Row; 9] = [
+const ROWS: [Figure; 9] = [
     ("scanned", |found| grouped(found.scanned)),
     ("of these zeros", |found| {
         found.zeros.map_or("-".to_owned(), grouped)
@@ -240,56 +243,40 @@ fn grouped(number: u64) -> String {
 }
 
 fn tables(found: &[Found]) -> String {
-    let mut page = String::from("\nTable 3.1, his figure and ours:\n\n|");
-    // Writing to a `String` cannot fail.
-    for way in &WAYS {
-        let _ = write!(page, " | {}, his | ours", way.title);
-    }
-    let _ = writeln!(page, " |\n|{}", " --- |".repeat(1 + 2 * WAYS.len()));
-    for (title, cell) in ROWS {
-        let _ = write!(page, "| {title} |");
-        for (way, now) in WAYS.iter().zip(found) {
-            let _ = write!(page, " {} | {} |", cell(&way.then), cell(now));
-        }
-        page.push('\n');
-    }
-    page.push_str(
-        "\nTables 3.2 and 3.3, in MiB, and in GiB the savings that are left:\n\n\
-         | | translation table | hash to address | both | left | onefold's maps | its index | both | left |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    let columns = WAYS
+        .each_ref()
+        .map(|way| format!("{}, his | ours", way.title));
+    let counts = Table::new(&format!("| | {} |", columns.join(" | ")));
+    let counts = counts.with(ROWS.map(|(title, cell)| {
+        let both = WAYS.iter().zip(found);
+        let cells = both.flat_map(|(way, now)| [cell(&way.then), cell(now)]);
+        Row::of(title).texts(cells)
+    }));
+    let sizes = Table::new(
+        "| | translation table | hash to address | both | left | onefold's maps | its index | both | left |",
     );
-    for (way, now) in WAYS.iter().zip(found) {
-        for (whose, found) in [("his", &way.then), ("ours", now)] {
-            metadata_row(&mut page, &format!("{}, {whose}", way.title), found);
-        }
-    }
-    page
+    let sizes = sizes.with(WAYS.iter().zip(found).flat_map(|(way, now)| {
+        let row = |whose, found| metadata_row(&format!("{}, {whose}", way.title), found);
+        [row("his", &way.then), row("ours", now)]
+    }));
+    format!(
+        "\nTable 3.1, his figure and ours:\n\n{counts}\n\n\
+         Tables 3.2 and 3.3, in MiB, and in GiB the savings that are left:\n\n{sizes}"
+    )
 }
 
-fn metadata_row(page: &mut String, title: &str, found: &Found) {
+fn metadata_row(title: &str, found: &Found) -> Row {
     let (translation, hashes) = (found.translation(), found.hash_to_address());
     let both = translation + hashes;
-    let pool = found.pool.as_ref().map(|pool| {
-        let cells = [
-            pool.map / MIB,
-            pool.index / MIB,
-            (pool.map + pool.index) / MIB,
-        ];
-        let left = gib(pool.left);
-        format!(
-            "{:.2} | {:.2} | {:.2} | {left}",
-            cells[0], cells[1], cells[2]
-        )
-    });
-    let _ = writeln!(
-        page,
-        "| {title} | {:.2} | {:.2} | {:.2} | {} | {} |",
-        translation / MIB,
-        hashes / MIB,
-        both / MIB,
-        gib(found.saved - both),
-        pool.unwrap_or_else(|| "- | - | - | -".to_owned()),
-    );
+    let in_mib = |bytes: [f64; 3]| bytes.map(|bytes| bytes / MIB);
+    let row = Row::of(title).numbers(in_mib([translation, hashes, both]), 2);
+    let row = row.text(gib(found.saved - both));
+    match &found.pool {
+        Some(pool) => row
+            .numbers(in_mib([pool.map, pool.index, pool.map + pool.index]), 2)
+            .text(gib(pool.left)),
+        None => row.texts(["-"; 4]),
+    }
 }
 
 #[cfg(test)]
@@ -308,10 +295,8 @@ mod tests {
         assert_eq!(cells(8), ["3.97", "2.76", "2.87", "3.00"]);
         assert_eq!(cells(6), ["12.4", "15.5", "15.1", "14.8"]);
         let rows = |title: &str| {
-            let mut page = String::new();
             let way = WAYS.iter().find(|way| way.title == title).unwrap();
-            metadata_row(&mut page, title, &way.then);
-            page
+            format!("{}\n", metadata_row(title, &way.then))
         };
         // The dissertation has 225.3, 746.14 and 15.8; 12.79, 23.36 and 13.33.
         assert_eq!(
@@ -336,8 +321,7 @@ mod tests {
             cells,
             ["10", "2", "3", "4", "4", "0.000", "40.0", "0.62", "4.00"]
         );
-        let mut page = String::new();
-        metadata_row(&mut page, "x", &found);
+        let page = format!("{}\n", metadata_row("x", &found));
         assert!(
             page.ends_with("| 1.00 | 2.00 | 3.00 | -1.000 |\n"),
             "{page}"

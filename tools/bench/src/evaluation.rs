@@ -11,10 +11,10 @@ use anyhow::Result;
 
 use crate::evaluation_figures::{self, Figures};
 use crate::evaluation_generations::{self, Generations};
-use crate::evaluation_report;
+use crate::evaluation_report::{self, NAME};
 use crate::evaluation_revisions::{self, Revisions};
+use crate::page;
 use crate::plan::require_processors;
-use crate::report;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
@@ -101,20 +101,16 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             .transpose()?,
         plan,
     };
-    let conditions = report::conditions(workspace, COMMAND, start.elapsed())?;
+    let conditions = page::conditions(workspace, COMMAND, start.elapsed())?;
     let page = evaluation_report::page(&conditions, &results);
     println!("\n{page}");
     if arguments.quick || arguments.part.is_some() {
         println!(
-            "(not a whole run, {:.0} s: {} stays as it is)",
-            start.elapsed().as_secs_f64(),
-            evaluation_report::PAGE
+            "(not a whole run, {:.0} s: docs/{NAME}.md stays as it is)",
+            start.elapsed().as_secs_f64()
         );
         return Ok(());
     }
-    evaluation_report::write(
-        workspace,
-        &page,
-        &evaluation_report::raw(&conditions, &results),
-    )
+    let raw = evaluation_report::raw(&conditions, &results);
+    page::write(workspace, NAME, &page, &raw)
 }

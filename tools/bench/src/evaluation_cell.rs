@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::inline_load::{BLOCK_BYTES, Load};
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median};
 use onefold_harness::inline::Inline;
 
 /// A request of 640 KiB, as Dmdedup's sequential writes.
@@ -58,12 +58,7 @@ impl Cell {
     }
 
     pub(crate) fn ratio(&self) -> Option<Estimate> {
-        let ratios: Vec<f64> = self
-            .pairs
-            .iter()
-            .map(|pair| pair.ours / pair.base)
-            .collect();
-        Estimate::of(&ratios)
+        Estimate::over(self.pairs.iter().map(|pair| pair.ours / pair.base))
     }
 
     /// The rates of onefold and of the pass-through, in MB/s or requests/s.
@@ -72,10 +67,8 @@ impl Cell {
             Pattern::Sequential => (LARGE_BLOCKS * BLOCK_BYTES) as f64 / 1e6,
             Pattern::Random => 1.0,
         };
-        [|pair: &Pair| pair.ours, |pair: &Pair| pair.base].map(|of| {
-            let rates: Vec<f64> = self.pairs.iter().map(of).collect();
-            Estimate::of(&rates).map_or(f64::NAN, |rate| rate.median * unit)
-        })
+        [|pair: &Pair| pair.ours, |pair: &Pair| pair.base]
+            .map(|of| median(self.pairs.iter().map(of)) * unit)
     }
 
     /// Hits, and blocks found and written all the same, in percent of the blocks looked up.

@@ -17,7 +17,7 @@ use crate::evaluation::Plan;
 use crate::inline_load::BLOCK_BYTES;
 use crate::plan::SERVER_PROCESSOR;
 use crate::slices::{Mode, start_passthrough_of};
-use crate::statistics::Estimate;
+use crate::statistics;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::images::{self, Image};
@@ -187,8 +187,7 @@ impl Of {
     pub(crate) fn rates(&self) -> [[f64; 2]; 2] {
         let median = |of: &dyn Fn(&Round) -> f64| {
             let rates = self.rounds.iter().map(of);
-            let rates: Vec<f64> = rates.map(|s| self.data_bytes as f64 / 1e6 / s).collect();
-            Estimate::of(&rates).map_or(f64::NAN, |rate| rate.median)
+            statistics::median(rates.map(|s| self.data_bytes as f64 / 1e6 / s))
         };
         [0, 1].map(|number| {
             [

@@ -1,9 +1,6 @@
 //! The page of `cargo xtask bench evaluation`: the figures of Dmdedup [Dmdedup §4] and of dedupv1 [Meister13 §6.2] next
 //! to ours.
 
-use std::fmt::Write as _;
-
-use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::evaluation::Results;
@@ -11,20 +8,20 @@ use crate::evaluation_cell::{Cell, Content, Pattern};
 use crate::evaluation_figures::{Figures, WRITES_PER_SECOND};
 use crate::evaluation_generations::Generations;
 use crate::evaluation_revisions::{Revisions, Run, Stored};
-use crate::report::{self, Conditions, heading};
-use onefold_harness::workspace::Workspace;
+use crate::page::{Conditions, Page, by_name};
+use crate::table::{Row, Table};
 
-pub(crate) const PAGE: &str = "docs/evaluation-inline.md";
-const RAW: &str = "tools/bench/results/evaluation-inline.json";
+/// The page's name in `docs/`, and that of its raw results.
+pub(crate) const NAME: &str = "evaluation-inline";
 
 pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     let title = "Published measurements of writes in line, repeated";
-    let mut page = heading(title, Some("evaluation-inline.json"), conditions);
-    page.push_str(
-        "\nDmdedup is a device mapper target that finds duplicates when they are written; its paper compares three \
+    let mut page = Page::new(title, Some(NAME), conditions);
+    page.add(
+        "Dmdedup is a device mapper target that finds duplicates when they are written; its paper compares three \
          indexes of the same kinds as ours. dedupv1 is a backup system that also finds them then. Their machines, \
          disks and data differ from ours: only the ratio to the raw device of the same machine can be compared, and \
-         how it changes from row to row.\n",
+         how it changes from row to row.",
     );
     if let Some(figures) = &results.figures {
         let (slices, seconds) = (results.plan.slices, results.plan.slice_seconds);
@@ -36,10 +33,10 @@ pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     if let Some(generations) = &results.generations {
         generations_section(&mut page, generations, results.plan.rounds);
     }
-    page
+    page.to_string()
 }
 
-fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usize, u64)) {
+fn figures_section(page: &mut Page, figures: &Figures, (slices, seconds): (usize, u64)) {
     let limit = match &figures.no_limit {
         None => format!(
             "Both servers are in a control group that may make {WRITES_PER_SECOND} writes a second past the \
@@ -50,66 +47,55 @@ fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usi
             format!("There is no limit of writes ({why}), so the disk runs at full speed")
         }
     };
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\n## Dmdedup's figures 4 to 6\n\n\
-         Writes to a volume in line with `--cache direct`, relative to the pass-through on a raw file with \
+    let text = format!(
+        "Writes to a volume in line with `--cache direct`, relative to the pass-through on a raw file with \
          O_DIRECT: {slices} pairs of slices of {seconds} s, 512 MiB each, client and server each on a processor of \
          its own. {limit}. *Sequential*: 640 KiB at depth 4; *random*: 4 KiB at depth 32. *Memory*: the memory that \
          the index may use, in percent of the memory that its rows need; a daemon has 64 MiB at least, so in a \
          small pool a quarter is more. `memory` opens with all its rows, whatever its limit, and accepts no more. \
          *Ratio*: the median of the pairs, and their range. *Hits* and *refused*: of the blocks looked up. The \
-         finder is paused; counting and collector run.\n",
+         finder is paused; counting and collector run.",
     );
-    for (number, content) in [
+    page.section("Dmdedup's figures 4 to 6", text);
+    let figures_of = [
         (4, Content::Unique),
         (5, Content::Duplicates),
         (6, Content::Images),
-    ] {
-        let _ = write!(
-            page,
-            "\n### Figure {number}: {}\n\n{}\n\n\
-             | pattern | index | memory, % | ratio | range | theirs | ours | raw | unit | hits, % | refused, % |\n\
-             | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-            name(content),
-            difference(content),
+    ];
+    for (number, content) in figures_of {
+        page.add(format!("### Figure {number}: {}", name(content)));
+        page.add(difference(content));
+        let table = Table::new(
+            "| pattern | index | memory, % | ratio | range | theirs | ours | raw | unit | hits, % | refused, % |",
         );
-        for pattern in [Pattern::Sequential, Pattern::Random] {
-            let cells = figures.cells.iter();
-            let cells = cells.filter(|cell| cell.content == content && cell.pattern == pattern);
-            cells.for_each(|cell| row(page, cell));
-        }
+        let cells = figures.cells.iter().filter(|cell| cell.content == content);
+        let rows = [Pattern::Sequential, Pattern::Random].map(|pattern| {
+            let cells = cells.clone().filter(move |cell| cell.pattern == pattern);
+            cells.filter_map(row)
+        });
+        page.add(table.with(rows.into_iter().flatten()));
     }
-    page.push_str(
-        "\n*Theirs* are the numbers of the paper's text, relative to their raw disk: 147 MB/s and 420 random writes \
+    page.add(
+        "*Theirs* are the numbers of the paper's text, relative to their raw disk: 147 MB/s and 420 random writes \
          a second. INRAM is compared with `memory`, CBT, a B-tree, with `btree`, and DTB, a hash table on disk, \
          with `hash`; a range covers all their cache sizes and lengths of transactions, or all back ends where the \
-         text does not distinguish them. A dash: only in the plot.\n",
+         text does not distinguish them. A dash: only in the plot.",
     );
 }
 
-fn row(page: &mut String, cell: &Cell) {
-    let Some(ratio) = cell.ratio() else {
-        return;
-    };
-    let ([ours, base], [hits, refused]) = (cell.rates(), cell.found_percent());
+fn row(cell: &Cell) -> Option<Row> {
     let (pattern, unit) = match cell.pattern {
         Pattern::Sequential => ("sequential", "MB/s"),
         Pattern::Random => ("random", "writes/s"),
     };
-    // Writing to a `String` cannot fail.
-    let _ = writeln!(
-        page,
-        "| {pattern} | `{}` | {:.0} | {:.2} | {:.2} to {:.2} | {} | {ours:.0} | {base:.0} | {unit} | {hits:.1} | \
-         {refused:.1} |",
-        cell.back_end,
-        cell.had_percent,
-        ratio.median,
-        ratio.low,
-        ratio.high,
-        theirs(cell.content, cell.pattern, cell.back_end),
-    );
+    let row = Row::of(pattern)
+        .text(format!("`{}`", cell.back_end))
+        .number(cell.had_percent, 0)
+        .estimate(cell.ratio()?, 2)
+        .text(theirs(cell.content, cell.pattern, cell.back_end))
+        .numbers(cell.rates(), 0)
+        .text(unit);
+    Some(row.numbers(cell.found_percent(), 1))
 }
 
 fn name(content: Content) -> &'static str {
@@ -159,19 +145,14 @@ fn theirs(content: Content, pattern: Pattern, back_end: &str) -> &'static str {
     }
 }
 
-fn revisions_section(page: &mut String, revisions: &Revisions) {
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\n## Dmdedup's table 2\n\n\
-         {} revisions of this repository at equal distances, {} MB of archives, are unpacked by tar on a new ext4, \
+fn revisions_section(page: &mut Page, revisions: &Revisions) {
+    let text = format!(
+        "{} revisions of this repository at equal distances, {} MB of archives, are unpacked by tar on a new ext4, \
          one after the other and each synced; theirs are 40 Linux kernels in one archive. The file system is the \
          kernel's, on a loop device over nbdfuse, so each request also passes through FUSE; it is unmounted before \
          the clock stops. Direct mode, no limit of writes, default `--memory`. *Logical*, *physical* and *saved* \
          when the finder is done; *data*: blocks that writes stored; *metadata*: everything else that the daemon \
-         wrote until then. Medians of {} runs.\n\n\
-         | | s | of the raw file's | logical, MB | physical, MB | saved, % | hits, % | data, MB | metadata, MB |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+         wrote until then. Medians of {} runs.",
         revisions.revisions,
         revisions.tar_bytes / 1_000_000,
         revisions
@@ -181,94 +162,82 @@ fn revisions_section(page: &mut String, revisions: &Revisions) {
             .max()
             .unwrap_or(0),
     );
+    page.section("Dmdedup's table 2", text);
     let seconds = |runs: &[Run]| Revisions::median(runs, |run| Some(run.seconds));
     let base = revisions.runs.first().and_then(|(_, runs)| seconds(runs));
-    for (target, runs) in &revisions.runs {
-        let of = |of: fn(&Stored) -> f64| {
-            let median = Revisions::median(runs, |run| run.stored.as_ref().map(of));
-            median.map_or_else(|| "-".to_owned(), |number| format!("{number:.1}"))
-        };
+    let ours = revisions.runs.iter().map(|(target, runs)| {
+        let of =
+            |of: fn(&Stored) -> f64| Revisions::median(runs, |run| run.stored.as_ref().map(of));
         let seconds = seconds(runs).unwrap_or(f64::NAN);
-        let _ = writeln!(
-            page,
-            "| {} | {seconds:.1} | {:.2} | {} | {} | {} | {} | {} | {} |",
-            target.name(),
-            seconds / base.unwrap_or(f64::NAN),
+        let row = Row::of(target.name()).number(seconds, 1);
+        let row = row.number(seconds / base.unwrap_or(f64::NAN), 2);
+        let stored = [
             of(|stored| stored.logical as f64 / 1e6),
             of(|stored| stored.physical as f64 / 1e6),
             of(Stored::saved_percent),
             of(|stored| stored.hits_percent),
             of(|stored| stored.data_written as f64 / 1e6),
             of(|stored| stored.metadata_written as f64 / 1e6),
-        );
-    }
-    page.push_str(
-        "| Dmdedup: ext4 on the raw disk | 649 | 1.00 | - | - | 0 | - | - | - |\n\
-         | Dmdedup with its B-tree | 521 | 0.80 | - | - | 58 to 63 | - | - | - |\n\
-         | Lessfs, BerkeleyDB, 4 KiB | 1825 | 2.81 | - | - | 58 to 63 | - | - | - |\n\n\
-         Their savings follow from the deduplication ratio, 2.4 to 2.7, which they give for all their \
+        ];
+        row.numbers(stored, 1)
+    });
+    let table = Table::new(
+        "| | s | of the raw file's | logical, MB | physical, MB | saved, % | hits, % | data, MB | metadata, MB |",
+    );
+    let theirs = [
+        "| Dmdedup: ext4 on the raw disk | 649 | 1.00 | - | - | 0 | - | - | - |",
+        "| Dmdedup with its B-tree | 521 | 0.80 | - | - | 58 to 63 | - | - | - |",
+        "| Lessfs, BerkeleyDB, 4 KiB | 1825 | 2.81 | - | - | 58 to 63 | - | - | - |",
+    ];
+    page.add(table.with(ours.chain(theirs.map(Row::shown))));
+    page.add(
+        "Their savings follow from the deduplication ratio, 2.4 to 2.7, which they give for all their \
          configurations. Dmdedup's writes find each other at once. Ours find only blocks that the finder has \
          published, and it scans every second, or every five while guests are busy: much data that is unpacked \
          within seconds is stored first and shared afterwards. *Published between*: `pool dedup` runs after each \
-         revision while the clock is stopped, as if the revisions came hours apart.\n",
+         revision while the clock is stopped, as if the revisions came hours apart.",
     );
 }
 
-fn generations_section(page: &mut String, generations: &Generations, rounds: usize) {
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\n## Two generations of dedupv1\n\n\
-         nbdcopy writes an image in line, its flush included, into an empty pool (generation 1), and after a \
+fn generations_section(page: &mut Page, generations: &Generations, rounds: usize) {
+    let text = format!(
+        "nbdcopy writes an image in line, its flush included, into an empty pool (generation 1), and after a \
          restart of the daemon into a second volume of that pool, with one in 50 runs of 160 KiB changed \
          (generation 2); direct mode, server on one processor. MB/s of blocks with data; *raw*: writes to new files \
          by the pass-through. Medians of {rounds} rounds. Duplicates within generation 1 are hits only if the \
          finder has already published them. *Hits* and *refused* (found and stored all the same) are in percent of \
-         the blocks with data.\n\n\
-         | image | generation 1, MB/s | raw | hits, % | generation 2, MB/s | raw | hits, % | refused, % | 2 over 1 |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+         the blocks with data.",
     );
-    for of in &generations.images {
-        let ([first, second], [[hits, _], [more, refused]]) = (of.rates(), of.found_percent());
-        let _ = writeln!(
-            page,
-            "| {} | {:.0} | {:.0} | {hits:.1} | {:.0} | {:.0} | {more:.1} | {refused:.1} | {:.2} |",
-            of.image,
-            first[0],
-            first[1],
-            second[0],
-            second[1],
-            second[0] / first[0],
-        );
-    }
-    page.push_str(
-        "| dedupv1, one node | 166 | - | - | 343 | - | - | - | 2.07 |\n\n\
-         dedupv1 receives data over iSCSI, cuts it by content into chunks of 8 KiB, and stores to devices that \
+    page.section("Two generations of dedupv1", text);
+    let ours = generations.images.iter().map(|of| {
+        let ([first, second], [[hits, _], more]) = (of.rates(), of.found_percent());
+        let row = Row::of(&of.image).numbers(first, 0).number(hits, 1);
+        let row = row.numbers(second, 0).numbers(more, 1);
+        row.number(second[0] / first[0], 2)
+    });
+    let table = Table::new(
+        "| image | generation 1, MB/s | raw | hits, % | generation 2, MB/s | raw | hits, % | refused, % | 2 over 1 |",
+    );
+    let theirs = Row::shown("| dedupv1, one node | 166 | - | - | 343 | - | - | - | 2.07 |");
+    page.add(table.with(ours.chain([theirs])));
+    page.add(
+        "dedupv1 receives data over iSCSI, cuts it by content into chunks of 8 KiB, and stores to devices that \
          imitate the latencies of disks and SSDs and keep no data; each client writes 256 GB, ours a few hundred \
-         MB.\n",
+         MB.",
     );
 }
 
 pub(crate) fn raw(conditions: &Conditions, results: &Results) -> Value {
-    let conditions: serde_json::Map<String, Value> = conditions
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), json!(value)))
-        .collect();
     let figures = results.figures.as_ref().map(|figures| {
         json!({"without_limit": figures.no_limit, "slice_seconds": results.plan.slice_seconds,
                "cells": figures.cells.iter().map(Cell::raw).collect::<Vec<_>>()})
     });
     json!({
-        "conditions": conditions,
+        "conditions": by_name(conditions),
         "figures": figures,
         "revisions": results.revisions.as_ref().map(Revisions::raw),
         "generations": results.generations.as_ref().map(Generations::raw),
     })
-}
-
-pub(crate) fn write(workspace: &Workspace, page: &str, raw: &Value) -> Result<()> {
-    let text = serde_json::to_string_pretty(raw).context("cannot write the raw results")?;
-    report::write_files(workspace, &[(PAGE, page), (RAW, &text)])
 }
 
 #[cfg(test)]

@@ -257,8 +257,7 @@ impl Target {
 impl Revisions {
     /// The median of one figure over a target's runs.
     pub(crate) fn median(runs: &[Run], of: impl Fn(&Run) -> Option<f64>) -> Option<f64> {
-        let values: Vec<f64> = runs.iter().filter_map(of).collect();
-        Estimate::of(&values).map(|estimate| estimate.median)
+        Some(Estimate::over(runs.iter().filter_map(of))?.median)
     }
 
     pub(crate) fn raw(&self) -> Value {

@@ -3,7 +3,7 @@
 //! starting and ending it are included.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::import::{self, IMAGE_BYTES};
 use crate::plan::{Plan, SERVER_PROCESSOR};
@@ -37,9 +37,18 @@ const INDEXES: [Index; 3] = [
     },
 ];
 
-/// MB/s of each run with each of [`INDEXES`].
+/// The rates with each of [`INDEXES`].
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Finder {
-    rates: [Vec<f64>; 3],
+    volume_bytes: u64,
+    rates: [Rates; 3],
+}
+
+/// MB/s of each run.
+#[derive(Serialize, Deserialize)]
+struct Rates {
+    index: String,
+    mb_per_second: Vec<f64>,
 }
 
 impl Finder {
@@ -47,15 +56,7 @@ impl Finder {
         INDEXES
             .iter()
             .zip(&self.rates)
-            .filter_map(|(index, rates)| Some((index, Estimate::of(rates)?)))
-    }
-
-    pub(crate) fn raw(&self) -> Value {
-        let rates = INDEXES
-            .iter()
-            .zip(&self.rates)
-            .map(|(index, rates)| json!({"index": index.name, "mb_per_second": rates}));
-        json!({"volume_bytes": IMAGE_BYTES, "rates": rates.collect::<Vec<_>>()})
+            .filter_map(|(index, rates)| Some((index, Estimate::of(&rates.mb_per_second)?)))
     }
 }
 
@@ -64,14 +65,18 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
     let image = scratch.path().join("image.raw");
     import::make_image(&image, 0)?;
     let mut measured = Finder {
-        rates: [const { Vec::new() }; 3],
+        volume_bytes: IMAGE_BYTES,
+        rates: INDEXES.map(|index| Rates {
+            index: index.name.to_owned(),
+            mb_per_second: Vec::new(),
+        }),
     };
     for _ in 0..plan.imports {
-        for (index, rates) in INDEXES.iter().zip(&mut measured.rates) {
+        for rates in &mut measured.rates {
             let directory = scratch.path().join("pool-directory");
             std::fs::create_dir(&directory).context("cannot make a directory")?;
             let product = Product::build(workspace, &directory)?.pin(Some(SERVER_PROCESSOR));
-            product.create_pool_with("8G", &["--index", index.name])?;
+            product.create_pool_with("8G", &["--index", &rates.index])?;
             import::import(&product, "image", &image, "off")?;
             // The writeback of the import must not slow the finder down.
             Cmd::new("sync").run()?;
@@ -82,7 +87,9 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
                 dedup.looked_at,
                 dedup.duplicates
             );
-            rates.push(dedup.mb_per_second(BLOCK_BYTES as u64));
+            rates
+                .mb_per_second
+                .push(dedup.mb_per_second(BLOCK_BYTES as u64));
             std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
         }
     }

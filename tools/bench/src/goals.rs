@@ -1,6 +1,6 @@
 //! The numbers that a row must and should reach, for the pages of single commands.
 
-use std::fmt::Write as _;
+use crate::table::{Row, Table};
 
 /// A measured number, and the numbers that it must and should reach.
 #[derive(Debug, Clone)]
@@ -52,26 +52,12 @@ impl Goal {
     }
 }
 
-/// Appends a table of the goals to the page.
-pub(crate) fn table(page: &mut String, goals: &[Goal]) {
-    page.push_str("| | | must | | aim | |\n| --- | --- | --- | --- | --- | --- |\n");
-    for goal in goals {
-        let value = goal
-            .value
-            .map_or("-".to_owned(), |value| format!("{value:.2}"));
-        let aim = match goal.aim {
-            Some(aim) => format!("{aim} | {}", goal.verdict(aim)),
-            None => "- |".to_owned(),
-        };
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(
-            page,
-            "| {} | {value} | {} | {} | {aim} |",
-            goal.what,
-            goal.must,
-            goal.verdict(goal.must),
-        );
-    }
+/// A table of the goals.
+pub(crate) fn table(goals: impl IntoIterator<Item = Goal>) -> Table {
+    Table::new("| | | must | | aim | |").with(goals.into_iter().map(|goal| {
+        let row = Row::of(&goal.what).number(goal.value, 2);
+        row.goals([Some(goal.must), goal.aim], |number| goal.verdict(number))
+    }))
 }
 
 #[cfg(test)]
@@ -86,11 +72,10 @@ mod tests {
         assert_eq!(rate(None).verdict(2.0), "not measured");
         let time = Goal::at_most("time", Some(1.0), 1.0, None);
         assert_eq!((time.verdict(1.0), time.verdict(0.9)), ("met", "missed"));
-        let mut page = String::new();
-        table(&mut page, &[rate(Some(3.0)), time]);
+        let page = table([rate(Some(3.0)), time]).to_string();
         assert!(
             page.ends_with(
-                "| rate | 3.00 | 2 | met | 4 | missed |\n| time | 1.00 | 1 | met | - | |\n"
+                "| rate | 3.00 | 2 | met | 4 | missed |\n| time | 1.00 | 1 | met | - | |"
             ),
             "{page}"
         );

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
 use crate::statistics::Estimate;
@@ -60,11 +60,21 @@ pub(crate) const WAYS: [Way; 4] = [
     },
 ];
 
-/// MB/s of each run.
+/// The rates of each of [`WAYS`], and of a copy.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Import {
-    /// The rates of each of [`WAYS`].
-    imports: [Vec<f64>; 4],
+    image_bytes: u64,
+    imports: [Rates; 4],
+    #[serde(rename = "copy_and_sync_mb_per_second")]
     copy: Vec<f64>,
+}
+
+/// MB/s of each run.
+#[derive(Serialize, Deserialize)]
+struct Rates {
+    dedup: String,
+    index: String,
+    mb_per_second: Vec<f64>,
 }
 
 impl Import {
@@ -72,19 +82,11 @@ impl Import {
     pub(crate) fn estimates(&self) -> impl Iterator<Item = (&'static Way, Estimate)> {
         WAYS.iter()
             .zip(&self.imports)
-            .filter_map(|(way, rates)| Some((way, Estimate::of(rates)?)))
+            .filter_map(|(way, rates)| Some((way, Estimate::of(&rates.mb_per_second)?)))
     }
 
     pub(crate) fn copy_estimate(&self) -> Option<Estimate> {
         Estimate::of(&self.copy)
-    }
-
-    pub(crate) fn raw(&self) -> Value {
-        let imports = WAYS.iter().zip(&self.imports).map(
-            |(way, rates)| json!({"dedup": way.dedup, "index": way.index, "mb_per_second": rates}),
-        );
-        json!({"image_bytes": IMAGE_BYTES, "imports": imports.collect::<Vec<_>>(),
-               "copy_and_sync_mb_per_second": self.copy})
     }
 }
 
@@ -93,7 +95,12 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
     let image = scratch.path().join("image.raw");
     make_image(&image, 0)?;
     let mut measured = Import {
-        imports: [const { Vec::new() }; 4],
+        image_bytes: IMAGE_BYTES,
+        imports: WAYS.map(|way| Rates {
+            dedup: way.dedup.to_owned(),
+            index: way.index.to_owned(),
+            mb_per_second: Vec::new(),
+        }),
         copy: Vec::new(),
     };
     for _ in 0..plan.imports {
@@ -106,12 +113,13 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
                 .run()
         })?);
         std::fs::remove_file(&copy).context("cannot remove the copy")?;
-        for (way, rates) in WAYS.iter().zip(&mut measured.imports) {
+        for rates in &mut measured.imports {
             let directory = scratch.path().join("imported");
             std::fs::create_dir(&directory).context("cannot make a directory")?;
             let product = Product::build(workspace, &directory)?;
-            product.create_pool_with("8G", &["--index", way.index])?;
-            rates.push(timed(|| import(&product, "image", &image, way.dedup))?);
+            product.create_pool_with("8G", &["--index", &rates.index])?;
+            let rate = timed(|| import(&product, "image", &image, &rates.dedup))?;
+            rates.mb_per_second.push(rate);
             std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
         }
     }

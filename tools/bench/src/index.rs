@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::memory_limit::MemoryLimit;
 use crate::plan::SERVER_PROCESSOR;
 use crate::statistics::Estimate;
-use crate::{index_report, report};
+use crate::{index_report, page};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::packages;
@@ -102,7 +102,7 @@ impl BackEnd {
     /// The median of one number over the runs.
     pub(crate) fn median(&self, pointer: &str) -> Option<f64> {
         let numbers = self.runs.iter().filter_map(|run| number(run, pointer));
-        Some(Estimate::of(&numbers.collect::<Vec<_>>())?.median)
+        Some(Estimate::over(numbers)?.median)
     }
 
     pub(crate) fn tight(&self, pointer: &str) -> Option<f64> {
@@ -144,18 +144,19 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let start = Instant::now();
     if arguments.growth {
         let grown = bench.growth()?;
-        let conditions = report::conditions(workspace, GROWTH_COMMAND, start.elapsed())?;
+        let conditions = page::conditions(workspace, GROWTH_COMMAND, start.elapsed())?;
         return index_report::write_growth(workspace, &conditions, &grown);
     }
     let plan = if arguments.quick { QUICK } else { WHOLE };
     let measured = bench.measure(&plan)?;
-    let conditions = report::conditions(workspace, COMMAND, start.elapsed())?;
+    let conditions = page::conditions(workspace, COMMAND, start.elapsed())?;
     let page = index_report::page(&conditions, &plan, &measured);
     if arguments.quick {
         println!("\n{page}\n(not a whole run: nothing is written)");
         return Ok(());
     }
-    index_report::write(workspace, &conditions, &page, &measured)
+    let raw = json!({"conditions": conditions, "measured": measured.raw()});
+    page::write(workspace, index_report::NAME, &page, &raw)
 }
 
 /// Runs a few batches on each back end as the benchmark does. Shows that it works, not how fast it is.

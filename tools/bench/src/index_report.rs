@@ -1,18 +1,17 @@
 //! The page `docs/benchmarks-index.md`, its raw results, and the plot of growth.
 
-use std::fmt::Write as _;
-
 use anyhow::{Context, Result};
 use plotters::prelude::*;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::goals::{self, Goal};
 use crate::index::{KINDS, Measured, Plan};
-use crate::report::{Conditions, heading, write_files};
+use crate::page::{Conditions, Page, write_files};
+use crate::table::{Row, Table};
 use onefold_harness::workspace::Workspace;
 
-const PAGE: &str = "docs/benchmarks-index.md";
-const RAW: &str = "tools/bench/results/benchmarks-index.json";
+/// The page's name in `docs/`, and that of its raw results.
+pub(crate) const NAME: &str = "benchmarks-index";
 const GROWTH_PAGE: &str = "docs/benchmarks-index-growth.md";
 const GROWTH_PLOT: &str = "docs/benchmarks-index-growth.svg";
 
@@ -52,7 +51,12 @@ fn goals(measured: &Measured) -> Vec<Goal> {
     let times = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
     let ratio = |pointer: &str| times(hash.median(pointer), btree.median(pointer));
     let mixed = "/mixed/operations_per_second";
+    let release = ratio("/release/operations_per_second");
     let reads = hash.tight("/mixed/pages_read_per_second");
+    let resident = hash.median("/resident_bytes_per_row");
+    let on_disk = hash.median("/disk_bytes_per_row");
+    let written = hash.median("/mixed/written_bytes_per_operation");
+    let ready = hash.ready_seconds();
     let p99 = times(
         hash.median("/mixed/batch_ms_p99"),
         hash.median("/mixed/batch_ms_median"),
@@ -60,12 +64,7 @@ fn goals(measured: &Measured) -> Vec<Goal> {
     vec![
         Goal::at_least("mixed, operations/s", hash.median(mixed), 400e3, 1.5e6),
         Goal::at_least("mixed, times `btree`", ratio(mixed), 8.0, None),
-        Goal::at_least(
-            "release, times `btree`",
-            ratio("/release/operations_per_second"),
-            6.0,
-            None,
-        ),
+        Goal::at_least("release, times `btree`", release, 6.0, None),
         Goal::at_least(
             "a quarter of the memory: mixed, pages read/s, part of fio's",
             times(reads, Some(measured.fio_reads_per_second)),
@@ -78,120 +77,49 @@ fn goals(measured: &Measured) -> Vec<Goal> {
             8.0,
             20.0,
         ),
-        Goal::at_most(
-            "resident, bytes a row",
-            hash.median("/resident_bytes_per_row"),
-            6.0,
-            3.0,
-        ),
-        Goal::at_most(
-            "on disk, bytes a row",
-            hash.median("/disk_bytes_per_row"),
-            64.0,
-            40.0,
-        ),
-        Goal::at_most(
-            "written, bytes an operation",
-            hash.median("/mixed/written_bytes_per_operation"),
-            500.0,
-            250.0,
-        ),
+        Goal::at_most("resident, bytes a row", resident, 6.0, 3.0),
+        Goal::at_most("on disk, bytes a row", on_disk, 64.0, 40.0),
+        Goal::at_most("written, bytes an operation", written, 500.0, 250.0),
         Goal::at_most("batch, p99, times the median", p99, 3.0, 1.5),
-        Goal::at_most(
-            "open, and a first batch answered, s",
-            hash.ready_seconds(),
-            5.0,
-            1.0,
-        ),
+        Goal::at_most("open, and a first batch answered, s", ready, 5.0, 1.0),
     ]
 }
 
 pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) -> String {
-    let mut page = heading(
-        "Index back ends, measured",
-        Some("benchmarks-index.json"),
-        conditions,
-    );
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\n{} rows of random fingerprints; batches of 16,384 operations, each durable except with `memory`; one \
+    let mut page = Page::new("Index back ends, measured", Some(NAME), conditions);
+    page.add(format!(
+        "{} rows of random fingerprints; batches of 16,384 operations, each durable except with `memory`; one \
          processor; files in the page cache. *Mixed*: half new, half present; *release*: all present. Medians of {} \
-         runs of {} batches of each kind ({} of `btree`). A back end may take 2 GiB of memory.\n\n\
-         | | {} |\n\
-         | --- | --- | --- | --- |\n",
-        plan.rows,
-        plan.runs,
-        plan.batches,
-        plan.btree_batches,
-        KINDS.map(|kind| format!("`{kind}`")).join(" | "),
-    );
-    for (what, pointer, digits) in NUMBERS {
-        let cells = measured
-            .back_ends
-            .iter()
-            .map(|back_end| back_end.median(pointer));
-        table_row(&mut page, what, cells, digits);
-    }
-    let ready = measured
-        .back_ends
-        .iter()
-        .map(|back_end| back_end.ready_seconds());
-    table_row(
-        &mut page,
-        "open with nothing in the page cache, and a first batch, s",
-        ready,
-        2,
-    );
-    let _ = write!(
-        page,
-        "\nBoth in a control group of {} MiB, a quarter of the file of `hash` (64 MiB at least), half of it for the \
+         runs of {} batches of each kind ({} of `btree`). A back end may take 2 GiB of memory.",
+        plan.rows, plan.runs, plan.batches, plan.btree_batches,
+    ));
+    let back_ends = &measured.back_ends;
+    let rows = NUMBERS.iter().map(|(what, pointer, digits)| {
+        let medians = back_ends.iter().map(|one| one.median(pointer));
+        Row::of(what).numbers(medians, *digits)
+    });
+    let ready = Row::of("open with nothing in the page cache, and a first batch, s")
+        .numbers(back_ends.iter().map(|one| one.ready_seconds()), 2);
+    let table = Table::new(&format!("| | `{}` |", KINDS.join("` | `")));
+    page.add(table.with(rows.chain([ready])));
+    page.add(format!(
+        "Both in a control group of {} MiB, a quarter of the file of `hash` (64 MiB at least), half of it for the \
          back end and half for the page cache; {} batches of each kind ({} of `btree`), one run. *Pages read* came \
          from the device, for lookups and for merges. fio, 32 random reads of 4 KiB of that file in flight past the \
-         page cache, on the same processor: {:.0} reads/s.\n\n\
-         | | `hash` | `btree` |\n\
-         | --- | --- | --- |\n",
+         page cache, on the same processor: {:.0} reads/s.",
         measured.tight_bytes >> 20,
         plan.tight_batches,
         plan.tight_batches.min(plan.btree_batches),
         measured.fio_reads_per_second,
-    );
-    for (what, pointer) in TIGHT_NUMBERS {
-        let cells = measured.back_ends[..2]
-            .iter()
-            .map(|back_end| back_end.tight(pointer));
-        table_row(&mut page, what, cells, 0);
-    }
-    page.push_str("\nThe numbers that `hash` must and should reach:\n\n");
-    goals::table(&mut page, &goals(measured));
-    page
-}
-
-fn table_row(
-    page: &mut String,
-    what: &str,
-    cells: impl Iterator<Item = Option<f64>>,
-    digits: usize,
-) {
-    let cells: Vec<String> = cells
-        .map(|cell| cell.map_or("-".to_owned(), |number| format!("{number:.digits$}")))
-        .collect();
-    let _ = writeln!(page, "| {what} | {} |", cells.join(" | "));
-}
-
-pub(crate) fn write(
-    workspace: &Workspace,
-    conditions: &Conditions,
-    page: &str,
-    measured: &Measured,
-) -> Result<()> {
-    let conditions: Vec<Value> = conditions
-        .iter()
-        .map(|condition| json!(condition))
-        .collect();
-    let raw = json!({"conditions": conditions, "measured": measured.raw()});
-    let raw = serde_json::to_string_pretty(&raw).context("cannot write the raw results")?;
-    write_files(workspace, &[(PAGE, page), (RAW, &raw)])
+    ));
+    let rows = TIGHT_NUMBERS.iter().map(|(what, pointer)| {
+        let numbers = back_ends[..2].iter().map(|one| one.tight(pointer));
+        Row::of(what).numbers(numbers, 0)
+    });
+    page.add(Table::new("| | `hash` | `btree` |").with(rows));
+    page.add("The numbers that `hash` must and should reach:");
+    page.add(goals::table(goals(measured)));
+    page.to_string()
 }
 
 /// The results at one size.
@@ -209,27 +137,21 @@ pub(crate) fn write_growth(
 ) -> Result<()> {
     let grown: Option<Vec<Grown>> = runs.iter().map(grown).collect();
     let grown = grown.context("a number is missing")?;
-    let mut page = heading(
-        "The cost of an operation of the `hash` index, by its size",
-        None,
-        conditions,
+    let title = "The cost of an operation of the `hash` index, by its size";
+    let mut page = Page::new(title, None, conditions);
+    page.add(
+        "Batches of 16,384 operations, half new and half present, each durable, one processor, \
+         files in the page cache.",
     );
-    page.push_str(
-        "\nBatches of 16,384 operations, half new and half present, each durable, one processor, \
-         files in the page cache.\n\n![µs an operation by rows](benchmarks-index-growth.svg)\n\n\
-         | rows | processor time, µs an operation | wall clock, µs | resident, bytes a row |\n\
-         | --- | --- | --- | --- |\n",
-    );
-    for it in &grown {
-        let _ = writeln!(
-            page,
-            "| {:.1} M | {:.2} | {:.2} | {:.1} |",
-            it.rows / 1e6,
-            it.cpu_us,
-            it.wall_us,
-            it.resident_bytes
-        );
-    }
+    page.add("![µs an operation by rows](benchmarks-index-growth.svg)");
+    let header =
+        "| rows | processor time, µs an operation | wall clock, µs | resident, bytes a row |";
+    page.add(Table::new(header).with(grown.iter().map(|point| {
+        Row::of(format!("{:.1} M", point.rows / 1e6))
+            .numbers([point.cpu_us, point.wall_us], 2)
+            .number(point.resident_bytes, 1)
+    })));
+    let page = page.to_string();
     let plot = plot(&grown).map_err(|error| anyhow::anyhow!("cannot draw the plot: {error}"))?;
     write_files(workspace, &[(GROWTH_PAGE, &page), (GROWTH_PLOT, &plot)])
 }
@@ -296,6 +218,7 @@ fn plot(grown: &[Grown]) -> std::result::Result<String, Box<dyn std::error::Erro
 mod tests {
     use super::*;
     use crate::index::BackEnd;
+    use serde_json::json;
 
     fn back_end(rate: f64, tight_rate: f64) -> BackEnd {
         let asked = |rate: f64| {

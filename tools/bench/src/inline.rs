@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use crate::goals::Goal;
 use crate::inline_images::{self, Images};
 use crate::inline_load::{Contents, Load, Writer, publish};
-use crate::inline_report;
+use crate::inline_report::{self, NAME};
+use crate::page;
 use crate::plan::{SERVER_PROCESSOR, require_processors};
-use crate::report;
 use crate::request_limit::RequestLimit;
 use crate::slices::{
     Contender, DATA_BYTES, EXPORT, Fill, Mode, SETTINGS, fill, order, start_passthrough,
 };
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::inline::Inline;
@@ -244,14 +244,15 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         let measured = inline_images::measure(workspace, plan.image_rounds, &arguments.images)?;
         results.images = Some(measured);
     }
-    let conditions = report::conditions(workspace, "cargo xtask bench inline", start.elapsed())?;
+    let conditions = page::conditions(workspace, "cargo xtask bench inline", start.elapsed())?;
     let page = inline_report::page(&conditions, &results);
     println!("\n{page}");
     if arguments.quick || arguments.rows.is_some() {
-        println!("(not a whole run: {} stays as it is)", inline_report::PAGE);
+        println!("(not a whole run: docs/{NAME}.md stays as it is)");
         return Ok(());
     }
-    inline_report::write(workspace, &page, &inline_report::raw(&conditions, &results))
+    let raw = inline_report::raw(&conditions, &results);
+    page::write(workspace, NAME, &page, &raw)
 }
 
 /// The settings of rows with the same mode and the same way of filling files.
@@ -455,12 +456,11 @@ fn set_finder(product: &Product, works: bool) -> Result<()> {
 impl Measured {
     pub(crate) fn ratio(&self) -> Option<Estimate> {
         let ratio = |pair: &Pair| pair.ours.per_second / pair.base.per_second;
-        Estimate::of(&self.pairs.iter().map(ratio).collect::<Vec<_>>())
+        Estimate::over(self.pairs.iter().map(ratio))
     }
 
     fn median(&self, of: impl Fn(&Pair) -> f64) -> f64 {
-        let values: Vec<f64> = self.pairs.iter().map(of).collect();
-        Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
+        median(self.pairs.iter().map(of))
     }
 
     /// Requests per second of onefold and of the pass-through.

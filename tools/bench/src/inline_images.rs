@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use crate::goals::Goal;
 use crate::slices::Mode;
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median};
+use crate::table::Row;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::distinct::{self, BLOCK_BYTES};
@@ -64,6 +65,12 @@ struct Written {
     bytes: u64,
     cpu_seconds: f64,
     found: Inline,
+}
+
+impl Written {
+    fn data_mb(&self) -> f64 {
+        self.blocks as f64 * BLOCK_BYTES as f64 / 1e6
+    }
 }
 
 pub(crate) fn measure(workspace: &Workspace, rounds: usize, paths: &[PathBuf]) -> Result<Images> {
@@ -182,7 +189,7 @@ impl Images {
                 let ratios = rounds
                     .iter()
                     .map(|round| of(&round.inline) / of(&round.offline));
-                Estimate::of(&ratios.collect::<Vec<_>>()).map(|ratio| ratio.median)
+                Estimate::over(ratios).map(|ratio| ratio.median)
             };
             [
                 Goal::at_most(
@@ -202,36 +209,25 @@ impl Images {
         goals.collect()
     }
 
-    /// Cells of the table, with the medians of each way: seconds, data, all bytes, processor time, hits.
-    pub(crate) fn cells(&self) -> Vec<String> {
-        let mut cells = Vec::new();
-        for (mode, rounds) in &self.modes {
-            for dedup in [Dedup::Offline, Dedup::Inline] {
-                let title = match dedup {
-                    Dedup::Inline => "in line",
-                    _ => "off-line",
-                };
-                let median = |of: fn(&Written) -> f64| {
-                    let values = rounds.iter().map(|round| match dedup {
-                        Dedup::Inline => of(&round.inline),
-                        _ => of(&round.offline),
-                    });
-                    let values: Vec<f64> = values.collect();
-                    Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
-                };
-                cells.push(format!(
-                    "| {} {title} | {:.2} | {:.0} | {:.0} | {:.2} | {:.0} | {:.0} |",
-                    mode.name(),
-                    median(|written| written.seconds),
-                    median(|written| written.blocks as f64) * BLOCK_BYTES as f64 / 1e6,
-                    median(|written| written.bytes as f64) / 1e6,
-                    median(|written| written.cpu_seconds),
-                    median(|written| written.found.hits as f64),
-                    median(|written| written.found.refused as f64),
-                ));
-            }
-        }
-        cells
+    /// Rows of the table, with the medians of each way: seconds, data, all bytes, processor time, hits.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
+        self.modes.iter().flat_map(|(mode, rounds)| {
+            let row = |title: &str, way: fn(&Round) -> &Written| {
+                let median =
+                    |of: fn(&Written) -> f64| median(rounds.iter().map(|round| of(way(round))));
+                Row::of(format!("{} {title}", mode.name()))
+                    .number(median(|written| written.seconds), 2)
+                    .number(median(Written::data_mb), 0)
+                    .number(median(|written| written.bytes as f64) / 1e6, 0)
+                    .number(median(|written| written.cpu_seconds), 2)
+                    .number(median(|written| written.found.hits as f64), 0)
+                    .number(median(|written| written.found.refused as f64), 0)
+            };
+            [
+                row("off-line", |round| &round.offline),
+                row("in line", |round| &round.inline),
+            ]
+        })
     }
 
     pub(crate) fn raw(&self) -> Value {
@@ -300,7 +296,7 @@ mod tests {
 
     #[test]
     fn each_way_has_its_cells() {
-        let cells = example().cells();
+        let cells: Vec<_> = example().rows().map(|row| row.to_string()).collect();
         assert_eq!(cells[0], "| host off-line | 2.00 | 4 | 5 | 1.00 | 0 | 0 |");
         assert_eq!(cells[1], "| host in line | 3.00 | 1 | 1 | 1.00 | 750 | 0 |");
     }

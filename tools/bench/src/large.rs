@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::import::{self, IMAGE_BYTES};
 use crate::plan::{Plan, SERVER_PROCESSOR};
@@ -26,14 +26,20 @@ pub(crate) const MUST_RATIO: f64 = 3.0;
 const INDEXES: [&str; 2] = ["hash", "btree"];
 
 /// MB/s of each run.
-#[derive(Default)]
+#[derive(Serialize, Deserialize)]
 struct Rates {
+    index: String,
+    #[serde(rename = "import_mb_per_second")]
     import: Vec<f64>,
+    #[serde(rename = "finder_mb_per_second")]
     finder: Vec<f64>,
 }
 
 /// The rates with each of [`INDEXES`].
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Large {
+    held_bytes: u64,
+    image_bytes: u64,
     rates: [Rates; 2],
 }
 
@@ -61,27 +67,24 @@ impl Large {
         ];
         rows.into_iter().flatten().collect()
     }
-
-    pub(crate) fn raw(&self) -> Value {
-        let rates = INDEXES.iter().zip(&self.rates).map(|(index, rates)| {
-            json!({"index": index, "import_mb_per_second": rates.import,
-                   "finder_mb_per_second": rates.finder})
-        });
-        json!({"held_bytes": HELD_BYTES, "image_bytes": IMAGE_BYTES,
-               "rates": rates.collect::<Vec<_>>()})
-    }
 }
 
 pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Large> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "large")?;
     let mut measured = Large {
-        rates: Default::default(),
+        held_bytes: HELD_BYTES,
+        image_bytes: IMAGE_BYTES,
+        rates: INDEXES.map(|index| Rates {
+            index: index.to_owned(),
+            import: Vec::new(),
+            finder: Vec::new(),
+        }),
     };
-    for (index, rates) in INDEXES.iter().zip(&mut measured.rates) {
+    for rates in &mut measured.rates {
         let directory = scratch.path().join("pool-directory");
         std::fs::create_dir(&directory).context("cannot make a directory")?;
         let product = Product::build(workspace, &directory)?;
-        product.create_pool_with("64G", &["--index", index])?;
+        product.create_pool_with("64G", &["--index", &rates.index])?;
         hold(&product, &directory, HELD_BYTES)?;
         let product = product.pin(Some(SERVER_PROCESSOR));
         let image = scratch.path().join("image.raw");

@@ -13,9 +13,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::goals::{self, Goal};
+use crate::page::{self, Page};
 use crate::plan::{CLIENT_PROCESSOR, SERVER_PROCESSOR};
-use crate::report;
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median};
+use crate::table::{Row, Table};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::distinct::BLOCK_BYTES;
@@ -121,14 +122,14 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         }
         println!("round {round}");
     }
-    let conditions = report::conditions(workspace, "cargo xtask bench locality", start.elapsed())?;
-    let mut page = report::heading("Benchmarks of locality", None, &conditions);
+    let conditions = page::conditions(workspace, "cargo xtask bench locality", start.elapsed())?;
+    let mut page = Page::new("Benchmarks of locality", None, &conditions);
     let mut results = Vec::new();
     for case in cases {
         case.daemon.stop()?;
         results.push(case.measured);
     }
-    page.push_str(&table(image, &results));
+    add_table(&mut page, image, &results);
     println!("\n{page}");
     println!(
         "{}",
@@ -239,28 +240,20 @@ impl Measured {
             self.mb_per_second.get(place)?,
             other.mb_per_second.get(place)?,
         );
-        let ratios = own.iter().zip(others).map(|(own, other)| own / other);
-        Estimate::of(&ratios.collect::<Vec<_>>())
+        Estimate::over(own.iter().zip(others).map(|(own, other)| own / other))
     }
 
-    fn cells(&self, alone: &Measured) -> String {
-        let reads = Estimate::of(&self.reads);
-        let reads = reads.map_or("-".to_owned(), |reads| format!("{:.0}", reads.median));
+    fn row(&self, alone: &Measured) -> Row {
+        let reads = Estimate::of(&self.reads).map(|reads| reads.median);
+        let row = Row::of(self.state.title()).number(reads, 0);
         let rates = self.mb_per_second.iter().zip(0..);
-        let rates = rates.map(|(rates, place)| match self.of(alone, place) {
-            Some(Estimate { median, low, high }) => format!(
-                "{:.0} | {median:.2} ({low:.2} to {high:.2})",
-                median_of(rates)
-            ),
-            None => "- | -".to_owned(),
+        let row = rates.fold(row, |row, (rates, place)| {
+            let ratio = self.of(alone, place);
+            let rate = ratio.map(|_| median(rates.iter().copied()));
+            row.number(rate, 0).maybe(ratio)
         });
-        format!(
-            "| {} | {reads} | {} | {:.0} | {:.0} |",
-            self.state.title(),
-            rates.collect::<Vec<_>>().join(" | "),
-            median_of(&self.cpu_us),
-            self.stored_blocks as f64 * BLOCK_BYTES as f64 / 1e6,
-        )
+        let stored = self.stored_blocks as f64 * BLOCK_BYTES as f64 / 1e6;
+        row.numbers([median(self.cpu_us.iter().copied()), stored], 0)
     }
 
     fn raw(&self) -> Value {
@@ -269,37 +262,29 @@ impl Measured {
     }
 }
 
-fn median_of(values: &[f64]) -> f64 {
-    Estimate::of(values).map_or(f64::NAN, |estimate| estimate.median)
-}
-
-fn table(image: &Image, measured: &[Measured]) -> String {
-    let mut page = format!(
-        "\nfio reads {} ({}) from start to end, 1 MiB at a time, with `--cache direct`; it was imported after the \
+fn add_table(page: &mut Page, image: &Image, measured: &[Measured]) {
+    page.add(format!(
+        "fio reads {} ({}) from start to end, 1 MiB at a time, with `--cache direct`; it was imported after the \
          others. *Reads*: reads of the device, for the whole image at depth 1. *Of alone*: the rate relative to the \
          image alone in its pool, in the same round, with the median's 95 % interval. *Stored*: all images in the \
-         pool. Medians.\n\n\
-         | | reads | depth 1, MB/s | of alone | depth 4, MB/s | of alone | CPU, µs/MiB | stored, MB |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+         pool. Medians.",
         image.name,
         image.describe(),
+    ));
+    let table = Table::new(
+        "| | reads | depth 1, MB/s | of alone | depth 4, MB/s | of alone | CPU, µs/MiB | stored, MB |",
     );
     let Some(alone) = measured.iter().find(|one| one.state == State::Alone) else {
-        return page;
+        page.add(table);
+        return;
     };
-    for one in measured {
-        page.push_str(&one.cells(alone));
-        page.push('\n');
-    }
-    page.push('\n');
-    let goals = GOALS.map(|(state, must)| {
+    page.add(table.with(measured.iter().map(|one| one.row(alone))));
+    page.add(goals::table(GOALS.map(|(state, must)| {
         let one = measured.iter().find(|one| one.state == state);
         let ratio = one.and_then(|one| one.of(alone, 0));
         let what = format!("{}, depth 1, of alone", state.title());
         Goal::at_least(what, ratio.map(|ratio| ratio.median), must, 1.0)
-    });
-    goals::table(&mut page, &goals);
-    page
+    })));
 }
 
 #[cfg(test)]
@@ -323,7 +308,9 @@ mod tests {
         };
         let alone = one(State::Alone, vec![100.0, 1000.0, 200.0]);
         let shared = one(State::Shared, vec![90.0, 900.0, 200.0]);
-        let page = table(&image, &[alone, shared]);
+        let mut page = Page::new("Locality", None, &Vec::new());
+        add_table(&mut page, &image, &[alone, shared]);
+        let page = page.to_string();
         let line = "| shared with its relatives | 20 | 200 | 0.90 (0.90 to 1.00) | 200 | 1.00 (1.00 to 1.00) \
                     | 50 | 4 |\n";
         assert!(page.contains(line), "{page}");

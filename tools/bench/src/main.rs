@@ -9,7 +9,7 @@
 //! `results`, `report` (the output). The other commands are: `index` with `index_worker` and `index_report`; `study`
 //! with `study_report`; `inline` (rows) with `inline_load` (its client), `inline_images`, `request_limit` and
 //! `inline_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
-//! with `ceph_report`. They share `goals`. `dissertation` counts in the user's own files.
+//! with `ceph_report`. They share `goals`, `page` and `table`. `dissertation` counts in the user's own files.
 
 mod backup;
 mod backup_report;
@@ -38,6 +38,7 @@ mod large;
 mod locality;
 mod memory_limit;
 mod open;
+mod page;
 mod plan;
 mod report;
 mod request_limit;
@@ -49,6 +50,7 @@ mod statistics;
 mod steadiness;
 mod study;
 mod study_report;
+mod table;
 mod volumes;
 
 use std::process::ExitCode;

@@ -9,10 +9,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::import::write_blocks;
 use crate::plan::Plan;
+use crate::statistics::verdict;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::fio::{Fio, Section};
 use onefold_harness::server::{Product, log_bytes_replayed, records_replayed};
@@ -41,13 +42,18 @@ const SPARE_BYTES: u64 = 16 << 30;
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
 /// All opens of the run.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Open {
+    mapped_blocks_min: u64,
     opens: Vec<Replayed>,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Replayed {
     seconds: f64,
+    #[serde(rename = "records_replayed")]
     records: u64,
+    #[serde(rename = "log_bytes_replayed")]
     log_bytes: u64,
 }
 
@@ -60,37 +66,26 @@ impl Open {
             .fold(0.0, f64::max)
     }
 
-    pub(crate) fn records_max(&self) -> u64 {
-        self.opens
-            .iter()
-            .map(|open| open.records)
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// The most of the log that an open replayed, in MiB.
-    pub(crate) fn log_mib_max(&self) -> u64 {
-        self.opens
-            .iter()
-            .map(|open| open.log_bytes)
-            .max()
-            .unwrap_or(0)
-            >> 20
+    /// The most records that an open replayed, and the most of the log, in MiB.
+    pub(crate) fn replayed_max(&self) -> [u64; 2] {
+        let most = |of: fn(&Replayed) -> u64| self.opens.iter().map(of).max().unwrap_or(0);
+        [most(|open| open.records), most(|open| open.log_bytes) >> 20]
     }
 
     /// Whether the log was full enough for the time to be meaningful.
-    pub(crate) fn log_was_full(&self) -> bool {
+    fn log_was_full(&self) -> bool {
         self.opens
             .iter()
             .any(|open| open.log_bytes >= LOG_BYTES / 2)
     }
 
-    pub(crate) fn raw(&self) -> Value {
-        let opens = self.opens.iter().map(|open| {
-            json!({"seconds": open.seconds, "records_replayed": open.records,
-                   "log_bytes_replayed": open.log_bytes})
-        });
-        json!({"mapped_blocks_min": MAPPED_BLOCKS, "opens": opens.collect::<Vec<_>>()})
+    /// The verdict on the slowest open. A log that was not full says nothing good.
+    pub(crate) fn verdict(&self, most_seconds: f64) -> &'static str {
+        let met = self.slowest() <= most_seconds;
+        if met && !self.log_was_full() {
+            return "not shown: the log was less than half full";
+        }
+        verdict(met)
     }
 }
 
@@ -142,7 +137,10 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
         });
     }
     daemon.stop()?;
-    Ok(Open { opens })
+    Ok(Open {
+        mapped_blocks_min: MAPPED_BLOCKS,
+        opens,
+    })
 }
 
 /// Makes a volume of this many bytes without duplicates, through a pipe, so that the disk holds the data only once.

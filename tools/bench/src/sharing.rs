@@ -12,11 +12,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::plan::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
+use crate::results::read;
 use crate::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, start_passthrough};
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median, verdict};
 use crate::steadiness::{SlowSpans, Watch};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
@@ -100,18 +102,45 @@ impl Load {
 }
 
 /// The results of one server in one slice.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Slice {
+    #[serde(flatten, with = "RawResult")]
     result: JobResult,
+    #[serde(rename = "server_cpu_us_per_request")]
     cpu_us: f64,
     /// Latencies, measured only for the paced load.
+    #[serde(rename = "steady", skip_serializing_if = "Option::is_none")]
     latency: Option<Latency>,
     /// The work of onefold's jobs.
+    #[serde(skip_serializing_if = "Option::is_none")]
     jobs: Option<Jobs>,
 }
 
+/// The fields of a [`JobResult`] in raw results.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "JobResult")]
+struct RawResult {
+    #[serde(with = "RawDirection")]
+    read: Direction,
+    #[serde(with = "RawDirection")]
+    write: Direction,
+}
+
+/// The fields of a [`Direction`] in raw results.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Direction")]
+struct RawDirection {
+    #[serde(skip)]
+    requests: u64,
+    #[serde(skip)]
+    bytes: u64,
+    iops: f64,
+    mean_us: f64,
+    p99_us: f64,
+}
+
 /// The 99th percentiles of a slice, without the moments in which the machine was slow.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Latency {
     read_p99_us: f64,
     write_p99_us: f64,
@@ -146,14 +175,17 @@ impl Slice {
 }
 
 /// The work of finder and collector during a slice.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Jobs {
     finder_mb_per_second: f64,
     /// Growth of the blocks to be scanned and of the references to be released, per second: positive if the backlog
     /// grows.
+    #[serde(rename = "dirty_blocks_growth_per_second")]
     dirty_growth: f64,
+    #[serde(rename = "queued_blocks_growth_per_second")]
     queued_growth: f64,
     /// The share of writes that went to published blocks.
+    #[serde(rename = "copied_writes")]
     copied: f64,
 }
 
@@ -178,8 +210,8 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan, mode: Mode) -> Result<
     let mut bench = Bench::start(workspace, mode)?;
     let (slices, seconds) = (plan.sharing_slices, plan.sharing_slice_seconds);
     let peak = bench.pairs(Load::Peak, slices, seconds)?;
-    let passthrough: Vec<f64> = peak.iter().map(|[_, base]| base.iops()).collect();
-    let passthrough = Estimate::of(&passthrough).context("no slices")?;
+    let passthrough = Estimate::over(peak.iter().map(|[_, base]| base.iops()));
+    let passthrough = passthrough.context("no slices")?;
     let paced_per_second = passthrough.median / 2.0;
     let load = Load::Paced {
         per_second: paced_per_second,
@@ -442,14 +474,13 @@ pub(crate) struct SlowMoments {
 impl SlowMoments {
     pub(crate) fn sentence(&self, mode: Mode) -> String {
         let [ours, passthrough] = self.left_out.map(|part| 100.0 * part);
-        let estimate = |e: &Estimate| format!("{:.2} ({:.2} to {:.2})", e.median, e.low, e.high);
         format!(
             "The p99 ({}) leaves out the moments in which the machine itself was slow, which a short computation \
              detects, timed every 5 ms on the client's processor: {ours:.1} % of onefold's requests and \
              {passthrough:.1} % of the pass-through's. With them the ratio is {} for reads and {} for writes.",
             mode.name(),
-            estimate(&self.reads),
-            estimate(&self.writes)
+            self.reads,
+            self.writes
         )
     }
 }
@@ -498,17 +529,15 @@ impl Row {
             Goal::LatencyWithFinder => self.ratio.median <= number,
             Goal::Throughput | Goal::ThroughputOfCopies => self.ratio.median >= number,
         };
-        if met { "met" } else { "missed" }
+        verdict(met)
     }
 
     fn line(&self) -> String {
         format!(
-            "{NAME}: {}: {:.2} ({:.2} to {:.2}), must {}: {}; finder {:.0} MB/s, backlog \
+            "{NAME}: {}: {}, must {}: {}; finder {:.0} MB/s, backlog \
              {:+.0} blocks/s, queue {:+.0} references/s, {:.0} % of writes copied",
             self.title,
-            self.ratio.median,
-            self.ratio.low,
-            self.ratio.high,
+            self.ratio,
             self.must,
             self.verdict(self.must),
             self.finder_mb_per_second,
@@ -570,7 +599,7 @@ impl Sharing {
         let ratio = |p99_us: fn(&JobResult) -> f64| {
             let ratios = self.paced.iter();
             let ratios = ratios.map(|[ours, base]| p99_us(&ours.result) / p99_us(&base.result));
-            Estimate::of(&ratios.collect::<Vec<_>>()).context("no slices")
+            Estimate::over(ratios).context("no slices")
         };
         let left_out = [0, 1].map(|server| {
             let slices = self.paced.iter().map(|pair| &pair[server]);
@@ -591,38 +620,30 @@ impl Sharing {
             ("copying", &self.copying),
         ];
         let loads = loads.map(|(name, pairs)| {
-            let pairs: Vec<Value> = pairs
-                .iter()
-                .map(|[ours, base]| json!({"onefold": ours.raw(), "pass-through": base.raw()}))
-                .collect();
-            json!({"load": name, "pairs": pairs})
+            let pairs = pairs.iter();
+            let pairs = pairs.map(|[ours, base]| json!({"onefold": ours, "pass-through": base}));
+            json!({"load": name, "pairs": pairs.collect::<Vec<_>>()})
         });
-        json!({"mode": self.mode.name(), "latency_budget": LATENCY_BUDGET, "paced_per_second": self.paced_per_second,
+        json!({"mode": self.mode, "latency_budget": LATENCY_BUDGET, "paced_per_second": self.paced_per_second,
                "loads": loads})
     }
-}
 
-impl Slice {
-    fn raw(&self) -> Value {
-        let direction =
-            |d: &Direction| json!({"iops": d.iops, "mean_us": d.mean_us, "p99_us": d.p99_us});
-        let mut raw = json!({"read": direction(&self.result.read),
-                             "write": direction(&self.result.write),
-                             "server_cpu_us_per_request": self.cpu_us});
-        if let (Some(latency), Some(object)) = (self.latency, raw.as_object_mut()) {
-            let latency = json!({"read_p99_us": latency.read_p99_us,
-                                 "write_p99_us": latency.write_p99_us,
-                                 "left_out": latency.left_out});
-            object.insert("steady".to_owned(), latency);
-        }
-        if let (Some(jobs), Some(object)) = (self.jobs, raw.as_object_mut()) {
-            let jobs = json!({"finder_mb_per_second": jobs.finder_mb_per_second,
-                              "dirty_blocks_growth_per_second": jobs.dirty_growth,
-                              "queued_blocks_growth_per_second": jobs.queued_growth,
-                              "copied_writes": jobs.copied});
-            object.insert("jobs".to_owned(), jobs);
-        }
-        raw
+    /// The results in [`Sharing::raw`].
+    pub(crate) fn of_raw(raw: &Value) -> Result<Sharing> {
+        let pairs = |load: usize| -> Result<Pairs> {
+            let pairs = raw["loads"][load]["pairs"].as_array();
+            let pairs = pairs.context("no pairs")?.iter();
+            pairs
+                .map(|pair| Ok([read(&pair["onefold"])?, read(&pair["pass-through"])?]))
+                .collect()
+        };
+        Ok(Sharing {
+            mode: read(&raw["mode"])?,
+            peak: pairs(0)?,
+            paced: pairs(1)?,
+            paced_per_second: read(&raw["paced_per_second"])?,
+            copying: pairs(2)?,
+        })
     }
 }
 
@@ -633,21 +654,18 @@ fn row(
     unit: &'static str,
     value: impl Fn(&Slice) -> f64,
 ) -> Result<Row> {
-    let median = |values: Vec<f64>| Estimate::of(&values).map_or(f64::NAN, |e| e.median);
     let jobs = |of: fn(&Jobs) -> f64| {
         let ours = pairs.iter().filter_map(|[ours, _]| ours.jobs.as_ref());
-        median(ours.map(of).collect())
+        median(ours.map(of))
     };
-    let ratios: Vec<f64> = pairs
-        .iter()
-        .map(|[ours, base]| value(ours) / value(base))
-        .collect();
+    let ratios = pairs.iter();
+    let ratios = ratios.map(|[ours, base]| value(ours) / value(base));
     Ok(Row {
         title: title.to_owned(),
         unit,
-        ratio: Estimate::of(&ratios).with_context(|| format!("{title}: no slices"))?,
-        ours: median(pairs.iter().map(|[ours, _]| value(ours)).collect()),
-        passthrough: median(pairs.iter().map(|[_, base]| value(base)).collect()),
+        ratio: Estimate::over(ratios).with_context(|| format!("{title}: no slices"))?,
+        ours: median(pairs.iter().map(|[ours, _]| value(ours))),
+        passthrough: median(pairs.iter().map(|[_, base]| value(base))),
         finder_mb_per_second: jobs(|jobs| jobs.finder_mb_per_second),
         dirty_growth: jobs(|jobs| jobs.dirty_growth),
         queued_growth: jobs(|jobs| jobs.queued_growth),
@@ -716,6 +734,13 @@ mod tests {
         let aims: Vec<_> = rows.iter().map(|row| row.verdict(row.aim)).collect();
         assert_eq!(verdicts(GOOD), ["met"; 4]);
         assert_eq!(aims, ["missed", "missed", "missed", "met"]);
+    }
+
+    #[test]
+    fn raw_results_can_be_read_again() {
+        let raw = sharing(GOOD).raw();
+        assert_eq!(raw["loads"][1]["pairs"][0]["onefold"]["read"]["iops"], 45.0);
+        assert_eq!(Sharing::of_raw(&raw).unwrap().raw(), raw);
     }
 
     #[test]

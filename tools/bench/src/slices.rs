@@ -7,10 +7,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use crate::plan::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
-use crate::statistics::{Estimate, Verdict};
+use crate::results::read;
+use crate::statistics::{Estimate, Verdict, median};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::fio::{Fio, Section};
@@ -26,7 +28,8 @@ const FILL_PIECES: usize = 32;
 pub(crate) const EXPORT: &str = "bench";
 
 /// How the servers reach their data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
     Host,
     Direct,
@@ -131,13 +134,12 @@ impl Row {
             Mode::Host => format!(", filled in {}", self.fill.request()),
             Mode::Direct => String::new(),
         };
-        format!(
-            "{} {} {} depth {}{fill}",
-            self.mode.name(),
-            self.rw,
-            self.block,
-            self.depth
-        )
+        format!("{} {}{fill}", self.mode.name(), self.load())
+    }
+
+    /// The load, as it is called in the row's name.
+    pub(crate) fn load(&self) -> String {
+        format!("{} {} depth {}", self.rw, self.block, self.depth)
     }
 
     fn job(&self, uri: &str) -> Section {
@@ -418,11 +420,12 @@ fn contender(
 }
 
 /// The results of one server in one slice.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Slice {
     iops: f64,
     mean_us: f64,
     p99_us: f64,
+    #[serde(rename = "server_cpu_us_per_request")]
     cpu_us: f64,
 }
 
@@ -481,47 +484,48 @@ impl Measured {
     }
 
     fn ratios(&self, baseline: usize, value: impl Fn(&Slice) -> f64) -> Option<Estimate> {
-        let ratios: Vec<f64> = self
-            .groups
-            .iter()
-            .filter_map(|group| {
-                let base = group.get(baseline)?.as_ref()?;
-                Some(value(group.first()?.as_ref()?) / value(base))
-            })
-            .collect();
-        Estimate::of(&ratios)
+        Estimate::over(self.groups.iter().filter_map(|group| {
+            let base = group.get(baseline)?.as_ref()?;
+            Some(value(group.first()?.as_ref()?) / value(base))
+        }))
     }
 
     fn median(&self, server: usize, value: impl Fn(&Slice) -> f64) -> f64 {
-        let values: Vec<f64> = self
-            .groups
-            .iter()
-            .filter_map(|group| Some(value(group.get(server)?.as_ref()?)))
-            .collect();
-        Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
+        let slices = self.groups.iter();
+        let slices = slices.filter_map(|group| group.get(server)?.as_ref());
+        median(slices.map(value))
     }
 
     /// Every slice, for readers who compute other statistics from them.
     pub(crate) fn raw(&self, row: &Row) -> Value {
-        let groups: Vec<Value> = self
-            .groups
-            .iter()
-            .map(|group| {
-                let of = |slice: &Option<Slice>| {
-                    slice.map(|s| {
-                        json!({"iops": s.iops, "mean_us": s.mean_us, "p99_us": s.p99_us,
-                               "server_cpu_us_per_request": s.cpu_us})
-                    })
-                };
-                let [onefold, passthrough, qemu @ ..] = group;
-                let [(first, _), (second, _)] = qemu_modes(row.mode);
-                let [of_first, of_second] = qemu.each_ref().map(of);
-                json!({"onefold": of(onefold), "pass-through": of(passthrough),
-                       first: of_first, second: of_second})
-            })
-            .collect();
-        json!({"row": row.name(), "groups": groups})
+        let groups = self.groups.iter().map(|group| {
+            let named = server_names(row.mode).into_iter().zip(group);
+            let named = named.map(|(name, slice)| (name.to_owned(), json!(slice)));
+            named.collect::<Map<_, _>>()
+        });
+        json!({"row": row.name(), "groups": groups.collect::<Vec<_>>()})
     }
+
+    /// The slices of a row in [`Measured::raw`].
+    pub(crate) fn of_raw(row: &Row, raw: &Value) -> Result<Measured> {
+        let groups = raw["groups"].as_array().context("no groups")?.iter();
+        let groups = groups.map(|group| {
+            let mut slices = [None; SERVERS];
+            for (slice, name) in slices.iter_mut().zip(server_names(row.mode)) {
+                *slice = read(&group[name])?;
+            }
+            Ok(slices)
+        });
+        Ok(Measured {
+            groups: groups.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The names of the servers in raw results.
+fn server_names(mode: Mode) -> [&'static str; SERVERS] {
+    let [(first, _), (second, _)] = qemu_modes(mode);
+    ["onefold", "pass-through", first, second]
 }
 
 #[cfg(test)]
@@ -568,6 +572,15 @@ mod tests {
         assert_eq!(qemu.baseline, "qemu-nbd, io_uring", "the better one");
         assert_eq!(qemu.ratio.median, 1.5);
         assert_eq!((qemu.cpu_us, qemu.baseline_cpu_us), (2.0, 9.0));
+    }
+
+    #[test]
+    fn raw_results_can_be_read_again() {
+        let groups = vec![[slice(90.0, 2.0), slice(100.0, 2.0), None, None]];
+        let raw = Measured { groups }.raw(&ROWS[4]);
+        assert_eq!(raw["groups"][0]["pass-through"]["iops"], 100.0);
+        let again = Measured::of_raw(&ROWS[4], &raw).unwrap();
+        assert_eq!(again.raw(&ROWS[4]), raw);
     }
 
     #[test]

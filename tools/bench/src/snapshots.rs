@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use crate::open::import_stream;
 use crate::plan::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
 use crate::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, start_passthrough};
-use crate::statistics::Estimate;
+use crate::statistics::{Estimate, median};
 use crate::steadiness::{SlowSpans, Watch};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::fio::{Fio, Request, Section, read_latencies};
@@ -23,11 +23,11 @@ use onefold_harness::workspace::Workspace;
 pub(crate) const NAME: &str = "snapshots";
 
 /// Mapped blocks of the volume whose snapshot is made, and therefore the snapshot's entries.
-pub(crate) const ENTRIES: u64 = 1 << 20;
+const ENTRIES: u64 = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
 /// Number of snapshots in the chain, each with a part of the data.
-pub(crate) const CHAIN: u64 = 32;
+const CHAIN: u64 = 32;
 
 /// The goals of the rows: at most these milliseconds and this ratio, then at least these ratios.
 pub(crate) const STALL_MUST_MS: f64 = 20.0;
@@ -53,13 +53,15 @@ const LATENCIES: &str = "latencies";
 const DELETION_POLL: Duration = Duration::from_millis(500);
 
 /// A snapshot of [`ENTRIES`] entries, made and deleted under load.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Round {
     /// The longest request while the snapshot was made, and in an equal time before, in ms.
     stall_ms: f64,
     usual_ms: f64,
     /// The 99th percentile while the snapshot was deleted, and before, in µs.
+    #[serde(rename = "p99_deleting_us")]
     deleting_us: f64,
+    #[serde(rename = "p99_before_us")]
     before_us: f64,
     /// The duration of the deletion, in s.
     deletion_seconds: f64,
@@ -69,12 +71,16 @@ struct Round {
 type Pair = [f64; 2];
 
 /// All results of the benchmark.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Snapshots {
+    pub(crate) entries: u64,
+    pub(crate) chain: u64,
     rounds: Vec<Round>,
-    /// 4 KiB random reads at depths 1 and 32: with the chain, without snapshots.
-    chain: [Vec<Pair>; 2],
+    /// 4 KiB random reads: with the chain, without snapshots.
+    read_depth_1: Vec<Pair>,
+    read_depth_32: Vec<Pair>,
     /// 4 KiB random writes, each block once: after a snapshot, pass-through.
-    touch: Vec<Pair>,
+    first_write: Vec<Pair>,
 }
 
 /// A row of the table.
@@ -90,68 +96,37 @@ pub(crate) struct Row {
 
 impl Snapshots {
     pub(crate) fn rows(&self) -> Vec<Row> {
-        let stall = self
-            .rounds
-            .iter()
-            .map(|round| [round.stall_ms, round.usual_ms]);
-        let deletion = self
-            .rounds
-            .iter()
-            .map(|round| [round.deleting_us, round.before_us]);
-        let rows = [
-            row(
-                "longest request while a snapshot is made",
-                "ms",
-                stall.collect(),
-                |[with, _]| with,
-            )
-            .map(|row| row.at_most(STALL_MUST_MS)),
-            row(
-                "p99 while a snapshot is deleted",
-                "µs",
-                deletion.collect(),
-                ratio,
-            )
-            .map(|row| row.at_most(DELETE_MUST)),
-            row(
-                "random read, chain, depth 1",
-                "requests/s",
-                self.chain[0].clone(),
-                ratio,
-            )
-            .map(|row| row.at_least(CHAIN_MUST)),
-            row(
-                "random read, chain, depth 32",
-                "requests/s",
-                self.chain[1].clone(),
-                ratio,
-            )
-            .map(|row| row.at_least(CHAIN_MUST)),
-            row(
-                "first write to each block, depth 32",
-                "requests/s",
-                self.touch.clone(),
-                ratio,
-            )
-            .map(|row| row.at_least(TOUCH_MUST)),
-        ];
-        rows.into_iter().flatten().collect()
+        let rounds = self.rounds.iter();
+        let deletion = rounds.map(|round| [round.deleting_us, round.before_us]);
+        let deletion = row("p99 while a snapshot is deleted", "µs", deletion, ratio);
+        let chain = [(1, &self.read_depth_1), (32, &self.read_depth_32)].map(|(depth, pairs)| {
+            let title = format!("random read, chain, depth {depth}");
+            let row = row(&title, "requests/s", pairs.iter().copied(), ratio);
+            row.map(|row| row.at_least(CHAIN_MUST))
+        });
+        let rows = [self.stall(), deletion.map(|row| row.at_most(DELETE_MUST))];
+        let rows = rows.into_iter().chain(chain);
+        rows.chain([self.first_write()]).flatten().collect()
+    }
+
+    /// The longest request while a snapshot is made.
+    pub(crate) fn stall(&self) -> Option<Row> {
+        let title = "longest request while a snapshot is made";
+        let rounds = self.rounds.iter();
+        let pairs = rounds.map(|round| [round.stall_ms, round.usual_ms]);
+        Some(row(title, "ms", pairs, |[with, _]| with)?.at_most(STALL_MUST_MS))
+    }
+
+    /// The first write to each block after a snapshot.
+    pub(crate) fn first_write(&self) -> Option<Row> {
+        let title = "first write to each block, depth 32";
+        let pairs = self.first_write.iter().copied();
+        Some(row(title, "requests/s", pairs, ratio)?.at_least(TOUCH_MUST))
     }
 
     /// The median duration of a deletion, in seconds.
     pub(crate) fn deletion_seconds(&self) -> f64 {
         median(self.rounds.iter().map(|round| round.deletion_seconds))
-    }
-
-    pub(crate) fn raw(&self) -> Value {
-        let rounds = self.rounds.iter().map(|round| {
-            json!({"stall_ms": round.stall_ms, "usual_ms": round.usual_ms,
-                   "p99_deleting_us": round.deleting_us, "p99_before_us": round.before_us,
-                   "deletion_seconds": round.deletion_seconds})
-        });
-        json!({"entries": ENTRIES, "chain": CHAIN, "rounds": rounds.collect::<Vec<_>>(),
-               "read_depth_1": self.chain[0], "read_depth_32": self.chain[1],
-               "first_write": self.touch})
     }
 }
 
@@ -159,18 +134,17 @@ fn ratio([with, without]: Pair) -> f64 {
     with / without
 }
 
-fn median(numbers: impl Iterator<Item = f64>) -> f64 {
-    let numbers: Vec<f64> = numbers.collect();
-    Estimate::of(&numbers).map_or(f64::NAN, |estimate| estimate.median)
-}
-
-fn row(title: &str, unit: &'static str, pairs: Vec<Pair>, of: fn(Pair) -> f64) -> Option<Row> {
-    let numbers: Vec<f64> = pairs.iter().map(|pair| of(*pair)).collect();
+fn row(
+    title: &str,
+    unit: &'static str,
+    pairs: impl Iterator<Item = Pair> + Clone,
+    of: fn(Pair) -> f64,
+) -> Option<Row> {
     Some(Row {
         title: title.to_owned(),
-        number: Estimate::of(&numbers)?,
-        with: median(pairs.iter().map(|[with, _]| *with)),
-        without: median(pairs.iter().map(|[_, without]| *without)),
+        number: Estimate::over(pairs.clone().map(of))?,
+        with: median(pairs.clone().map(|[with, _]| with)),
+        without: median(pairs.map(|[_, without]| without)),
         unit,
         must: f64::NAN,
         is_met: false,
@@ -198,10 +172,15 @@ impl Row {
 }
 
 pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Snapshots> {
+    let rounds = under_load(workspace, plan)?;
+    let [read_depth_1, read_depth_32] = chain(workspace, plan)?;
     let measured = Snapshots {
-        rounds: under_load(workspace, plan)?,
-        chain: chain(workspace, plan)?,
-        touch: first_writes(workspace, plan)?,
+        entries: ENTRIES,
+        chain: CHAIN,
+        rounds,
+        read_depth_1,
+        read_depth_32,
+        first_write: first_writes(workspace, plan)?,
     };
     for row in measured.rows() {
         println!(

@@ -1,5 +1,7 @@
 //! Medians, their intervals, and the rule by which a measurement meets its goal.
 
+use std::fmt::{self, Display};
+
 /// Medians decide if their interval is at most this part of the median to each side.
 const NARROW: f64 = 0.05;
 
@@ -32,9 +34,31 @@ impl Estimate {
         })
     }
 
+    /// The estimate of samples that are not in a list.
+    pub(crate) fn over(samples: impl IntoIterator<Item = f64>) -> Option<Estimate> {
+        Estimate::of(&samples.into_iter().collect::<Vec<_>>())
+    }
+
+    /// The interval as the pages show it: `0.94 to 0.96`.
+    pub(crate) fn interval(&self, digits: usize) -> String {
+        format!("{:.digits$} to {:.digits$}", self.low, self.high)
+    }
+
     fn is_narrow(&self) -> bool {
         self.high <= self.median * (1.0 + NARROW) && self.low >= self.median * (1.0 - NARROW)
     }
+}
+
+/// The median and its interval, with two digits after the point: `0.95 (0.94 to 0.96)`.
+impl Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} ({})", self.median, self.interval(2))
+    }
+}
+
+/// The median of some samples, which is no number without samples.
+pub(crate) fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
+    Estimate::over(samples).map_or(f64::NAN, |estimate| estimate.median)
 }
 
 /// How many of the sorted samples lie below the interval, and as many above it: the most for which the median is
@@ -51,6 +75,11 @@ fn outside_interval(count: usize) -> usize {
         at_most += exactly;
     }
     heads.saturating_sub(1)
+}
+
+/// The verdict on a number without an interval.
+pub(crate) fn verdict(met: bool) -> &'static str {
+    if met { "met" } else { "missed" }
 }
 
 /// Whether a row meets its goal, and by which criterion.

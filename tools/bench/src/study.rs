@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::import::write_blocks;
 use crate::plan::{CLIENT_PROCESSOR, SERVER_PROCESSOR};
 use crate::statistics::Estimate;
-use crate::{report, study_report};
+use crate::{page, study_report};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, last_lines};
 use onefold_harness::distinct::BLOCK_BYTES;
@@ -140,13 +140,14 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
     let start = Instant::now();
     let measured = Bench::new(workspace, &plan)?.measure();
-    let conditions = report::conditions(workspace, COMMAND, start.elapsed())?;
+    let conditions = page::conditions(workspace, COMMAND, start.elapsed())?;
     let page = study_report::page(&conditions, &plan, &measured);
     if arguments.quick {
         println!("\n{page}\n(not a whole run: nothing is written)");
         return Ok(());
     }
-    study_report::write(workspace, &conditions, &page, &plan, &measured)
+    let raw = json!({"conditions": conditions, "measured": measured.raw(&plan)});
+    page::write(workspace, study_report::NAME, &page, &raw)
 }
 
 const COMMAND: &str = "cargo xtask bench study";
@@ -223,7 +224,7 @@ impl Measured {
     pub(crate) fn rate(&self, plan: &Plan, way: Way) -> Option<Estimate> {
         let rates = self.of(way).iter();
         let rates = rates.map(|run| plan.read_bytes(way) as f64 / 1e9 / run.seconds);
-        Estimate::of(&rates.collect::<Vec<_>>())
+        Estimate::over(rates)
     }
 
     /// The ratio of two programs' speeds, from runs of the same round.
@@ -231,7 +232,7 @@ impl Measured {
         let both = self.of(one).iter().zip(self.of(other));
         let bytes = plan.read_bytes(one) as f64 / plan.read_bytes(other) as f64;
         let ratios = both.map(|(one, other)| bytes * other.seconds / one.seconds);
-        Estimate::of(&ratios.collect::<Vec<_>>())
+        Estimate::over(ratios)
     }
 
     /// The highest peak memory of all rounds, in MiB.

@@ -1,18 +1,13 @@
 //! The page `docs/benchmarks-study.md`, and its raw results.
 
-use std::fmt::Write as _;
-
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
-
 use crate::goals::{self, Goal};
-use crate::report::{Conditions, heading, write_files};
+use crate::page::{Conditions, Page};
 use crate::study::{FILES, Measured, Plan, TIMES, WAYS, Way};
+use crate::table::{Row, Table};
 use onefold_harness::distinct::BLOCK_BYTES;
-use onefold_harness::workspace::Workspace;
 
-const PAGE: &str = "docs/benchmarks-study.md";
-const RAW: &str = "tools/bench/results/benchmarks-study.json";
+/// The page's name in `docs/`, and that of its raw results.
+pub(crate) const NAME: &str = "benchmarks-study";
 
 /// The program's memory in addition to the records.
 const SLACK_MIB: f64 = 32.0;
@@ -82,17 +77,11 @@ fn goals(plan: &Plan, measured: &Measured) -> Vec<Goal> {
 }
 
 pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) -> String {
-    let mut page = heading(
-        "Analysis, measured",
-        Some("benchmarks-study.json"),
-        conditions,
-    );
+    let mut page = Page::new("Analysis, measured", Some(NAME), conditions);
     let runs = measured.runs.iter().flatten();
     let from_device = runs.map(|run| run.device_read_bytes).max().unwrap_or(0);
-    // Writing to a `String` cannot fail.
-    let _ = write!(
-        page,
-        "\n{FILES} files of {} MiB of random blocks, all different, in the page cache: at most {:.1} MB of any run \
+    page.add(format!(
+        "{FILES} files of {} MiB of random blocks, all different, in the page cache: at most {:.1} MB of any run \
          came from the device. The shipped `onefold analyze` runs on two processors and is timed from start to end; \
          `onefold bench` runs on one and is timed while it writes all blocks and reads them back. Medians of {} \
          rounds, in each of which every program runs once; ratios compare runs of the same round. Peak memory is \
@@ -100,23 +89,20 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
          The runs with little memory need more records, of 48 bytes per chunk, than fit. With blocks of 4 KiB that \
          takes more data than the page cache holds, so each file is named {TIMES} times; every chunk still gets a \
          record. With blocks of 512 bytes the data gives as many records, all different; sorting is then a larger \
-         part of the work, and these runs are compared with the same run with `--memory {}`.\n\n",
+         part of the work, and these runs are compared with the same run with `--memory {}`.",
         plan.file_bytes >> 20,
         from_device as f64 / 1e6,
         plan.rounds,
         plan.memory(Way::Much).unwrap_or_default(),
+    ));
+    page.add(goals::table(goals(plan, measured)));
+    page.add("All measurements:");
+    let table = Table::new(
+        "| | `--memory` | data, GB | s | GB/s | lowest and highest | peak memory, MiB |",
     );
-    goals::table(&mut page, &goals(plan, measured));
-    page.push_str(
-        "\nAll measurements:\n\n\
-         | | `--memory` | data, GB | s | GB/s | lowest and highest | peak memory, MiB |\n\
-         | --- | --- | --- | --- | --- | --- | --- |\n",
-    );
-    for way in WAYS {
-        way_row(&mut page, plan, measured, way);
-    }
+    page.add(table.with(WAYS.map(|way| way_row(plan, measured, way))));
     let factor = measured.ratio(plan, Way::Exact, Way::Duperemove);
-    let duperemove = match (&measured.duperemove, factor) {
+    page.add(match (&measured.duperemove, factor) {
         (Ok(version), Some(factor)) => format!(
             "`duperemove` {version} makes checksums of the same blocks with two threads into a new file \
              (`--hashfile`, without `-d`, so that nothing is shared) and looks for equal ones: it \
@@ -125,48 +111,25 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
         ),
         (Ok(version), None) => format!("`duperemove` {version} could not be measured."),
         (Err(why), _) => format!("`duperemove` was not measured: {}", why.replace('\n', " ")),
-    };
-    let _ = write!(
-        page,
-        "\n{duperemove}\n\n\
-         For context, on another machine, with six disk images of 12 GiB in total, zeros included: `vdoestimator` \
-         took 28.8 s for blocks of 4 KiB, DEDISgen 161 s.\n"
+    });
+    page.add(
+        "For context, on another machine, with six disk images of 12 GiB in total, zeros included: `vdoestimator` \
+         took 28.8 s for blocks of 4 KiB, DEDISgen 161 s.",
     );
-    page
+    page.to_string()
 }
 
-fn way_row(page: &mut String, plan: &Plan, measured: &Measured, way: Way) {
+fn way_row(plan: &Plan, measured: &Measured, way: Way) -> Row {
+    let row = Row::of(way.title());
     let (Some(rate), Some(peak)) = (measured.rate(plan, way), measured.peak_mib(way)) else {
-        let _ = writeln!(page, "| {} | - | - | - | - | - | - |", way.title());
-        return;
+        return row;
     };
     let gigabytes = plan.read_bytes(way) as f64 / 1e9;
-    let _ = writeln!(
-        page,
-        "| {} | {} | {gigabytes:.1} | {:.2} | {:.2} | {:.2} to {:.2} | {peak:.0} |",
-        way.title(),
-        plan.memory(way).as_deref().unwrap_or("-"),
-        gigabytes / rate.median,
-        rate.median,
-        rate.low,
-        rate.high,
-    );
-}
-
-pub(crate) fn write(
-    workspace: &Workspace,
-    conditions: &Conditions,
-    page: &str,
-    plan: &Plan,
-    measured: &Measured,
-) -> Result<()> {
-    let conditions: Vec<Value> = conditions
-        .iter()
-        .map(|condition| json!(condition))
-        .collect();
-    let raw = json!({"conditions": conditions, "measured": measured.raw(plan)});
-    let raw = serde_json::to_string_pretty(&raw).context("cannot write the raw results")?;
-    write_files(workspace, &[(PAGE, page), (RAW, &raw)])
+    row.maybe(plan.memory(way))
+        .number(gigabytes, 1)
+        .number(gigabytes / rate.median, 2)
+        .estimate(rate, 2)
+        .number(peak, 0)
 }
 
 #[cfg(test)]
