@@ -6,7 +6,7 @@
 //!
 //! Reading order: `volumes` (the benchmark as a whole), `plan` (sizes), `slices` (throughput rows), `sharing` (rows
 //! with the finder running), `snapshots`, `finder`, `import`, `large`, `open`, `checking`, `statistics` (the decision),
-//! `results`, `report` (the output). The other commands are: `index` with `index_worker` and `index_report`; `study`
+//! `results`, `report` (the output), `expectations` (its first section). The other commands are: `index` with `index_worker` and `index_report`; `study`
 //! with `study_report`; `inline` (rows) with `inline_load` (its client), `inline_images`, `request_limit` and
 //! `inline_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
 //! with `ceph_report`. They share `goals`, `page` and `table`. `dissertation` counts in the user's own files.
@@ -24,6 +24,7 @@ mod evaluation_figures;
 mod evaluation_generations;
 mod evaluation_report;
 mod evaluation_revisions;
+mod expectations;
 mod finder;
 mod goals;
 mod import;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::checking::{self, Check};
+use crate::expectations;
 use crate::finder::Finder;
 use crate::import::{IMAGE_BYTES, Import};
 use crate::large::{self, Large};
@@ -47,6 +48,7 @@ pub(crate) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
         plan.sharing_slice_seconds,
         plan.latency_slices
     ));
+    expectations::section(&mut page, results);
     throughput_section(&mut page, &results.comparisons);
     sharing_section(&mut page, &results.sharing);
     add(&mut page, results.finder.as_ref(), finder_section);

@@ -594,6 +594,13 @@ impl Sharing {
         ])
     }
 
+    /// The worse of the rows about latency with the finder running.
+    pub(crate) fn p99_with_finder(&self) -> Option<Row> {
+        let rows = self.rows().ok()?.into_iter();
+        let latencies = rows.filter(|row| row.goal == Goal::LatencyWithFinder);
+        latencies.max_by(|one, other| one.ratio.median.total_cmp(&other.ratio.median))
+    }
+
     /// The ratios of the paced load, including the moments that the rows leave out.
     pub(crate) fn with_slow_moments(&self) -> Result<SlowMoments> {
         let ratio = |p99_us: fn(&JobResult) -> f64| {

@@ -142,6 +142,18 @@ impl Row {
         format!("{} {} depth {}", self.rw, self.block, self.depth)
     }
 
+    /// The load in plain words.
+    pub(crate) fn in_words(&self) -> String {
+        let order = if self.rw.starts_with("rand") {
+            "random"
+        } else {
+            "sequential"
+        };
+        let (rw, depth) = (self.rw.trim_start_matches("rand"), self.depth);
+        let block = self.block.replace('k', " KiB").replace('m', " MiB");
+        format!("{order} {rw}s of {block}, {depth} at a time")
+    }
+
     fn job(&self, uri: &str) -> Section {
         Section::new("slice", uri)
             .set("rw", self.rw)
