@@ -76,10 +76,11 @@ impl Exporter {
         let pool = &self.pool;
         pool.journal().check_writable()?;
         let snapshot = CheckpointReader::take(pool.journal())?;
+        let created_unix_seconds = self.engine.unix_seconds();
         let mark = |place, checksum| ExportMark {
             pool: pool.superblock().pool,
             place,
-            created_unix_seconds: self.engine.unix_seconds(),
+            created_unix_seconds,
             checksum,
         };
         let (mut place, mut checksum) = (0, 0);
@@ -317,12 +318,8 @@ fn read_pages(
     };
     let (at, checksum) = (pages.place, pages.checksum);
     let last = ExportMark::decode(&*pages.next()?, at).map_err(|e| bad(at, e))?;
-    let whole = ExportMark {
-        place: at,
-        checksum,
-        ..mark
-    };
-    if last != whole {
+    // The times may differ: earlier builds wrote the time of the end into the last mark.
+    if (last.pool, last.place, last.checksum) != (mark.pool, at, checksum) {
         let message = "the export's pages are not those that were written together";
         return Err(StoreError::damaged(message));
     }

@@ -2,6 +2,7 @@
 //! it ends, and without; stopped at each I/O; and files that were changed after they were written.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
@@ -50,10 +51,42 @@ fn pool(index: IndexKind) -> Arc<World> {
     world
 }
 
+/// A file that is written slowly: a second for each page.
+struct Slow<'a> {
+    engine: &'a SimulatedEngine,
+    bytes: Vec<u8>,
+}
+
+impl Write for Slow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.engine.advance_seconds(1);
+        self.bytes.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn export(store: &Store) -> Vec<u8> {
     let mut bytes = Vec::new();
     store.exporter().write(&mut bytes).unwrap();
     bytes
+}
+
+#[test]
+fn an_export_may_take_longer_than_a_second() {
+    let world = pool(IndexKind::Memory);
+    let engine = world.engine();
+    let began = engine.unix_seconds();
+    let mut slow = Slow {
+        engine: &engine,
+        bytes: Vec::new(),
+    };
+    world.store().exporter().write(&mut slow).unwrap();
+    assert!(engine.unix_seconds() > began + 5);
+    let export = MetadataExport::read(&mut &*slow.bytes).unwrap();
+    assert_eq!(export.created_unix_seconds(), began);
 }
 
 /// The machine after it was stopped and has lost these parts.
