@@ -174,8 +174,8 @@ fn remove_stray_tables(writer: &Writer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The list of condemned blocks. A damaged one is removed, because no backup uses any popular block while it is there:
-/// then nothing is condemned.
+/// The list of condemned blocks, unless it is empty. A damaged one is removed, because no backup uses any popular block
+/// while it is there: then nothing is condemned.
 fn condemned_before(writer: &Writer<'_>) -> Result<Option<Condemned>> {
     let id = writer.source().id;
     match writer.repository().condemned(id) {
@@ -189,7 +189,8 @@ fn condemned_before(writer: &Writer<'_>) -> Result<Option<Condemned>> {
             writer.remove(ObjectName::Condemned(id))?;
             Ok(None)
         }
-        condemned => Ok(condemned?),
+        // A process that was killed here may have left an empty list.
+        condemned => Ok(condemned?.filter(|list| !list.numbers.is_empty())),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The kernel adds a process's time to its parent's when the parent waits for it, but only for the whole parent. Here
 //! each thread has its own sum, so threads that run programs at the same time can be told apart. A daemon that outlives
-//! its starter is in nobody's sum.
+//! its starter is in no sum.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(crate) fn add_ended(child: Pid, block: bool) {
     }
 }
 
-/// Seconds of so many ticks of the kernel's clock.
+/// Converts ticks of the kernel's clock to seconds.
 pub(crate) fn seconds(ticks: u64) -> f64 {
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }

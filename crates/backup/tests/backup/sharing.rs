@@ -8,7 +8,7 @@ use onefold_backup::{
     BackupError, PrunePlan, Relatives, Result, ShareOptions, SharePlan, Shared, plan_share, prune,
     relatives, share,
 };
-use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
+use onefold_format::backup::{BackupNumber, Condemned, ObjectName, SourceId};
 use onefold_repository::KnownSource;
 
 use crate::history::table_of;
@@ -523,6 +523,27 @@ fn little_is_written_for_what_becomes_free() {
     // Popular packs are written once, and packs without shared blocks are not written again.
     let is_kept = |path: &&PathBuf| after.contains_key(*path);
     assert_eq!(shared.keys().filter(is_kept).count(), shared.len() - 5);
+}
+
+/// A prune that was killed while it replaced a damaged list leaves an empty one.
+#[test]
+fn an_empty_list_of_condemned_blocks_holds_nothing_up() {
+    let shared = MemoryDisk::new(1..=500);
+    let mut estate = Estate::new(2);
+    estate.create(&[(0, &shared), (1, &shared)]);
+    estate.forget(0, 1);
+    estate.forget(1, 1);
+    let store = estate.popular().id;
+    let writer = estate.rig.repository.writer(store, "test").unwrap();
+    let empty = Condemned {
+        since_unix_seconds: 0,
+        numbers: Vec::new(),
+        before: None,
+    };
+    writer.condemn(&empty).unwrap();
+    drop(writer);
+    assert_eq!(estate.prune_popular(10, 0).unwrap().freed_blocks, 500);
+    estate.assert_whole();
 }
 
 /// While a damaged list of condemned blocks is there, no popular block is used, even if none is wasted.
