@@ -68,6 +68,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     faults.extend(citations::faults(&files));
     faults.extend(decisions::faults(&files));
     faults.extend(format_pages::faults(&files));
+    faults.extend(pages::faults(&workspace.root, &files));
     faults.extend(identifiers::faults(&files));
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
     faults.extend(prose::faults(&files));

@@ -1,13 +1,33 @@
 //! The age of pages with measurements: commits to the measured folders since the page's commit.
 //!
-//! A page names its commit and its folders in its table of conditions. The age is printed and is no fault: a run takes an hour or
-//! more, and most commits change nothing that it measures.
+//! A page names its commit and its folders in its table of conditions. The age is printed. It is a fault only of the page that README
+//! quotes: a run takes an hour or more, and most commits change nothing that a page measures.
 
 use std::path::Path;
 
 use onefold_harness::command::Cmd;
 
 use super::SourceFile;
+
+/// The page that README quotes, and the most commits to what it measures that it may lack.
+const QUOTED: (&str, u64) = ("docs/benchmarks.md", 40);
+
+/// The page that README quotes is too old. Its age is unknown in a clone without the page's commit.
+pub(super) fn faults(root: &Path, files: &[SourceFile]) -> Vec<String> {
+    let (quoted, most) = QUOTED;
+    let is_quoted = |file: &&SourceFile| file.path == Path::new(quoted);
+    let page = files.iter().find(is_quoted).map(|file| &*file.text);
+    let age = page.and_then(Measured::of).and_then(|page| page.age(root));
+    let is_old = age.filter(|age| *age > most);
+    is_old
+        .map(|age| {
+            format!(
+                "{quoted}: {age} commits to what it measures since then, {most} may: run `cargo xtask bench` on a quiet machine"
+            )
+        })
+        .into_iter()
+        .collect()
+}
 
 /// A line for each page with measurements, the oldest page first.
 pub(super) fn remarks(root: &Path, files: &[SourceFile]) -> Vec<String> {
