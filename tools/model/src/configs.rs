@@ -13,6 +13,7 @@ const NOTHING: Budget = Budget {
     flushes: 0,
     reads: 0,
     finds: 0,
+    candidates: 0,
     collects: 0,
     snapshots: 0,
     clones: 0,
@@ -130,6 +131,22 @@ fn finding() -> Vec<Config> {
                 flushes: 1,
                 finds: 2,
                 power_losses: 1,
+                ..NOTHING
+            },
+            milestones: &[
+                Milestone::Aliased,
+                Milestone::Dangling,
+                Milestone::FinderResumed,
+            ],
+            ..two()
+        },
+        Config {
+            name: "finder-ahead",
+            budget: Budget {
+                writes: 3,
+                finds: 2,
+                candidates: 1,
+                kills: 1,
                 ..NOTHING
             },
             milestones: &[
@@ -543,6 +560,7 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::RepeatReturnsAnswers
         | Guard::AnswersWithEntries
         | Guard::CollectorIntentDurable => "recovery",
+        Guard::CandidateLocked | Guard::CandidateDropped => "finder-ahead",
         Guard::OneBatch => "finder-batch",
         Guard::DeclinedFreesMoved => "finder-full",
         Guard::VerifyBytes => "finder-verify",

@@ -1,4 +1,5 @@
-//! The finder: mark and announce → commit → fingerprint and increment → one outcome per item.
+//! The finder: read → mark and announce → commit → increment → one outcome per item. What was not read before it was
+//! announced is read after the commit.
 
 use crate::batch::{
     answered, call_items, may_begin, may_call, next_answer, sync_after_call, used_answer,
@@ -6,10 +7,42 @@ use crate::batch::{
 use crate::bits::Bits;
 use crate::guards::Guard;
 use crate::image::{
-    BatchKind, BatchNumber, Block, Entry, Fingerprint, Item, LayerId, OpenBatch, Outcome, Record,
+    BatchKind, BatchNumber, Block, Content, Entry, Fingerprint, Item, LayerId, Lba, OpenBatch,
+    Outcome, Record,
 };
 use crate::index::Answer;
-use crate::state::{Config, Phase, Stage, State};
+use crate::state::{Candidate, Config, Phase, Stage, State};
+
+/// Makes a private block the candidate, which is read without its lock.
+pub(crate) fn choose(state: &mut State, config: &Config, layer: LayerId, lba: Lba) -> Option<()> {
+    let memory = &state.memory;
+    let found = memory.image.layer(layer)?;
+    let Entry::Private(block) = found.map[usize::from(lba)] else {
+        return None;
+    };
+    let is_locked = memory.is_locked(config, layer, lba) && config.on(Guard::CandidateLocked);
+    if is_locked || memory.candidate.is_some() {
+        return None;
+    }
+    state.budget.candidates = state.budget.candidates.checked_sub(1)?;
+    state.memory.candidate = Some(Candidate {
+        layer,
+        lba,
+        block,
+        read: None,
+    });
+    Some(())
+}
+
+/// Reads the candidate.
+pub(crate) fn read(state: &mut State) -> Option<()> {
+    let candidate = state.memory.candidate.as_mut()?;
+    if candidate.read.is_some() {
+        return None;
+    }
+    candidate.read = Some(state.disk.now[usize::from(candidate.block)]);
+    Some(())
+}
 
 /// Marks the entries of `lbas` shared and announces them, under the locks. A batch may be
 /// announced by several records, in ascending order, until it is committed.
@@ -29,6 +62,7 @@ pub(crate) fn mark(state: &mut State, config: &Config, layer: LayerId, lbas: Bit
         }
         items.push((lba, block));
     }
+    let read = take_read(state, layer, &items);
     let number = match growing(state, config, layer, lbas) {
         Some(number) => number,
         None if may_begin(state, config) => {
@@ -47,7 +81,23 @@ pub(crate) fn mark(state: &mut State, config: &Config, layer: LayerId, lbas: Bit
     );
     let phase = Some(Phase::Intent(Stage::Tail));
     state.memory.set_phase(number, phase);
+    if let Some((block, content)) = read {
+        let is_other = content != state.disk.now[usize::from(block)];
+        state.memory.misprinted[usize::from(block)] = is_other.then_some(content);
+    }
     Some(())
+}
+
+/// The content that was read of the candidate, if it is one of the blocks that are published.
+fn take_read(
+    state: &mut State,
+    layer: LayerId,
+    items: &[(Lba, Block)],
+) -> Option<(Block, Content)> {
+    let candidate = state.memory.candidate.take_if(|candidate| {
+        candidate.layer == layer && items.contains(&(candidate.lba, candidate.block))
+    })?;
+    Some((candidate.block, candidate.read?))
 }
 
 /// The batch that `lbas` of `layer` would join.

@@ -63,6 +63,10 @@ guards! {
         "write: a block of a frozen layer is never written in place";
     ZeroHidesBelow, "zero-hides-below", "P5",
         "write: over lower layers a zero block becomes a zero entry, not an absent one";
+    CandidateLocked, "candidate-locked", "P2",
+        "finder: a block that is read before it is published is chosen under its lock";
+    CandidateDropped, "candidate-dropped", "P2",
+        "write: what the finder has read of a block before is dropped under the lock, before the data is stored";
     FinderIntentDurable, "finder-intent-durable", "P2, P4",
         "finder: mark and intent, and so the owner's record, are durable before the index call";
     PublishedContentDurable, "published-content-durable", "P2",

@@ -72,6 +72,11 @@ pub enum Step {
     SwitchRoot,
     SyncRoot,
     PruneLog,
+    FinderChoose {
+        layer: LayerId,
+        lba: Lba,
+    },
+    FinderRead,
     FinderMark {
         layer: LayerId,
         lbas: Bits,
@@ -200,6 +205,10 @@ impl Protocol {
                 let batches = batches.filter(fits);
                 steps.extend(batches.map(|lbas| Step::FinderMark { layer, lbas }));
             }
+            if state.budget.candidates > 0 {
+                let lbas = 0..config.lbas;
+                steps.extend(lbas.map(|lba| Step::FinderChoose { layer, lba }));
+            }
             if found.frozen && state.budget.deletes > 0 {
                 steps.push(Step::DeleteLayer { layer });
             }
@@ -224,6 +233,9 @@ impl Protocol {
     }
 
     fn job_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        if state.memory.candidate.is_some() {
+            steps.push(Step::FinderRead);
+        }
         for job in &state.memory.jobs {
             let number = job.number;
             let batch = state.memory.image.batch(number);
@@ -316,6 +328,8 @@ impl Protocol {
             Step::SwitchRoot => commit::switch_root(state),
             Step::SyncRoot => commit::sync_root(state),
             Step::PruneLog => commit::prune(state, config),
+            Step::FinderChoose { layer, lba } => finder::choose(state, config, layer, lba),
+            Step::FinderRead => finder::read(state),
             Step::FinderMark { layer, lbas } => finder::mark(state, config, layer, lbas),
             Step::FinderCall { number } => finder::call(state, config, number),
             Step::FinderOutcome { number } => finder::outcome(state, config, number),

@@ -27,6 +27,8 @@ pub struct Budget {
     pub reads: u8,
     /// Finder batches.
     pub finds: u8,
+    /// Blocks that the finder reads before it publishes them.
+    pub candidates: u8,
     /// Collector batches.
     pub collects: u8,
     /// Snapshots.
@@ -266,6 +268,19 @@ pub struct Flush {
     pub allowed: [Bits; LBAS],
 }
 
+/// A private block that the finder reads before it publishes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// The layer of the block's entry.
+    pub layer: LayerId,
+    /// The LBA of the block's entry.
+    pub lba: Lba,
+    /// The block.
+    pub block: Block,
+    /// The content that was read.
+    pub read: Option<Content>,
+}
+
 /// The phase of a job; the image has the announced items.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -346,8 +361,10 @@ pub struct Memory {
     pub lookup: Option<Lookup>,
     /// Claims that have no record yet, which exist only with a guard off.
     pub late_claims: Vec<Block>,
-    /// Contents whose fingerprints the hash cache has, where they differ from the blocks' contents. They exist only
-    /// with a guard off; otherwise the cache has the fingerprint of the block's content.
+    /// The finder's candidate.
+    pub candidate: Option<Candidate>,
+    /// Contents whose fingerprints the hash cache has, or the finder made before it published the block, where they differ
+    /// from the blocks' contents. They exist only with a guard off.
     pub misprinted: [Option<Content>; BLOCKS],
     /// The open job. There is more than one only with a guard off.
     pub jobs: Vec<Job>,
@@ -382,6 +399,7 @@ impl Memory {
             readers: [None, None],
             lookup: None,
             late_claims: Vec::new(),
+            candidate: None,
             misprinted: [None; BLOCKS],
             jobs: Vec::new(),
             rebuild: None,
@@ -414,6 +432,14 @@ impl Memory {
                 .iter()
                 .flatten()
                 .any(|w| w.layer == layer && w.lba == lba)
+    }
+
+    /// Drops the candidate if the entry is about to be written. The block is locked.
+    pub fn drop_candidate(&mut self, config: &Config, layer: LayerId, lba: Lba) {
+        if config.on(Guard::CandidateDropped) {
+            self.candidate
+                .take_if(|candidate| (candidate.layer, candidate.lba) == (layer, lba));
+        }
     }
 
     /// The job of batch `number`.

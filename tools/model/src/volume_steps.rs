@@ -25,6 +25,7 @@ pub(crate) fn start_write(
     let place = place(state, config, layer, lba)?;
     state.budget.writes = state.budget.writes.checked_sub(1)?;
     admit(state, volume, lba, content);
+    state.memory.drop_candidate(config, layer, lba);
     if !place.in_place {
         state.memory.leased.insert(place.block);
     }

@@ -30,6 +30,7 @@ fn assert_holds(names: &[&str]) {
 const WRITES: &[&str] = &["write-path", "reads", "checkpoint"];
 const FINDER: &[&str] = &[
     "finder",
+    "finder-ahead",
     "finder-batch",
     "finder-verify",
     "finder-full",
