@@ -226,8 +226,18 @@ pub trait Disk: Send + Sync {
     fn allocated_bytes(&self) -> io::Result<u64>;
 
     /// The first byte at or after `offset` for which the host may have allocated space; nothing if
-    /// it has none up to the end. If the host cannot tell, that is `offset` itself.
+    /// it has none up to the end. If the host cannot tell, that is `offset` itself. Space that was reserved and not
+    /// written need not count.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
+
+    /// The end of the allocated space that contains the byte at `offset`, where [`Disk::next_data`] found some; the end
+    /// of a part of it will do. If the host cannot tell, that is the disk's end.
+    fn data_end(&self, offset: u64) -> io::Result<u64>;
+
+    /// Whether a write for which the host has to allocate space makes other requests wait until it has ended.
+    fn waits_to_allocate(&self) -> bool {
+        false
+    }
 
     /// Bytes that the host could still allocate for the disk, shared with everything else on its file system; nothing
     /// for a device, which has all of its space already, and if the host cannot tell.

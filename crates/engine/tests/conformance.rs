@@ -599,6 +599,11 @@ fn discards(disk: &dyn Disk) {
     {
         assert!(is == *was || is == 0);
     }
+    // Data is found on both sides of the hole, and may be found in it.
+    assert_eq!(disk.next_data(8 * MIB).unwrap(), Some(8 * MIB));
+    assert!(disk.data_end(8 * MIB).unwrap() >= 8 * MIB + 65536);
+    let next = disk.next_data(8 * MIB + 65536).unwrap();
+    assert!(next.is_some_and(|next| next <= 8 * MIB + tail as u64));
     disk.write_at(&bytes[..65536], 8 * MIB + 65536).unwrap();
     assert!(read(disk, 8 * MIB + 65536, 65536) == bytes[..65536]);
     // Beyond the end there is nothing to give back.

@@ -389,6 +389,10 @@ fn a_full_part_takes_what_it_has_room_for() {
     let found = [0, 4096, 6000, 3 * 4096].map(|at| disk.next_data(at).unwrap());
     assert_eq!(found, [Some(4096), Some(4096), Some(6000), None]);
     assert_eq!(
+        [4096, 6000].map(|at| disk.data_end(at).unwrap()),
+        [12_288; 2]
+    );
+    assert_eq!(
         sectors(&engine, 32)[7..25],
         [&[0][..], &[1; 16], &[0]].concat()
     );

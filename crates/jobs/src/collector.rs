@@ -2,11 +2,12 @@
 //! references.
 
 use crate::foreground::Foreground;
+use crate::free_space::FreeSpaceWork;
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::{JobCounts, JobKind, JobState, JobStatus};
 use crate::limits::{
     COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR, DELETION_SHARE_MAX,
-    GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
+    POLL_INTERVAL, TEND_PAUSE,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
@@ -74,6 +75,7 @@ pub(crate) struct Collector {
     collector: Arc<JobHandle>,
     deletions: Deletions,
     rebuild: Arc<JobHandle>,
+    free_space: FreeSpaceWork,
 }
 
 /// The deletion job. It has a pacer of its own, so deletions yield to guests independently of the
@@ -106,6 +108,7 @@ impl Collector {
             collector,
             deletions,
             rebuild,
+            free_space: FreeSpaceWork::new(),
         }
     }
 
@@ -127,6 +130,8 @@ impl Collector {
                 continue;
             }
             if self.collect(&mut failures) {
+                // Also while one whole batch follows the other.
+                self.tend_free_space_once();
                 self.let_gather();
                 self.deletions.foreground.was_idle();
             }
@@ -211,30 +216,39 @@ impl Collector {
             && !self.is_batch_whole()
             && !self.deletions.is_urgent(&self.store)
         {
-            self.give_back(Instant::now() + POLL_INTERVAL);
+            self.tend_free_space(Instant::now() + POLL_INTERVAL);
             self.foreground.was_idle();
         }
     }
 
-    /// Gives free space back to the host until `until`, a little at a time while guests are busy:
-    /// punching a hole in the pool's file blocks all writes.
-    fn give_back(&mut self, until: Instant) {
+    /// Prepares spare blocks, and gives others back to the host, until `until`.
+    fn tend_free_space(&mut self, until: Instant) {
         let left = || until.saturating_duration_since(Instant::now());
-        while !left().is_zero() && self.collector.begin() {
-            let more = self.store.space().give_back(GIVE_BACK_BYTES);
-            self.collector.end();
-            match more {
-                Ok(true) if self.foreground.guests_are_idle() => {}
-                Ok(true) => self.thread.sleep(GIVE_BACK_PAUSE.min(left())),
-                Ok(false) => break,
-                Err(error) => {
-                    tracing::error!(%error, "discarding free blocks failed");
-                    break;
-                }
-            }
-            self.foreground.was_idle();
-        }
+        while !left().is_zero() && self.tend_free_space_once() {}
         self.thread.sleep(left());
+    }
+
+    /// A step of that. Returns whether more is to be done now.
+    fn tend_free_space_once(&mut self) -> bool {
+        if !self.collector.begin() {
+            return false;
+        }
+        let began = Instant::now();
+        let guests_are_idle = self.foreground.guests_are_idle();
+        let more = self.free_space.step(&self.store, guests_are_idle);
+        self.collector.end();
+        match more {
+            Ok(true) => {
+                self.foreground
+                    .rest_if_needed_after(began.elapsed(), TEND_PAUSE);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::error!(%error, "tending to free space failed");
+                false
+            }
+        }
     }
 
     /// Rebuilds the index if needed. Until this succeeds, this thread and the finder do nothing

@@ -28,6 +28,7 @@
 //! | `finder`, `collector`, `counting`, `accounting`, `scrub` | the threads |
 //! | `copying` | reads of snapshots for backups |
 //! | `passes` | which volume is next |
+//! | `free_space`, `spare` | free space given back to the host or prepared; how much is kept ready |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
 //! | `strain` | whether guests lack processor time, for `--dedup auto` |
@@ -47,6 +48,7 @@ mod counting;
 mod dedup;
 mod finder;
 mod foreground;
+mod free_space;
 mod handle;
 mod job;
 mod limits;
@@ -57,6 +59,7 @@ mod rate;
 mod registry;
 mod scrub;
 mod shrink;
+mod spare;
 mod strain;
 mod thread;
 mod trim;

@@ -110,12 +110,44 @@ pub(crate) const COUNT_PRESSING_DIVISOR: u64 = 2;
 /// How long claims, or references that fill less than a batch, may gather.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The amount that is discarded at a time: about 100 us in which no guest can write.
+/// The amount that is discarded at a time while guests are idle: few holes for much space, and a guest that comes back
+/// does not wait for long.
+pub(crate) const GIVE_BACK_BYTES_IDLE: u64 = 1 << 20;
+
+/// The amount that is discarded at a time while guests are busy: about 100 us in which no guest can write.
 pub(crate) const GIVE_BACK_BYTES: u64 = 256 << 10;
 
-/// The pause after each discard while guests are busy. Few enough requests meet a hole being
-/// punched that their 99th percentile does not notice, and 5 MB/s of space still come back.
-pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_millis(50);
+/// How long the walk that finds spare blocks goes before others are prepared.
+pub(crate) const WALK_FIRST: Duration = Duration::from_secs(60);
+
+/// The least pause after each piece of free space that is given back or prepared while guests are busy: 10 MB/s, of which
+/// guests cannot tell the difference.
+pub(crate) const TEND_PAUSE: Duration = Duration::from_millis(25);
+
+/// The amount of free space that is prepared at a time.
+pub(crate) const PREPARE_BYTES: u64 = 256 << 10;
+
+/// The part of a pool that is kept as spare blocks even if guests use none, from [`SPARE_BYTES_MIN`] to an eighth of
+/// [`SPARE_BYTES_MAX`]: a pool that is deduplicated for the first time copies many blocks in its next seconds.
+pub(crate) const SPARE_POOL_DIVISOR: u64 = 64;
+
+/// The least bytes in spare blocks.
+pub(crate) const SPARE_BYTES_MIN: u64 = 16 << 20;
+
+/// The most bytes in spare blocks: a thin pool is not made thick.
+pub(crate) const SPARE_BYTES_MAX: u64 = 4 << 30;
+
+/// The most of a small pool that is kept as spare blocks.
+pub(crate) const SPARE_POOL_DIVISOR_MAX: u64 = 8;
+
+/// The time in which new blocks of small requests are counted.
+pub(crate) const SPARE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Spare blocks last for this many intervals of the busiest kind.
+pub(crate) const SPARE_INTERVALS: u64 = 3;
+
+/// How long preparing rests after the host could not do it.
+pub(crate) const PREPARE_RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// The amount that `pool trim` discards at a time: few holes for much space, and no guest waits for
 /// long.

@@ -316,9 +316,27 @@ impl DataDisk {
         self.disk.set_len(len)
     }
 
+    /// Whether a write for which the host has to allocate space makes other requests wait.
+    pub(super) fn waits_to_allocate(&self) -> bool {
+        self.disk.waits_to_allocate()
+    }
+
+    /// Has the host allocate space for free blocks, and writes zeros to it. Nothing has to be synced for that: what free
+    /// blocks hold does not matter.
+    pub(super) fn allocate(&self, at: u64, len: u64) -> io::Result<()> {
+        // Reserving is short; a write to a hole would make other requests wait until it has ended.
+        self.disk.reserve_range(at, len)?;
+        self.disk.write_at(&vec![0; len as usize], at)
+    }
+
     /// The next address for which the host has allocated space.
     pub(super) fn next_data(&self, at: u64) -> io::Result<Option<u64>> {
         self.disk.next_data(at)
+    }
+
+    /// The end of the allocated space at this address.
+    pub(super) fn data_end(&self, at: u64) -> io::Result<u64> {
+        self.disk.data_end(at)
     }
 
     pub(super) fn allocated_bytes(&self) -> io::Result<u64> {

@@ -1,126 +1,251 @@
-//! Giving free space back to the host.
+//! The space that the host has allocated for free blocks: giving it back, and having some of it ready.
 //!
-//! Freed blocks can be handed out again at once. Discarding their space is only noted, and done
-//! later by [`HostSpace::give_back`]: hole punching blocks writers to the file, and in the meantime
-//! many of the blocks may be in use again, which saves both the hole and the allocation after it.
+//! Freed blocks can be handed out again at once. They are *spare* (`metadata/src/space/spare.rs`): the host has space for
+//! them, until [`HostSpace::give_back`] discards it, in units of 64 KiB. That waits for guests to be idle, because making a
+//! hole blocks writers to the file, and many of the blocks may be in use again by then, which saves both the hole and
+//! the allocation after it.
 //!
-//! The notes are hints in memory, of whole units of 64 KiB, and a crash loses them. So after each
-//! opening all free space is walked once, at the same slow pace, for other space that the host has
+//! Where a new block in a hole makes other requests wait, some spare blocks are always kept from the host
+//! ([`HostSpace::keep`]). If too few blocks are freed, [`HostSpace::prepare`] writes zeros to others.
+//!
+//! Which blocks are spare is a hint in memory, and a crash loses it. So after each opening
+//! all free space is walked once, for space that the host has
 //! allocated. [`HostSpace::trim_step`] walks it on demand, and discards single blocks as well.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use onefold_format::Pba;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_metadata::sync::{Mutex, lock};
-use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError};
+use onefold_metadata::{Guard, PbaRun, Result, SpareUse, StoreError};
 
-use super::freed::Freed;
 use super::state::State;
+use super::watermarks::{SpaceLevel, Watermarks};
 
 /// The granularity: smaller holes cost the file system more than the space is worth.
 const UNIT_BYTES: u64 = 64 << 10;
 
-/// The most ranges checked for one that can be discarded: a check is cheap, but not free.
+/// The most ranges of the host examined in one step of the walk.
 const LOOKS_MAX: usize = 64;
 
-/// Blocks checked by a step of the walk: 256 pages of the free-space map.
-const WALK_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
+/// Blocks checked by a step of a trim: 256 pages of the free-space map.
+const TRIM_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
 
 /// Free blocks for which the host has allocated space.
 pub struct HostSpace {
     state: Arc<State>,
-    freed: Mutex<Freed>,
-    /// Where the walk over free space that follows opening continues.
-    free_walk: Mutex<Option<u64>>,
+    /// The walk over free space that follows opening, unless it is over or in progress.
+    free_walk: Mutex<Option<Walk>>,
+}
+
+/// A walk over free space.
+#[derive(Default)]
+struct Walk {
+    /// The block with which it continues.
+    cursor: u64,
+    /// Blocks for which the host has space, as far as it was asked last.
+    data: Range<u64>,
+}
+
+/// How far a walk got.
+#[derive(PartialEq, Eq)]
+enum Walked {
+    Some,
+    /// No more spare blocks can be remembered until others are gone.
+    Full,
+    Over,
 }
 
 impl HostSpace {
     pub(super) fn new(state: Arc<State>) -> Self {
         Self {
             state,
-            freed: Mutex::default(),
-            free_walk: Mutex::new(Some(0)),
+            free_walk: Mutex::new(Some(Walk::default())),
         }
+    }
+
+    /// Whether a new block for which the host has no space makes other requests wait. Spare blocks come first then.
+    pub fn waits_to_allocate(&self) -> bool {
+        self.state.data.waits_to_allocate()
     }
 
     /// Lets blocks that no reader uses any more be handed out again.
     pub(super) fn free(&self, runs: &[PbaRun]) -> Result<()> {
-        let unit = self.unit_blocks();
         for run in runs {
-            self.state
-                .uncommitted()?
-                .metadata
-                .space_mut()
-                .release(*run)?;
-            let end = (run.start.0 + run.count).div_ceil(unit);
-            if lock(&self.freed).add(run.start.0 / unit..end) {
-                self.give_back(UNIT_BYTES)?;
-            }
+            let mut uncommitted = self.state.uncommitted()?;
+            uncommitted.metadata.space_mut().release_spare(*run)?;
         }
         Ok(())
     }
 
-    /// Returns up to `bytes` of freed space to the host, and whether there may be more.
+    /// Keeps this many spare blocks from the host.
+    pub fn keep(&self, blocks: u64) -> Result<()> {
+        let mut uncommitted = self.state.uncommitted()?;
+        uncommitted.metadata.space_mut().keep_spare(blocks);
+        Ok(())
+    }
+
+    /// How spare blocks have been used.
+    pub fn spare_use(&self) -> Result<SpareUse> {
+        Ok(self.state.uncommitted()?.metadata.space().spare_use())
+    }
+
+    /// Returns up to `bytes` of spare blocks that are not kept to the host, and whether there may be more.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
+        let most = (bytes / self.state.block_size).max(1);
+        let (free, has_more) = {
+            let mut uncommitted = self.state.uncommitted()?;
+            let space = uncommitted.metadata.space_mut();
+            space.take_spare_units(self.unit_blocks(), most)?
+        };
+        self.discard(&free)?;
+        Ok(has_more)
+    }
+
+    /// Continues the walk over free space that is due after opening, which finds spare blocks. Returns whether more of it
+    /// can be done now by this caller: one walks at a time.
+    pub fn find_spare(&self) -> Result<bool> {
+        let begins_again = {
+            let mut uncommitted = self.state.uncommitted()?;
+            uncommitted.metadata.space_mut().take_forgot_spare()
+        };
+        // A host that cannot tell holes from data would be walked again and again.
+        let begins_again = begins_again && self.state.data.host_free_bytes().is_some();
+        let walk = lock(&self.free_walk).take();
+        let Some(mut walk) = walk.or(begins_again.then(Walk::default)) else {
+            return Ok(false);
+        };
+        let walked = self.continue_walk(&mut walk);
+        let is_over = matches!(walked, Ok(Walked::Over));
+        if walked.is_err() {
+            // Not the same page again and again.
+            walk.cursor = (walk.cursor / BLOCKS_PER_SPACE_PAGE + 1) * BLOCKS_PER_SPACE_PAGE;
+        }
+        *lock(&self.free_walk) = (!is_over).then_some(walk);
+        walked.map(|walked| walked == Walked::Some)
+    }
+
+    fn continue_walk(&self, walk: &mut Walk) -> Result<Walked> {
+        let block_size = self.state.block_size;
         for _ in 0..LOOKS_MAX {
-            let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
-                return Ok(false);
+            let found = {
+                let mut uncommitted = self.state.uncommitted()?;
+                let space = uncommitted.metadata.space_mut();
+                if walk.cursor >= space.end() {
+                    return Ok(Walked::Over);
+                }
+                if !space.remembers_spare(walk.cursor) {
+                    return Ok(Walked::Full);
+                }
+                let page_end = (walk.cursor / BLOCKS_PER_SPACE_PAGE + 1) * BLOCKS_PER_SPACE_PAGE;
+                let free = space.next_free(walk.cursor..page_end, BLOCKS_PER_SPACE_PAGE)?;
+                walk.cursor = free.map_or(page_end, |run| run.start.0);
+                free
             };
-            let free = self.take_free_units(units)?;
-            if !free.is_empty() {
-                self.discard(&free)?;
-                break;
+            let Some(run) = found else { continue };
+            if !walk.data.contains(&walk.cursor) {
+                let failed = |error| StoreError::io(self.state.data.name(), error);
+                let data = self.state.data.next_data(walk.cursor * block_size);
+                let Some(start) = data.map_err(failed)? else {
+                    return Ok(Walked::Over);
+                };
+                let end = self.state.data.data_end(start).map_err(failed)?;
+                walk.data =
+                    start / block_size..end.div_ceil(block_size).max(start / block_size + 1);
+                walk.cursor = walk.cursor.max(walk.data.start);
+            }
+            let end = (run.start.0 + run.count).min(walk.data.end);
+            if walk.cursor < end {
+                let mut uncommitted = self.state.uncommitted()?;
+                uncommitted
+                    .metadata
+                    .space_mut()
+                    .note_spare(walk.cursor..end)?;
+                walk.cursor = end;
             }
         }
+        Ok(Walked::Some)
+    }
+
+    /// Writes zeros to free blocks, up to `bytes`, if fewer blocks are spare than are kept and neither pool nor host is
+    /// short of space. Returns whether it wrote any.
+    pub fn prepare(&self, bytes: u64) -> Result<bool> {
+        let block_size = self.state.block_size;
+        let Some(run) = self.take_to_prepare(bytes / block_size)? else {
+            return Ok(false);
+        };
+        if !Guard::ZerosBeforeReuse.holds() {
+            self.state.take_back(&[run])?;
+        }
+        let (at, len) = (run.start.0 * block_size, run.count * block_size);
+        let written = self.state.data.allocate(at, len);
+        let mut uncommitted = self.state.uncommitted()?;
+        let space = uncommitted.metadata.space_mut();
+        match written {
+            _ if !Guard::ZerosBeforeReuse.holds() => {
+                space.note_spare(run.start.0..run.start.0 + run.count)?;
+            }
+            Ok(()) => space.release_spare(run)?,
+            Err(_) => space.release(run)?,
+        }
+        drop(uncommitted);
+        let name = self.state.data.name();
+        let what = format_args!("preparing {len} bytes at {at} of {name}");
+        written.map_err(|error| StoreError::io(what, error))?;
         Ok(true)
     }
 
-    /// Continues the walk that is due after opening. Returns whether more of it is left for this
-    /// caller: one walks at a time, and holds no lock while the host punches holes.
-    pub fn walk_free(&self, bytes: u64) -> Result<bool> {
-        let Some(mut cursor) = lock(&self.free_walk).take() else {
-            return Ok(false);
-        };
-        let most = (bytes / self.state.block_size).max(1);
-        let walked = self.walk_free_from(&mut cursor, most);
-        let is_over = matches!(walked, Ok(true));
-        *lock(&self.free_walk) = (!is_over).then_some(cursor);
-        walked.map(|is_over| !is_over)
-    }
-
-    /// Continues the walk from the cursor. Returns whether it is over.
-    fn walk_free_from(&self, cursor: &mut u64, most: u64) -> Result<bool> {
-        for _ in 0..LOOKS_MAX {
-            match self.trim_step(cursor, most, self.unit_blocks().min(most))? {
-                None => return Ok(true),
-                Some(0) => {}
-                Some(_) => break,
-            }
+    /// Takes up to `most` blocks of those that are free and not spare, if more have to be spare.
+    fn take_to_prepare(&self, most: u64) -> Result<Option<PbaRun>> {
+        let most = most.min(self.state.metadata()?.space().lacking_spare());
+        if most == 0 || self.is_short()? {
+            return Ok(None);
         }
-        Ok(false)
+        self.state.check_writable()?;
+        let mut uncommitted = self.state.uncommitted()?;
+        let space = uncommitted.metadata.space_mut();
+        let marks = Watermarks::of(space.blocks(), self.state.block_size);
+        // Writes that need the last blocks must not miss those that are being prepared.
+        if marks.level(space.free_blocks().saturating_sub(most)) >= SpaceLevel::Scarce {
+            return Ok(None);
+        }
+        let found = space.next_not_spare(self.unit_blocks().min(most), most)?;
+        if let Some(run) = found {
+            space.take(run)?;
+        }
+        Ok(found)
     }
 
-    /// Gives back the next free blocks at or after the cursor for which the host may have allocated
-    /// space, if at least `fewest` are consecutive. Returns the number of blocks, or `None` at the
-    /// end.
-    pub fn trim_step(&self, cursor: &mut u64, most: u64, fewest: u64) -> Result<Option<u64>> {
+    /// Whether the host's file system has so little space left that a pool with as much would be scarce.
+    pub fn is_short(&self) -> Result<bool> {
+        let blocks = self.state.metadata()?.space().blocks();
+        let marks = Watermarks::of(blocks, self.state.block_size);
+        let free = self.state.data.host_free_bytes();
+        Ok(
+            free.is_some_and(|free| {
+                marks.level(free / self.state.block_size) >= SpaceLevel::Scarce
+            }),
+        )
+    }
+
+    /// Gives back the next free blocks at or after the cursor, at most this many, for which the host may have allocated
+    /// space. Returns whether the end has not been reached.
+    pub fn trim_step(&self, cursor: &mut u64, most: u64) -> Result<bool> {
         let block_size = self.state.block_size;
         let data = self.state.data.next_data(*cursor * block_size);
         let data = data.map_err(|error| StoreError::io(self.state.data.name(), error))?;
         let Some(from) = data.map(|at| at / block_size) else {
-            return Ok(None);
+            return Ok(false);
         };
         let mut uncommitted = self.state.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         if from >= space.end() {
-            return Ok(None);
+            return Ok(false);
         }
-        let found = space.next_free(from..from + WALK_BLOCKS, most)?;
-        *cursor = found.map_or(from + WALK_BLOCKS, |run| run.start.0 + run.count);
-        let Some(run) = found.filter(|run| run.count >= fewest) else {
-            return Ok(Some(0));
+        let found = space.next_free(from..from + TRIM_BLOCKS, most)?;
+        *cursor = found.map_or(from + TRIM_BLOCKS, |run| run.start.0 + run.count);
+        let Some(run) = found else {
+            return Ok(true);
         };
         space.take(run)?;
         drop(uncommitted);
@@ -129,12 +254,12 @@ impl HostSpace {
         match self.state.data.next_data(run.start.0 * block_size) {
             Ok(Some(at)) if at < end => {
                 self.discard(&[run])?;
-                Ok(Some(run.count))
+                Ok(true)
             }
-            looked => {
+            found => {
                 self.state.take_back(&[run])?;
                 let failed = |error| StoreError::io(self.state.data.name(), error);
-                looked.map_err(failed).map(|_| Some(0))
+                found.map_err(failed).map(|_| true)
             }
         }
     }
@@ -159,33 +284,6 @@ impl HostSpace {
             self.state.take_back(free)?;
         }
         Ok(())
-    }
-
-    /// Takes the units whose blocks are all free.
-    fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
-        let unit = self.unit_blocks();
-        let mut uncommitted = self.state.uncommitted()?;
-        let space = uncommitted.metadata.space_mut();
-        let mut taken = PbaRuns::new();
-        let looked = units.map(|number| number * unit).try_for_each(|start| {
-            let run = PbaRun {
-                start: Pba(start),
-                count: unit.min(space.end().saturating_sub(start)),
-            };
-            if run.count == 0 || !space.is_free(run)? {
-                return Ok(());
-            }
-            space.take(run)?;
-            match taken.last_mut() {
-                Some(last) if last.start.0 + last.count == start => last.count += run.count,
-                _ => taken.push(run),
-            }
-            Ok(())
-        });
-        if looked.is_err() {
-            taken.iter().try_for_each(|run| space.release(*run))?;
-        }
-        looked.map(|()| taken)
     }
 
     fn unit_blocks(&self) -> u64 {

@@ -23,7 +23,7 @@
 //! | `allocation.rs` | hands out blocks |
 //! | `reuse.rs` `epoch.rs` | frees blocks once they have no readers |
 //! | `room.rs` `watermarks.rs` | free blocks, and those kept for some purpose |
-//! | `host_space.rs` `freed.rs` | returns free space to the host |
+//! | `host_space.rs` | returns free space to the host, and has some of it ready |
 //! | `root/` | the root, with the pool's size and version |
 //! | `bad_blocks.rs` | the list of bad blocks, and the scrub's progress |
 //! | `background.rs` | the hook for the background executor |
@@ -42,7 +42,6 @@ mod data_disk;
 mod doubted;
 mod epoch;
 mod failure;
-mod freed;
 mod group_commit;
 mod host_space;
 mod ledger;
@@ -157,7 +156,7 @@ impl Journal {
             data,
             pages,
             maps,
-            metadata,
+            mut metadata,
             tail_memory,
             ledger,
             log,
@@ -167,6 +166,9 @@ impl Journal {
         let end = log.end.position;
         let lookup_version = Arc::clone(metadata.lookup_version());
         let rewritten = Arc::new(Rewritten::new(&tail_memory));
+        if data.waits_to_allocate() {
+            metadata.space_mut().spare_first();
+        }
         let uncommitted = Uncommitted {
             tail: Tail::new(end),
             copy: TailCopy::new(tail_memory, Arc::clone(&rewritten)),

@@ -20,14 +20,23 @@ pub fn find(words: &[u64], from: usize, wanted: bool) -> usize {
 
 /// Runs of clear bits at or after `from`.
 pub fn clear_runs(words: &[u64], from: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    runs(words, from, false)
+}
+
+/// Runs of set bits at or after `from`.
+pub fn set_runs(words: &[u64], from: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    runs(words, from, true)
+}
+
+fn runs(words: &[u64], from: usize, wanted: bool) -> impl Iterator<Item = Range<usize>> + '_ {
     let end = words.len() * 64;
     let mut at = from;
     std::iter::from_fn(move || {
-        let start = find(words, at, false);
+        let start = find(words, at, wanted);
         if start >= end {
             return None;
         }
-        at = find(words, start, true);
+        at = find(words, start, !wanted);
         Some(start..at)
     })
 }

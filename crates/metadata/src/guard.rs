@@ -52,6 +52,8 @@ pub enum Guard {
     ImportsFinishedOrRemoved,
     /// Blocks are discarded before they can be handed out again.
     DiscardBeforeReuse,
+    /// Zeros are written to free blocks before they can be handed out again.
+    ZerosBeforeReuse,
     /// P1: a shared block is never written in place.
     SharedNotInPlace,
     /// P2, P4: the announcement of a batch is durable before the index gets it.
@@ -160,7 +162,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 70] = [
+    pub const ALL: [Self; 71] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -183,6 +185,7 @@ impl Guard {
         Self::DoubtedNotRead,
         Self::ImportsFinishedOrRemoved,
         Self::DiscardBeforeReuse,
+        Self::ZerosBeforeReuse,
         Self::SharedNotInPlace,
         Self::IntentBeforeCall,
         Self::AliasOnlyIfUnmoved,

@@ -69,7 +69,7 @@ pub use hash_cache::{HashCache, Room};
 pub use hits::{Hits, Refusal};
 pub use limits::{
     CLAIM_FINGERPRINT_BYTES, LAYERS_DEEP_MAX, LEAF_BYTES, Limits, NODE_BYTES, REQUEST_BYTES_MAX,
-    SPACE_PAGE_BYTES, VOLUMES_MAX,
+    SPACE_PAGE_BYTES, SPARE_PAGE_BYTES, VOLUMES_MAX,
 };
 pub use map::{Entries, Layer, Leaf, Maps, Wanted, fill_absent};
 pub use names::{check_name, full_name, split_name};
@@ -81,6 +81,6 @@ pub use queue::{Queue, QueueKind, StoredQueue, read_elements};
 pub use run::{BlockRange, PbaRun, PbaRuns};
 pub use sealed::{Sealed, Trees};
 pub use segments::Segments;
-pub use space::Space;
+pub use space::{Space, SpareUse};
 pub use space_limits::SpaceLimits;
 pub use state::{LookupVersion, MetadataState};

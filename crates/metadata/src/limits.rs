@@ -24,6 +24,9 @@ pub const NODE_BYTES: u64 = 6144 + 192;
 /// Bytes that a resident page of the free-space map takes: two bitmaps.
 pub const SPACE_PAGE_BYTES: u64 = 4096 + 256;
 
+/// Bytes that a page of spare blocks takes: one bitmap.
+pub const SPARE_PAGE_BYTES: u64 = 2048 + 128;
+
 /// Bytes that the fingerprint of a claim takes.
 pub const CLAIM_FINGERPRINT_BYTES: u64 = 16;
 
@@ -53,6 +56,8 @@ pub struct Limits {
     pub occupancy_bytes: usize,
     /// Pages of the free-space map kept in memory.
     pub space_pages_max: usize,
+    /// Pages of spare blocks kept in memory.
+    pub spare_pages_max: usize,
     /// Pages of the free-space map changed since the last checkpoint.
     pub dirty_space_pages_max: usize,
     /// Records that no commit has sealed yet, in bytes.
@@ -76,7 +81,7 @@ pub struct Limits {
 
 impl Limits {
     /// The shares: five sixteenths for segments; an eighth each for their copies during a checkpoint,
-    /// for free space and for the index; a sixteenth each for inner pages and for records; three
+    /// for free space, a quarter of it for spare blocks, and for the index; a sixteenth each for inner pages and for records; three
     /// sixty-fourths for hash caches; at most a sixty-fourth for recent lookups; and a thirty-second
     /// each for occupancy, for scans such as `check`, for the scrub and, at most, for fingerprints of
     /// claims.
@@ -90,7 +95,8 @@ impl Limits {
             dirty_leaves_max: count(memory / 8, LEAF_BYTES),
             nodes_max: count(memory / 16, NODE_BYTES),
             occupancy_bytes: (memory / 32) as usize,
-            space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
+            space_pages_max: count(memory / 32 * 3, SPACE_PAGE_BYTES),
+            spare_pages_max: count(memory / 32, SPARE_PAGE_BYTES),
             dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
             tail_bytes_max: (memory / 32) as usize,
             check_bytes: (memory / 32) as usize,

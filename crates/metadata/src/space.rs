@@ -13,6 +13,7 @@
 //! in flight.
 
 mod allocation;
+mod spare;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,6 +32,9 @@ use super::run::{PbaRun, PbaRuns};
 use super::tree;
 use crate::error::{Result, StoreError};
 use crate::limits::Limits;
+
+use self::spare::Spare;
+pub use self::spare::SpareUse;
 
 const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 
@@ -58,6 +62,7 @@ pub struct Space {
     /// Blocks that are not handed out. True if a block was released since and would be free
     /// otherwise; it stays in flight.
     quarantined: BTreeMap<u64, bool>,
+    spare: Spare,
 }
 
 struct SpacePage {
@@ -107,6 +112,7 @@ impl Space {
             next_place: 0,
             cursor: 0,
             quarantined: BTreeMap::new(),
+            spare: Spare::new(limits.spare_pages_max),
         };
         tree::walk(&pages, SPACE_OWNER, root, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
@@ -191,7 +197,11 @@ impl Space {
     /// Sets the end before which blocks are handed out.
     pub fn set_end(&mut self, end: u64) -> Result<()> {
         self.free_beyond = self.count_free_from(end)?;
+        if end > self.end {
+            self.spare.forgot();
+        }
         self.end = end;
+        self.spare.cut(end);
         (self.next_place, self.cursor) = (0, 0);
         Ok(())
     }
@@ -217,6 +227,7 @@ impl Space {
         self.resident.retain(|index| u64::from(*index) < pages);
         self.dirty.retain(|index| u64::from(*index) < pages);
         (self.blocks, self.free_beyond) = (self.end, 0);
+        self.spare.cut(self.end);
         Ok(())
     }
 
@@ -258,6 +269,7 @@ impl Space {
 
     /// Marks blocks as in flight: handed out, or found in a record that is being replayed.
     pub fn take(&mut self, run: PbaRun) -> Result<()> {
+        self.each_part(run, |spare, index, part| spare.remove(index, part));
         self.each_page(run, |page, index, bits_| {
             if !bits::all(&page.busy[..], bits_.clone(), false) {
                 return Err(double_use(index, &bits_));
@@ -314,6 +326,13 @@ impl Space {
 
     /// Lets blocks in flight be handed out again, except quarantined ones.
     pub fn release(&mut self, run: PbaRun) -> Result<()> {
+        let pieces = self.without_quarantined(run);
+        pieces.into_iter().try_for_each(|piece| self.let_go(piece))
+    }
+
+    /// The parts of released blocks that are free from now on. Notes that the others would be if they were not
+    /// quarantined.
+    fn without_quarantined(&mut self, run: PbaRun) -> PbaRuns {
         let end = run.start.0 + run.count;
         let (mut at, mut pieces) = (run.start.0, PbaRuns::new());
         for (&block, is_kept_back) in self.quarantined.range_mut(run.start.0..end) {
@@ -328,8 +347,8 @@ impl Space {
             start: Pba(at),
             count: end - at,
         });
-        let pieces = pieces.into_iter().filter(|piece| piece.count > 0);
-        pieces.into_iter().try_for_each(|piece| self.let_go(piece))
+        pieces.retain(|piece| piece.count > 0);
+        pieces
     }
 
     /// Keeps a block from being handed out.
@@ -517,6 +536,7 @@ impl Space {
         let before = std::mem::replace(&mut self.free[index as usize], free);
         self.free_total = self.free_total + u64::from(free) - u64::from(before);
         self.resident.insert(index, page, SpacePage::may_go);
+        self.spare.remove_page(index);
         self.set_end(self.end)?;
         Ok(true)
     }

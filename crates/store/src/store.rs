@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onefold_engine::Engine;
 use onefold_format::{
@@ -32,6 +32,9 @@ use crate::volume_table::VolumeTable;
 
 /// Bytes that are discarded at a time when the pool is no longer used.
 const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
+
+/// How long that may take: who stops a daemon waits for it.
+const GIVE_BACK_AT_CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// An open pool.
 pub struct Store {
@@ -154,12 +157,11 @@ impl Store {
         self.pool.journal().reuse().reclaim()?;
         self.pool.bad().tidy(self.pool.journal())?;
         self.pool.losses().tidy(self.pool.journal())?;
-        while self
-            .pool
-            .journal()
-            .reuse()
-            .host_space()
-            .give_back(GIVE_BACK_AT_CLOSE_BYTES)?
+        let began = Instant::now();
+        let host_space = self.pool.journal().reuse().host_space();
+        // The next opening finds the rest.
+        while host_space.give_back(GIVE_BACK_AT_CLOSE_BYTES)?
+            && began.elapsed() < GIVE_BACK_AT_CLOSE_TIME
         {}
         self.pool.journal().close_session()?;
         // Without an index that can be used there is nothing to put away.

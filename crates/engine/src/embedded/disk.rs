@@ -470,6 +470,25 @@ impl Disk for FileDisk {
         }
     }
 
+    fn data_end(&self, offset: u64) -> io::Result<u64> {
+        if self.device_bytes.is_some() {
+            return self.len();
+        }
+        match rustix::fs::seek(&self.file, SeekFrom::Hole(offset)) {
+            Ok(at) => Ok(at),
+            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => self.len(),
+            Err(cause) => Err(explain(
+                format!("finding the holes of {}", self.name),
+                cause,
+            )),
+        }
+    }
+
+    fn waits_to_allocate(&self) -> bool {
+        // ext4 holds the file's lock alone while it writes directly to a hole.
+        self.alignment > 1 && self.device_bytes.is_none()
+    }
+
     fn host_free_bytes(&self) -> Option<u64> {
         if self.device_bytes.is_some() {
             return None;

@@ -627,6 +627,10 @@ impl Disk for RadosDisk {
         Ok(None)
     }
 
+    fn data_end(&self, offset: u64) -> io::Result<u64> {
+        Ok((offset / OBJECT_BYTES + 1) * OBJECT_BYTES)
+    }
+
     fn host_free_bytes(&self) -> Option<u64> {
         None
     }

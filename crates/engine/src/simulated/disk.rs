@@ -271,7 +271,7 @@ impl SimulatedDisk {
     }
 
     /// Inspects the part; not an I/O.
-    fn look(&self, look: impl FnOnce(&PartState) -> u64) -> io::Result<u64> {
+    fn look<T>(&self, look: impl FnOnce(&PartState) -> T) -> io::Result<T> {
         let state = self.machine.state();
         let name = self.part.name();
         match state.parts.get(&self.part) {
@@ -526,8 +526,15 @@ impl Disk for SimulatedDisk {
     }
 
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
-        let found = self.look(|part| part.current.next_data(offset).unwrap_or(u64::MAX))?;
-        Ok((found < u64::MAX).then_some(found))
+        self.look(|part| part.current.next_data(offset))
+    }
+
+    fn data_end(&self, offset: u64) -> io::Result<u64> {
+        self.look(|part| part.current.data_end(offset))
+    }
+
+    fn waits_to_allocate(&self) -> bool {
+        self.alignment() > 1
     }
 
     fn host_free_bytes(&self) -> Option<u64> {

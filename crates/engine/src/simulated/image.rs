@@ -130,9 +130,16 @@ impl Image {
 
     /// The first byte from `offset` on that is allocated.
     pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
-        let mut chunks = self.chunks.range(offset / CHUNK_BYTES..);
-        let (chunk, _) = chunks.next()?;
+        let (chunk, _) = self.chunks.range(offset / CHUNK_BYTES..).next()?;
         Some(offset.max(chunk * CHUNK_BYTES))
+    }
+
+    /// The end of the allocated range that has the byte at `offset`.
+    pub(super) fn data_end(&self, offset: u64) -> u64 {
+        let next = offset / CHUNK_BYTES + 1;
+        let follow = self.chunks.range(next..).zip(next..);
+        let follow = follow.take_while(|((chunk, _), next)| *chunk == next);
+        (next + follow.count() as u64) * CHUNK_BYTES
     }
 
     fn allocated_chunks(&self, range: &Range<u64>) -> Vec<u64> {

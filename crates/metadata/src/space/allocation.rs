@@ -18,10 +18,20 @@ const WHOLE_RUN_TRIES: usize = 32;
 /// The pages searched for a whole place, before blocks go wherever there is room.
 const PLACE_TRIES: usize = 4;
 
+/// The most new blocks of a request that are scattered over spare blocks: more are better together in a hole.
+const SCATTERED_MAX: u64 = 4;
+
+/// The free blocks from which a request is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Supply {
+    Spare,
+    All,
+}
+
 impl Space {
     /// Hands out blocks for the runs of `placement`, in their order: next to other blocks of their
-    /// segment; else in a new place; else in one run if there is one. At least `kept` blocks stay
-    /// free.
+    /// segment; else in a new place; else in one run if there is one. Where spare blocks come first, none of these is
+    /// tried with others while there are enough spare blocks. At least `kept` blocks stay free.
     ///
     /// # Errors
     ///
@@ -31,6 +41,18 @@ impl Space {
         if count.saturating_add(kept) > self.free_blocks() {
             return Err(StoreError::new(StoreErrorKind::NoSpace, "the pool is full"));
         }
+        let spare = self.spare.blocks();
+        let supply = if self.spare.is_for(count) {
+            Supply::Spare
+        } else {
+            Supply::All
+        };
+        let runs = self.choose(placement, supply)?;
+        self.spare.count_use(count, spare - self.spare.blocks());
+        Ok(runs)
+    }
+
+    fn choose(&mut self, placement: &Placement, supply: Supply) -> Result<PbaRuns> {
         let BlockRange { first, count: span } = placement.span();
         let remembered = self.recent.of(placement.layer, first.segment().0);
         let own = remembered.or(placement.beside);
@@ -46,29 +68,34 @@ impl Space {
             None => self.recent.around(placement.layer, first).collect(),
         };
         for shift in beside {
-            if let Some(runs) = self.take_all_free(placement.at(shift))? {
+            if let Some(runs) = self.take_all(placement.at(shift), supply)? {
                 self.recent.remember(placement.layer, first, shift);
                 return Ok(runs);
             }
         }
         if own.is_none() {
             let slot = first.slot() as u64;
-            if let Some(place) = self.find_places(slot + span)? {
+            if let Some(place) = self.find_places(slot + span, supply)? {
                 let shift = PlacementOffset::between(first, Pba(place + slot));
                 self.recent.remember(placement.layer, first, shift);
-                if let Some(runs) = self.take_all_free(placement.at(shift))? {
+                if let Some(runs) = self.take_all(placement.at(shift), supply)? {
                     return Ok(runs);
                 }
             }
         }
-        self.allocate_anywhere(count)
+        let count = placement.blocks();
+        if supply == Supply::Spare && count > SCATTERED_MAX && self.spare.find_run(count).is_none()
+        {
+            return self.choose(placement, Supply::All);
+        }
+        self.allocate_anywhere(count, supply)
     }
 
-    /// Takes these runs if all of them are free blocks of the pool.
-    fn take_all_free(&mut self, runs: PbaRuns) -> Result<Option<PbaRuns>> {
+    /// Takes these runs if all of them are blocks of the supply.
+    fn take_all(&mut self, runs: PbaRuns, supply: Supply) -> Result<Option<PbaRuns>> {
         for run in &runs {
             let end = run.start.0.checked_add(run.count);
-            if end.is_none_or(|end| end > self.end) || !self.is_free(*run)? {
+            if end.is_none_or(|end| end > self.end) || !self.has_all(*run, supply)? {
                 return Ok(None);
             }
         }
@@ -76,9 +103,25 @@ impl Space {
         Ok(Some(runs))
     }
 
+    /// Whether all of these blocks are in the supply.
+    fn has_all(&mut self, run: PbaRun, supply: Supply) -> Result<bool> {
+        match supply {
+            Supply::Spare => Ok(self.spare.has_all(run)),
+            Supply::All => self.is_free(run),
+        }
+    }
+
+    /// Finds consecutive places, wholly in the supply, for `blocks` blocks, and returns their first block.
+    fn find_places(&mut self, blocks: u64, supply: Supply) -> Result<Option<u64>> {
+        match supply {
+            Supply::Spare => Ok(self.spare.find_places(blocks)),
+            Supply::All => self.find_free_places(blocks),
+        }
+    }
+
     /// Finds consecutive places, wholly free, for `blocks` blocks, and returns their first block.
     /// Searches only a few pages, and continues from there the next time.
-    fn find_places(&mut self, blocks: u64) -> Result<Option<u64>> {
+    fn find_free_places(&mut self, blocks: u64) -> Result<Option<u64>> {
         let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
         let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
         let (mut tries, pages) = (0, self.page_count());
@@ -113,16 +156,26 @@ impl Space {
         Ok(None)
     }
 
-    fn allocate_anywhere(&mut self, count: u64) -> Result<PbaRuns> {
-        if let Some(run) = self.find_whole_run(count)? {
+    fn allocate_anywhere(&mut self, count: u64, supply: Supply) -> Result<PbaRuns> {
+        let whole = match supply {
+            Supply::Spare => self.spare.find_run(count),
+            Supply::All => self.find_whole_run(count)?,
+        };
+        if let Some(run) = whole {
             self.take(run)?;
-            self.cursor = (run.start.0 + run.count) % self.end;
+            if supply == Supply::All {
+                self.cursor = (run.start.0 + run.count) % self.end;
+            }
             return Ok(PbaRuns::from_elem(run, 1));
         }
         let mut runs = PbaRuns::new();
         let mut missing = count;
         while missing > 0 {
-            let found = self.find_piece(missing);
+            let spare = match supply {
+                Supply::Spare => self.spare.find_piece(missing),
+                Supply::All => None,
+            };
+            let found = spare.map_or_else(|| self.find_piece(missing), Ok);
             match found.and_then(|run| self.take(run).map(|()| run)) {
                 Ok(run) => {
                     missing -= run.count;
@@ -148,7 +201,7 @@ impl Space {
         if in_place && self.cursor + count <= self.end && self.is_free(next)? {
             return Ok(Some(next));
         }
-        if let Some(place) = self.find_places(count)? {
+        if let Some(place) = self.find_free_places(count)? {
             let start = Pba(place);
             return Ok(Some(PbaRun { start, count }));
         }

@@ -348,7 +348,17 @@ impl Out<'_> {
                 free,
             )?;
         }
-        Ok(())
+        let block_size = u64::from(pool.block_size);
+        self.gauge(
+            "pool_spare_bytes",
+            "Free blocks that are known to have space on the host.",
+            pool.spare_blocks * block_size,
+        )?;
+        self.counter(
+            "pool_hole_bytes",
+            "Blocks given to guests that had no space on the host, as far as was known.",
+            pool.hole_blocks * block_size,
+        )
     }
 
     fn volumes(&mut self, figures: &Measurements) -> fmt::Result {

@@ -101,6 +101,7 @@ impl Render for PoolStatReply {
                 format!("{} data", size::display(stat.pool_bytes_on_disk)),
             ),
             ("", free_on_disk(stat)),
+            ("", holes(stat, &bytes)),
             (
                 "",
                 format!("{} metadata", size::display(stat.metadata_bytes_on_disk)),
@@ -237,6 +238,18 @@ fn free_on_disk(stat: &PoolStat) -> String {
     match stat.free_bytes_on_disk {
         0 => String::new(),
         free => format!("  of which {} are free", size::display(free)),
+    }
+}
+
+/// The use of blocks without space on the host, if there was any.
+fn holes(stat: &PoolStat, bytes: &dyn Fn(u64) -> String) -> String {
+    match stat.hole_blocks {
+        0 => String::new(),
+        blocks => format!(
+            "  {} were written to holes since the pool was opened, {} are spare",
+            bytes(blocks),
+            bytes(stat.spare_blocks)
+        ),
     }
 }
 

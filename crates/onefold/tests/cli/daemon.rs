@@ -86,6 +86,8 @@ fn forget_what_differs(document: &mut Value) {
                 "free_blocks",
                 "available_blocks",
                 "free_bytes_on_disk",
+                "spare_blocks",
+                "hole_blocks",
                 "unsettled_blocks",
                 "pending_free_blocks",
                 // A daemon releases the references; direct commands leave them in the queue.

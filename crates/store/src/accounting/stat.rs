@@ -7,7 +7,7 @@ use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, VolumeSettings, WhenFull};
 use onefold_journal::SpaceLevel;
-use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
+use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES, SPARE_PAGE_BYTES};
 
 /// The content of a volume. Replies about the volume include these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +135,12 @@ pub struct PoolStat {
     pub pool_bytes_on_disk: u64,
     /// The part of `pool_bytes_on_disk` that holds free blocks; `pool trim` returns it to the host.
     pub free_bytes_on_disk: u64,
+    /// Free blocks that are known to have written space on the host, so that a write to one of them waits for no
+    /// allocation.
+    pub spare_blocks: u64,
+    /// Blocks that guests were given since the pool was opened although they were not known to be spare; 0 where that
+    /// costs nothing, as with the host's cache and on a device.
+    pub hole_blocks: u64,
     /// Space that the host has allocated for metadata and the log.
     pub metadata_bytes_on_disk: u64,
     /// Visible volumes, by name. Not in JSON.
@@ -155,7 +161,7 @@ pub struct MemoryStat {
     pub segments: u64,
     /// Inner pages of trees.
     pub nodes: u64,
-    /// Pages of the free-space map.
+    /// Pages of the free-space map, and of spare blocks.
     pub free_space: u64,
     /// Records that no commit has sealed yet.
     pub records: u64,
@@ -174,15 +180,14 @@ impl Store {
     pub fn memory_stat(&self) -> Result<MemoryStat> {
         let pool = &self.pool;
         let metadata = pool.journal().metadata()?;
-        let (free_space, records) = (
-            metadata.space().resident_count() as u64,
-            metadata.uncommitted_bytes() as u64,
-        );
+        let free_space = metadata.space().resident_count() as u64 * SPACE_PAGE_BYTES
+            + metadata.space().spare_pages() as u64 * SPARE_PAGE_BYTES;
+        let records = metadata.uncommitted_bytes() as u64;
         drop(metadata);
         Ok(MemoryStat {
             segments: pool.maps().cached_count() as u64 * LEAF_BYTES,
             nodes: pool.journal().cached_pages() as u64 * NODE_BYTES,
-            free_space: free_space * SPACE_PAGE_BYTES,
+            free_space,
             records,
             hash_caches: pool.hash_cache_room().used_bytes(),
             claims: pool.batches().claimed().bytes(),
@@ -217,6 +222,8 @@ impl Store {
         let end = metadata.space().end();
         let reserve_blocks = pool.journal().free_space().reserve_blocks(&metadata);
         let physical_blocks = metadata.space().named_count();
+        let spare_blocks = metadata.space().spare_blocks();
+        let hole_blocks = metadata.space().spare_use().hole_blocks;
         let open = metadata.batches().open();
         let (unsettled_blocks, collecting, counting) = open.map_or((0, 0, 0), |batch| {
             let unsettled = batch.unsettled().len() as u64;
@@ -274,6 +281,8 @@ impl Store {
             pending_free_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
             free_bytes_on_disk: room.spare_bytes,
+            spare_blocks,
+            hole_blocks,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock().log_bytes,
             volumes: volumes.iter().map(|volume| self.stat_of(volume)).collect(),
             snapshots,

@@ -1,8 +1,9 @@
-//! Giving free space back to the host, and knowing when there is some: see `journal/src/host_space.rs`.
+//! The host's space for free blocks, given back or kept ready, and knowing when blocks are free: see
+//! `journal/src/host_space.rs`.
 
 use onefold_format::Pba;
-use onefold_journal::Epoch;
-use onefold_metadata::Result;
+use onefold_journal::{Epoch, HostSpace};
+use onefold_metadata::{Result, SpareUse};
 
 use super::Space;
 
@@ -11,15 +12,67 @@ use super::Space;
 pub struct Released(Epoch);
 
 impl Space {
-    /// Discards up to `bytes` of freed space, rounded up to 64 KiB. Returns whether there may be
+    /// Whether a new block for which the host has no space makes other requests wait, so that spare blocks are worth their
+    /// space.
+    #[must_use]
+    pub fn waits_to_allocate(&self) -> bool {
+        self.host_space().waits_to_allocate()
+    }
+
+    /// Keeps `bytes` of spare blocks from the host, if there are as many.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn keep_spare(&self, bytes: u64) -> Result<()> {
+        self.host_space().keep(bytes / self.pool.block_size())
+    }
+
+    /// How spare blocks have been used.
+    ///
+    /// # Errors
+    ///
+    /// As [`Space::keep_spare`].
+    pub fn spare_use(&self) -> Result<SpareUse> {
+        self.host_space().spare_use()
+    }
+
+    /// Continues the search for spare blocks that an earlier process left. Returns whether it is not over.
+    ///
+    /// # Errors
+    ///
+    /// Errors from reading the free-space map, and from querying the host.
+    pub fn find_spare(&self) -> Result<bool> {
+        self.host_space().find_spare()
+    }
+
+    /// Writes zeros to up to `bytes` of free blocks, if fewer are spare than are kept and neither pool nor host is short
+    /// of space. Returns whether it wrote any.
+    ///
+    /// # Errors
+    ///
+    /// Errors from reading the free-space map; I/O errors.
+    pub fn prepare(&self, bytes: u64) -> Result<bool> {
+        self.host_space().prepare(bytes)
+    }
+
+    /// Whether the host's file system is so short of space that free blocks should be given back at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Space::keep_spare`].
+    pub fn is_host_short(&self) -> Result<bool> {
+        self.host_space().is_short()
+    }
+
+    /// Discards up to `bytes` of spare blocks that are not kept, rounded up to 64 KiB. Returns whether there may be
     /// more. A refusal by the host is not an error: it costs nothing but space.
     ///
     /// # Errors
     ///
     /// Errors from reading the free-space map.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
-        Ok(self.pool.journal().reuse().host_space().give_back(bytes)?
-            || self.pool.journal().reuse().host_space().walk_free(bytes)?)
+        self.host_space().give_back(bytes)
     }
 
     /// Discards the next free blocks from `cursor` on, `bytes` at most, and moves the cursor. The
@@ -31,13 +84,7 @@ impl Space {
     /// Errors from reading the free-space map, and from querying the host.
     pub fn trim_step(&self, cursor: &mut Pba, bytes: u64) -> Result<bool> {
         let most = (bytes / self.pool.block_size()).max(1);
-        Ok(self
-            .pool
-            .journal()
-            .reuse()
-            .host_space()
-            .trim_step(&mut cursor.0, most, 1)?
-            .is_some())
+        self.host_space().trim_step(&mut cursor.0, most)
     }
 
     /// Makes all releases until now durable. Released blocks are free once they have no readers:
@@ -59,5 +106,9 @@ impl Space {
     pub fn is_free(&self, released: Released) -> Result<bool> {
         self.pool.journal().reuse().reclaim()?;
         Ok(self.pool.journal().reuse().is_reclaimed(released.0))
+    }
+
+    fn host_space(&self) -> &HostSpace {
+        self.pool.journal().reuse().host_space()
     }
 }

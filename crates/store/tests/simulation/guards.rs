@@ -29,11 +29,26 @@ pub(crate) use sharing::shared_pool;
 const SEEDS: u64 = 60;
 
 fn pool(seed: u64, size_bytes: u64, log_bytes: u64) -> Result<Arc<World>, Stop> {
+    opened(seed, size_bytes, log_bytes, |_| {})
+}
+
+/// A pool past the host's cache.
+pub(crate) fn direct_pool(seed: u64) -> Result<Arc<World>, Stop> {
+    opened(seed, 4 * MIB, 256 << 10, World::go_direct)
+}
+
+fn opened(
+    seed: u64,
+    size_bytes: u64,
+    log_bytes: u64,
+    set: impl FnOnce(&World),
+) -> Result<Arc<World>, Stop> {
     let options = CreateOptions {
         log_bytes,
         ..pool_of(size_bytes)
     };
     let world = World::new(seed, &options);
+    set(&world);
     world.state().trace = std::env::var_os("ONEFOLD_SIM_TRACE").is_some();
     let opened = world.open(MEMORY);
     opened.map_err(|error| violation(error.to_string()))?;
@@ -94,6 +109,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::DoubtedNotRead => lost_writes::neighbours_read_after_failed_sync,
         Guard::ImportsFinishedOrRemoved => writes::import_interrupted,
         Guard::DiscardBeforeReuse => writes::reused_while_discarded,
+        Guard::ZerosBeforeReuse => writes::used_while_prepared,
         Guard::SharedNotInPlace => sharing::shared_is_rewritten,
         Guard::IntentBeforeCall => sharing::index_hears_first,
         Guard::AliasOnlyIfUnmoved | Guard::DanglingGivesBack => sharing::rewritten_while_published,

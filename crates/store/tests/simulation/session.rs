@@ -23,10 +23,7 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
     let sessions = world.draw(|random| random.between(3, 6));
     let engine = world.engine();
     if world.draw(|random| random.one_in(3)) && !engine.is_of_cluster() {
-        // As O_DIRECT demands it: a write that is not aligned panics.
-        engine.set_alignment(Part::Data, 4096);
-        engine.set_alignment(Part::Meta, 4096);
-        engine.set_alignment(Part::Log, 512);
+        world.go_direct();
     }
     let prepare = world.draw(|random| random.below(20));
     let memory_bytes = if prepare < 2 { 64 * MIB } else { 8 * MIB };

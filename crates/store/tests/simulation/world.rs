@@ -346,10 +346,39 @@ impl World {
         // Housekeeping makes records durable, not data that was rewritten in place.
         self.trace(|| "tick".to_owned());
         let done = self.store().tidy(true).and_then(|()| {
-            while self.store().space().give_back(MIB)? {}
+            let store = self.store();
+            let space = store.space();
+            while space.find_spare()? {}
+            if space.waits_to_allocate() {
+                let kept = self.state().random.below(64);
+                space.keep_spare(kept * u64::from(store.block_size()))?;
+                while space.prepare(64 << 10)? {}
+            }
+            while space.give_back(MIB)? {}
             Ok(())
         });
         done.or_else(|error| self.judge("tick", &error, Blocking::Yes))
+    }
+
+    /// Prepares this many spare blocks.
+    pub(crate) fn prepare_spare(&self, blocks: u64) -> Step {
+        self.trace(|| format!("prepare {blocks}"));
+        let store = self.store();
+        let space = store.space();
+        let kept = space.keep_spare(blocks * u64::from(store.block_size()));
+        let prepared = kept.and_then(|()| {
+            while space.prepare(MIB)? {}
+            Ok(())
+        });
+        prepared.or_else(|error| self.judge("prepare", &error, Blocking::Yes))
+    }
+
+    /// Lets the host demand alignment, as O_DIRECT does: a write that is not aligned panics.
+    pub(crate) fn go_direct(&self) {
+        let engine = self.engine();
+        engine.set_alignment(Part::Data, 4096);
+        engine.set_alignment(Part::Meta, 4096);
+        engine.set_alignment(Part::Log, 512);
     }
 
     /// A request after which everything that had been answered before is durable.

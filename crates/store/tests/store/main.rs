@@ -21,4 +21,5 @@ mod sharing;
 mod snapshots;
 mod space;
 mod space_limits;
+mod spare;
 mod threads;

@@ -4,7 +4,7 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
 use onefold_store::Blocking;
 
-use super::{crash_is_fine, pool, power_loss, small_pool};
+use super::{crash_is_fine, direct_pool, pool, power_loss, small_pool};
 use crate::common::{BLOCK, MIB};
 use crate::world::{Fill, Step};
 
@@ -52,6 +52,19 @@ pub(super) fn reused_while_discarded(seed: u64) -> Step {
     world.tick()?;
     world.found()?;
     world.read(b, 0, MIB, Blocking::Yes)?;
+    power_loss(&world)
+}
+
+/// Other blocks are written while free ones are prepared.
+pub(super) fn used_while_prepared(seed: u64) -> Step {
+    let world = direct_pool(seed)?;
+    let id = world.new_volume(8 * MIB)?;
+    world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
+        world.write(id, 0, 3 * MIB, Fill::Data, Blocking::Yes)
+    });
+    world.prepare_spare(100)?;
+    world.found()?;
+    world.read(id, 0, 3 * MIB, Blocking::Yes)?;
     power_loss(&world)
 }
 

@@ -50,6 +50,15 @@ impl World {
         self.arm(part, op, held);
     }
 
+    /// Of housekeeping, and of the tending to free space, which writes to free blocks alone.
+    pub(super) fn arm_tick(self: &Arc<Self>) {
+        if self.draw(|random| random.one_in(2)) {
+            self.arm(Part::Data, Op::Write, Held::Nothing);
+        } else {
+            self.arm_housekeeping();
+        }
+    }
+
     /// Of finder, collector, check and rebuild, which read blocks back without any other lock.
     pub(super) fn arm_job(self: &Arc<Self>) {
         let (part, op, held) = self.draw(|random| {

@@ -39,7 +39,7 @@ impl World {
                 self.check()
             }
             13..17 => {
-                self.arm_housekeeping();
+                self.arm_tick();
                 self.tick()
             }
             17..30 => {

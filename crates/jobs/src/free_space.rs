@@ -1,0 +1,89 @@
+//! The pool's free space: finding and preparing spare blocks, and giving others back to the host.
+
+use crate::limits::{
+    GIVE_BACK_BYTES, GIVE_BACK_BYTES_IDLE, POLL_INTERVAL, PREPARE_BYTES, PREPARE_RETRY_PAUSE,
+    WALK_FIRST,
+};
+use crate::spare::SpareTarget;
+use onefold_store::{Result, Store};
+use std::time::Instant;
+
+/// Work on free space, which the collector's thread does.
+pub(crate) struct FreeSpaceWork {
+    target: SpareTarget,
+    /// When the use of spare blocks was last noted.
+    noted: Option<Instant>,
+    began: Instant,
+    /// When free space is prepared again after a failure.
+    retry: Instant,
+}
+
+impl FreeSpaceWork {
+    pub(crate) fn new() -> Self {
+        Self {
+            target: SpareTarget::new(),
+            noted: None,
+            began: Instant::now(),
+            retry: Instant::now(),
+        }
+    }
+
+    /// Finds, prepares or gives back some free space, and returns whether more is to be done now.
+    pub(crate) fn step(&mut self, store: &Store, guests_are_idle: bool) -> Result<bool> {
+        let space = store.space();
+        let is_host_short = space.is_host_short()?;
+        self.keep_spare(store, is_host_short)?;
+        // What an earlier process prepared is not prepared again.
+        let walks = space.find_spare()?;
+        if walks && self.began.elapsed() < WALK_FIRST {
+            return Ok(true);
+        }
+        if self.prepare(store) {
+            return Ok(true);
+        }
+        let bytes = if guests_are_idle {
+            GIVE_BACK_BYTES_IDLE
+        } else {
+            GIVE_BACK_BYTES
+        };
+        // Making a hole blocks all writes, and where that is worst the space is probably needed again.
+        let may_give_back = guests_are_idle || is_host_short || !space.waits_to_allocate();
+        Ok((may_give_back && space.give_back(bytes)?) || walks)
+    }
+
+    /// Sets how many spare blocks the pool keeps, from what guests used; none if the host needs the space.
+    fn keep_spare(&mut self, store: &Store, is_host_short: bool) -> Result<()> {
+        let space = store.space();
+        if !space.waits_to_allocate() {
+            return Ok(());
+        }
+        let elapsed = self.noted.map_or(POLL_INTERVAL, |noted| noted.elapsed());
+        if elapsed >= POLL_INTERVAL {
+            let used = space.spare_use()?.small_blocks * u64::from(store.block_size());
+            self.noted = Some(Instant::now());
+            self.target.note(elapsed, space.size_bytes()?, used);
+        }
+        let kept = if is_host_short {
+            0
+        } else {
+            self.target.bytes()
+        };
+        space.keep_spare(kept)
+    }
+
+    /// Prepares some free blocks. Returns whether it did.
+    fn prepare(&mut self, store: &Store) -> bool {
+        if Instant::now() < self.retry {
+            return false;
+        }
+        store
+            .space()
+            .prepare(PREPARE_BYTES)
+            .unwrap_or_else(|error| {
+                // Guests' writes then wait for the host as those of other pools do.
+                tracing::warn!("no free space is prepared for a while: {error}");
+                self.retry = Instant::now() + PREPARE_RETRY_PAUSE;
+                false
+            })
+    }
+}
