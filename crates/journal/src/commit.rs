@@ -33,9 +33,11 @@ impl Journal {
 
     /// Syncs the data on the background executor, if there is one, and once more for writes during
     /// the first sync. This does not replace a commit's own sync, but its failure counts as much,
-    /// because the kernel reports a failure only once.
+    /// because the kernel reports a failure only once. Past the host's cache there is nothing to write out, and each
+    /// sync would only make guests wait for a flush of the device.
     pub(super) fn write_data_out(&self) -> Result<()> {
-        if self.background.is_set() && self.state.data.is_unsynced() {
+        let is_cached = !self.state.data.writes_wait();
+        if is_cached && self.background.is_set() && self.state.data.is_unsynced() {
             self.background
                 .run(|| self.state.sync_data().and_then(|()| self.state.sync_data()))?;
         }
