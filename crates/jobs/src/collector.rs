@@ -13,9 +13,7 @@ use crate::pacing::Pacer;
 use crate::passes::retry_pause;
 use crate::shrink::{Shrunk, shrink_now};
 use crate::thread::JobThread;
-use onefold_store::{
-    COLLECT_BATCH_BLOCKS, CollectReport, HitsHeld, PoolStat, Result, Store, StoreErrorKind,
-};
+use onefold_store::{COLLECT_BATCH_BLOCKS, HitsHeld, PoolStat, Result, Store, StoreErrorKind};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -140,18 +138,22 @@ impl Collector {
 
     /// Releases a batch of references. Returns whether it worked.
     fn collect(&mut self, failures: &mut u32) -> bool {
-        let began = Instant::now();
         let may_work = || self.collector.may_work();
-        let collected = count_most_claims(&self.store, &may_work).and_then(|_held| {
-            if may_work() {
-                self.store.dedup().collect_batch()
-            } else {
-                Ok(CollectReport::default())
+        let store = &self.store;
+        let mut may_read = |_| may_work();
+        let (collected, worked) = self.foreground.in_pieces(&mut may_read, |pace| {
+            let held = count_most_claims(store, &may_work)?;
+            match held {
+                _ if !may_work() => Ok(None),
+                None => store.dedup().collect_batch_paced(pace),
+                // Hits are held back until the batch has ended.
+                Some(_held) => store.dedup().collect_batch().map(Some),
             }
         });
         match collected {
             Ok(report) => {
                 *failures = 0;
+                let report = report.unwrap_or_default();
                 let step = Step {
                     bytes: report.released * u64::from(self.store.block_size()),
                     left_blocks: 0,
@@ -159,7 +161,7 @@ impl Collector {
                 };
                 self.collector
                     .end_batch(step, |counts| counts.add_collected(&report));
-                self.foreground.rest_after(began.elapsed());
+                self.foreground.rest_after(worked);
                 true
             }
             Err(error) => {

@@ -9,7 +9,7 @@ use crate::passes::Passes;
 use crate::registry::{JobRegistry, VolumeKey};
 use crate::strain::Strain;
 use crate::thread::JobThread;
-use onefold_store::{BatchReport, Lba, Ready, Store, StoreErrorKind, Volume};
+use onefold_store::{BatchReport, Lba, Pace, Result, Store, StoreErrorKind, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,11 +40,13 @@ pub(crate) fn run(
         passes: Passes::new(),
         refreshed: None,
         foreground: Foreground::new(store, thread, pacer),
+        strain: Strain::new(store),
     };
-    let mut strain = Strain::new(store);
     while !thread.is_stopping() {
         finder.step();
-        strain.look(finder.foreground.guests_are_over_budget());
+        finder
+            .strain
+            .look(finder.foreground.guests_are_over_budget());
     }
 }
 
@@ -59,6 +61,7 @@ struct Finder<'a> {
     /// When the set of volumes was last read.
     refreshed: Option<Instant>,
     foreground: Foreground,
+    strain: Strain,
 }
 
 impl Finder<'_> {
@@ -90,9 +93,8 @@ impl Finder<'_> {
             return;
         }
         job.set_under_way(0);
-        let began = Instant::now();
-        self.find(key, job, volume, cursor);
-        self.foreground.rest_after(began.elapsed());
+        let worked = self.find(key, job, volume, cursor);
+        self.foreground.rest_after(worked);
     }
 
     fn refresh(&mut self) {
@@ -111,16 +113,40 @@ impl Finder<'_> {
         self.refreshed = Some(Instant::now());
     }
 
-    fn find(&mut self, key: VolumeKey, job: &JobHandle, volume: &Volume, mut cursor: Lba) {
-        match self
-            .store
-            .dedup()
-            .find_batch(volume, &mut cursor, Ready::Cold)
-        {
-            Ok(report) => {
+    /// Finds a batch, and returns the time that it took since its last rest.
+    fn find(
+        &mut self,
+        key: VolumeKey,
+        job: &JobHandle,
+        volume: &Volume,
+        mut cursor: Lba,
+    ) -> Duration {
+        let dedup = self.store.dedup();
+        let find = |pace: Pace<'_>| dedup.find_cold_batch(volume, &mut cursor, pace);
+        let strain = &mut self.strain;
+        let mut may_work = |is_over_budget| {
+            strain.look(is_over_budget);
+            job.may_work()
+        };
+        let (found, worked) = self.foreground.in_pieces(&mut may_work, find);
+        self.end_batch(key, job, cursor, found);
+        worked
+    }
+
+    fn end_batch(
+        &mut self,
+        key: VolumeKey,
+        job: &JobHandle,
+        cursor: Lba,
+        found: Result<Option<BatchReport>>,
+    ) {
+        match found {
+            Ok(Some(report)) => {
                 self.passes.advance(key, (!report.at_end).then_some(cursor));
                 self.found(key, job, &report);
             }
+            // Paused or stopped: the pass continues where it was.
+            Ok(None) => job.end(),
             // The volume was deleted during the batch: not a failure.
             Err(error) if error.kind() == StoreErrorKind::Gone => {
                 job.end_batch(Step::default(), |_| {});

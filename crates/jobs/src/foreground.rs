@@ -1,10 +1,14 @@
 //! The clock of [`crate::pacing`]: measures guests' requests, and rests.
 
-use crate::limits::{BATCH_GAP, REST_MIN, WINDOW};
+use crate::limits::{
+    BATCH_GAP, PIECE_BYTES, PIECE_BYTES_IDLE, PIECE_REST_FACTOR, PIECE_REST_MAX, PIECE_REST_MIN,
+    REST_MIN, WINDOW,
+};
 use crate::pacing::{Pacer, Window};
 use crate::thread::JobThread;
-use onefold_store::{LatencyCounts, Store};
+use onefold_store::{LatencyCounts, Pace, Store};
 use std::mem;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,6 +86,53 @@ impl Foreground {
             self.rest_shown(rest, is_urgent);
         }
         self.observe();
+    }
+
+    /// Rests after a piece of a batch was read in `worked`, and returns how many bytes the next one may have.
+    fn rest_between_pieces(&mut self, worked: Duration) -> u64 {
+        self.notice_guests();
+        if !self.pacer.guests_are_idle() {
+            let rest = self.pacer.rest_after(worked);
+            // On a slow disk a piece takes longer than the longest rest, and guests come first there, too.
+            let most = PIECE_REST_MAX.max(worked * PIECE_REST_FACTOR);
+            self.rest_shown(rest.clamp(PIECE_REST_MIN, most), &|| false);
+        }
+        self.observe();
+        self.piece_bytes()
+    }
+
+    /// Does work that reads a batch in pieces, with rests between the pieces, while it `may_work`, which gets whether
+    /// guests are over the latency budget. Also returns how long it has worked since the last rest.
+    pub(crate) fn in_pieces<T>(
+        &mut self,
+        may_work: &mut dyn FnMut(bool) -> bool,
+        work: impl FnOnce(Pace<'_>) -> T,
+    ) -> (T, Duration) {
+        let mut began = Instant::now();
+        let mut is_first = true;
+        let done = work(&mut || {
+            let bytes = if mem::take(&mut is_first) {
+                self.piece_bytes()
+            } else {
+                self.rest_between_pieces(began.elapsed())
+            };
+            began = Instant::now();
+            if may_work(self.pacer.is_over_budget()) {
+                ControlFlow::Continue(bytes)
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        (done, began.elapsed())
+    }
+
+    /// How many bytes of a batch may be read at a time.
+    fn piece_bytes(&self) -> u64 {
+        if self.pacer.guests_are_idle() {
+            PIECE_BYTES_IDLE
+        } else {
+            PIECE_BYTES
+        }
     }
 
     fn rest_shown(&self, time: Duration, is_urgent: &dyn Fn() -> bool) {

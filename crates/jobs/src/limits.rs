@@ -78,6 +78,22 @@ pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
 /// which fill the processors' caches. Guests share that cost among all processors.
 pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 16 << 20;
 
+/// What is read of a batch at a time while guests are busy: few enough that guests do not meet a burst.
+pub(crate) const PIECE_BYTES: u64 = 256 << 10;
+
+/// What is read of a batch at a time while guests are idle: all of it.
+pub(crate) const PIECE_BYTES_IDLE: u64 = 64 << 20;
+
+/// The longest rest after a piece on a fast disk: at least 10 MB/s are read, however slow guests' requests are, so that the
+/// backlog does not grow for ever.
+pub(crate) const PIECE_REST_MAX: Duration = Duration::from_millis(25);
+
+/// The longest rest on a slow disk, by the time that a piece took: a fifth of the time is left for reading.
+pub(crate) const PIECE_REST_FACTOR: u32 = 4;
+
+/// The shortest rest after a piece while guests are busy: at most some 40 MB/s are read.
+pub(crate) const PIECE_REST_MIN: Duration = Duration::from_millis(6);
+
 /// Shorter rests are saved up: falling asleep and waking up would cost more than they give.
 pub(crate) const REST_MIN: Duration = Duration::from_micros(400);
 

@@ -54,6 +54,8 @@ pub enum Guard {
     DiscardBeforeReuse,
     /// Zeros are written to free blocks before they can be handed out again.
     ZerosBeforeReuse,
+    /// P1: the finder publishes a block that it has read before only if it was not written since.
+    CandidatesDropped,
     /// P1: a shared block is never written in place.
     SharedNotInPlace,
     /// P2, P4: the announcement of a batch is durable before the index gets it.
@@ -162,7 +164,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 71] = [
+    pub const ALL: [Self; 72] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -186,6 +188,7 @@ impl Guard {
         Self::ImportsFinishedOrRemoved,
         Self::DiscardBeforeReuse,
         Self::ZerosBeforeReuse,
+        Self::CandidatesDropped,
         Self::SharedNotInPlace,
         Self::IntentBeforeCall,
         Self::AliasOnlyIfUnmoved,

@@ -21,6 +21,7 @@
 //! | `pages.rs` `tree.rs` | pages, and the trees that they form |
 //! | `opening.rs` `sealed.rs` | reading a checkpoint, and writing one |
 //! | `block_lock.rs` | locks on the blocks of a volume |
+//! | `candidates.rs` | blocks that the finder reads before it publishes them |
 //! | `heat.rs` `hash_cache.rs` | hints: blocks to leave alone; fingerprints made while blocks are written
 //! |
 //! | `run.rs` | consecutive blocks, of the pool and of a volume |
@@ -32,6 +33,7 @@ pub mod bits;
 mod block_lock;
 mod branches;
 mod cache;
+mod candidates;
 mod catalogue;
 mod display;
 mod error;
@@ -59,6 +61,7 @@ pub use apply::{Failed, Target, owned_runs};
 pub use batch::{Batches, OpenBatch};
 pub use block_lock::{BlockGuard, BlockLocks};
 pub use branches::{Branches, Change};
+pub use candidates::Candidates;
 pub use catalogue::{Catalogue, free_slot};
 pub use display::{display_bytes, parse_bytes};
 pub use error::{Result, StoreError, StoreErrorKind};

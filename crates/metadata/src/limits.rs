@@ -14,9 +14,9 @@ pub const LAYERS_DEEP_MAX: usize = 1024;
 /// Smallest memory limit that the shares below still make sense for.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 
-/// Bytes that a cached segment takes: its entries, the ages of its blocks, the locks, the places in
-/// index and clock.
-pub const LEAF_BYTES: u64 = 4096 + 512 + 384;
+/// Bytes that a cached segment takes: its entries, the ages of its blocks, the finder's candidates, the locks, the
+/// places in index and clock.
+pub const LEAF_BYTES: u64 = 4096 + 512 + 64 + 384;
 
 /// Bytes that a cached inner page takes: 256 pointers of 24 bytes in memory.
 pub const NODE_BYTES: u64 = 6144 + 192;

@@ -370,6 +370,7 @@ impl Maps {
         let _changing = is_frozen.then(|| self.change_frozen());
         self.occupy(layer, segment);
         let mut state = write(&leaf.state);
+        leaf.candidates.drop_any(slots.clone());
         let entries = &mut Arc::make_mut(&mut state.entries)[slots];
         let count = |entries: &[Entry], each| layer.counts.add(&layer.space_limits, entries, each);
         count(entries, u64::wrapping_sub(0, 1));

@@ -7,6 +7,8 @@ use onefold_format::map_page::Segment;
 use onefold_format::{Entry, SegmentIndex};
 
 use super::layer::Layer;
+use crate::candidates::Candidates;
+use crate::guard::Guard;
 use crate::heat::Heat;
 use crate::sync::{RwLock, read};
 
@@ -15,6 +17,8 @@ pub struct Leaf {
     pub(super) state: RwLock<LeafState>,
     /// How recently its blocks were written.
     pub heat: Heat,
+    /// Blocks that the finder reads before it publishes them.
+    pub candidates: Candidates,
 }
 
 pub(super) struct LeafState {
@@ -52,6 +56,16 @@ impl Leaf {
                 dirty: false,
             }),
             heat,
+            candidates: Candidates::new(),
+        }
+    }
+
+    /// Notes that these blocks are about to be written: they are hot, and no candidates of the finder. The caller holds
+    /// their lock.
+    pub fn note_write(&self, slots: Range<usize>) {
+        self.heat.touch(slots.clone());
+        if Guard::CandidatesDropped.holds() {
+            self.candidates.drop_any(slots);
         }
     }
 

@@ -1,9 +1,11 @@
 //! Steps 3 and 4 of a finder's batch ([`crate::dedup`]): calls the index, and logs its answers.
+//! Blocks whose fingerprints are not known yet are read.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
-use onefold_index::{Counted, FingerprintIndex};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex};
 use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
+use rustc_hash::FxHashMap;
 
 use super::Batches;
 use super::index::{STREAM, last_answers};
@@ -39,11 +41,16 @@ pub struct BatchReport {
 }
 
 impl Batches {
-    /// Steps 3 and 4.
-    pub(super) fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
+    /// Steps 3 and 4. `read` has the fingerprints of blocks that were read before.
+    pub(super) fn settle_finder(
+        &self,
+        layer: LayerId,
+        batch: &OpenBatch,
+        read: &FxHashMap<Pba, Fingerprint>,
+    ) -> Result<BatchReport> {
         let index = self.index.ready()?;
         let (answers, cached, unreadable) = self.background.run(|| -> Result<_> {
-            let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
+            let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled(), read)?;
             let items = if found.unreadable.is_empty() {
                 &found.items[..]
             } else {
@@ -96,19 +103,26 @@ impl Batches {
         })
     }
 
-    /// Step 3, without the blocks in the volume's hash cache.
+    /// Step 3, without the blocks that were read before or are in the volume's hash cache. Also returns how many the cache
+    /// has.
     fn fingerprints_or_cached(
         &self,
         layer: LayerId,
         items: &[BatchItem],
+        read: &FxHashMap<Pba, Fingerprint>,
     ) -> Result<(Fingerprinted, u64)> {
         let layer = self.journal.maps().layer(layer).ok();
-        let Some(cache) = layer.and_then(|layer| layer.hash_cache()) else {
-            return Ok((self.blocks.fingerprint_items(items)?, 0));
+        let cache = layer.and_then(|layer| layer.hash_cache());
+        let mut cached = 0;
+        let mut known = |item: &BatchItem| {
+            let found = cache.as_ref()?.find(item.lba, item.pba);
+            cached += u64::from(found.is_some());
+            found
         };
-        let known = |item: &BatchItem| cache.find(item.lba, item.pba);
-        let known: Vec<_> = items.iter().map(known).collect();
-        let cached = known.iter().flatten().count() as u64;
+        let known: Vec<_> = items
+            .iter()
+            .map(|item| known(item).or_else(|| read.get(&item.pba).copied()))
+            .collect();
         Ok((self.blocks.fingerprint_unknown(items, &known)?, cached))
     }
 

@@ -13,7 +13,8 @@ mod index;
 
 use std::sync::{Arc, LockResult, PoisonError, TryLockError};
 
-use onefold_format::BatchKind;
+use onefold_format::{BatchKind, Pba};
+use onefold_index::Fingerprint;
 use onefold_journal::{BackgroundWork, Journal};
 use onefold_metadata::sync::{Mutex, MutexGuard};
 use onefold_metadata::{Guard, Result, StoreError};
@@ -114,6 +115,14 @@ impl Batches {
 
     /// Settles the batch that is open, if one is. The caller holds the job lock.
     pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
+        self.settle_open_batch_read(&FxHashMap::default())
+    }
+
+    /// Like [`Batches::settle_open_batch`], with the fingerprints of blocks of a finder's batch that were read before.
+    pub(crate) fn settle_open_batch_read(
+        &self,
+        read: &FxHashMap<Pba, Fingerprint>,
+    ) -> Result<BatchReport> {
         let open = self.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(BatchReport::default());
@@ -122,7 +131,7 @@ impl Batches {
             self.journal.commit_in_background()?;
         }
         match batch.kind {
-            BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
+            BatchKind::Finder(layer) => self.settle_finder(layer, &batch, read),
             BatchKind::Collector => self
                 .settle_collector(&batch, &FxHashMap::default(), Urgency::Background)
                 .map(|_| BatchReport::default()),

@@ -49,6 +49,25 @@ impl Blocks {
         })
     }
 
+    /// The fingerprints of blocks as they are now, although they may be written and freed at the same time; nothing if one
+    /// cannot be read.
+    pub(crate) fn fingerprints_now(
+        &self,
+        domain: DomainId,
+        blocks: &[Pba],
+    ) -> Option<Vec<Fingerprint>> {
+        let block_size = self.block_size() as usize;
+        let key = self.fingerprinter.key(domain);
+        let mut found = Vec::with_capacity(blocks.len());
+        let mut buf = vec![0; self.read_bytes().min(blocks.len() * block_size)];
+        for piece in blocks.chunks(self.read_bytes() / block_size) {
+            let buf = &mut buf[..piece.len() * block_size];
+            self.read_blocks_now(piece, buf).ok()?;
+            found.extend(self.fingerprinter.fingerprints(&key, domain, buf));
+        }
+        Some(found)
+    }
+
     /// The fingerprints of blocks, some of which are `known`. The other blocks are read in the order of the
     /// pool, each once, however many items have it.
     pub(crate) fn fingerprint_unknown(

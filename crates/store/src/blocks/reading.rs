@@ -1,5 +1,7 @@
 //! Reading blocks back.
 
+use std::io;
+
 use onefold_engine::ReadRange;
 use onefold_format::Pba;
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
@@ -32,14 +34,7 @@ impl Blocks {
         buf: &mut [u8],
         unreadable: &mut Vec<Pba>,
     ) -> Result<()> {
-        let block_size = self.block_size() as usize;
-        let (mut ranges, mut rest) = (Vec::new(), buf);
-        for run in blocks.chunk_by(|a, b| *a + 1 == *b) {
-            let (buf, after) = rest.split_at_mut(run.len() * block_size);
-            let offset = run[0].0 * self.block_size();
-            ranges.push(ReadRange { buf, offset });
-            rest = after;
-        }
+        let mut ranges = self.ranges(blocks, buf);
         if self.journal.data().read_together(&mut ranges).is_ok() {
             return Ok(());
         }
@@ -48,6 +43,31 @@ impl Blocks {
             self.read_run_back(Pba(offset / self.block_size()), buf, unreadable)?;
         }
         Ok(())
+    }
+
+    /// Reads blocks in this order. A few are read one run after the other, so that guests' requests do not meet a burst.
+    pub(crate) fn read_blocks_now(&self, blocks: &[Pba], buf: &mut [u8]) -> io::Result<()> {
+        let data = self.journal.data();
+        let is_short = buf.len() <= READ_BYTES;
+        let mut ranges = self.ranges(blocks, buf);
+        if is_short {
+            let mut ranges = ranges.into_iter();
+            return ranges.try_for_each(|range| data.read_at(range.buf, range.offset));
+        }
+        data.read_together(&mut ranges).map_err(|(_, error)| error)
+    }
+
+    /// A range for each run of blocks.
+    fn ranges<'a>(&self, blocks: &[Pba], buf: &'a mut [u8]) -> Vec<ReadRange<'a>> {
+        let block_size = self.block_size() as usize;
+        let (mut ranges, mut rest) = (Vec::new(), buf);
+        for run in blocks.chunk_by(|a, b| *a + 1 == *b) {
+            let (buf, after) = rest.split_at_mut(run.len() * block_size);
+            let offset = run[0].0 * self.block_size();
+            ranges.push(ReadRange { buf, offset });
+            rest = after;
+        }
+        ranges
     }
 
     /// Reads consecutive blocks, and notes which of them cannot be read.

@@ -17,14 +17,17 @@
 //! Step 4's freed blocks are deferred frees like all released blocks: reusable once that record is
 //! durable and all readers have drained.
 
+use std::ops::ControlFlow;
+
+use onefold_format::batch_page::BatchItem;
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{Pba, Record};
 use onefold_index::Fingerprint;
 use onefold_metadata::{Blocking, Guard, MetadataState, QueueKind, Result, StoreError};
 use rustc_hash::FxHashMap;
 
-use super::Dedup;
 use super::counting::hold_hits;
+use super::{Dedup, Pace};
 use crate::batches::{CollectReport, Urgency};
 
 /// The most references that one batch releases.
@@ -38,25 +41,39 @@ impl Dedup {
     ///
     /// As [`Dedup::find_batch`].
     pub fn collect_batch(&self) -> Result<CollectReport> {
+        let mut at_once = || ControlFlow::Continue(u64::MAX);
+        let report = self.collect_batch_paced(&mut at_once)?;
+        Ok(report.unwrap_or_default())
+    }
+
+    /// Like [`Dedup::collect_batch`], but reads the blocks at this [`Pace`], without a lock. If it breaks off, nothing is
+    /// released, and there is no report.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dedup::find_batch`].
+    pub fn collect_batch_paced(&self, pace: Pace<'_>) -> Result<Option<CollectReport>> {
         let pool = &self.pool;
         pool.journal().check_writable()?;
         let before = (pool.journal().lookup_version(), pool.bad().clears());
         let metadata = pool.journal().metadata()?;
         if metadata.queue().blocks() == 0 && metadata.batches().open().is_none() {
-            return Ok(CollectReport::default());
+            return Ok(Some(CollectReport::default()));
         }
         let mut urgency = match metadata.claims().blocks() {
             0 => Urgency::Background,
             _ => Urgency::AtOnce,
         };
         drop(metadata);
-        let mut known = self.fingerprint_head(urgency)?;
+        let Some(mut known) = self.fingerprint_head(urgency, pace)? else {
+            return Ok(None);
+        };
         let _job = pool.batches().job_for(urgency)?;
         pool.journal().check_writable()?;
         let index = pool.index().ready()?;
         pool.batches().settle_open_batch()?;
         if pool.journal().metadata()?.queue().blocks() == 0 {
-            return Ok(CollectReport::default());
+            return Ok(Some(CollectReport::default()));
         }
         // Another batch may have freed some of them, and then they may have been written again; or a bad
         // one was repaired.
@@ -86,9 +103,10 @@ impl Dedup {
         }
         let open = pool.journal().metadata()?.batches().open().cloned();
         let Some(batch) = open else {
-            return Ok(CollectReport::default());
+            return Ok(Some(CollectReport::default()));
         };
-        pool.batches().settle_collector(&batch, &known, urgency)
+        let report = pool.batches().settle_collector(&batch, &known, urgency)?;
+        Ok(Some(report))
     }
 
     /// Dropped references that are not released yet.
@@ -102,26 +120,29 @@ impl Dedup {
 
     /// Fingerprints of the blocks that the next batch will release. They hold for as long as no published
     /// block is freed and no bad one repaired (P1); with bad blocks there are none. The job lock is not held,
-    /// because counting needs it.
-    fn fingerprint_head(&self, urgency: Urgency) -> Result<FxHashMap<Pba, Fingerprint>> {
+    /// because counting needs it. Nothing if `pace` breaks off.
+    fn fingerprint_head(
+        &self,
+        urgency: Urgency,
+        pace: Pace<'_>,
+    ) -> Result<Option<FxHashMap<Pba, Fingerprint>>> {
         if self.pool.bad().is_any() {
-            return Ok(FxHashMap::default());
+            return Ok(Some(FxHashMap::default()));
         }
         let mut metadata = self.pool.journal().metadata()?;
-        let items = metadata.peek_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())?;
+        let mut items = metadata.peek_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())?;
         drop(metadata);
-        let unknown = vec![None; items.len()];
-        let read = self.pool.batches().run(urgency, || {
-            self.pool.blocks().fingerprint_unknown(&items, &unknown)
-        })?;
-        let found = read.items.into_iter();
-        let mut known: FxHashMap<Pba, Fingerprint> =
-            found.map(|(fingerprint, pba)| (pba, fingerprint)).collect();
-        // The batch reads these again, and lists them.
-        for pba in &read.unreadable {
-            known.remove(pba);
+        items.sort_unstable_by_key(|item| (item.domain, item.pba));
+        items.dedup_by_key(|item| item.pba);
+        let mut known = FxHashMap::default();
+        for same_domain in items.chunk_by(|one, other| one.domain == other.domain) {
+            let (domain, block) = (same_domain[0].domain, |item: &BatchItem| Some(item.pba));
+            match self.read_in_pieces(same_domain, &block, domain, urgency, pace) {
+                Some(read) => known.extend(read),
+                None => return Ok(None),
+            }
         }
-        Ok(known)
+        Ok(Some(known))
     }
 }
 

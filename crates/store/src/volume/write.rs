@@ -215,7 +215,7 @@ impl Volume {
         Ok(entries)
     }
 
-    /// The live layer's own entries for these blocks. Notes that they are hot.
+    /// The live layer's own entries for these blocks. Notes that they are written.
     pub(super) fn entries_to_write(
         &self,
         layer: &Layer,
@@ -228,7 +228,7 @@ impl Volume {
         let mut entries = Entries::with_capacity(blocks.count as usize);
         for part in blocks.by_segment() {
             let leaf = self.pool.maps().leaf(layer, part.segment(), blocking)?;
-            leaf.heat.touch(part.slots());
+            leaf.note_write(part.slots());
             leaf.entries(part.slots(), &mut entries);
         }
         Ok(entries)

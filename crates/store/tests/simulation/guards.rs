@@ -110,6 +110,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::ImportsFinishedOrRemoved => writes::import_interrupted,
         Guard::DiscardBeforeReuse => writes::reused_while_discarded,
         Guard::ZerosBeforeReuse => writes::used_while_prepared,
+        Guard::CandidatesDropped => sharing::written_while_read,
         Guard::SharedNotInPlace => sharing::shared_is_rewritten,
         Guard::IntentBeforeCall => sharing::index_hears_first,
         Guard::AliasOnlyIfUnmoved | Guard::DanglingGivesBack => sharing::rewritten_while_published,

@@ -12,7 +12,7 @@ use onefold_engine::Part;
 use onefold_engine::simulated::Op;
 use onefold_store::{
     BatchReport, Blocking, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity,
-    SettingsChange, Store, StoreError, StoreErrorKind, Unsharing,
+    SettingsChange, Store, StoreError, StoreErrorKind, Unsharing, Volume,
 };
 
 use crate::crash::Found;
@@ -57,8 +57,9 @@ impl World {
             let mut cursor = Lba(self.with(id, |volume| volume.cursor));
             let what = format!("dedup {id} from block {cursor}, {ready:?}");
             let store = self.store();
-            let done = self.job(Job::Finder, &what, || {
-                store.dedup().find_batch(&volume, &mut cursor, ready)
+            let done = self.job(Job::Finder, &what, || match ready {
+                Ready::All => store.dedup().find_batch(&volume, &mut cursor, ready),
+                Ready::Cold => self.find_in_pieces(&store, &volume, &mut cursor),
             });
             let gone =
                 |error: &StoreError| error.kind() == StoreErrorKind::Gone && !self.exists(id);
@@ -75,6 +76,32 @@ impl World {
             }
         }
         Ok(false)
+    }
+
+    /// As the finder's thread does, which may be paused between two pieces.
+    fn find_in_pieces(
+        &self,
+        store: &Store,
+        volume: &Volume,
+        cursor: &mut Lba,
+    ) -> Result<BatchReport, StoreError> {
+        let is_paused = self.draw(|random| random.one_in(8));
+        let paused_at = if is_paused {
+            self.draw(|random| random.below(4))
+        } else {
+            u64::MAX
+        };
+        let mut pieces = 0;
+        let mut pace = || {
+            pieces += 1;
+            if pieces > paused_at {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(64 << 10)
+            }
+        };
+        let found = store.dedup().find_cold_batch(volume, cursor, &mut pace)?;
+        Ok(found.unwrap_or_default())
     }
 
     /// Publishes blocks of the volume that is being imported.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 mod accounting;
+mod candidates;
 mod changes;
 #[path = "../common/mod.rs"]
 mod common;

@@ -9,9 +9,9 @@ use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, PublishRun, Record, SegmentIndex};
 use onefold_metadata::heat::{self, SlotBits};
-use onefold_metadata::{Blocking, Guard, Layer, MetadataState, Result, Wanted, bits};
+use onefold_metadata::{Blocking, Guard, Layer, Leaf, MetadataState, Result, Wanted, bits};
 
-use super::Ready;
+use super::scan::Scan;
 use crate::dedup::Dedup;
 use crate::volume::Volume;
 
@@ -20,6 +20,19 @@ struct Announced<'a> {
     volume: &'a Volume,
     layer: &'a Arc<Layer>,
     number: u64,
+    /// Only candidates are announced.
+    is_read: bool,
+}
+
+impl Announced<'_> {
+    /// The wanted slots of a segment that the batch may have.
+    fn publishable(&self, leaf: &Leaf, wanted: SlotBits) -> SlotBits {
+        if !self.is_read {
+            return wanted;
+        }
+        let candidates = leaf.candidates.slots();
+        std::array::from_fn(|word| wanted[word] & candidates[word])
+    }
 }
 
 /// The blocks that were announced in a segment.
@@ -30,25 +43,53 @@ struct Taken {
 }
 
 impl Dedup {
-    /// Step 1. Returns whether the volume's end was reached.
-    pub(super) fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
+    /// Step 1 for blocks that were read, as far as they are candidates still. Returns whether the volume's end was reached.
+    pub(super) fn announce_read(
+        &self,
+        volume: &Volume,
+        cursor: &mut Lba,
+        scan: &Scan,
+    ) -> Result<bool> {
+        // A snapshot has frozen the layer since.
+        if !Arc::ptr_eq(&scan.layer, &volume.layer()) {
+            return Ok(false);
+        }
+        let mut room = self.room(&scan.layer)?;
+        if room == 0 {
+            return Ok(true);
+        }
+        let batch = Announced {
+            volume,
+            layer: &scan.layer,
+            number: self.pool.journal().metadata()?.batches().next_number(),
+            is_read: true,
+        };
+        for scanned in &scan.segments {
+            let first = scanned.segment.first();
+            if room == 0 {
+                *cursor = first;
+                return Ok(false);
+            }
+            let taken = self.announce_in_segment(&batch, first, room, &scanned.slots)?;
+            room -= taken.count;
+        }
+        *cursor = scan.next.unwrap_or(*cursor);
+        Ok(scan.next.is_none())
+    }
+
+    /// Step 1 for all private blocks. Returns whether the volume's end was reached.
+    pub(super) fn announce_all(&self, volume: &Volume, cursor: &mut Lba) -> Result<bool> {
         let layer = &volume.layer();
-        let cold_passes = volume.settings().cold_passes;
-        let number = self.pool.journal().metadata()?.batches().next_number();
-        let sharable = self
-            .pool
-            .journal()
-            .free_space()
-            .sharable(&layer.space_limits)?;
-        if sharable == 0 {
+        let mut room = self.room(layer)?;
+        if room == 0 {
             return Ok(true);
         }
         let batch = Announced {
             volume,
             layer,
-            number,
+            number: self.pool.journal().metadata()?.batches().next_number(),
+            is_read: false,
         };
-        let mut room = u64::from(BATCH_ITEMS_MAX).min(sharable);
         while room > 0 {
             let next =
                 self.pool
@@ -56,18 +97,18 @@ impl Dedup {
                     .next_segment(layer, cursor.segment(), Wanted::Publishable)?;
             let Some(segment) = next else { return Ok(true) };
             let first = segment.first().max(*cursor);
-            let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
-            let wanted = match ready {
-                Ready::All => [u64::MAX; 8],
-                // A segment's rest, after a batch was full, was scanned with its start.
-                Ready::Cold if first == segment.first() => leaf.heat.look(cold_passes),
-                Ready::Cold => leaf.heat.still_cold(cold_passes),
-            };
-            let taken = self.announce_in_segment(&batch, first, room, &wanted)?;
+            let taken = self.announce_in_segment(&batch, first, room, &[u64::MAX; 8])?;
             room -= taken.count;
             *cursor = taken.next;
         }
         Ok(false)
+    }
+
+    /// How many blocks of a layer a batch may take.
+    pub(super) fn room(&self, layer: &Layer) -> Result<u64> {
+        let free_space = self.pool.journal().free_space();
+        let sharable = free_space.sharable(&layer.space_limits)?;
+        Ok(sharable.min(BATCH_ITEMS_MAX.into()))
     }
 
     fn announce_in_segment(
@@ -84,7 +125,7 @@ impl Dedup {
             let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
             let chosen = leaf.with(|entries| {
                 let wanted = self.without_bad(entries, wanted);
-                choose(entries, within, room, &wanted)
+                choose(entries, within, room, &batch.publishable(&leaf, wanted))
             });
             Ok((leaf, chosen))
         };
@@ -138,7 +179,7 @@ impl Dedup {
     }
 
     /// The wanted slots, without blocks that are lost or known to be bad.
-    fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
+    pub(super) fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
         let mut wanted = *wanted;
         if self.pool.bad().is_any() || self.pool.data().has_lost() {
             let is_bad = |pba| self.pool.bad().get(pba).is_some() || self.pool.data().is_lost(pba);
@@ -154,7 +195,7 @@ impl Dedup {
 
 /// Private entries of a part of a segment whose slots are wanted, `room` of them at most, as runs;
 /// and where to continue if that was not all.
-fn choose(
+pub(super) fn choose(
     entries: &[Entry],
     within: Range<Lba>,
     room: u64,

@@ -66,6 +66,25 @@ pub(super) fn rewritten_while_published(seed: u64) -> Step {
     world.settle()
 }
 
+/// Blocks are rewritten after the finder has read them, and before it publishes them.
+pub(super) fn written_while_read(seed: u64) -> Step {
+    let (world, a, b) = shared_pool(seed)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
+        world.write(a, 4 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)
+    });
+    // In the first passes the blocks are not cold yet.
+    for _ in 0..4 {
+        world.dedup(a, Ready::Cold, 9)?;
+    }
+    world.found()?;
+    world.read(a, 0, 16 * BLOCK, Blocking::Yes)?;
+    world.read(b, 0, 16 * BLOCK, Blocking::Yes)?;
+    world.flush(a)?;
+    power_loss(&world)?;
+    world.settle()
+}
+
 /// All contents have one of two fingerprints.
 pub(super) fn fingerprints_collide(seed: u64) -> Step {
     let world = small_pool(seed)?;
