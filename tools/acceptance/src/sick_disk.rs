@@ -21,6 +21,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use onefold_harness::cleanup::{Mount, Scratch};
 use onefold_harness::command::{Cmd, Running};
 use onefold_harness::fuse::Fused;
+use onefold_harness::loop_device::LoopDevice;
 use onefold_harness::packages;
 use onefold_harness::pools::Pools;
 use onefold_harness::server::{self, Daemon, Product};
@@ -336,7 +337,7 @@ struct Disk {
     data: PathBuf,
     pause: PathBuf,
     inject: PathBuf,
-    device: Loop,
+    device: LoopDevice,
     mount: Option<Mount>,
     fused: Fused,
     _nbdkit: Running,
@@ -359,19 +360,21 @@ impl Disk {
             directory,
             &format!("nbd+unix:///?socket={}", socket.display()),
         )?;
-        let device = Loop::of(&fused.disk)?;
+        let device = LoopDevice::attach(&fused.disk)?;
         let (data, mount) = match data {
-            Data::Device => (PathBuf::from(&device.0), None),
+            Data::Device => (device.path().to_owned(), None),
             Data::File => {
                 let point = name("fs");
                 std::fs::create_dir(&point)?;
                 let make =
                     Cmd::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-O", "^has_journal"]);
-                make.args(["-E", "lazy_itable_init=0", &device.0]).run()?;
+                make.args(["-E", "lazy_itable_init=0"])
+                    .arg(device.path())
+                    .run()?;
                 let mount = Mount::new(point.clone());
                 Cmd::new("mount")
-                    .args(["-o", "noatime", &device.0])
-                    .arg(&point)
+                    .args(["-o", "noatime"])
+                    .args([device.path(), &point])
                     .run()?;
                 (point.join("data"), Some(mount))
             }
@@ -407,23 +410,6 @@ impl Disk {
         drop(self.mount);
         drop(self.device);
         self.fused.finish()
-    }
-}
-
-/// A loop device, detached at the end.
-struct Loop(String);
-
-impl Loop {
-    fn of(file: &Path) -> Result<Self> {
-        let attach = Cmd::new("losetup").args(["-f", "--show", "--direct-io=on"]);
-        Ok(Self(attach.arg(file).read()?.trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        // If this fails, the device vanishes with its file, or is in use by the process that failed before.
-        let _ = Cmd::new("losetup").args(["-d", &self.0]).run();
     }
 }
 

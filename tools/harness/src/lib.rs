@@ -6,8 +6,9 @@
 //!
 //! Reading order: `command` (running programs), `usage` (their processor time), `cleanup` (cleaning up), `workspace`
 //! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test), `fuse` (an export as a
-//! file), `background` (the product's finder and collector), `inline` (duplicates found by writes), `distinct` (the
-//! number of blocks that they must find), `ceph` (a cluster to store pools in), `pools` (in a directory or in a cluster).
+//! file), `loop_device` (a file as a device), `background` (the product's finder and collector), `inline` (duplicates
+//! found by writes), `distinct` (the number of blocks that they must find), `ceph` (a cluster to store pools in),
+//! `pools` (in a directory or in a cluster).
 
 pub mod background;
 pub mod ceph;
@@ -18,6 +19,7 @@ pub mod fio;
 pub mod fuse;
 pub mod images;
 pub mod inline;
+pub mod loop_device;
 pub mod packages;
 pub mod pools;
 pub mod server;
