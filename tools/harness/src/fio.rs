@@ -7,9 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::command::{Cmd, Running, last_lines};
+
+/// How long fio may take to write its logs after it was interrupted.
+const INTERRUPTED_LIMIT: Duration = Duration::from_secs(60);
+
+/// fio's exit code after an interrupt.
+const INTERRUPTED: i32 = 128;
 
 /// The fio job sections that run concurrently in one fio process.
 pub struct Fio {
@@ -155,6 +162,16 @@ impl Background {
             bail!("fio failed ({status})\n{}", self.said());
         }
         read_report(&self.report)
+    }
+
+    /// Ends a load before its time. Its logs are complete.
+    pub fn interrupt(&mut self) -> Result<()> {
+        self.running.signal(Signal::INT)?;
+        let status = self.running.wait_at_most(INTERRUPTED_LIMIT)?;
+        if status.code() != Some(INTERRUPTED) {
+            bail!("fio failed ({status})\n{}", self.said());
+        }
+        Ok(())
     }
 
     /// Waits at most `limit` until fio ends, which must be a success.
