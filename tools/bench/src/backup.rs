@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use onefold_nbd::client::{Address as NbdAddress, Client};
@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use crate::backup_report::{self, Figures};
 use crate::page;
+use crate::windows::{WINDOW, epoch_ms};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running};
 use onefold_harness::fio::{Fio, Request, Section, read_latencies};
@@ -49,10 +50,6 @@ const DAYS: usize = 4;
 /// The size of the pieces in which a day changes the disk.
 const PIECE_BYTES: usize = 64 << 10;
 const PIECES_A_DAY: usize = 1000;
-
-/// The length of a window, in which a guest runs either alone or next to another load. It is short because other work
-/// on the host's processors changes from minute to minute by more than the differences that are measured here.
-pub(crate) const WINDOW: Duration = Duration::from_secs(2);
 
 /// The start of each window that is left out, because requests of the window before may still be in flight.
 const WINDOW_EDGE: Duration = Duration::from_millis(100);
@@ -484,11 +481,6 @@ impl Drop for Others<'_> {
             running.kill();
         }
     }
-}
-
-fn epoch_ms() -> Result<f64> {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    Ok(since.context("the clock is wrong")?.as_secs_f64() * 1000.0)
 }
 
 /// The 99th percentile of the reads and writes that were answered in this span, in microseconds.

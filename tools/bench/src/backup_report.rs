@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::backup::{Beside, GUEST_IOPS, Guest, TOOLS, Taken, Tool, WINDOW};
+use crate::backup::{Beside, GUEST_IOPS, Guest, TOOLS, Taken, Tool};
 use crate::goals::{self, Goal};
 use crate::page::{Conditions, Page};
 use crate::statistics::Estimate;
 use crate::table::{Row, Table};
+use crate::windows::WINDOW;
 
 /// All results of the benchmark.
 pub(crate) struct Figures {

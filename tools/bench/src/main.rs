@@ -9,7 +9,7 @@
 //! `results`, `report` (the output), `expectations` (its first section). The other commands are: `index` with `index_worker` and `index_report`; `study`
 //! with `study_report`; `inline` (rows) with `inline_load` (its client), `inline_images`, `request_limit` and
 //! `inline_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
-//! with `ceph_report`. They share `goals`, `page` and `table`. `dissertation` counts in the user's own files.
+//! with `ceph_report`. They share `goals`, `page`, `table` and `windows`. `dissertation` counts in the user's own files.
 
 mod backup;
 mod backup_report;
@@ -53,6 +53,7 @@ mod study;
 mod study_report;
 mod table;
 mod volumes;
+mod windows;
 
 use std::process::ExitCode;
 
