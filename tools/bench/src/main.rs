@@ -6,9 +6,10 @@
 //!
 //! Reading order: `volumes` (the benchmark as a whole), `plan` (sizes), `slices` (throughput rows), `sharing` (rows
 //! with the finder running), `snapshots`, `finder`, `import`, `large`, `open`, `checking`, `statistics` (the decision),
-//! `results`, `report` (the output), `expectations` (its first section). The other commands are: `index` with `index_worker` and `index_report`; `study`
-//! with `study_report`; `inline` (rows) with `inline_load` (its client), `inline_images`, `request_limit` and
-//! `inline_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
+//! `results`, `report` (the output), `expectations` (its first section). The other commands are: `index` with
+//! `index_worker` and `index_report`; `study` with `study_report`; `inline` (rows) with `inline_load` (its client),
+//! `inline_images`, `request_limit` and `inline_report`; `guest` (`bench sharing`) with `kernel_workers` and
+//! `guest_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
 //! with `ceph_report`. They share `goals`, `page`, `table` and `windows`. `dissertation` counts in the user's own files.
 
 mod backup;
@@ -27,6 +28,8 @@ mod evaluation_revisions;
 mod expectations;
 mod finder;
 mod goals;
+mod guest;
+mod guest_report;
 mod import;
 mod index;
 mod index_report;
@@ -35,6 +38,7 @@ mod inline;
 mod inline_images;
 mod inline_load;
 mod inline_report;
+mod kernel_workers;
 mod large;
 mod locality;
 mod memory_limit;
@@ -80,6 +84,8 @@ enum Of {
     IndexWorker(index_worker::Arguments),
     /// Measure volumes whose writes find duplicates; write docs/benchmarks-inline.md
     Inline(inline::Arguments),
+    /// Measure how much deduplication delays a guest's requests; write docs/benchmarks-sharing.md
+    Sharing(guest::Arguments),
     /// Repeat figures of Dmdedup and dedupv1 in kind; write docs/evaluation-inline.md
     Evaluation(evaluation::Arguments),
     /// Compare backups and restores with restic and borg; write docs/benchmarks-backup.md
@@ -113,6 +119,7 @@ fn run(arguments: &Cli) -> anyhow::Result<()> {
         Some(Of::Index(arguments)) => index::run(&prepare()?, arguments),
         Some(Of::IndexWorker(arguments)) => index_worker::run(arguments),
         Some(Of::Inline(arguments)) => inline::run(&prepare()?, arguments),
+        Some(Of::Sharing(arguments)) => guest::run(&prepare()?, arguments),
         Some(Of::Evaluation(arguments)) => evaluation::run(&prepare()?, arguments),
         Some(Of::Backup(arguments)) => backup::run(&prepare()?, arguments),
         Some(Of::Ceph(arguments)) => ceph::run(&prepare()?, arguments),
