@@ -2,6 +2,7 @@
 
 use onefold_format::backup::SourceId;
 use onefold_repository::{KnownSource, Repository, RepositoryErrorKind};
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::share::{plan_share, relatives};
@@ -10,7 +11,9 @@ use crate::share::{plan_share, relatives};
 const MEMORY_BYTES: usize = 64 << 20;
 
 /// Figures of a set of packs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = BackupStatPacks))]
 pub struct PackFigures {
     /// Number of packs that can be read.
     pub packs: u64,

@@ -71,5 +71,5 @@ pub use restore::{
 pub use service::{Answer, Outcome, ReadNewKey, RepositoryService};
 pub use share::{BackupShare, BackupShareReply, SharedDomain};
 pub use show::{BackupShow, BackupShowReply};
-pub use stat::{BackupStat, BackupStatPacks, BackupStatPopular, BackupStatReply, BackupStatSource};
+pub use stat::{BackupStat, BackupStatPopular, BackupStatReply, BackupStatSource};
 pub use verify::{BackupVerify, BackupVerifyReply};

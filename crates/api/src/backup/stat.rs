@@ -2,7 +2,6 @@
 
 use clap::Args;
 use onefold_backup::{PackFigures, shareable_bytes};
-use onefold_format::backup::SourceId;
 use onefold_repository::{KnownSource, Repository, RepositoryError};
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +55,7 @@ pub struct BackupStatSource {
     pub logical_bytes: u64,
     /// The packs of the source.
     #[serde(flatten)]
-    pub packs: BackupStatPacks,
+    pub packs: PackFigures,
 }
 
 /// The popular blocks of a domain, with the figures of their packs.
@@ -67,36 +66,7 @@ pub struct BackupStatPopular {
     pub domain: String,
     /// The packs of the popular blocks.
     #[serde(flatten)]
-    pub packs: BackupStatPacks,
-}
-
-/// Figures of a set of packs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct BackupStatPacks {
-    /// Number of packs.
-    pub packs: u64,
-    /// Bytes of content in the packs.
-    pub content_bytes: u64,
-    /// Bytes that the packs take in the repository.
-    pub stored_bytes: u64,
-    /// Number of packs that cannot be read.
-    pub damaged_packs: u64,
-    /// Blocks that were damaged and have not been repaired yet.
-    pub lost_blocks: u64,
-}
-
-impl BackupStatPacks {
-    fn of(repository: &Repository, store: SourceId) -> Result<Self> {
-        let figures = PackFigures::of(repository, store)?;
-        Ok(Self {
-            packs: figures.packs,
-            content_bytes: figures.content_bytes,
-            stored_bytes: figures.stored_bytes,
-            damaged_packs: figures.damaged_packs,
-            lost_blocks: figures.lost_blocks,
-        })
-    }
+    pub packs: PackFigures,
 }
 
 impl RepositoryVerb for BackupStat {
@@ -118,7 +88,7 @@ impl RepositoryRequest for BackupStat {
         for known in listed.popular {
             popular.push(BackupStatPopular {
                 domain: known.source.domain,
-                packs: BackupStatPacks::of(repository, known.id)?,
+                packs: PackFigures::of(repository, known.id)?,
             });
         }
         at.found_damaged(&damaged);
@@ -140,7 +110,7 @@ impl RepositoryRequest for BackupStat {
 
 impl BackupStatReply {
     /// The figures of the sources' packs and of popular blocks' packs.
-    pub fn packs(&self) -> impl Iterator<Item = &BackupStatPacks> {
+    pub fn packs(&self) -> impl Iterator<Item = &PackFigures> {
         let packs = self.sources.iter().map(|source| &source.packs);
         packs.chain(self.popular.iter().map(|popular| &popular.packs))
     }
@@ -172,7 +142,7 @@ impl BackupStatSource {
             domain: known.source.domain,
             backups: backups.len() as u64,
             logical_bytes,
-            packs: BackupStatPacks::of(repository, known.id)?,
+            packs: PackFigures::of(repository, known.id)?,
         })
     }
 }

@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 
-use onefold_api::backup::{BackupStatPacks, BackupStatReply};
+use onefold_api::backup::BackupStatReply;
 use onefold_api::size;
+use onefold_backup::PackFigures;
 
 use crate::output::Render;
 
@@ -17,7 +18,7 @@ impl Render for BackupStatReply {
             "{:width$}  {:>7}  {:>10}  {:>10}  {:>10}",
             "SOURCE", "BACKUPS", "DATA", "CONTENT", "STORED"
         )?;
-        let line = |name: &str, backups: &str, logical: &str, packs: &BackupStatPacks| {
+        let line = |name: &str, backups: &str, logical: &str, packs: &PackFigures| {
             let (content, stored) = (packs.content_bytes, packs.stored_bytes);
             format!(
                 "{name:width$}  {backups:>7}  {logical:>10}  {:>10}  {:>10}",
