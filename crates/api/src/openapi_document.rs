@@ -22,7 +22,7 @@ use crate::transfer::{
 
 /// Parts of requests and replies whose fields are listed with those of the whole. Without this, each would
 /// be a schema of its own.
-const INLINED: [&str; 8] = [
+const INLINED: [&str; 9] = [
     "SettingsChange",
     // A part of the next one.
     "VolumeSettings",
@@ -32,6 +32,7 @@ const INLINED: [&str; 8] = [
     "SnapshotStat",
     "DeletionStat",
     "CheckReport",
+    "RestoredBytes",
 ];
 
 /// The extension of the document that lists commands without a route.

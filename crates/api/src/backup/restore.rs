@@ -82,10 +82,9 @@ pub struct BackupRestoreReply {
     pub name: String,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// Bytes written: the data of an image, without holes; or the bytes that differed in a volume.
-    pub written_bytes: u64,
-    /// Reads of packs; set only for a raw image, for which packs are read in order.
-    pub pack_reads: Option<u64>,
+    /// What was written.
+    #[serde(flatten)]
+    pub restored: RestoredBytes,
     /// With `--salvage`, the blocks that could not be restored.
     pub lost: Option<RestoreLosses>,
     /// Whether an existing volume keeps its earlier content in place of lost blocks, for the text.
@@ -142,11 +141,12 @@ impl RestoreLosses {
 }
 
 /// What a restore wrote.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RestoredBytes {
-    /// Bytes written.
+    /// Bytes written: the data of an image, without holes; or the bytes that differed in a volume.
     pub written_bytes: u64,
-    /// Reads of packs, if packs were read in order.
+    /// Reads of packs; set only for a raw image, for which packs are read in order.
     pub pack_reads: Option<u64>,
 }
 
@@ -202,8 +202,7 @@ impl RepositoryRequest for BackupRestore {
         Ok(BackupRestoreReply {
             name: backup.name().to_owned(),
             size_bytes: backup.size_bytes(),
-            written_bytes: restored.written_bytes,
-            pack_reads: restored.pack_reads,
+            restored,
             lost,
             keeps_lost: self.into.is_some(),
         })

@@ -18,7 +18,7 @@ impl Render for BackupRestoreReply {
             "backup {} restored: {}, {} of it written",
             self.name,
             size::display(self.size_bytes),
-            size::display(self.written_bytes)
+            size::display(self.restored.written_bytes)
         )?;
         losses(self, out)
     }
