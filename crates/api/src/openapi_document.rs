@@ -22,7 +22,7 @@ use crate::transfer::{
 
 /// Parts of requests and replies whose fields are listed with those of the whole. Without this, each would
 /// be a schema of its own.
-const INLINED: [&str; 9] = [
+const INLINED: [&str; 10] = [
     "SettingsChange",
     // A part of the next one.
     "VolumeSettings",
@@ -33,6 +33,7 @@ const INLINED: [&str; 9] = [
     "DeletionStat",
     "CheckReport",
     "RestoredBytes",
+    "Repaired",
 ];
 
 /// The extension of the document that lists commands without a route.

@@ -13,6 +13,7 @@ use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{ObjectName, Slot, SourceId};
 use onefold_index::Key;
 use onefold_repository::{KnownDamage, KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
+use serde::{Deserialize, Serialize};
 
 use crate::blocks::{BlockReader, Reach, StoredBlock};
 use crate::compare::check_group;
@@ -43,16 +44,17 @@ pub struct SickPacks {
     pub expected: Repaired,
 }
 
-/// The result of a repair, in blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// The result of a repair, or the expected one. Replies include these fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Repaired {
-    /// Blocks taken out because they are damaged.
-    pub lost: u64,
-    /// Blocks put back.
-    pub mended: u64,
-    /// Blocks still missing afterwards, including those that were taken out.
-    pub missing: u64,
-    /// Packs whose table, or the copy of it, was written again.
+    /// Damaged blocks that are removed, so that the next backup stores them again.
+    pub damaged_blocks: u64,
+    /// Blocks that are restored from an intact copy.
+    pub mended_blocks: u64,
+    /// Blocks that are still missing afterwards, including those that are removed.
+    pub missing_blocks: u64,
+    /// Packs whose table, or its copy, is rebuilt.
     pub tables: u64,
 }
 
@@ -156,15 +158,15 @@ impl SickPacks {
                 blocks: BlockReader::new(Arc::clone(repository), 0),
             };
             patient.examine()?;
-            let lost = patient.changed.len() as u64;
+            let damaged_blocks = patient.changed.len() as u64;
             patient.find_cures(repository, &self.relatives)?;
             let missing = patient.slots.iter().filter(|slot| slot.lost().is_some());
-            repaired.missing += missing.count() as u64;
+            repaired.missing_blocks += missing.count() as u64;
             if patient.may_come_back() {
                 continue;
             }
-            repaired.lost += lost;
-            repaired.mended += patient.mended.len() as u64;
+            repaired.damaged_blocks += damaged_blocks;
+            repaired.mended_blocks += patient.mended.len() as u64;
             repaired.tables += u64::from(patient.has_wrong_table());
             each(&patient)?;
         }

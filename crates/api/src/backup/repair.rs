@@ -49,14 +49,9 @@ pub struct RepairedSource {
     pub source: Option<String>,
     /// Domain of the source.
     pub domain: String,
-    /// Damaged blocks that are removed, so that the next backup stores them again.
-    pub damaged_blocks: u64,
-    /// Blocks that are restored from an intact copy.
-    pub mended_blocks: u64,
-    /// Blocks that are still missing afterwards.
-    pub missing_blocks: u64,
-    /// Packs whose table, or its copy, is rebuilt.
-    pub tables: u64,
+    /// The result, or the expected one.
+    #[serde(flatten)]
+    pub repaired: Repaired,
 }
 
 impl BackupRepairReply {
@@ -111,10 +106,7 @@ impl RepairedSource {
             title: known.to_string(),
             source: (!source.is_popular()).then(|| source.name.clone()),
             domain: source.domain.clone(),
-            damaged_blocks: repaired.lost,
-            mended_blocks: repaired.mended,
-            missing_blocks: repaired.missing,
-            tables: repaired.tables,
+            repaired,
         }
     }
 }

@@ -54,7 +54,7 @@ fn nothing_refers_to_what_was_found_and_one_round_heals() {
         assert_eq!(made.manifest.counts.new_blocks, 64);
         assert!(rig.restore(made.backup).unwrap() == disk.bytes());
         let repaired = rig.repair();
-        assert_eq!((repaired.mended, repaired.missing), (64, 0));
+        assert_eq!((repaired.mended_blocks, repaired.missing_blocks), (64, 0));
         assert!(rig.restore(FIRST).unwrap() == disk.bytes());
         assert!(rig.verify(false).findings.is_empty());
         assert!(rig.verify(true).findings.is_empty());
@@ -136,7 +136,7 @@ fn damaged_popular_blocks_are_stored_again() {
         assert_eq!(made.manifest.counts.new_blocks, 64);
         assert!(rig.restore_of(of, made.backup).unwrap() == disk.bytes());
     }
-    assert_eq!(rig.repair().mended, 64);
+    assert_eq!(rig.repair().mended_blocks, 64);
     assert!(rig.verify(true).findings.is_empty());
     assert_eq!(rig.memories(popular).len(), 0);
     assert!(rig.restore_of(&second, FIRST).unwrap() == disk.bytes());
@@ -163,7 +163,7 @@ fn what_repair_leaves_in_place_stays_known() {
     std::fs::write(pack, &good[..good.len() / 2]).unwrap();
     rig.verify(true);
     // No block of the pack can be put back, so it stays as it is, with its damaged group.
-    assert_eq!(rig.repair().lost, 0);
+    assert_eq!(rig.repair().damaged_blocks, 0);
     assert_eq!(rig.memories(rig.source.id).len(), 1);
     let made = rig.create(&mut disk.clone(), None).unwrap();
     assert!(rig.restore(made.backup).unwrap() == disk.bytes());

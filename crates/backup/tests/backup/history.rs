@@ -146,7 +146,11 @@ fn a_different_pack_with_the_same_number_is_not_used() {
         assert_eq!(rig.concerned(true), [2, made.backup.0]);
         // A repair neither mends nor worsens this.
         let plan = RepairPlan::new(&rig.repository, &mut |_, _| Ok(())).unwrap();
-        assert!(plan.sick.iter().all(|sick| sick.expected.mended == 0));
+        assert!(
+            plan.sick
+                .iter()
+                .all(|sick| sick.expected.mended_blocks == 0)
+        );
         std::fs::remove_file(rig.file("packs/01/1.0")).unwrap();
         rig.assert_backups(&[(1, Some(&disks[0])), (2, None), (3, Some(&both))]);
     }

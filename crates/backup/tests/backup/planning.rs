@@ -205,13 +205,13 @@ fn a_repair_changes_nothing_until_it_is_carried_out() {
         };
         assert_eq!(known.id, rig.source.id);
         assert_eq!(*repaired, first.sick[0].1, "the plan is what is done");
-        assert!(repaired.lost > 0 && !found.findings.is_empty());
+        assert!(repaired.damaged_blocks > 0 && !found.findings.is_empty());
     }
     assert_eq!(
         repaired(true)
             .sick
             .iter()
-            .map(|(_, done)| done.lost)
+            .map(|(_, done)| done.damaged_blocks)
             .sum::<u64>(),
         0
     );

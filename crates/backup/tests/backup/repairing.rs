@@ -21,9 +21,9 @@ impl Rig {
             let done = repair(&writer, &self.repository, &sick, 1, &mut |_, _| Ok(()));
             let done = done.unwrap();
             assert_eq!(done, sick.expected);
-            all.lost += done.lost;
-            all.mended += done.mended;
-            all.missing += done.missing;
+            all.damaged_blocks += done.damaged_blocks;
+            all.mended_blocks += done.mended_blocks;
+            all.missing_blocks += done.missing_blocks;
             all.tables += done.tables;
         }
         all
@@ -74,9 +74,9 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
         assert_eq!(
             repaired,
             Repaired {
-                lost: 128,
-                mended: 0,
-                missing: 128,
+                damaged_blocks: 128,
+                mended_blocks: 0,
+                missing_blocks: 128,
                 ..Repaired::default()
             }
         );
@@ -91,9 +91,9 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
         assert_eq!(
             rig.repair(),
             Repaired {
-                lost: 0,
-                mended: 0,
-                missing: 128,
+                damaged_blocks: 0,
+                mended_blocks: 0,
+                missing_blocks: 128,
                 ..Repaired::default()
             }
         );
@@ -105,9 +105,9 @@ fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
         assert_eq!(
             rig.repair(),
             Repaired {
-                lost: 0,
-                mended: 128,
-                missing: 0,
+                damaged_blocks: 0,
+                mended_blocks: 128,
+                missing_blocks: 0,
                 ..Repaired::default()
             }
         );
@@ -139,9 +139,9 @@ fn popular_blocks_are_mended_from_any_source_of_the_domain() {
     assert_eq!(
         rig.repair(),
         Repaired {
-            lost: 64,
-            mended: 0,
-            missing: 64,
+            damaged_blocks: 64,
+            mended_blocks: 0,
+            missing_blocks: 64,
             ..Repaired::default()
         }
     );
@@ -150,9 +150,9 @@ fn popular_blocks_are_mended_from_any_source_of_the_domain() {
     assert_eq!(
         rig.repair(),
         Repaired {
-            lost: 0,
-            mended: 64,
-            missing: 0,
+            damaged_blocks: 0,
+            mended_blocks: 64,
+            missing_blocks: 0,
             ..Repaired::default()
         }
     );

@@ -91,7 +91,7 @@ fn a_pack_that_is_gone_is_mended_by_what_is_stored_again() {
         rig.assert_backups(&[(2, None), (3, None)]);
         // No other block has the content.
         let missing = Repaired {
-            missing: 600,
+            missing_blocks: 600,
             ..Repaired::default()
         };
         assert_eq!(rig.repair(), missing);
@@ -100,7 +100,7 @@ fn a_pack_that_is_gone_is_mended_by_what_is_stored_again() {
         assert_eq!(made.manifest.counts.new_blocks, 600);
         assert_eq!(made.manifest.own_packs[0].number, 3);
         let mended = Repaired {
-            mended: 600,
+            mended_blocks: 600,
             tables: 0,
             ..Repaired::default()
         };
@@ -122,7 +122,7 @@ fn what_a_pack_lost_at_its_end_is_known() {
     let new = made.manifest.counts.new_blocks;
     assert!((64..300).contains(&new), "{new}");
     let repaired = Repaired {
-        mended: new,
+        mended_blocks: new,
         tables: 1,
         ..Repaired::default()
     };
@@ -161,7 +161,7 @@ fn a_copy_that_is_damaged_or_missing_is_named_and_made_again() {
             let message = rig.finding();
             assert!(message.contains("tables/01/1.0"), "{message}");
             let repaired = rig.repair();
-            assert_eq!((repaired.tables, repaired.lost), (1, 0));
+            assert_eq!((repaired.tables, repaired.damaged_blocks), (1, 0));
             rig.assert_all_three(&disks);
             // The new copy is as long as the old one.
             assert_eq!(std::fs::read(&copy).unwrap().len(), good.len());
@@ -270,7 +270,7 @@ fn a_pack_that_comes_back_is_as_it_was() {
         let good = std::fs::read(&pack).unwrap();
         damage(&pack);
         let repaired = rig.repair();
-        assert!(repaired.missing > 0 && repaired.tables <= tables);
+        assert!(repaired.missing_blocks > 0 && repaired.tables <= tables);
         std::fs::write(&pack, good).unwrap();
         rig.assert_all_three(&disks);
     }

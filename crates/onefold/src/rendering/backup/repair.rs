@@ -20,12 +20,12 @@ impl Render for BackupRepairReply {
                 out,
                 "{}: {} damaged, {} {mended} from elsewhere, {} missing until a backup has their content",
                 source.title,
-                size::count(source.damaged_blocks, "block"),
-                source.mended_blocks,
-                source.missing_blocks,
+                size::count(source.repaired.damaged_blocks, "block"),
+                source.repaired.mended_blocks,
+                source.repaired.missing_blocks,
             )?;
-            if source.tables > 0 {
-                let tables = size::count(source.tables, "table");
+            if source.repaired.tables > 0 {
+                let tables = size::count(source.repaired.tables, "table");
                 writeln!(out, "{}: {tables} of packs made again", source.title)?;
             }
         }
