@@ -22,7 +22,7 @@ use crate::transfer::{
 
 /// Parts of requests and replies whose fields are listed with those of the whole. Without this, each would
 /// be a schema of its own.
-const INLINED: [&str; 10] = [
+const INLINED: [&str; 11] = [
     "SettingsChange",
     // A part of the next one.
     "VolumeSettings",
@@ -34,6 +34,7 @@ const INLINED: [&str; 10] = [
     "CheckReport",
     "RestoredBytes",
     "Repaired",
+    "Verified",
 ];
 
 /// The extension of the document that lists commands without a route.

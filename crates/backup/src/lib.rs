@@ -22,7 +22,8 @@
 //! `prune.rs` removes blocks that no backup of a source needs any more, and `popular.rs` removes popular blocks that
 //! no backup of any source needs. `share.rs` makes popular the contents that several sources have stored, each for
 //! itself; `prune.rs` then drops the sources' copies, which `moves.rs` finds. `verify.rs` proves that everything that
-//! backups need is present, and `compare.rs` that it matches its fingerprints; `follow.rs` follows moved blocks.
+//! backups need is present, and `compare.rs` that it matches its fingerprints; `follow.rs` follows moved blocks, and
+//! `verified.rs` is what was found.
 //! `repair.rs` takes out damaged blocks, so that the next backup stores them again, and puts intact copies back.
 //! `by_pack.rs` reads a whole backup in the order of its packs, which is fast; `restore.rs` reads a backup, whole or
 //! any range, and compares it with another backup; `blocks.rs` reads the stored blocks. `restoring.rs`
@@ -92,6 +93,7 @@ mod stat;
 mod store;
 mod supervision;
 mod temporary;
+mod verified;
 mod verify;
 
 pub use base::BACKUP_SNAPSHOT;
@@ -127,4 +129,5 @@ pub use share::{Relatives, ShareOptions, SharePlan, Shared, plan_share, relative
 pub use share_all::{ShareAll, SharedAll};
 pub use stat::{PackFigures, shareable_bytes};
 pub use supervision::{Observer, ProgressUnit, ShowProgress, Stage, Supervision};
-pub use verify::{Finding, NeededBy, Verified, verify};
+pub use verified::{AffectedRun, Finding, NeededBy, Verified};
+pub use verify::verify;

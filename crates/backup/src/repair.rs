@@ -19,7 +19,8 @@ use crate::blocks::{BlockReader, Reach, StoredBlock};
 use crate::compare::check_group;
 use crate::create::Report;
 use crate::error::{BackupError, Result};
-use crate::verify::{Verified, verify};
+use crate::verified::Verified;
+use crate::verify::verify;
 
 /// The damage in a repository, and how much of it a repair can undo.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use crate::opening::Opened;
 use crate::repair::{RepairPlan, Repaired, SickPacks, repair};
 use crate::room::Room;
 use crate::supervision::{ProgressUnit, Stage};
-use crate::verify::{Finding, verify};
+use crate::verified::Finding;
+use crate::verify::verify;
 
 /// What to repair, and how.
 #[derive(Debug)]

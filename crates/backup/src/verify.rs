@@ -18,63 +18,10 @@ use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::follow::MovedNumbers;
 use crate::numbers::push;
-use crate::supervision::Supervision;
-
-/// The most ranges of a backup that a finding lists.
-const PLACES_MAX: usize = 8;
+use crate::verified::{AffectedRun, Finding, NeededBy, Verified, add_place};
 
 /// The most damaged or missing tables of a store that are listed.
 const TABLES_MAX: usize = 8;
-
-/// The result of a verification.
-#[derive(Debug, Clone, Default)]
-pub struct Verified {
-    /// Backups that were checked.
-    pub backups: u64,
-    /// Recipes and packs that were checked.
-    pub objects: u64,
-    /// Bytes of blocks that were compared with their fingerprints.
-    pub compared_bytes: u64,
-    /// All damage that was found.
-    pub findings: Vec<Finding>,
-    /// If the damaged blocks could not be recorded, the reason.
-    pub not_remembered: Option<RepositoryError>,
-    /// Packs that are missing, or have damaged or lost blocks or tables, including copies of tables.
-    pub(crate) packs: BTreeMap<SourceId, BTreeSet<u64>>,
-}
-
-impl Verified {
-    /// Warns if damage was found and could not be recorded.
-    pub fn warn_if_not_remembered(&self, supervision: &Supervision) {
-        if let Some(error) = &self.not_remembered {
-            supervision.warn(format_args!(
-                "later backups may refer to damaged blocks, because it cannot be remembered in the repository: {error}"
-            ));
-        }
-    }
-}
-
-/// Damage, and the backups that need the damaged objects.
-#[derive(Debug, Clone)]
-pub struct Finding {
-    /// A description of the damage.
-    pub message: String,
-    /// The backups that need the damaged objects.
-    pub needed_by: Vec<NeededBy>,
-}
-
-/// A backup affected by damage.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NeededBy {
-    /// The name of the backup's source.
-    pub source: String,
-    /// The backup's number.
-    pub backup: BackupNumber,
-    /// How many of the backup's blocks are affected; 0 if its recipe is damaged, so the number is unknown.
-    pub blocks: u64,
-    /// The first affected ranges, in blocks of the disk.
-    pub places: Vec<Range<u64>>,
-}
 
 /// Verifies the backups of one source, or the whole repository. With `data`, reads all blocks, too, and records the
 /// damaged ones in the repository; without it, reports the ones recorded before.
@@ -161,7 +108,8 @@ pub(crate) struct Verifier<'a> {
 
 /// A backup with a readable manifest.
 struct KnownBackup {
-    source: String,
+    /// Name of the backup, SOURCE@N.
+    name: String,
     store: SourceId,
     popular_store: SourceId,
     backup: BackupNumber,
@@ -264,7 +212,7 @@ impl Verifier<'_> {
                 Ok(Some(manifest)) => {
                     self.verified.objects += 1;
                     self.add(KnownBackup {
-                        source: source.source.name.clone(),
+                        name: format!("{}@{backup}", source.source.name),
                         store: source.id,
                         popular_store: self.repository.popular_id(&source.source),
                         backup,
@@ -274,8 +222,7 @@ impl Verifier<'_> {
                 Err(error) => self.verified.findings.push(Finding {
                     message: damage(error)?,
                     needed_by: vec![NeededBy {
-                        source: source.source.name.clone(),
-                        backup,
+                        name: format!("{}@{backup}", source.source.name),
                         blocks: 0,
                         places: Vec::new(),
                     }],
@@ -578,8 +525,12 @@ impl Verifier<'_> {
                         let start = damage.numbers.start.max(first);
                         let end = damage.numbers.end.min(first + run.blocks);
                         if store == Some(damage.store) && start < end {
-                            *blocks += end - start;
-                            add_place(places, at + (start - first)..at + (end - first));
+                            let place = AffectedRun {
+                                first_block: at + (start - first),
+                                blocks: end - start,
+                            };
+                            *blocks += place.blocks;
+                            add_place(places, place);
                         }
                     }
                     at += run.blocks;
@@ -587,8 +538,7 @@ impl Verifier<'_> {
             }
             for (_, finding, blocks, places) in concerned {
                 finding.needed_by.push(NeededBy {
-                    source: backup.source.clone(),
-                    backup: backup.backup,
+                    name: backup.name.clone(),
                     blocks,
                     places,
                 });
@@ -624,16 +574,6 @@ fn stored_blocks(run: NumberRun, state: &str) -> String {
             let last = run.first + blocks - 1;
             format!("stored blocks {} to {last} are {state}", run.first)
         }
-    }
-}
-
-fn add_place(places: &mut Vec<Range<u64>>, place: Range<u64>) {
-    if let Some(last) = places.last_mut()
-        && last.end == place.start
-    {
-        last.end = place.end;
-    } else if places.len() < PLACES_MAX {
-        places.push(place);
     }
 }
 

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `request.rs` `requests.rs` | the traits [`RepositoryVerb`] and [`RepositoryRequest`]; the list of all verbs |
 //! | `service.rs` | [`RepositoryService`]: an open repository, and the caller that observes the work |
-//! | `name.rs` `origin.rs` `finding.rs` | parts that several replies have |
+//! | `name.rs` `origin.rs` | parts that several replies have |
 //! | `clock.rs` | the warning about clocks that were set back |
 //! | `options.rs` | options that several requests have |
 //! | the others | one verb each, or verbs that belong together |
@@ -14,7 +14,6 @@ mod clock;
 mod create;
 mod diff;
 mod disk;
-mod finding;
 mod forget;
 mod init;
 mod key;
@@ -43,7 +42,6 @@ pub use create::{
 };
 pub use diff::{BackupDiff, BackupDiffReply};
 pub use disk::DiskSpec;
-pub use finding::{AffectedRun, FindingReply, NeededByReply};
 pub use forget::{BackupForget, BackupForgetReply, ForgottenBackup, RetentionRules};
 pub use init::{BackupInit, BackupInitReply};
 pub use key::{

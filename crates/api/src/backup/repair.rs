@@ -1,11 +1,10 @@
 //! The repair of a repository.
 
 use clap::Args;
-use onefold_backup::{RepairAll, Repaired};
+use onefold_backup::{Finding, RepairAll, Repaired, RepairedAll};
 use onefold_repository::KnownSource;
 use serde::{Deserialize, Serialize};
 
-use super::finding::FindingReply;
 use super::options::LEVEL_DEFAULT;
 use super::request::{Planned, RepositoryRequest, RepositoryUse, RepositoryVerb};
 use super::service::{Outcome, RepositoryService};
@@ -31,7 +30,7 @@ pub struct BackupRepairReply {
     /// The sources with damaged packs, and the popular blocks of domains.
     pub sources: Vec<RepairedSource>,
     /// Damage that remains; without --yes, the damage found.
-    pub findings: Vec<FindingReply>,
+    pub findings: Vec<Finding>,
     /// Number of files that killed commands left.
     pub leftovers: u64,
     /// Bytes of the files that killed commands left.
@@ -82,19 +81,22 @@ impl RepositoryRequest for BackupRepair {
             level: LEVEL_DEFAULT,
             is_to_change: self.yes,
         };
-        let done = job.run()?;
-        if !done.findings.is_empty() {
+        let RepairedAll {
+            sick,
+            findings,
+            leftovers,
+        } = job.run()?;
+        if !findings.is_empty() {
             at.found(Outcome::Damaged);
         }
-        let sources = done.sick.iter();
+        let sources = sick.iter();
         let sources = sources.map(|(known, repaired)| RepairedSource::of(known, *repaired));
-        let findings = done.findings.into_iter().map(FindingReply::from);
         Ok(BackupRepairReply {
             is_done: self.yes,
             sources: sources.collect(),
-            findings: findings.collect(),
-            leftovers: done.leftovers.files,
-            leftover_bytes: done.leftovers.bytes,
+            findings,
+            leftovers: leftovers.files,
+            leftover_bytes: leftovers.bytes,
         })
     }
 }

@@ -1,11 +1,10 @@
 //! The proof that everything that backups need exists.
 
 use clap::Args;
-use onefold_backup::{ProgressUnit, Stage, find_source, verify};
+use onefold_backup::{ProgressUnit, Stage, Verified, find_source, verify};
 use onefold_repository::Foreign;
 use serde::{Deserialize, Serialize};
 
-use super::finding::FindingReply;
 use super::request::{RepositoryRequest, RepositoryUse, RepositoryVerb};
 use super::service::{Outcome, RepositoryService};
 use crate::error::Result;
@@ -27,14 +26,9 @@ pub struct BackupVerify {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BackupVerifyReply {
-    /// Number of backups that were verified.
-    pub backups: u64,
-    /// Number of packs and recipes that were verified.
-    pub objects: u64,
-    /// Bytes of blocks that were compared with their fingerprints.
-    pub compared_bytes: u64,
-    /// Damage that was found.
-    pub findings: Vec<FindingReply>,
+    /// What was verified, and the damage.
+    #[serde(flatten)]
+    pub verified: Verified,
     /// First names of foreign files in the repository's folder, which are ignored.
     pub foreign: Vec<String>,
 }
@@ -67,16 +61,11 @@ impl RepositoryRequest for BackupVerify {
         if has_more {
             supervision.note("there is more that is not of onefold");
         }
-        let findings = verified.findings.into_iter().map(FindingReply::from);
-        let findings: Vec<_> = findings.collect();
-        if !findings.is_empty() || at.opened().has_gone_back() {
+        if !verified.findings.is_empty() || at.opened().has_gone_back() {
             at.found(Outcome::Damaged);
         }
         Ok(BackupVerifyReply {
-            backups: verified.backups,
-            objects: verified.objects,
-            compared_bytes: verified.compared_bytes,
-            findings,
+            verified,
             foreign: names,
         })
     }

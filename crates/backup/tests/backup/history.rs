@@ -44,7 +44,8 @@ impl Rig {
     fn concerned(&self, data: bool) -> Vec<u64> {
         let findings = self.verify(data).findings;
         let needed_by = findings.iter().flat_map(|finding| &finding.needed_by);
-        let mut concerned: Vec<_> = needed_by.map(|needed| needed.backup.0).collect();
+        let numbers = needed_by.map(|needed| needed.name.rsplit_once('@').unwrap().1);
+        let mut concerned: Vec<u64> = numbers.map(|number| number.parse().unwrap()).collect();
         concerned.sort_unstable();
         concerned.dedup();
         concerned

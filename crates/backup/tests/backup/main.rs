@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use onefold_backup::{
-    BackupError, Batch, BlockReader, Change, Created, Difference, Disk, DiskToBackUp, NeededBy,
-    Options, Restore, Result, TableCache, Verified, create, verify,
+    AffectedRun, BackupError, Batch, BlockReader, Change, Created, Difference, Disk, DiskToBackUp,
+    NeededBy, Options, Restore, Result, TableCache, Verified, create, verify,
 };
 use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::{BackupNumber, Derivation, RecipeRun, Source, WrappedKey};
@@ -601,10 +601,12 @@ fn a_lost_pack_fails_the_backups_that_need_it_and_no_other() {
             panic!("{findings:?}");
         };
         let needed_by_backup = NeededBy {
-            source: "disk".to_owned(),
-            backup: BackupNumber(needed_by),
+            name: format!("disk@{needed_by}"),
             blocks: 300,
-            places: vec![Range { start: 0, end: 300 }],
+            places: vec![AffectedRun {
+                first_block: 0,
+                blocks: 300,
+            }],
         };
         assert_eq!(finding.needed_by, [needed_by_backup]);
         for (n, disk) in (1..).zip(&disks) {

@@ -422,9 +422,9 @@ fn damage_of_a_popular_block_concerns_whoever_was_moved_to_it_and_is_mended() {
         let findings = estate.rig.verify(true).findings;
         let mut concerned = BTreeMap::new();
         for needed_by in findings.iter().flat_map(|finding| &finding.needed_by) {
-            *concerned.entry(needed_by.source.clone()).or_insert(0) += needed_by.blocks;
+            *concerned.entry(needed_by.name.clone()).or_insert(0) += needed_by.blocks;
         }
-        let expected = ["vm-0", "vm-1"].map(|name| (name.to_owned(), blocks));
+        let expected = ["vm-0@1", "vm-1@1"].map(|name| (name.to_owned(), blocks));
         assert!(concerned.into_iter().eq(expected), "{findings:?}");
         std::fs::write(&popular, &good).unwrap();
     }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use onefold_api::backup::{AffectedRun, FindingReply, NeededByReply};
 use onefold_api::size;
+use onefold_backup::{AffectedRun, Finding, NeededBy};
 
 /// Damage of a repository in words, on one line.
 pub(crate) struct InWords<'a, T>(pub(crate) &'a T);
 
-impl fmt::Display for InWords<'_, FindingReply> {
+impl fmt::Display for InWords<'_, Finding> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.0.needed_by.iter();
         let names = names.map(|backup| InWords(backup).to_string());
@@ -35,7 +35,7 @@ impl fmt::Display for InWords<'_, AffectedRun> {
     }
 }
 
-impl fmt::Display for InWords<'_, NeededByReply> {
+impl fmt::Display for InWords<'_, NeededBy> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.name)?;
         if self.0.places.is_empty() {
