@@ -2,6 +2,8 @@
 
 use clap::Args;
 use onefold_backup::find_source;
+use onefold_format::backup::{BackupNumber, Manifest};
+use onefold_repository::KnownSource;
 use serde::{Deserialize, Serialize};
 
 use super::name::BackupName;
@@ -26,7 +28,7 @@ pub struct BackupListReply {
     pub backups: Vec<ListedBackup>,
 }
 
-/// A backup in a list.
+/// A backup in a list. The reply about one backup includes these fields.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ListedBackup {
@@ -83,19 +85,7 @@ impl RepositoryRequest for BackupList {
                         continue;
                     }
                 };
-                let block_size = u64::from(manifest.block_size);
-                backups.push(ListedBackup {
-                    name: BackupName::new(&source, number).to_string(),
-                    unix_seconds: manifest.unix_seconds,
-                    size_bytes: manifest.size_bytes,
-                    logical_bytes: manifest.counts.logical_blocks * block_size,
-                    new_bytes: manifest.counts.new_blocks * block_size,
-                    stored_bytes: manifest.counts.stored_bytes,
-                    origin: source.source.origin.as_ref().map(OriginReply::from),
-                    snapshot: Some(manifest.snapshot).filter(|name| !name.is_empty()),
-                    host: manifest.host,
-                    tags: manifest.tags,
-                });
+                backups.push(ListedBackup::of(&source, number, manifest));
             }
         }
         at.found_damaged(&damaged);
@@ -103,5 +93,23 @@ impl RepositoryRequest for BackupList {
             at.found(Outcome::Damaged);
         }
         Ok(BackupListReply { backups })
+    }
+}
+
+impl ListedBackup {
+    pub(super) fn of(source: &KnownSource, number: BackupNumber, manifest: Manifest) -> Self {
+        let block_size = u64::from(manifest.block_size);
+        Self {
+            name: BackupName::new(source, number).to_string(),
+            unix_seconds: manifest.unix_seconds,
+            size_bytes: manifest.size_bytes,
+            logical_bytes: manifest.counts.logical_blocks * block_size,
+            new_bytes: manifest.counts.new_blocks * block_size,
+            stored_bytes: manifest.counts.stored_bytes,
+            origin: source.source.origin.as_ref().map(OriginReply::from),
+            snapshot: Some(manifest.snapshot).filter(|name| !name.is_empty()),
+            host: manifest.host,
+            tags: manifest.tags,
+        }
     }
 }
