@@ -2,7 +2,7 @@
 //! references.
 
 use crate::foreground::Foreground;
-use crate::free_space::FreeSpaceWork;
+use crate::free_space::{FreeSpaceStep, FreeSpaceWork};
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::{JobCounts, JobKind, JobState, JobStatus};
 use crate::limits::{
@@ -117,7 +117,7 @@ impl Collector {
         while !self.thread.is_stopping() {
             let deletes = self.deletions.step(&self.store);
             if (deletes && !self.is_batch_whole()) || !self.collector.begin() {
-                if !deletes {
+                if !deletes && !self.tend_free_space_once() {
                     self.thread.wait(POLL_INTERVAL);
                 }
                 continue;
@@ -230,15 +230,27 @@ impl Collector {
         self.thread.sleep(left());
     }
 
-    /// A step of that. Returns whether more is to be done now.
+    /// A step of that. Returns whether more is to be done now. A paused collector gives nothing back; spare blocks are
+    /// for guests, and are prepared all the same.
     fn tend_free_space_once(&mut self) -> bool {
-        if !self.collector.begin() {
+        if self.thread.is_stopping() {
             return false;
         }
         let began = Instant::now();
+        let may_give_back = self.collector.begin();
         let guests_are_idle = self.foreground.guests_are_idle();
-        let more = self.free_space.step(&self.store, guests_are_idle);
-        self.collector.end();
+        let step = self.free_space.step(&self.store, guests_are_idle);
+        let more = match step {
+            Ok(FreeSpaceStep::Done) => Ok(true),
+            Ok(FreeSpaceStep::MayGiveBack(bytes)) if may_give_back => {
+                self.store.space().give_back(bytes)
+            }
+            Ok(_) => Ok(false),
+            Err(error) => Err(error),
+        };
+        if may_give_back {
+            self.collector.end();
+        }
         match more {
             Ok(true) => {
                 self.foreground

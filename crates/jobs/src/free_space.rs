@@ -18,6 +18,16 @@ pub(crate) struct FreeSpaceWork {
     retry: Instant,
 }
 
+/// The result of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FreeSpaceStep {
+    /// Something was done, and more may be to do.
+    Done,
+    /// Up to this many bytes of spare blocks may be given back to the host.
+    MayGiveBack(u64),
+    Nothing,
+}
+
 impl FreeSpaceWork {
     pub(crate) fn new() -> Self {
         Self {
@@ -28,18 +38,18 @@ impl FreeSpaceWork {
         }
     }
 
-    /// Finds, prepares or gives back some free space, and returns whether more is to be done now.
-    pub(crate) fn step(&mut self, store: &Store, guests_are_idle: bool) -> Result<bool> {
+    /// Finds or prepares some free space; if there is none to find or prepare, says how much may be given back.
+    pub(crate) fn step(&mut self, store: &Store, guests_are_idle: bool) -> Result<FreeSpaceStep> {
         let space = store.space();
         let is_host_short = space.is_host_short()?;
         self.keep_spare(store, is_host_short)?;
         // What an earlier process prepared is not prepared again.
         let walks = space.find_spare()?;
         if walks && self.began.elapsed() < WALK_FIRST {
-            return Ok(true);
+            return Ok(FreeSpaceStep::Done);
         }
-        if self.prepare(store) {
-            return Ok(true);
+        if self.prepare(store) || walks {
+            return Ok(FreeSpaceStep::Done);
         }
         let bytes = if guests_are_idle {
             GIVE_BACK_BYTES_IDLE
@@ -47,8 +57,11 @@ impl FreeSpaceWork {
             GIVE_BACK_BYTES
         };
         // Making a hole blocks all writes, and where that is worst the space is probably needed again.
-        let may_give_back = guests_are_idle || is_host_short || !space.waits_to_allocate();
-        Ok((may_give_back && space.give_back(bytes)?) || walks)
+        if guests_are_idle || is_host_short || !space.waits_to_allocate() {
+            Ok(FreeSpaceStep::MayGiveBack(bytes))
+        } else {
+            Ok(FreeSpaceStep::Nothing)
+        }
     }
 
     /// Sets how many spare blocks the pool keeps, from what guests used; none if the host needs the space.
