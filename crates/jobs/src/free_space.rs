@@ -2,7 +2,7 @@
 
 use crate::limits::{
     GIVE_BACK_BYTES, GIVE_BACK_BYTES_IDLE, POLL_INTERVAL, PREPARE_BYTES, PREPARE_RETRY_PAUSE,
-    WALK_FIRST,
+    SPARE_ROOM_DIVISOR, WALK_FIRST,
 };
 use crate::spare::SpareTarget;
 use onefold_store::{Result, Store};
@@ -79,7 +79,8 @@ impl FreeSpaceWork {
         let kept = if is_host_short {
             0
         } else {
-            self.target.bytes()
+            let room = space.host_room_bytes()?.unwrap_or(u64::MAX);
+            self.target.bytes().min(room / SPARE_ROOM_DIVISOR)
         };
         space.keep_spare(kept)
     }

@@ -156,6 +156,9 @@ pub(crate) const SPARE_BYTES_MAX: u64 = 4 << 30;
 /// The most of a small pool that is kept as spare blocks.
 pub(crate) const SPARE_POOL_DIVISOR_MAX: u64 = 8;
 
+/// The most of the room in the host's file system that is kept as spare blocks: others store there, too.
+pub(crate) const SPARE_ROOM_DIVISOR: u64 = 8;
+
 /// The time in which new blocks of small requests are counted.
 pub(crate) const SPARE_INTERVAL: Duration = Duration::from_secs(60);
 

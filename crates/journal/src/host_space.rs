@@ -228,6 +228,14 @@ impl HostSpace {
         )
     }
 
+    /// Bytes that the host's file system still has, with those that it has allocated for spare blocks; nothing on a device
+    /// or in a cluster.
+    pub fn room_bytes(&self) -> Result<Option<u64>> {
+        let spare = self.state.metadata()?.space().spare_blocks() * self.state.block_size;
+        let free = self.state.data.host_free_bytes();
+        Ok(free.map(|free| free.saturating_add(spare)))
+    }
+
     /// Gives back the next free blocks at or after the cursor, at most this many, for which the host may have allocated
     /// space. Returns whether the end has not been reached.
     pub fn trim_step(&self, cursor: &mut u64, most: u64) -> Result<bool> {

@@ -65,6 +65,16 @@ impl Space {
         self.host_space().is_short()
     }
 
+    /// Bytes that the host's file system still has, with those that it has allocated for spare blocks; nothing on a device
+    /// or in a cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`Space::keep_spare`].
+    pub fn host_room_bytes(&self) -> Result<Option<u64>> {
+        self.host_space().room_bytes()
+    }
+
     /// Discards up to `bytes` of spare blocks that are not kept, rounded up to 64 KiB. Returns whether there may be
     /// more. A refusal by the host is not an error: it costs nothing but space.
     ///
