@@ -28,9 +28,15 @@ impl Writer<'_> {
     /// Closes the number of a backup that was not completed.
     pub(crate) fn close(&self, backup: BackupNumber) -> Result<()> {
         let id = self.source().id;
+        let objects = self.repository().objects();
         let history = self.repository().history(id)?;
-        if history.backups.contains(&backup) || history.closed.contains(backup.0) {
-            return Ok(());
+        // Nothing else shows that the number is used once the holder's folder is gone. The sync of the name may be what
+        // failed.
+        if history.backups.contains(&backup) {
+            return objects.sync_name(ObjectName::Manifest(id, backup));
+        }
+        if history.closed.contains(backup.0) {
+            return objects.sync_name(ObjectName::Tombstone(id, backup));
         }
         let closed = Closed::one(backup, history.next_pack, now_unix_seconds());
         let name = ObjectName::Tombstone(id, backup);
