@@ -223,15 +223,15 @@ impl Collector {
         }
     }
 
-    /// Prepares spare blocks, and gives others back to the host, until `until`.
+    /// Preallocates spare blocks, and gives others back to the host, until `until`.
     fn tend_free_space(&mut self, until: Instant) {
         let left = || until.saturating_duration_since(Instant::now());
         while !left().is_zero() && self.tend_free_space_once() {}
         self.thread.sleep(left());
     }
 
-    /// A step of that. Returns whether more is to be done now. A paused collector gives nothing back; spare blocks are
-    /// for guests, and are prepared all the same.
+    /// Does one step of work on free space. Returns whether more can be done now. A paused collector gives nothing back; spare blocks are
+    /// for guests, and are preallocated all the same.
     fn tend_free_space_once(&mut self) -> bool {
         if self.thread.is_stopping() {
             return false;

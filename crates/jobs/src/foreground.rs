@@ -101,8 +101,8 @@ impl Foreground {
         self.piece_bytes()
     }
 
-    /// Does work that reads a batch in pieces, with rests between the pieces, while it `may_work`, which gets whether
-    /// guests are over the latency budget. Also returns how long it has worked since the last rest.
+    /// Does work that reads a batch in pieces, with rests between them, until `may_work` returns false; its argument is
+    /// whether guests are over the latency budget. Also returns the time since the last rest.
     pub(crate) fn in_pieces<T>(
         &mut self,
         may_work: &mut dyn FnMut(bool) -> bool,

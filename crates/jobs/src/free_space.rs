@@ -1,8 +1,8 @@
-//! The pool's free space: finding and preparing spare blocks, and giving others back to the host.
+//! The pool's free space: finding and preallocating spare blocks, and giving others back to the host.
 
 use crate::limits::{
-    GIVE_BACK_BYTES, GIVE_BACK_BYTES_IDLE, POLL_INTERVAL, PREPARE_BYTES, PREPARE_RETRY_PAUSE,
-    SPARE_ROOM_DIVISOR, WALK_FIRST,
+    GIVE_BACK_BYTES, GIVE_BACK_BYTES_IDLE, POLL_INTERVAL, PREALLOCATE_BYTES,
+    PREALLOCATE_RETRY_PAUSE, SPARE_ROOM_DIVISOR, WALK_FIRST,
 };
 use crate::spare::SpareTarget;
 use onefold_store::{Result, Store};
@@ -13,12 +13,13 @@ pub(crate) struct FreeSpaceWork {
     target: SpareTarget,
     /// When the use of spare blocks was last noted.
     noted: Option<Instant>,
+    /// When the work began.
     began: Instant,
-    /// When free space is prepared again after a failure.
+    /// When free space is preallocated again after a failure.
     retry: Instant,
 }
 
-/// The result of a step.
+/// The result of one step of work on free space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FreeSpaceStep {
     /// Something was done, and more may be to do.
@@ -38,17 +39,17 @@ impl FreeSpaceWork {
         }
     }
 
-    /// Finds or prepares some free space; if there is none to find or prepare, says how much may be given back.
+    /// Finds or preallocates some free space; if there is none to find or preallocate, says how much may be given back.
     pub(crate) fn step(&mut self, store: &Store, guests_are_idle: bool) -> Result<FreeSpaceStep> {
         let space = store.space();
         let is_host_short = space.is_host_short()?;
         self.keep_spare(store, is_host_short)?;
-        // What an earlier process prepared is not prepared again.
+        // Spare blocks of an earlier process are found first, so that no others are made in their place.
         let walks = space.find_spare()?;
         if walks && self.began.elapsed() < WALK_FIRST {
             return Ok(FreeSpaceStep::Done);
         }
-        if self.prepare(store) || walks {
+        if self.preallocate(store) || walks {
             return Ok(FreeSpaceStep::Done);
         }
         let bytes = if guests_are_idle {
@@ -86,17 +87,17 @@ impl FreeSpaceWork {
     }
 
     /// Prepares some free blocks. Returns whether it did.
-    fn prepare(&mut self, store: &Store) -> bool {
+    fn preallocate(&mut self, store: &Store) -> bool {
         if Instant::now() < self.retry {
             return false;
         }
         store
             .space()
-            .prepare(PREPARE_BYTES)
+            .preallocate(PREALLOCATE_BYTES)
             .unwrap_or_else(|error| {
                 // Guests' writes then wait for the host as those of other pools do.
-                tracing::warn!("no free space is prepared for a while: {error}");
-                self.retry = Instant::now() + PREPARE_RETRY_PAUSE;
+                tracing::warn!("no free space is preallocated for a while: {error}");
+                self.retry = Instant::now() + PREALLOCATE_RETRY_PAUSE;
                 false
             })
     }

@@ -28,7 +28,7 @@
 //! | `finder`, `collector`, `counting`, `accounting`, `scrub` | the threads |
 //! | `copying` | reads of snapshots for backups |
 //! | `passes` | which volume is next |
-//! | `free_space`, `spare` | free space given back to the host or prepared; how much is kept ready |
+//! | `free_space`, `spare` | free space given back to the host or preallocated; how much is kept ready |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
 //! | `strain` | whether guests lack processor time, for `--dedup auto` |

@@ -78,10 +78,10 @@ pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
 /// which fill the processors' caches. Guests share that cost among all processors.
 pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 16 << 20;
 
-/// What is read of a batch at a time while guests are busy: few enough that guests do not meet a burst.
+/// Bytes of a batch that are read at a time while guests are busy: few enough that guests do not meet a burst.
 pub(crate) const PIECE_BYTES: u64 = 256 << 10;
 
-/// What is read of a batch at a time while guests are idle: all of it.
+/// Bytes of a batch that are read at a time while guests are idle: the whole batch with blocks of 4 KiB.
 pub(crate) const PIECE_BYTES_IDLE: u64 = 64 << 20;
 
 /// The longest rest after a piece on a fast disk: at least 10 MB/s are read, however slow guests' requests are, so that the
@@ -133,15 +133,15 @@ pub(crate) const GIVE_BACK_BYTES_IDLE: u64 = 1 << 20;
 /// The amount that is discarded at a time while guests are busy: about 100 us in which no guest can write.
 pub(crate) const GIVE_BACK_BYTES: u64 = 256 << 10;
 
-/// How long the walk that finds spare blocks goes before others are prepared.
+/// How long the walk that finds spare blocks goes before others are preallocated.
 pub(crate) const WALK_FIRST: Duration = Duration::from_secs(60);
 
-/// The least pause after each piece of free space that is given back or prepared while guests are busy: 10 MB/s, of which
-/// guests cannot tell the difference.
+/// The least pause after each piece of free space that is given back or preallocated while guests are busy: 10 MB/s, which
+/// guests do not notice.
 pub(crate) const TEND_PAUSE: Duration = Duration::from_millis(25);
 
-/// The amount of free space that is prepared at a time.
-pub(crate) const PREPARE_BYTES: u64 = 256 << 10;
+/// The amount of free space that is preallocated at a time.
+pub(crate) const PREALLOCATE_BYTES: u64 = 256 << 10;
 
 /// The part of a pool that is kept as spare blocks even if guests use none, from [`SPARE_BYTES_MIN`] to an eighth of
 /// [`SPARE_BYTES_MAX`]: a pool that is deduplicated for the first time copies many blocks in its next seconds.
@@ -162,11 +162,11 @@ pub(crate) const SPARE_ROOM_DIVISOR: u64 = 8;
 /// The time in which new blocks of small requests are counted.
 pub(crate) const SPARE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Spare blocks last for this many intervals of the busiest kind.
+/// Spare blocks suffice for this many intervals as busy as the busiest recent one.
 pub(crate) const SPARE_INTERVALS: u64 = 3;
 
-/// How long preparing rests after the host could not do it.
-pub(crate) const PREPARE_RETRY_PAUSE: Duration = Duration::from_secs(60);
+/// How long preallocating rests after the host could not do it.
+pub(crate) const PREALLOCATE_RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// The amount that `pool trim` discards at a time: few holes for much space, and no guest waits for
 /// long.

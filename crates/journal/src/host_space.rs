@@ -6,7 +6,7 @@
 //! the allocation after it.
 //!
 //! Where a new block in a hole makes other requests wait, some spare blocks are always kept from the host
-//! ([`HostSpace::keep`]). If too few blocks are freed, [`HostSpace::prepare`] writes zeros to others.
+//! ([`HostSpace::keep`]). If too few blocks are freed, [`HostSpace::preallocate`] writes zeros to others.
 //!
 //! Which blocks are spare is a hint in memory, and a crash loses it. So after each opening
 //! all free space is walked once, for space that the host has
@@ -169,9 +169,9 @@ impl HostSpace {
 
     /// Writes zeros to free blocks, up to `bytes`, if fewer blocks are spare than are kept and neither pool nor host is
     /// short of space. Returns whether it wrote any.
-    pub fn prepare(&self, bytes: u64) -> Result<bool> {
+    pub fn preallocate(&self, bytes: u64) -> Result<bool> {
         let block_size = self.state.block_size;
-        let Some(run) = self.take_to_prepare(bytes / block_size)? else {
+        let Some(run) = self.take_to_preallocate(bytes / block_size)? else {
             return Ok(false);
         };
         if !Guard::ZerosBeforeReuse.holds() {
@@ -190,13 +190,13 @@ impl HostSpace {
         }
         drop(uncommitted);
         let name = self.state.data.name();
-        let what = format_args!("preparing {len} bytes at {at} of {name}");
+        let what = format_args!("preallocating {len} bytes at {at} of {name}");
         written.map_err(|error| StoreError::io(what, error))?;
         Ok(true)
     }
 
     /// Takes up to `most` blocks of those that are free and not spare, if more have to be spare.
-    fn take_to_prepare(&self, most: u64) -> Result<Option<PbaRun>> {
+    fn take_to_preallocate(&self, most: u64) -> Result<Option<PbaRun>> {
         let most = most.min(self.state.metadata()?.space().lacking_spare());
         if most == 0 || self.is_short()? {
             return Ok(None);
@@ -205,7 +205,7 @@ impl HostSpace {
         let mut uncommitted = self.state.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         let marks = Watermarks::of(space.blocks(), self.state.block_size);
-        // Writes that need the last blocks must not miss those that are being prepared.
+        // Writes that need the last blocks must not miss those that are being preallocated.
         if marks.level(space.free_blocks().saturating_sub(most)) >= SpaceLevel::Scarce {
             return Ok(None);
         }

@@ -33,7 +33,7 @@ use crate::volume_table::VolumeTable;
 /// Bytes that are discarded at a time when the pool is no longer used.
 const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
 
-/// How long that may take: who stops a daemon waits for it.
+/// The longest time for the discards of a close: the end of the process waits for it.
 const GIVE_BACK_AT_CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// An open pool.

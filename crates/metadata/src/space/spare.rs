@@ -331,7 +331,7 @@ impl Space {
         self.spare.remembers(page_of(block))
     }
 
-    /// Whether spare blocks were forgotten that there is room for now. If so, it is not said again.
+    /// Whether spare blocks were forgotten that there is room for now. Returns true once.
     pub fn take_forgot_spare(&mut self) -> bool {
         let has_room = self.spare.pages.len() <= self.spare.pages_max / 2;
         has_room && std::mem::take(&mut self.spare.is_incomplete)
@@ -357,7 +357,7 @@ impl Space {
     fn take_units(&mut self, unit: u64, most: u64, taken: &mut PbaRuns) -> Result<bool> {
         let mut most = most.min(self.spare.blocks.saturating_sub(self.spare.kept));
         if self.spare.kept > 0 {
-            // A part of a unit would have to be prepared again.
+            // A part of a unit would have to be preallocated again.
             most -= most % unit;
         }
         let mut count = 0;

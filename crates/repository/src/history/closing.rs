@@ -30,8 +30,8 @@ impl Writer<'_> {
         let id = self.source().id;
         let objects = self.repository().objects();
         let history = self.repository().history(id)?;
-        // Nothing else shows that the number is used once the holder's folder is gone. The sync of the name may be what
-        // failed.
+        // Nothing else shows that the number is used once the holder's folder is gone. The name may not be durable yet,
+        // because its sync failed.
         if history.backups.contains(&backup) {
             return objects.sync_name(ObjectName::Manifest(id, backup));
         }

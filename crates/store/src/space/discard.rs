@@ -52,8 +52,8 @@ impl Space {
     /// # Errors
     ///
     /// Errors from reading the free-space map; I/O errors.
-    pub fn prepare(&self, bytes: u64) -> Result<bool> {
-        self.host_space().prepare(bytes)
+    pub fn preallocate(&self, bytes: u64) -> Result<bool> {
+        self.host_space().preallocate(bytes)
     }
 
     /// Whether the host's file system is so short of space that free blocks should be given back at once.

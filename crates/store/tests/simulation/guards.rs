@@ -109,7 +109,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::DoubtedNotRead => lost_writes::neighbours_read_after_failed_sync,
         Guard::ImportsFinishedOrRemoved => writes::import_interrupted,
         Guard::DiscardBeforeReuse => writes::reused_while_discarded,
-        Guard::ZerosBeforeReuse => writes::used_while_prepared,
+        Guard::ZerosBeforeReuse => writes::used_while_preallocated,
         Guard::CandidatesDropped => sharing::written_while_read,
         Guard::SharedNotInPlace => sharing::shared_is_rewritten,
         Guard::IntentBeforeCall => sharing::index_hears_first,

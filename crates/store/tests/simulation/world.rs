@@ -352,7 +352,7 @@ impl World {
             if space.waits_to_allocate() {
                 let kept = self.state().random.below(64);
                 space.keep_spare(kept * u64::from(store.block_size()))?;
-                while space.prepare(64 << 10)? {}
+                while space.preallocate(64 << 10)? {}
             }
             while space.give_back(MIB)? {}
             Ok(())
@@ -360,17 +360,17 @@ impl World {
         done.or_else(|error| self.judge("tick", &error, Blocking::Yes))
     }
 
-    /// Prepares this many spare blocks.
-    pub(crate) fn prepare_spare(&self, blocks: u64) -> Step {
-        self.trace(|| format!("prepare {blocks}"));
+    /// Preallocates this many spare blocks.
+    pub(crate) fn preallocate(&self, blocks: u64) -> Step {
+        self.trace(|| format!("preallocate {blocks}"));
         let store = self.store();
         let space = store.space();
         let kept = space.keep_spare(blocks * u64::from(store.block_size()));
-        let prepared = kept.and_then(|()| {
-            while space.prepare(MIB)? {}
+        let done = kept.and_then(|()| {
+            while space.preallocate(MIB)? {}
             Ok(())
         });
-        prepared.or_else(|error| self.judge("prepare", &error, Blocking::Yes))
+        done.or_else(|error| self.judge("preallocate", &error, Blocking::Yes))
     }
 
     /// Lets the host demand alignment, as O_DIRECT does: a write that is not aligned panics.

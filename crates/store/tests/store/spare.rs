@@ -33,9 +33,9 @@ fn release(world: &World, volume: &Volume, count: u64) {
     (0..3).for_each(|_| world.tidy(true).unwrap());
 }
 
-fn prepare(world: &World, kept: u64) -> u64 {
+fn preallocate(world: &World, kept: u64) -> u64 {
     world.space().keep_spare(kept * BLOCK).unwrap();
-    while world.space().prepare(64 << 10).unwrap() {}
+    while world.space().preallocate(64 << 10).unwrap() {}
     world.stat().unwrap().spare_blocks
 }
 
@@ -62,9 +62,9 @@ fn what_was_freed_is_handed_out_first() {
 }
 
 #[test]
-fn prepared_blocks_take_new_data_without_an_allocation() {
+fn preallocated_blocks_take_new_data_without_an_allocation() {
     let world = direct_pool(64 * MIB);
-    assert_eq!(prepare(&world, 2000), 2000);
+    assert_eq!(preallocate(&world, 2000), 2000);
     let before = on_disk(&world);
     assert!(before >= 2000 * BLOCK);
     let volume = new_volume(&world, "a", 16 * MIB);
@@ -80,14 +80,14 @@ fn prepared_blocks_take_new_data_without_an_allocation() {
     }
     assert_clean(&world);
     // The kept ones are made again.
-    assert_eq!(prepare(&world, 2000), 2000);
+    assert_eq!(preallocate(&world, 2000), 2000);
     assert_eq!(on_disk(&world), before + 1000 * BLOCK);
 }
 
 #[test]
 fn a_volume_that_is_filled_leaves_half_of_them_to_small_writes() {
     let world = direct_pool(64 * MIB);
-    assert_eq!(prepare(&world, 1024), 1024);
+    assert_eq!(preallocate(&world, 1024), 1024);
     let volume = new_volume(&world, "a", 16 * MIB);
     for lba in (0..2048).step_by(256) {
         write(&volume, lba, lba + 1..=lba + 256);
@@ -118,7 +118,7 @@ fn the_host_gets_what_is_not_kept() {
 #[test]
 fn they_are_found_again_after_a_crash() {
     let world = direct_pool(64 * MIB);
-    assert_eq!(prepare(&world, 700), 700);
+    assert_eq!(preallocate(&world, 700), 700);
     let volume = filled(&world, "a", 100);
     volume.flush().unwrap();
     drop(volume);
@@ -126,27 +126,27 @@ fn they_are_found_again_after_a_crash() {
     assert_eq!(world.stat().unwrap().spare_blocks, 0);
     while world.space().find_spare().unwrap() {}
     assert_eq!(world.stat().unwrap().spare_blocks, 600);
-    assert_eq!(prepare(&world, 600), 600);
+    assert_eq!(preallocate(&world, 600), 600);
     assert_eq!(world.engine.count(Part::Data, Op::Reserve).count, 0);
     assert_clean(&world);
 }
 
 #[test]
-fn a_pool_that_is_short_of_space_prepares_nothing() {
+fn a_pool_that_is_short_of_space_preallocates_nothing() {
     let world = direct_pool(8 * MIB);
     // All but some 40 blocks; from 64 on the pool is scarce.
     let volume = filled(&world, "a", 2000);
-    assert_eq!(prepare(&world, 30), 0);
+    assert_eq!(preallocate(&world, 30), 0);
     release(&world, &volume, 2000);
     world.space().keep_spare(0).unwrap();
     while world.space().give_back(MIB).unwrap() {}
-    assert_eq!(prepare(&world, 30), 30);
+    assert_eq!(preallocate(&world, 30), 30);
     // The host is short of it, too.
     world
         .engine
         .set_capacity(Part::Data, Some(on_disk(&world) + 32 * BLOCK));
     assert!(world.space().is_host_short().unwrap());
-    assert_eq!(prepare(&world, 60), 30);
+    assert_eq!(preallocate(&world, 60), 30);
     assert_clean(&world);
 }
 
@@ -158,7 +158,7 @@ fn a_pool_that_shrinks_has_none_beyond_its_end() {
         write(&volume, lba, lba + 1..=lba + 512);
     }
     release(&world, &volume, 8192);
-    assert_eq!(prepare(&world, 9000), 9000);
+    assert_eq!(preallocate(&world, 9000), 9000);
     world.space().begin_shrink(16 * MIB).unwrap();
     while !world.space().shrink_step(&mut go_on).unwrap().is_done {
         world.tidy(true).unwrap();
@@ -181,7 +181,7 @@ fn space_that_the_host_refuses_stays_free() {
     world
         .engine
         .fail_once(Part::Data, Op::Write, 1, ErrorKind::Other);
-    let error = world.space().prepare(MIB).unwrap_err();
+    let error = world.space().preallocate(MIB).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Io);
     let stat = world.stat().unwrap();
     assert_eq!(

@@ -9,8 +9,8 @@
 //! 5. under the locks again, log the result for each: *inserted*, *aliased*, *dangling*, *rejected*
 //!    or *declined* (see [`Outcome`])
 //!
-//! A batch in step 1 exists in memory only. Where all private blocks are wanted, whatever writes to them are in progress, they
-//! are read between 3 and 4.
+//! A batch in step 1 exists in memory only. A batch of all private blocks has some that are being written,
+//! so it is read between 3 and 4.
 //!
 //! A crash after 2 leaves an open batch; its blocks are read again, and 4 and 5 are done under the same
 //! number, for which the index gives its original answers (P4). One batch is open at a time in a

@@ -55,14 +55,14 @@ pub(super) fn reused_while_discarded(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// Other blocks are written while free ones are prepared.
-pub(super) fn used_while_prepared(seed: u64) -> Step {
+/// Other blocks are written while free ones are preallocated.
+pub(super) fn used_while_preallocated(seed: u64) -> Step {
     let world = direct_pool(seed)?;
     let id = world.new_volume(8 * MIB)?;
     world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
         world.write(id, 0, 3 * MIB, Fill::Data, Blocking::Yes)
     });
-    world.prepare_spare(100)?;
+    world.preallocate(100)?;
     world.found()?;
     world.read(id, 0, 3 * MIB, Blocking::Yes)?;
     power_loss(&world)
