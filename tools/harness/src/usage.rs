@@ -94,23 +94,25 @@ mod tests {
 
     #[test]
     fn programs_count_for_the_thread_that_waits_for_them() {
-        // The inner shell is killed after a second of processor time. The outer one waits for it, and adds nothing.
+        // The inner shell is killed after a second of processor time. The outer one waits for it, and adds nothing. The
+        // limit counts nanoseconds and `/proc` counts ticks, so a machine whose processors are taken away counts less
+        // than the second; half of it tells a program from none.
         let busy = "sh -c 'ulimit -t 1; while :; do :; done'; true";
-        let almost = Duration::from_millis(900);
+        let half = Duration::from_millis(500);
         let before = processor_time();
         let elsewhere = std::thread::spawn(move || {
             Cmd::new("sh").args(["-c", busy]).run().unwrap();
             processor_time()
         });
         let elsewhere = elsewhere.join().unwrap();
-        assert!(elsewhere >= almost, "{elsewhere:?}");
+        assert!(elsewhere >= half, "{elsewhere:?}");
         let here = processor_time() - before;
-        assert!(here < almost, "{here:?}");
+        assert!(here < half, "{here:?}");
         let log = tempfile::NamedTempFile::new().unwrap();
         let shell = Cmd::new("sh").args(["-c", busy]);
         let mut running = shell.spawn_logged(log.path()).unwrap();
         assert!(running.ask_to_end_after(Duration::MAX).unwrap().success());
         let waited = processor_time() - before;
-        assert!(waited >= almost, "{waited:?}");
+        assert!(waited >= half, "{waited:?}");
     }
 }
