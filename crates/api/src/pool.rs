@@ -2,7 +2,7 @@
 
 use clap::Args;
 use onefold_jobs::{
-    DedupTotals, JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now,
+    DedupTotals, JobCounts, Shrunk, dedup_now, grow_to, keeps_its_size, shrink_to, trim_now,
 };
 use onefold_store::{CheckReport, DedupMode, Finding, Store, VolumeSettings, VolumeStat, WhenFull};
 use serde::{Deserialize, Serialize};
@@ -355,7 +355,17 @@ impl Request for PoolResize {
             return self.shrink(service, size_bytes, report);
         }
         let shrinking = service.store.space().shrinking_to()?;
-        service.store.space().grow(size_bytes)?;
+        let grown = grow_to(
+            &service.store,
+            size_bytes,
+            &mut service.blocks_until_stopped(report),
+        )?;
+        if grown.is_break() {
+            return Err(Error::failed(format!(
+                "the daemon was stopped before the new space was allocated; the pool keeps its {}",
+                size::display(before)
+            )));
+        }
         let plan = match size_bytes == before {
             true if shrinking.is_some() => "keep the pool's size: it shrinks no more".to_owned(),
             true => "leave the pool as it is: it has this size".to_owned(),

@@ -63,7 +63,7 @@ pub use loss_page::{DamagedVolume, LossPage, Losses, LostRun};
 pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
 pub use record::{ClaimOutcome, Outcome, PublishRun, Record, Release, UnmapTo};
-pub use root::{BatchKind, OpenBatchHead, Root, WhenFull};
+pub use root::{BatchKind, OpenBatchHead, Provisioning, Root, WhenFull};
 pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
 pub use superblock::{IndexKind, Superblock};

@@ -27,6 +27,7 @@
 //! 264 claims head      u64    number of the first claim that is not counted
 //! 272 claims end       u64    number that the next claim will have
 //! 280 zeros
+//! 4088 provisioning      u32    0 thin, 1 thick
 //! 4092 when full       u32    0 writes wait, 1 writes fail
 //! ```
 //!
@@ -55,6 +56,9 @@ const OPEN_BATCH_BYTES: usize = 28;
 /// Where [`Root::when_full`] is: settings fill the page from its end.
 const WHEN_FULL: usize = PAGE_BYTES - 4;
 
+/// Where [`Root::provisioning`] is.
+const PROVISIONING: usize = WHEN_FULL - 4;
+
 /// How the pool treats a write for which it has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
@@ -70,6 +74,20 @@ pub enum WhenFull {
     Pause = 0,
     /// The write fails at once with ENOSPC.
     Fail = 1,
+}
+
+/// Whether the pool's data takes space on the host before it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+#[repr(u32)]
+pub enum Provisioning {
+    /// The host allocates space as the pool fills, and gets back the space of free blocks.
+    #[default]
+    Thin = 0,
+    /// All of the pool's space was allocated at creation, and is kept.
+    Thick = 1,
 }
 
 /// The component whose batch is open.
@@ -146,6 +164,8 @@ pub struct Root {
     pub claims_end: u64,
     /// How the pool treats a write for which there is no room.
     pub when_full: WhenFull,
+    /// Whether the data part takes all of its space on the host.
+    pub provisioning: Provisioning,
 }
 
 impl Root {
@@ -185,6 +205,11 @@ impl Root {
             &mut *page,
             WHEN_FULL,
             &(self.when_full as u32).to_le_bytes(),
+        );
+        put(
+            &mut *page,
+            PROVISIONING,
+            &(self.provisioning as u32).to_le_bytes(),
         );
         let header = header(pool, self.slot(), self.sequence);
         page::seal_as(&mut page, &header, self.minor);
@@ -226,7 +251,7 @@ impl Root {
                 value: u64::from(next_domain_id),
             });
         }
-        if u32_at(page, 92) != 0 || !is_zero(&page[280..WHEN_FULL]) {
+        if u32_at(page, 92) != 0 || !is_zero(&page[280..PROVISIONING]) {
             return Err(FormatError::Reserved { structure: "root" });
         }
         let root = Self {
@@ -253,6 +278,7 @@ impl Root {
             claims_head: u64_at(page, 264),
             claims_end: u64_at(page, 272),
             when_full: when_full_at(page)?,
+            provisioning: provisioning_at(page)?,
         };
         root.check_sharing()?;
         Ok(root)
@@ -363,6 +389,17 @@ fn when_full_at(page: &PageBytes) -> Result<WhenFull, FormatError> {
         1 => Ok(WhenFull::Fail),
         other => Err(FormatError::Field {
             field: "what happens when the pool is full",
+            value: other.into(),
+        }),
+    }
+}
+
+fn provisioning_at(page: &PageBytes) -> Result<Provisioning, FormatError> {
+    match u32_at(page, PROVISIONING) {
+        0 => Ok(Provisioning::Thin),
+        1 => Ok(Provisioning::Thick),
+        other => Err(FormatError::Field {
+            field: "provisioning",
             value: other.into(),
         }),
     }

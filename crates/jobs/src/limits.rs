@@ -172,6 +172,9 @@ pub(crate) const PREALLOCATE_RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// long.
 pub(crate) const TRIM_BYTES: u64 = 1 << 20;
 
+/// The amount that a growing thick pool allocates at a time: checkpoints wait for no more than that.
+pub(crate) const ALLOCATE_BYTES: u64 = 1 << 20;
+
 /// How often to check whether released blocks are free, and how many times at most: a read that
 /// never ends delays the caller for at most half a minute.
 pub(crate) const FREE_POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_engine::{Disk, PreparedRead, PreparedWrite, ReadRange, WriteRange};
-use onefold_format::{LostRun, Pba};
+use onefold_format::{LostRun, Pba, Provisioning};
 use onefold_metadata::sync::AtomicBool;
 use onefold_metadata::{Guard, PbaRun, StoreError};
 
@@ -23,6 +23,8 @@ pub struct DataDisk {
     name: String,
     /// Writes bypass the host's cache, so that each of them waits for the disk.
     writes_wait: bool,
+    /// The host has allocated all of the disk's space and gets none of it back, as if it were a device.
+    is_thick: bool,
     /// A block that reads as zeros was lost: see above.
     zeros_are_losses: bool,
     /// Data was written since the last sync started.
@@ -38,6 +40,7 @@ impl DataDisk {
     pub fn new(disk: Arc<dyn Disk>, name: String, block_size: u32, lost: &[LostRun]) -> Self {
         let data = Self {
             writes_wait: !disk.is_cached(),
+            is_thick: false,
             zeros_are_losses: disk.writes_are_whole(),
             disk,
             name,
@@ -50,6 +53,22 @@ impl DataDisk {
             data.lost.add(start.0..start.0 + count);
         }
         data
+    }
+
+    /// The disk of a pool with this provisioning.
+    #[must_use]
+    pub fn provisioned(self, provisioning: Provisioning) -> Self {
+        let is_thick = provisioning == Provisioning::Thick;
+        Self { is_thick, ..self }
+    }
+
+    /// Whether the disk keeps the host's space for free blocks.
+    pub fn provisioning(&self) -> Provisioning {
+        if self.is_thick {
+            Provisioning::Thick
+        } else {
+            Provisioning::Thin
+        }
     }
 
     /// Whether each write waits for the disk.
@@ -308,7 +327,11 @@ impl DataDisk {
         })
     }
 
+    /// Gives space of free blocks back to the host, unless it is kept.
     pub(super) fn discard(&self, at: u64, len: u64) -> io::Result<()> {
+        if self.is_thick {
+            return Ok(());
+        }
         self.disk.discard(at, len)
     }
 
@@ -318,7 +341,7 @@ impl DataDisk {
 
     /// Whether a write for which the host has to allocate space makes other requests wait.
     pub(super) fn waits_to_allocate(&self) -> bool {
-        self.disk.waits_to_allocate()
+        !self.is_thick && self.disk.waits_to_allocate()
     }
 
     /// Has the host allocate space for free blocks, and writes zeros to it. Nothing has to be synced for that: what free
@@ -343,7 +366,11 @@ impl DataDisk {
         self.disk.allocated_bytes()
     }
 
+    /// Bytes that the host could still allocate; nothing if it has allocated all that the disk needs.
     pub(super) fn host_free_bytes(&self) -> Option<u64> {
+        if self.is_thick {
+            return None;
+        }
         self.disk.host_free_bytes()
     }
 }

@@ -15,6 +15,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use onefold_format::Provisioning;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_metadata::sync::{Mutex, lock};
 use onefold_metadata::{Guard, PbaRun, Result, SpareUse, StoreError};
@@ -58,9 +59,10 @@ enum Walked {
 
 impl HostSpace {
     pub(super) fn new(state: Arc<State>) -> Self {
+        let is_thin = state.data.provisioning() == Provisioning::Thin;
         Self {
             state,
-            free_walk: Mutex::new(Some(Walk::default())),
+            free_walk: Mutex::new(is_thin.then(Walk::default)),
         }
     }
 
@@ -73,7 +75,12 @@ impl HostSpace {
     pub(super) fn free(&self, runs: &[PbaRun]) -> Result<()> {
         for run in runs {
             let mut uncommitted = self.state.uncommitted()?;
-            uncommitted.metadata.space_mut().release_spare(*run)?;
+            let space = uncommitted.metadata.space_mut();
+            match self.state.data.provisioning() {
+                Provisioning::Thin => space.release_spare(*run)?,
+                // No block has to be told from the others.
+                Provisioning::Thick => space.release(*run)?,
+            }
         }
         Ok(())
     }

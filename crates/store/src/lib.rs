@@ -67,7 +67,7 @@ pub use integrity::{Scrub, ScrubReport, ScrubRun, ScrubStatus};
 pub use latency::LatencyCounts;
 pub use onefold_format::catalogue_page::{COLD_PASSES, INTERVAL_SECONDS, MIN_RUN};
 pub use onefold_format::units::SECTOR_BYTES;
-pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, VolumeSettings, WhenFull};
+pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, Provisioning, VolumeSettings, WhenFull};
 pub use onefold_journal::SpaceLevel;
 pub use onefold_journal::{BackgroundExecutor, Hurry};
 pub use onefold_journal::{IncompleteCommit, LossReport};

@@ -16,6 +16,7 @@
 //!
 //! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,8 +26,8 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
-    FormatError, IndexKind, MINOR_VERSION, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot,
-    WhenFull,
+    FormatError, IndexKind, MINOR_VERSION, PageNumber, PoolId, Provisioning, Root, Secret,
+    Superblock, TreeRoot, WhenFull,
 };
 use onefold_journal::{
     BackgroundWork, BadBlocks, DataDisk, FoundLedger, IncompleteCommit, Journal, JournalParts, Log,
@@ -39,6 +40,9 @@ use onefold_metadata::{
 use crate::batches::{self, IndexSlot};
 use crate::pool::{Pool, PoolParts};
 
+/// Bytes that are written together to allocate a pool's space.
+const ALLOCATED_TOGETHER_BYTES: usize = 4 << 20;
+
 /// Options for creating a pool.
 #[derive(Debug, Clone)]
 pub struct CreateOptions {
@@ -50,6 +54,8 @@ pub struct CreateOptions {
     pub log_bytes: u64,
     /// The back end of the fingerprint index.
     pub index: IndexKind,
+    /// Whether the data takes all of its space on the host at once, and keeps it.
+    pub provisioning: Provisioning,
 }
 
 impl Default for CreateOptions {
@@ -59,6 +65,7 @@ impl Default for CreateOptions {
             size_bytes: 0,
             log_bytes: 32 << 20,
             index: IndexKind::Hash,
+            provisioning: Provisioning::Thin,
         }
     }
 }
@@ -152,8 +159,13 @@ impl RecoveryReport {
     }
 }
 
-/// Writes the parts of a new pool. The root comes last: without it there is no pool.
-pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()> {
+/// Writes the parts of a new pool, and reports the bytes that were written to allocate space, and how many there are. The
+/// root comes last: without it there is no pool.
+pub(crate) fn create(
+    engine: &dyn Engine,
+    options: &CreateOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
     let pool_blocks = check_options(options)?;
     let pool = PoolId(
         engine
@@ -189,6 +201,10 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     let secret = new_secret(engine)?.encode(pool);
     step("writing the secret", secret_part.write_at(&secret[..], 0))?;
     step("syncing the secret", secret_part.sync())?;
+    if options.provisioning == Provisioning::Thick {
+        let allocated = allocate(&*data, options.size_bytes, progress);
+        step("allocating space for the data", allocated)?;
+    }
     step("labelling the data", data.write_at(&label, 0))?;
     step("syncing the data", data.sync())?;
     step(
@@ -210,6 +226,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
         pool_blocks,
         next_domain_id: 1,
         when_full: WhenFull::default(),
+        provisioning: options.provisioning,
         queue: TreeRoot::default(),
         queue_head: 0,
         queue_end: 0,
@@ -229,6 +246,21 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     step("syncing the root", meta.sync())
 }
 
+/// Allocates all of a disk's space and writes zeros to it.
+fn allocate(disk: &dyn Disk, len: u64, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
+    // Fails before anything is written if the host has too little room.
+    disk.reserve(len)?;
+    let zeros = vec![0; ALLOCATED_TOGETHER_BYTES];
+    let mut at = 0;
+    while at < len {
+        let bytes = (len - at).min(zeros.len() as u64);
+        disk.write_at(&zeros[..bytes as usize], at)?;
+        at += bytes;
+        progress(at, len);
+    }
+    Ok(())
+}
+
 fn new_secret(engine: &dyn Engine) -> Result<Secret> {
     let mut secret = Secret([0; 32]);
     for half in secret.0.chunks_exact_mut(16) {
@@ -245,6 +277,7 @@ pub(crate) fn check_options(options: &CreateOptions) -> Result<u64> {
         size_bytes,
         log_bytes,
         index: _,
+        provisioning: _,
     } = *options;
     if !BLOCK_SIZES.contains(&block_size) {
         return invalid(format!(
@@ -317,7 +350,8 @@ pub(crate) fn open(
     let background = Arc::new(BackgroundWork::default());
     let rebuild_free_space = options.rebuild_free_space;
     let name = engine.describe(Part::Data);
-    let data = DataDisk::new(Arc::clone(&parts.data), name, superblock.block_size, &lost);
+    let data = DataDisk::new(Arc::clone(&parts.data), name, superblock.block_size, &lost)
+        .provisioned(parts.root.provisioning);
     let (journal, is_rebuilt) = parts.journal(
         engine,
         data,

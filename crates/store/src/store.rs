@@ -75,7 +75,21 @@ impl Store {
     /// `Exists` if a part of it exists already, `Invalid` for impossible options, `Io` and
     /// `NoSpace`. Parts made before the error are left; without a root they are not a pool.
     pub fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()> {
-        recovery::create(engine, options)
+        Self::create_with_progress(engine, options, &mut |_, _| {})
+    }
+
+    /// Like [`Store::create`], and calls `progress(done, all)` with the bytes that were written to allocate the space of a
+    /// thick pool.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::create`].
+    pub fn create_with_progress(
+        engine: &dyn Engine,
+        options: &CreateOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        recovery::create(engine, options, progress)
     }
 
     /// Opens a pool: finds the last checkpoint, replays the log, removes volumes that a crash left

@@ -169,7 +169,7 @@ fn sources_and_documents_have_the_same_fields() {
     let pairs = [
         pair!("page", 12),
         pair!("superblock", 4),
-        pair!("root", 26),
+        pair!("root", 27),
         pair!("node", 6),
         pair!("catalogue_page", 25),
         pair!("frame", 12),

@@ -27,9 +27,10 @@ use onefold_format::units::{
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
     ExportMark, Fault, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses, LostRun,
-    MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement,
-    Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex, Superblock, TreeRoot,
-    UnmapTo, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull, record,
+    MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, Provisioning, PublishRun,
+    QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
+    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
+    record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -366,6 +367,7 @@ proptest! {
         shrink_by in option::of(1..PBA_END),
         next_domain_id in 0..=DOMAIN_END,
         when_full in select(vec![WhenFull::Pause, WhenFull::Fail]),
+        provisioning in select(vec![Provisioning::Thin, Provisioning::Thick]),
         (queue_head, queue_end, queue) in queues(),
         (claims_head, claims_end, claims) in queues(),
         (next_batch, open) in open_batches(),
@@ -402,6 +404,7 @@ proptest! {
             claims_head,
             claims_end,
             when_full,
+            provisioning,
         };
         let page = written.encode(pool);
         prop_assert_eq!(Root::decode(&page, pool, written.slot()), Ok(written));

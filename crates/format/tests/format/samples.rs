@@ -17,9 +17,10 @@ use onefold_format::trace::{
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
     ExportMark, Fault, FormatError, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses,
-    LostRun, MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
-    QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
-    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
+    LostRun, MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, Provisioning,
+    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
+    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeSettings,
+    VolumeState, WhenFull,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
@@ -67,6 +68,7 @@ pub(crate) fn root() -> Root {
         claims_head: 0x9_0001,
         claims_end: 0x9_0abc,
         when_full: WhenFull::Fail,
+        provisioning: Provisioning::Thin,
     }
 }
 

@@ -28,6 +28,24 @@ impl PoolRoot {
         Ok(())
     }
 
+    /// Allocates the host's space for a pool that is about to grow to `blocks`: up to `bytes` from `cursor` on, which
+    /// moves. No block of the pool is there yet. Returns whether there is more to allocate.
+    pub fn allocate_beyond(&self, cursor: &mut u64, blocks: u64, bytes: u64) -> Result<bool> {
+        let root = self.lock();
+        self.state.check_writable()?;
+        let block_size = self.state.block_size;
+        // Another command may have made the pool larger since.
+        let at = (*cursor).max(root.pool_blocks * block_size);
+        let end = blocks * block_size;
+        let len = bytes.min(end.saturating_sub(at));
+        if len > 0 {
+            let allocated = self.state.data.allocate(at, len);
+            allocated.map_err(|error| StoreError::io("allocating space for the pool", error))?;
+        }
+        *cursor = at + len;
+        Ok(*cursor < end)
+    }
+
     /// Stops handing out blocks beyond `end`, durably.
     pub fn begin_shrink(&self, end: u64) -> Result<()> {
         let mut root = self.lock();

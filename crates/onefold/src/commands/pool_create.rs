@@ -5,11 +5,12 @@ use crate::output::Render;
 use crate::overwriting::Overwritten;
 use crate::pool::place::PoolPlace;
 use crate::pool::{NewPool, create_in_ceph};
+use crate::progress::Progress;
 use crate::rendering::word;
 use onefold_api::size;
 use onefold_api::{Error, Result};
 use onefold_store::CreateOptions;
-use onefold_store::IndexKind;
+use onefold_store::{IndexKind, Provisioning};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs::File;
@@ -47,6 +48,11 @@ pub(super) struct Args {
     #[arg(long, value_parser = size::parse, value_name = "SIZE", default_value = "32M")]
     log_size: u64,
 
+    /// Allocate all of the pool's space now, and never give it back to the host: no write waits for the host to allocate
+    /// space, and the pool cannot run out of it. Without this a pool is thin.
+    #[arg(long)]
+    allocate: bool,
+
     /// Overwrite the device given by --data.
     #[arg(long)]
     yes: bool,
@@ -68,6 +74,7 @@ struct PoolCreateReply {
     log_bytes: u64,
     index: IndexKind,
     data: Option<String>,
+    provisioning: Provisioning,
     /// Free space of the file system that holds the blocks; `None` for a device.
     host_free_bytes: Option<u64>,
     /// The content of the device that is overwritten.
@@ -91,6 +98,9 @@ impl Render for PoolCreateReply {
         if let Some(data) = &self.data {
             writeln!(out, "{mark}: keep its blocks in {data}")?;
         }
+        if self.provisioning == Provisioning::Thick {
+            writeln!(out, "{mark}: allocate all of its space")?;
+        }
         match &self.overwrites {
             Some(content) => writeln!(out, "{mark}: overwrite {content}"),
             None => Ok(()),
@@ -109,6 +119,16 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let size_bytes = args.size.map(|bytes| whole(bytes).unwrap_or(bytes));
     let size_bytes = size_bytes.or(device_bytes).unwrap_or(SIZE_BYTES_DEFAULT);
     let place = PoolPlace::parse(&args.place, &context.ceph)?;
+    let provisioning = if args.allocate {
+        Provisioning::Thick
+    } else {
+        Provisioning::Thin
+    };
+    if args.allocate && device_bytes.is_some() {
+        return Err(Error::usage(
+            "--allocate is for pools on a file system; a device has all of its space",
+        ));
+    }
     let mut reply = PoolCreateReply {
         pool: place.to_string(),
         size_bytes,
@@ -116,6 +136,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         log_bytes: args.log_size,
         index: args.index,
         data: args.data.as_ref().map(|data| data.display().to_string()),
+        provisioning,
         host_free_bytes: None,
         overwrites: None,
         done: false,
@@ -125,12 +146,16 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         size_bytes,
         log_bytes: args.log_size,
         index: args.index,
+        provisioning,
     };
     let directory = match place {
         PoolPlace::Directory(directory) => directory,
         PoolPlace::Ceph(ceph) => {
             if args.data.is_some() {
                 return Err(Error::usage("--data is for pools in a directory"));
+            }
+            if args.allocate {
+                return Err(Error::usage("--allocate is for pools in a directory"));
             }
             create_in_ceph(&ceph, &options)?;
             reply.done = true;
@@ -151,9 +176,11 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             return Err(overwritten.refusal(size_bytes));
         }
     }
-    pool.create()?;
+    let progress = Progress::bytes(&context.output, "allocating");
+    pool.create(&mut |done, all| progress.set(done, all))?;
+    drop(progress);
     reply.done = true;
-    if device_bytes.is_none() {
+    if device_bytes.is_none() && !args.allocate {
         reply.host_free_bytes = host_free_bytes(pool.data.as_deref().unwrap_or(&pool.directory));
     }
     if let Some(host_free) = reply.host_free_bytes.filter(|free| *free < size_bytes) {

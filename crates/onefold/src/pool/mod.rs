@@ -243,7 +243,7 @@ impl NewPool {
     }
 
     /// Creates the pool; on failure removes everything it created.
-    pub(crate) fn create(&self) -> Result<()> {
+    pub(crate) fn create(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         self.check()?;
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         let directory_existed = self.directory.exists();
@@ -251,14 +251,14 @@ impl NewPool {
         let target_existed =
             (self.data.as_ref()).is_some_and(|target| target.symlink_metadata().is_ok());
         engine.create_directory().map_err(|e| self.failed(&e))?;
-        let created = self.fill(&engine);
+        let created = self.fill(&engine, progress);
         if created.is_err() {
             self.remove(directory_existed, target_existed);
         }
         created
     }
 
-    fn fill(&self, engine: &EmbeddedEngine) -> Result<()> {
+    fn fill(&self, engine: &EmbeddedEngine, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let _lock =
             PoolLock::acquire(&self.directory).map_err(|e| Error::failed(self.message(&e)))?;
         if let Some(target) = &self.data {
@@ -266,7 +266,8 @@ impl NewPool {
                 .create_data_link(target)
                 .map_err(|e| self.failed(&e))?;
         }
-        Store::create(engine, &self.options).map_err(|error| self.refused(&error))
+        Store::create_with_progress(engine, &self.options, progress)
+            .map_err(|error| self.refused(&error))
     }
 
     fn refused(&self, error: &StoreError) -> Error {

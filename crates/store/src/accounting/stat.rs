@@ -5,7 +5,7 @@ use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, VolumeSettings, WhenFull};
+use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, Provisioning, VolumeSettings, WhenFull};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES, SPARE_PAGE_BYTES};
 
@@ -114,6 +114,8 @@ pub struct PoolStat {
     pub space: SpaceLevel,
     /// How writes are treated while the pool is full.
     pub when_full: WhenFull,
+    /// Whether the host gets back the space of free blocks: `thin`, or `thick` if the pool keeps all of its space.
+    pub provisioning: Provisioning,
     /// Blocks that will become free: references that the collector has still to release, and blocks whose
     /// release is not yet durable or that a reader may still read.
     pub pending_free_blocks: u64,
@@ -278,6 +280,7 @@ impl Store {
             reserve_blocks,
             reserved_unused_blocks: pool.maps().unused_reservations(),
             when_full: pool.journal().when_full(),
+            provisioning: pool.journal().data().provisioning(),
             pending_free_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
             free_bytes_on_disk: room.spare_bytes,

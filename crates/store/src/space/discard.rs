@@ -1,9 +1,9 @@
 //! The host's space for free blocks, given back or kept ready, and knowing when blocks are free: see
 //! `journal/src/host_space.rs`.
 
-use onefold_format::Pba;
+use onefold_format::{Pba, Provisioning};
 use onefold_journal::{Epoch, HostSpace};
-use onefold_metadata::{Result, SpareUse};
+use onefold_metadata::{Result, SpareUse, StoreError, StoreErrorKind};
 
 use super::Space;
 
@@ -85,14 +85,25 @@ impl Space {
         self.host_space().give_back(bytes)
     }
 
+    /// Whether the pool keeps all of its space from the host.
+    #[must_use]
+    pub fn provisioning(&self) -> Provisioning {
+        self.pool.journal().data().provisioning()
+    }
+
     /// Discards the next free blocks from `cursor` on, `bytes` at most, and moves the cursor. The
     /// cost depends on the space that the host has allocated, plus a check of each page of the
     /// free-space map. Returns whether there may be more.
     ///
     /// # Errors
     ///
-    /// Errors from reading the free-space map, and from querying the host.
+    /// `Invalid` for a thick pool, which keeps its space; errors from reading the free-space map, and from querying the
+    /// host.
     pub fn trim_step(&self, cursor: &mut Pba, bytes: u64) -> Result<bool> {
+        if self.provisioning() == Provisioning::Thick {
+            let message = "the pool keeps all of its space, because it was created with --allocate";
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
         let most = (bytes / self.pool.block_size()).max(1);
         self.host_space().trim_step(&mut cursor.0, most)
     }

@@ -22,7 +22,7 @@ use std::ops::ControlFlow;
 
 use onefold_format::entry::State;
 use onefold_format::map_page::Segment;
-use onefold_format::{Entry, Pba, SegmentIndex};
+use onefold_format::{Entry, Pba, Provisioning, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::sync::lock;
 use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted, display_bytes};
@@ -94,6 +94,31 @@ impl Space {
         let pool = &self.pool;
         let blocks = self.blocks_of_size(size_bytes)?;
         pool.journal().root().grow(blocks)
+    }
+
+    /// Allocates the host's space for a thick pool that is about to grow to `size_bytes`: up to `bytes` from `cursor` on,
+    /// which moves. The added space is taken at once, too, and never given back. Returns whether there is more to
+    /// allocate; for a thin pool there is nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Space::grow`].
+    pub fn allocate_step(&self, size_bytes: u64, cursor: &mut u64, bytes: u64) -> Result<bool> {
+        let journal = self.pool.journal();
+        if journal.data().provisioning() == Provisioning::Thin {
+            return Ok(false);
+        }
+        let blocks = self.blocks_of_size(size_bytes)?;
+        journal.root().allocate_beyond(cursor, blocks, bytes)
+    }
+
+    /// Cuts what was allocated for a pool that did not grow.
+    ///
+    /// # Errors
+    ///
+    /// I/O errors.
+    pub fn give_up_growing(&self) -> Result<()> {
+        self.pool.journal().root().cut_data()
     }
 
     /// The cost of shrinking the pool to this size. First releases pending references, and reads

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use onefold_engine::Engine;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_store::{
-    BatchReport, CheckReport, CreateOptions, Finding, IndexKind, Lba, OpenOptions, Ready,
-    RecoveryReport, Store, StoreError, Volume, VolumeOptions,
+    BatchReport, CheckReport, CreateOptions, Finding, IndexKind, Lba, OpenOptions, Provisioning,
+    Ready, RecoveryReport, Store, StoreError, Volume, VolumeOptions,
 };
 
 pub(crate) use blocks::{BLOCK, blocks, read, read_bytes, write};
@@ -39,6 +39,7 @@ pub(crate) const fn pool_of(size_bytes: u64) -> CreateOptions {
         size_bytes,
         log_bytes: 256 << 10,
         index: IndexKind::Hash,
+        provisioning: Provisioning::Thin,
     }
 }
 

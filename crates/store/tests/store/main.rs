@@ -23,4 +23,5 @@ mod snapshots;
 mod space;
 mod space_limits;
 mod spare;
+mod thick;
 mod threads;

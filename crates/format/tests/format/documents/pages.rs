@@ -11,8 +11,8 @@ use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
     IndexKind, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber,
-    Pba, PoolId, QueueElement, Root, ScrubProgress, Secret, Superblock, TreeRoot, VolumeId,
-    VolumeRecord, VolumeSettings, VolumeState, WhenFull,
+    Pba, PoolId, Provisioning, QueueElement, Root, ScrubProgress, Secret, Superblock, TreeRoot,
+    VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -163,6 +163,7 @@ fn empty_root() -> Root {
         claims_head: 0,
         claims_end: 0,
         when_full: WhenFull::Pause,
+        provisioning: Provisioning::Thin,
     }
 }
 
@@ -222,6 +223,10 @@ fn root_document() {
         ("claims head", whole(&|root| root.claims_head = ALL)),
         ("claims end", whole(&|root| root.claims_end = ALL)),
     ]);
+    trials.push((
+        "provisioning",
+        part(&|root| root.provisioning = Provisioning::Thick),
+    ));
     trials.push(("when full", part(&|root| root.when_full = WhenFull::Fail)));
     let sample = page("root").page;
     check(&rows, &sample[..], trials, |at| page_refuses("root", at));
