@@ -1,19 +1,22 @@
 //! The thread that makes sure that the index is valid, then does deletions and releases dropped
 //! references.
 
-use crate::foreground::Foreground;
+use crate::flushes::FlushTurns;
+use crate::foreground::{Foreground, PacedJob};
 use crate::free_space::{FreeSpaceStep, FreeSpaceWork};
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::{JobCounts, JobKind, JobState, JobStatus};
 use crate::limits::{
-    COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR, DELETION_SHARE_MAX,
-    POLL_INTERVAL, TEND_PAUSE,
+    COLLECT_INTERVAL, COLLECT_INTERVAL_BUSY, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR,
+    DELETION_SHARE_MAX, POLL_INTERVAL, TEND_PAUSE,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
 use crate::shrink::{Shrunk, shrink_now};
 use crate::thread::JobThread;
-use onefold_store::{COLLECT_BATCH_BLOCKS, HitsHeld, PoolStat, Result, Store, StoreErrorKind};
+use onefold_store::{
+    COLLECT_BATCH_BLOCKS, HitsHeld, PoolStat, Result, SpaceLevel, Store, StoreErrorKind,
+};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,11 +72,33 @@ pub(crate) fn failed_deletions(stat: &PoolStat) -> impl Iterator<Item = JobStatu
 pub(crate) struct Collector {
     store: Arc<Store>,
     thread: Arc<JobThread>,
+    turns: Arc<FlushTurns>,
     foreground: Foreground,
     collector: Arc<JobHandle>,
     deletions: Deletions,
     rebuild: Arc<JobHandle>,
     free_space: FreeSpaceWork,
+}
+
+/// The job of a batch. A pool that is short of space waits for no turn.
+struct Paced<'a> {
+    store: &'a Store,
+    job: &'a JobHandle,
+}
+
+impl PacedJob for Paced<'_> {
+    fn may_work(&self) -> bool {
+        self.job.may_work()
+    }
+
+    fn is_urgent(&self) -> bool {
+        !has_room(self.store)
+    }
+}
+
+/// Whether the pool has so much room that released blocks may become free later.
+fn has_room(store: &Store) -> bool {
+    matches!(store.space().level(), Ok(SpaceLevel::Ok))
 }
 
 /// The deletion job. It has a pacer of its own, so deletions yield to guests independently of the
@@ -89,6 +114,7 @@ impl Collector {
     pub(crate) fn new(
         store: &Arc<Store>,
         [collector, deletion, rebuild]: [Arc<JobHandle>; 3],
+        turns: Arc<FlushTurns>,
         latency_budget: Duration,
     ) -> Self {
         let thread = Arc::clone(collector.thread());
@@ -103,6 +129,7 @@ impl Collector {
             store: Arc::clone(store),
             foreground: Foreground::new(store, &thread, pacer),
             thread,
+            turns,
             collector,
             deletions,
             rebuild,
@@ -138,10 +165,10 @@ impl Collector {
 
     /// Releases a batch of references. Returns whether it worked.
     fn collect(&mut self, failures: &mut u32) -> bool {
-        let may_work = || self.collector.may_work();
-        let store = &self.store;
-        let mut may_read = |_| may_work();
-        let (collected, worked) = self.foreground.in_pieces(&mut may_read, |pace| {
+        let (store, job) = (&*self.store, &*self.collector);
+        let may_work = || job.may_work();
+        let mut paced = Paced { store, job };
+        let (collected, worked) = self.foreground.in_pieces(&self.turns, &mut paced, |pace| {
             let held = count_most_claims(store, &may_work)?;
             match held {
                 _ if !may_work() => Ok(None),
@@ -214,12 +241,21 @@ impl Collector {
     fn let_gather(&mut self) {
         let began = Instant::now();
         while !self.thread.is_stopping()
-            && began.elapsed() < COLLECT_INTERVAL
+            && began.elapsed() < self.gathering_time()
             && !self.is_batch_whole()
             && !self.deletions.is_urgent(&self.store)
         {
             self.tend_free_space(Instant::now() + POLL_INTERVAL);
             self.foreground.was_idle();
+        }
+    }
+
+    /// How long references that fill less than a batch may gather.
+    fn gathering_time(&self) -> Duration {
+        if self.foreground.guests_are_idle() || !has_room(&self.store) {
+            COLLECT_INTERVAL
+        } else {
+            COLLECT_INTERVAL_BUSY
         }
     }
 

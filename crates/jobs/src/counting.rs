@@ -3,7 +3,8 @@
 //! Counting has its own thread because it must not wait for anything else: once claims reach their
 //! limit, every further hit is refused, and the guest pays for a write that sharing would have saved.
 
-use crate::foreground::Foreground;
+use crate::flushes::FlushTurns;
+use crate::foreground::{Foreground, PacedJob};
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::JobKind;
 use crate::limits::{
@@ -26,7 +27,12 @@ pub(crate) static COUNTING: JobSpec = JobSpec {
 };
 
 /// Runs until it is stopped.
-pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration) {
+pub(crate) fn run(
+    store: &Arc<Store>,
+    job: &JobHandle,
+    turns: &FlushTurns,
+    latency_budget: Duration,
+) {
     let thread = job.thread();
     let signal = Arc::clone(thread.signal());
     let pressing = Arc::<Pressing>::default();
@@ -38,13 +44,16 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
     let claimed = || store.dedup().claimed_blocks().unwrap_or_default();
+    let paced = Paced {
+        job,
+        is_pressing: &|| claimed() >= pressing_blocks,
+    };
     let mut failures = 0;
     while !thread.is_stopping() {
         if claimed() < pressing_blocks {
             pressing.set(None);
         }
         thread.sleep_unless(COLLECT_INTERVAL, || claimed() >= COUNT_BATCH_BLOCKS);
-        let is_pressing = claimed() >= pressing_blocks;
         if claimed() == 0 {
             foreground.was_idle();
             continue;
@@ -53,6 +62,11 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
             thread.wait(POLL_INTERVAL);
             continue;
         }
+        if !foreground.wait_for_turn(turns, &paced) {
+            job.end();
+            continue;
+        }
+        let is_pressing = claimed() >= pressing_blocks;
         let began = Instant::now();
         let counted = if is_pressing {
             store.dedup().count_batch_at_once()
@@ -76,6 +90,22 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
                 thread.sleep(retry_pause(failures));
             }
         }
+    }
+}
+
+/// The job of a batch. Claims that press wait for no turn.
+struct Paced<'a> {
+    job: &'a JobHandle,
+    is_pressing: &'a dyn Fn() -> bool,
+}
+
+impl PacedJob for Paced<'_> {
+    fn may_work(&self) -> bool {
+        self.job.may_work()
+    }
+
+    fn is_urgent(&self) -> bool {
+        (self.is_pressing)()
     }
 }
 

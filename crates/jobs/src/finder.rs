@@ -1,6 +1,7 @@
 //! The finder's thread: a batch of the next volume in turn, a rest, and so on.
 
-use crate::foreground::Foreground;
+use crate::flushes::FlushTurns;
+use crate::foreground::{Foreground, PacedJob};
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::JobKind;
 use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL, ROUND_INTERVAL_BUSY};
@@ -28,6 +29,7 @@ pub(crate) fn run(
     store: &Arc<Store>,
     registry: &JobRegistry,
     thread: &Arc<JobThread>,
+    turns: &FlushTurns,
     latency_budget: Duration,
 ) {
     let pacer = Pacer::new(latency_budget, FINDER_SHARE_FLOOR);
@@ -35,6 +37,7 @@ pub(crate) fn run(
         store,
         registry,
         thread,
+        turns,
         jobs: BTreeMap::new(),
         declined: BTreeMap::new(),
         passes: Passes::new(),
@@ -54,6 +57,7 @@ struct Finder<'a> {
     store: &'a Store,
     registry: &'a JobRegistry,
     thread: &'a JobThread,
+    turns: &'a FlushTurns,
     jobs: BTreeMap<VolumeKey, Arc<JobHandle>>,
     /// Per volume, the blocks of the pass in progress that the index had no room for.
     declined: BTreeMap<VolumeKey, u64>,
@@ -62,6 +66,22 @@ struct Finder<'a> {
     refreshed: Option<Instant>,
     foreground: Foreground,
     strain: Strain,
+}
+
+/// The job of a batch, and the strain on guests that it sees.
+struct Paced<'a> {
+    job: &'a JobHandle,
+    strain: &'a mut Strain,
+}
+
+impl PacedJob for Paced<'_> {
+    fn may_work(&self) -> bool {
+        self.job.may_work()
+    }
+
+    fn rested(&mut self, guests_are_over_budget: bool) {
+        self.strain.look(guests_are_over_budget);
+    }
 }
 
 impl Finder<'_> {
@@ -124,11 +144,8 @@ impl Finder<'_> {
         let dedup = self.store.dedup();
         let find = |pace: Pace<'_>| dedup.find_cold_batch(volume, &mut cursor, pace);
         let strain = &mut self.strain;
-        let mut may_work = |is_over_budget| {
-            strain.look(is_over_budget);
-            job.may_work()
-        };
-        let (found, worked) = self.foreground.in_pieces(&mut may_work, find);
+        let mut paced = Paced { job, strain };
+        let (found, worked) = self.foreground.in_pieces(self.turns, &mut paced, find);
         self.end_batch(key, job, cursor, found);
         worked
     }

@@ -1,12 +1,13 @@
 //! The clock of [`crate::pacing`]: measures guests' requests, and rests.
 
+use crate::flushes::FlushTurns;
 use crate::limits::{
     BATCH_GAP, PIECE_BYTES, PIECE_BYTES_IDLE, PIECE_REST_FACTOR, PIECE_REST_MAX, PIECE_REST_MIN,
     REST_MIN, WINDOW,
 };
 use crate::pacing::{Pacer, Window};
 use crate::thread::JobThread;
-use onefold_store::{LatencyCounts, Pace, Store};
+use onefold_store::{LatencyCounts, Pace, Pacing, Store};
 use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,6 +22,63 @@ pub(crate) struct Foreground {
     window_start: Mark,
     /// Rests that were too short to take, saved up.
     rest_owed: Duration,
+}
+
+/// A job whose batches rest.
+pub(crate) trait PacedJob {
+    /// Whether the batch may continue.
+    fn may_work(&self) -> bool;
+
+    /// Whether the batch must not wait for a turn to flush the device.
+    fn is_urgent(&self) -> bool {
+        false
+    }
+
+    /// Called after each rest.
+    fn rested(&mut self, _guests_are_over_budget: bool) {}
+}
+
+/// The pace of a batch that is read in pieces.
+struct Pieces<'a> {
+    foreground: &'a mut Foreground,
+    turns: &'a FlushTurns,
+    job: &'a mut dyn PacedJob,
+    /// The end of the last rest.
+    began: Instant,
+    is_first: bool,
+}
+
+impl Pieces<'_> {
+    fn rested(&mut self) {
+        self.began = Instant::now();
+        self.job.rested(self.foreground.pacer.is_over_budget());
+    }
+}
+
+impl Pacing for Pieces<'_> {
+    fn next_piece(&mut self) -> ControlFlow<(), u64> {
+        let bytes = if mem::take(&mut self.is_first) {
+            self.foreground.piece_bytes()
+        } else {
+            self.foreground.rest_between_pieces(self.began.elapsed())
+        };
+        self.rested();
+        if self.job.may_work() {
+            ControlFlow::Continue(bytes)
+        } else {
+            ControlFlow::Break(())
+        }
+    }
+
+    fn before_flushes(&mut self) -> ControlFlow<()> {
+        let may_work = self.foreground.wait_for_turn(self.turns, self.job);
+        self.rested();
+        if may_work {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    }
 }
 
 /// A point in time, with the counts of requests answered before it.
@@ -101,29 +159,50 @@ impl Foreground {
         self.piece_bytes()
     }
 
-    /// Does work that reads a batch in pieces, with rests between them, until `may_work` returns false; its argument is
-    /// whether guests are over the latency budget. Also returns the time since the last rest.
+    /// Does the work of a batch, which is read in pieces with rests between them, and then waits for its turn to flush.
+    /// Also returns the time since the last rest.
     pub(crate) fn in_pieces<T>(
         &mut self,
-        may_work: &mut dyn FnMut(bool) -> bool,
+        turns: &FlushTurns,
+        job: &mut dyn PacedJob,
         work: impl FnOnce(Pace<'_>) -> T,
     ) -> (T, Duration) {
-        let mut began = Instant::now();
-        let mut is_first = true;
-        let done = work(&mut || {
-            let bytes = if mem::take(&mut is_first) {
-                self.piece_bytes()
-            } else {
-                self.rest_between_pieces(began.elapsed())
-            };
-            began = Instant::now();
-            if may_work(self.pacer.is_over_budget()) {
-                ControlFlow::Continue(bytes)
-            } else {
-                ControlFlow::Break(())
+        let mut pieces = Pieces {
+            began: Instant::now(),
+            is_first: true,
+            foreground: self,
+            turns,
+            job,
+        };
+        let done = work(&mut pieces);
+        (done, pieces.began.elapsed())
+    }
+
+    /// Waits until the job's batch may flush the device: for a turn, unless guests are idle or the batch is urgent.
+    /// Returns whether the job may still work.
+    pub(crate) fn wait_for_turn(&mut self, turns: &FlushTurns, job: &dyn PacedJob) -> bool {
+        self.notice_guests();
+        if self.pacer.guests_are_idle() || !job.may_work() || job.is_urgent() {
+            return job.may_work();
+        }
+        let time = turns.take(Instant::now());
+        let end = Instant::now() + time;
+        self.thread.set_resting(true);
+        while job.may_work() && !job.is_urgent() && !self.pacer.guests_are_idle() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
             }
-        });
-        (done, began.elapsed())
+            // Not `sleep_unless`: the job looks at the signal, too.
+            self.thread.wait(left.min(WINDOW));
+            self.was_idle();
+        }
+        self.thread.set_resting(false);
+        let may_work = job.may_work();
+        if !may_work {
+            turns.give_back();
+        }
+        may_work
     }
 
     /// How many bytes of a batch may be read at a time.

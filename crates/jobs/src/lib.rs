@@ -31,11 +31,13 @@
 //! | `free_space`, `spare` | free space given back to the host or preallocated; how much is kept ready |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
+//! | `flushes` | turns in which batches may flush the device |
 //! | `strain` | whether guests lack processor time, for `--dedup auto` |
 //! | `background` | running work on processors that are otherwise idle |
 //! | `rate` | bytes per second |
 //! | `dedup` | all present duplicates, at once |
 //! | `shrink` | making the pool smaller |
+//! | `grow` | making the pool larger |
 //! | `trim` | giving all free space back to the host |
 //! | `unshare` | giving a volume blocks of its own |
 //! | `limits` | every bound, with its reason |
@@ -47,6 +49,7 @@ mod copying;
 mod counting;
 mod dedup;
 mod finder;
+mod flushes;
 mod foreground;
 mod free_space;
 mod grow;

@@ -4,6 +4,7 @@ use crate::background::IdleClass;
 use crate::collector::Collector;
 use crate::copying::{self, SnapshotReads};
 use crate::counting;
+use crate::flushes::FlushTurns;
 use crate::handle::JobHandle;
 use crate::job::{JobSelection, JobStatus, SteerError};
 use crate::registry::JobRegistry;
@@ -76,15 +77,17 @@ impl Maintenance {
         // If a thread cannot be started, dropping this ends the threads that were.
         let registry = Arc::clone(&maintenance.registry);
         let (budget, interval) = (options.latency_budget, options.accounting_interval);
+        let turns = Arc::<FlushTurns>::default();
+        let (finders, counters) = (Arc::clone(&turns), Arc::clone(&turns));
         maintenance.spawn("finder", &finder, move |store, thread| {
-            finder::run(store, &registry, thread, budget);
+            finder::run(store, &registry, thread, &finders, budget);
         })?;
         let (jobs, counted) = ([collecting, deletion, rebuild], counting);
         maintenance.spawn("collector", &collector, move |store, _| {
-            Collector::new(store, jobs, budget).run();
+            Collector::new(store, jobs, turns, budget).run();
         })?;
         maintenance.spawn("counting", &counter, move |store, _| {
-            counting::run(store, &counted, budget);
+            counting::run(store, &counted, &counters, budget);
         })?;
         maintenance.spawn("accountant", &accountant, move |store, _| {
             accounting::run(store, &accounting, budget, interval);

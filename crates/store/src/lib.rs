@@ -57,7 +57,7 @@ pub use accounting::{
     Accounting, Data, Locality, MemoryStat, PoolStat, SnapshotStat, Usage, VolumeStat,
 };
 pub use batches::{BatchReport, CollectReport, CountReport};
-pub use dedup::{COLLECT_BATCH_BLOCKS, Dedup, HitsHeld, Pace, Ready};
+pub use dedup::{COLLECT_BATCH_BLOCKS, Dedup, HitsHeld, Pace, Pacing, Ready};
 pub use dedup::{IndexStat, PoolIndex, UnsharePlan, Unsharing};
 pub use export::{Exporter, LogAfter, MetadataExport};
 pub use import::Import;

@@ -46,7 +46,7 @@ impl Dedup {
         Ok(report.unwrap_or_default())
     }
 
-    /// Like [`Dedup::collect_batch`], but reads the blocks at this [`Pace`], without a lock. If it breaks off, nothing is
+    /// Like [`Dedup::collect_batch`], but at this [`Pace`]: the blocks are read without a lock. If it breaks off, nothing is
     /// released, and there is no report.
     ///
     /// # Errors
@@ -65,9 +65,12 @@ impl Dedup {
             _ => Urgency::AtOnce,
         };
         drop(metadata);
-        let Some(mut known) = self.fingerprint_head(urgency, pace)? else {
+        let Some(mut known) = self.fingerprint_head(urgency, &mut *pace)? else {
             return Ok(None);
         };
+        if pace.before_flushes().is_break() {
+            return Ok(None);
+        }
         let _job = pool.batches().job_for(urgency)?;
         pool.journal().check_writable()?;
         let index = pool.index().ready()?;
@@ -137,7 +140,7 @@ impl Dedup {
         let mut known = FxHashMap::default();
         for same_domain in items.chunk_by(|one, other| one.domain == other.domain) {
             let (domain, block) = (same_domain[0].domain, |item: &BatchItem| Some(item.pba));
-            match self.read_in_pieces(same_domain, &block, domain, urgency, pace) {
+            match self.read_in_pieces(same_domain, &block, domain, urgency, &mut *pace) {
                 Some(read) => known.extend(read),
                 None => return Ok(None),
             }

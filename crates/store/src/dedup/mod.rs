@@ -29,9 +29,25 @@ pub use index_rebuild::{IndexStat, PoolIndex};
 pub(crate) use references::Window;
 pub use unshare::{UnsharePlan, Unsharing};
 
-/// The pace at which the blocks of a batch are read. Called before each piece: it may rest, and returns how many bytes the
-/// piece may have, or breaks off.
-pub type Pace<'a> = &'a mut dyn FnMut() -> ControlFlow<(), u64>;
+/// The pace of a batch: it may rest, or break the batch off. A closure paces only the reading.
+pub trait Pacing {
+    /// Called before each piece of blocks is read. Returns how many bytes the piece may have.
+    fn next_piece(&mut self) -> ControlFlow<(), u64>;
+
+    /// Called before the batch is announced, which costs flushes of the device. Later it cannot be broken off.
+    fn before_flushes(&mut self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+impl<F: FnMut() -> ControlFlow<(), u64>> Pacing for F {
+    fn next_piece(&mut self) -> ControlFlow<(), u64> {
+        self()
+    }
+}
+
+/// The pace of one batch.
+pub type Pace<'a> = &'a mut dyn Pacing;
 
 /// Finder, collector and counting of claims: see [`Store::dedup`](crate::Store::dedup).
 pub struct Dedup {
@@ -68,7 +84,7 @@ impl Dedup {
             if rest.is_empty() {
                 return Some(read);
             }
-            let bytes = pace().continue_value()?;
+            let bytes = pace.next_piece().continue_value()?;
             let count = (bytes / pool.block_size()).clamp(1, rest.len() as u64) as usize;
             let (piece, later) = rest.split_at(count);
             let blocks: Vec<Pba> = piece.iter().filter_map(wanted).collect();

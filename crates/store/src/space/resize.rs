@@ -23,7 +23,7 @@ use std::ops::ControlFlow;
 use onefold_format::entry::State;
 use onefold_format::map_page::Segment;
 use onefold_format::{Entry, Pba, Provisioning, SegmentIndex};
-use onefold_journal::Purpose;
+use onefold_journal::{Purpose, SpaceLevel};
 use onefold_metadata::sync::lock;
 use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted, display_bytes};
 
@@ -69,6 +69,15 @@ impl Space {
     pub fn size_bytes(&self) -> Result<u64> {
         let blocks = self.pool.journal().metadata()?.space().blocks();
         Ok(blocks * self.pool.block_size())
+    }
+
+    /// How full the pool is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Space::size_bytes`].
+    pub fn level(&self) -> Result<SpaceLevel> {
+        Ok(self.pool.journal().free_space().room()?.level)
     }
 
     /// The size in bytes that the pool is being made smaller to.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
-use onefold_store::{BatchReport, Blocking, Lba, Ready, Volume};
+use onefold_store::{BatchReport, Blocking, Lba, Pacing, Ready, Volume};
 
 use crate::common::{
     BLOCK, MEMORY, MIB, World, assert_clean, collect, dedup, dedup_ready, new_volume, pool_of,
@@ -167,4 +167,66 @@ fn a_piece_that_could_not_be_read_is_read_by_the_batch() {
     assert_eq!((report.duplicates, report.unreadable), (64, 0));
     assert!(read(&volume, 0, 64).into_iter().eq(1..=64));
     assert_clean(&world);
+}
+
+/// Breaks off before a batch is announced, or counts how often one is.
+#[derive(Default)]
+struct BeforeFlushes {
+    breaks_off: bool,
+    calls: u32,
+}
+
+impl Pacing for BeforeFlushes {
+    fn next_piece(&mut self) -> ControlFlow<(), u64> {
+        ControlFlow::Continue(u64::MAX)
+    }
+
+    fn before_flushes(&mut self) -> ControlFlow<()> {
+        self.calls += 1;
+        if self.breaks_off {
+            ControlFlow::Break(())
+        } else {
+            GO_ON
+        }
+    }
+}
+
+#[test]
+fn a_batch_may_wait_or_end_before_it_flushes_anything() {
+    let (world, volume) = world();
+    let before = (world.stat().unwrap(), syncs(&world));
+    let mut pace = BeforeFlushes {
+        breaks_off: true,
+        ..BeforeFlushes::default()
+    };
+    let mut cursor = Lba(0);
+    let broken_off = world
+        .dedup()
+        .find_cold_batch(&volume, &mut cursor, &mut pace);
+    assert!(broken_off.unwrap().is_none() && cursor == Lba(0));
+    assert_eq!((world.stat().unwrap(), syncs(&world)), before);
+    let mut pace = BeforeFlushes::default();
+    for duplicates in [64, 0] {
+        let found = world
+            .dedup()
+            .find_cold_batch(&volume, &mut Lba(0), &mut pace);
+        assert_eq!(found.unwrap().unwrap().duplicates, duplicates);
+    }
+    assert_eq!(pace.calls, 1, "a batch of nothing flushes nothing");
+    write(&volume, 0, 5001..=5064);
+    let before = (world.stat().unwrap(), syncs(&world));
+    let mut pace = BeforeFlushes {
+        breaks_off: true,
+        ..BeforeFlushes::default()
+    };
+    let collected = world.dedup().collect_batch_paced(&mut pace);
+    assert!(collected.unwrap().is_none());
+    assert_eq!((world.stat().unwrap(), syncs(&world)), before);
+    assert_clean(&world);
+}
+
+fn syncs(world: &World) -> u64 {
+    let parts = [Part::Data, Part::Log, Part::Meta, Part::Index];
+    let count = |part| world.engine.count(part, Op::Sync).count;
+    parts.into_iter().map(count).sum()
 }

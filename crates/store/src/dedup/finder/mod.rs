@@ -9,7 +9,8 @@
 //! 5. under the locks again, log the result for each: *inserted*, *aliased*, *dangling*, *rejected*
 //!    or *declined* (see [`Outcome`])
 //!
-//! A batch in step 1 exists in memory only. A batch of all private blocks has some that are being written,
+//! A batch in step 1 exists in memory only; the caller's pace may make it wait there, before flushes of the device.
+//! A batch of all private blocks has some that are being written,
 //! so it is read between 3 and 4.
 //!
 //! A crash after 2 leaves an open batch; its blocks are read again, and 4 and 5 are done under the same
@@ -103,9 +104,12 @@ impl Dedup {
         } else {
             self.scan(volume, layer, *cursor)?
         };
-        let Some(read) = self.read_candidates(&scan, pace) else {
+        let Some(read) = self.read_candidates(&scan, &mut *pace) else {
             return Ok(None);
         };
+        if !scan.is_empty() && pace.before_flushes().is_break() {
+            return Ok(None);
+        }
         self.publish(volume, cursor, Some(&(scan, read))).map(Some)
     }
 

@@ -49,6 +49,11 @@ impl Scan {
         }
     }
 
+    /// Whether there are no candidates.
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
     fn is_candidate(&self, (item, segment): &(BatchItem, usize)) -> bool {
         let candidates = self.segments[*segment].leaf.candidates.slots();
         heat::has(&candidates, item.lba.slot())
