@@ -42,7 +42,7 @@ pub(crate) const SKEW: &str = "zoned:90/10:10/90";
 const SUPPLY_BYTES: u64 = 2 << 30;
 
 /// The least rate of the finder for its row to count.
-const FINDER_MB_PER_SECOND_MIN: f64 = 60.0;
+const FINDER_MB_PER_SECOND_MIN: f64 = 10.0;
 
 /// The least share of copies among the writes to a fully shared volume, for the row to count.
 const COPIED_MIN: f64 = 0.95;

@@ -6,7 +6,7 @@ use onefold_api::{
     PoolCheckReply, PoolDedupReply, PoolSetReply, PoolStatReply, PoolTrimReply, PoolUpgradeReply,
     size,
 };
-use onefold_store::{PoolStat, SpaceLevel, WhenFull};
+use onefold_store::{PoolStat, Provisioning, SpaceLevel, WhenFull};
 
 use super::snapshot::write_deletion;
 use super::{short, word};
@@ -51,6 +51,13 @@ impl Render for PoolStatReply {
                         format!("{}, shrinking to {}", bytes(stat.pool_blocks), bytes(end))
                     }
                     None => bytes(stat.pool_blocks),
+                },
+            ),
+            (
+                "",
+                match stat.provisioning {
+                    Provisioning::Thin => String::new(),
+                    Provisioning::Thick => "thick, all of it allocated on the host".to_owned(),
                 },
             ),
             ("block size", size::display(stat.block_size.into())),

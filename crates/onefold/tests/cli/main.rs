@@ -41,5 +41,6 @@ mod scrub;
 mod sharing;
 mod sizes;
 mod snapshots;
+mod thick;
 mod transfers;
 mod volumes;

@@ -1,6 +1,8 @@
 //! Options of pools and volumes, drawn from the seed.
 
-use onefold_store::{CreateOptions, DedupMode, IndexKind, Scarcity, VolumeOptions, VolumeSettings};
+use onefold_store::{
+    CreateOptions, DedupMode, IndexKind, Provisioning, Scarcity, VolumeOptions, VolumeSettings,
+};
 
 use crate::common::{KINDS, MIB};
 use crate::model::SECTOR;
@@ -21,6 +23,11 @@ pub(crate) fn options(random: &mut Random) -> CreateOptions {
         size_bytes: random.between(4, 32) * MIB,
         log_bytes: *random.pick(&[256 << 10, 256 << 10, 256 << 10, 384 << 10]),
         index: *random.pick(&KINDS),
+        provisioning: if random.one_in(8) {
+            Provisioning::Thick
+        } else {
+            Provisioning::Thin
+        },
     }
 }
 
