@@ -181,7 +181,7 @@ pub trait Disk: Send + Sync {
         false
     }
 
-    /// Begins the writes that were started since the last call. A started write may wait for this.
+    /// Begins the requests that were started since the last call. A started request may wait for this.
     fn submit(&self) {}
 
     /// Makes every write, discard, reservation and change of length that returned before this call

@@ -260,6 +260,36 @@ fn prepared_writes_go_on_by_themselves(disk: &dyn Disk) {
     }
 }
 
+/// A disk that prepares no reads offers none; others prepare every read of one range that the kernel would take.
+fn prepared_reads_go_on_by_themselves(disk: &dyn Disk) {
+    let (unit, bytes_max) = (disk.alignment(), disk.prepared_read_bytes_max());
+    if bytes_max == 0 {
+        assert!(disk.prepare_read(&[(0, unit)]).is_none());
+        return;
+    }
+    assert!(disk.prepare_read(&[(0, bytes_max + unit)]).is_none());
+    assert!(disk.prepare_read(&[(0, 0)]).is_none() && disk.prepare_read(&[]).is_none());
+    let content = |n: usize| vec![n as u8 + 1; unit];
+    let contents: Vec<u8> = (0..64).flat_map(content).collect();
+    disk.write_at(&contents, 0).unwrap();
+    drop(disk.prepare_read(&[(0, unit)]).unwrap());
+    let (told, ends) = mpsc::channel();
+    for n in 0..40_usize {
+        let read = disk.prepare_read(&[((n * unit) as u64, unit)]).unwrap();
+        let told = told.clone();
+        read.start(Box::new(move |found| told.send((n, found)).unwrap()));
+    }
+    disk.submit();
+    let mut numbers = Vec::new();
+    for _ in 0..40 {
+        let (number, found) = ends.recv().unwrap();
+        assert!(found == Some(vec![content(number)]), "{number}");
+        numbers.push(number);
+    }
+    numbers.sort_unstable();
+    assert_eq!(numbers, Vec::from_iter(0..40));
+}
+
 /// The whole suite, on an engine without parts.
 fn conforms(engine: &dyn Engine) {
     parts_are_created_once_and_opened(engine);
@@ -281,6 +311,7 @@ fn conforms(engine: &dyn Engine) {
             reads_zeros_beyond_the_end(&*disk);
         }
         prepared_writes_go_on_by_themselves(&*disk);
+        prepared_reads_go_on_by_themselves(&*disk);
         trying_to_read_agrees_with_reading(&*disk);
         discards(&*disk);
         reserves(&*disk);

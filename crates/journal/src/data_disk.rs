@@ -281,7 +281,7 @@ impl DataDisk {
         self.disk.prepare_read(ranges)
     }
 
-    /// Submits the writes that were started.
+    /// Submits the requests that were started.
     pub fn submit(&self) {
         self.disk.submit();
     }

@@ -106,7 +106,7 @@ struct Connection<'a> {
     export: Arc<dyn Export>,
     prepared_bytes_max: usize,
     prepared_read_bytes_max: usize,
-    /// Whether writes were started that may wait for [`Export::submit`].
+    /// Whether requests were started that may wait for [`Export::submit`].
     has_started: bool,
     input: Input,
     batch: Batch,
@@ -462,6 +462,14 @@ impl Connection<'_> {
                     done => done.map(|_| Vec::new()),
                 }
             }
+            Command::Read { .. } if len <= self.prepared_read_bytes_max => {
+                work = match self.start_read(work) {
+                    None => return Ok(()),
+                    Some(unstarted) => unstarted,
+                };
+                let memory = self.batch.slot(len);
+                work.execute(&self.shared, self.export.as_ref(), memory, Blocking::No)
+            }
             _ => {
                 let memory = match work.command {
                     Command::Write { .. } => self.input.front_mut(len),
@@ -522,15 +530,12 @@ impl Connection<'_> {
         None
     }
 
-    /// Starts a read that needs no worker; returns any other request.
+    /// Starts a read that needs no worker; returns the request if it needs one, or nothing has to be read.
     fn start_read(&mut self, mut work: Work) -> Option<Work> {
         let Command::Read { ref range, .. } = work.command else {
             return Some(work);
         };
         let (offset, len) = (range.start, work.command.memory_bytes());
-        if len > self.prepared_read_bytes_max {
-            return Some(work);
-        }
         let prepare = || Ok(Arc::clone(&self.export).prepare_read(offset, len));
         let prepared = self.shared.attempt("read", prepare);
         let Ok(Some(prepared)) = prepared else {
@@ -544,10 +549,11 @@ impl Connection<'_> {
         }
         let request = self.queued(work);
         prepared.start(move |found| request.read(found));
+        self.has_started = true;
         None
     }
 
-    /// Submits the writes that were started.
+    /// Submits the requests that were started.
     fn submit(&mut self) {
         if std::mem::take(&mut self.has_started) {
             self.export.submit();
@@ -566,10 +572,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Hands a request over to the workers, or starts it; returns the request if neither is
-    /// possible.
-    fn hand_over(&mut self, work: Work) -> Option<Work> {
-        let mut work = self.start_read(work)?;
+    /// Hands a request over to the workers; returns the request if this is not possible.
+    fn hand_over(&mut self, mut work: Work) -> Option<Work> {
         let len = work.command.memory_bytes();
         let mut taken = None;
         if len == 0 {

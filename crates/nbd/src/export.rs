@@ -91,7 +91,7 @@ pub trait Export: Send + Sync {
         None
     }
 
-    /// Submits the prepared writes that were started, which may wait for this.
+    /// Submits the prepared requests that were started, which may wait for this.
     fn submit(&self) {}
 
     /// Returns when every write that was answered before the call, on any connection, is durable.

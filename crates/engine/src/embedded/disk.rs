@@ -12,7 +12,7 @@ use super::syncs::Syncs;
 use super::together;
 use super::writeback::Writeback;
 use crate::failure::explain;
-use crate::{Disk, PreparedWrite, ReadRange};
+use crate::{Disk, PreparedRead, PreparedWrite, ReadRange};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -351,11 +351,26 @@ impl Disk for FileDisk {
         let has_room = self
             .check_room(offset.checked_add(bytes.len() as u64))
             .is_ok();
-        (is_aligned && has_room).then(|| ring.prepare(bytes, offset))?
+        (is_aligned && has_room).then(|| ring.prepare_write(bytes, offset))?
     }
 
     fn prepared_bytes_max(&self) -> usize {
-        self.ring.as_ref().map_or(0, |_| ring::WRITE_BYTES_MAX)
+        self.ring.as_ref().map_or(0, |_| ring::REQUEST_BYTES_MAX)
+    }
+
+    fn prepare_read(&self, ranges: &[(u64, usize)]) -> Option<Box<dyn PreparedRead>> {
+        let ring = self.ring.as_ref()?;
+        // Several go to the kernel together in `read_together`, and come back as one.
+        let [(offset, len)] = *ranges else {
+            return None;
+        };
+        let unit = self.alignment;
+        let is_aligned = offset.is_multiple_of(unit as u64) && len.is_multiple_of(unit);
+        is_aligned.then(|| ring.prepare_read(offset, len))?
+    }
+
+    fn prepared_read_bytes_max(&self) -> usize {
+        self.prepared_bytes_max()
     }
 
     fn submit(&self) {

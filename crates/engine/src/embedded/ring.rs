@@ -1,18 +1,18 @@
-//! Writes that bypass the host's cache, without a thread for each: one thread submits them to the kernel, many at a
+//! Requests that bypass the host's cache, without a thread for each: one thread submits them to the kernel, many at a
 //! time, and collects their completions (io_uring(7)).
 //!
-//! A host may forbid this; then there is no ring, and writing threads wait for the device.
+//! A host may forbid this; then there is no ring, and the callers' threads wait for the device.
 //!
 //! Invariants:
-//! - A buffer that the kernel reads belongs to the thread of the ring, which keeps it until the kernel has completed
-//!   the write.
-//! - When the ring is dropped, every write that was started has ended.
+//! - A buffer that the kernel uses belongs to the thread of the ring, which keeps it until the kernel has completed the
+//!   request.
+//! - When the ring is dropped, every request that was started has ended.
 
 use super::aligned::AlignedBuffer;
 use super::handoff::Handoff;
 use super::sync::{Mutex, lock};
 use crate::failure::explain;
-use crate::{PreparedWrite, WriteEnded};
+use crate::{PreparedRead, PreparedWrite, ReadEnded, WriteEnded};
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, retry_on_intr};
@@ -24,13 +24,13 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The most writes that are prepared or in flight at a time.
-const WRITES_MAX: usize = 128;
+/// The most requests that are prepared or in flight at a time.
+const REQUESTS_MAX: usize = 128;
 
-/// The longest write, in bytes. The transfer of a longer one outweighs the cost of a thread.
-pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
+/// The longest request, in bytes. The transfer of a longer one outweighs the cost of a thread.
+pub(super) const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// Threads that the kernel may use for the writes, where the file system cannot begin them without waiting: on ext4
+/// Threads that the kernel may use for the requests, where the file system cannot begin them without waiting: on ext4
 /// while another write makes the file longer, or changes where it is. Enough to keep a disk's queue filled. The
 /// kernel's own limit is four for each processor.
 const KERNEL_THREADS_MAX: u32 = 16;
@@ -38,7 +38,7 @@ const KERNEL_THREADS_MAX: u32 = 16;
 /// The pause after an error that no kernel is known to return.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Identifies completions of the alarm; other completions have the number of a write.
+/// Identifies completions of the alarm; other completions have the number of a request.
 const WOKEN: u64 = u64::MAX;
 
 /// The ring of one part.
@@ -57,7 +57,7 @@ struct Shared {
     alarm: OwnedFd,
 }
 
-/// Buffers that no write uses.
+/// Buffers that no request uses.
 struct Buffers {
     free: Vec<Buffer>,
     /// The number of buffers, used and free.
@@ -66,28 +66,34 @@ struct Buffers {
 }
 
 struct Buffer {
-    /// The number of the buffer and of its write, below [`WRITES_MAX`].
+    /// The number of the buffer and of its request, below [`REQUESTS_MAX`].
     number: usize,
     memory: AlignedBuffer,
 }
 
-/// A prepared write.
+/// A prepared request.
 struct Prepared {
-    /// Present until the write starts.
+    /// Present until the request starts.
     buffer: Option<Buffer>,
     len: usize,
     offset: u64,
     shared: Arc<Shared>,
 }
 
-/// A write in flight.
+/// A request in flight.
 struct Started {
     buffer: Buffer,
     len: usize,
     offset: u64,
-    /// Bytes that the kernel has written.
+    /// Bytes that the kernel has transferred.
     done: usize,
-    ended: WriteEnded,
+    ended: Ended,
+}
+
+/// Called when the request has ended.
+enum Ended {
+    Write(WriteEnded),
+    Read(ReadEnded),
 }
 
 impl Ring {
@@ -108,7 +114,7 @@ impl Ring {
         let (told, hears) = mpsc::sync_channel(1);
         let of_thread = Arc::clone(&shared);
         // Only the thread that made such a ring may use it.
-        let work = move || match new(WRITES_MAX + 1, KERNEL_THREADS_MAX) {
+        let work = move || match new(REQUESTS_MAX + 1, KERNEL_THREADS_MAX) {
             Ok(ring) => {
                 let _ = told.send(Ok(()));
                 RingThread::new(ring, of_thread).run();
@@ -127,21 +133,40 @@ impl Ring {
     }
 
     /// Copies the bytes of a write. Returns nothing if the write is too long, or no buffer is free.
-    pub(super) fn prepare(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
-        if bytes.is_empty() || bytes.len() > WRITE_BYTES_MAX {
+    pub(super) fn prepare_write(
+        &self,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Option<Box<dyn PreparedWrite>> {
+        if bytes.is_empty() || bytes.len() > REQUEST_BYTES_MAX {
             return None;
         }
-        let mut buffer = lock(&self.shared.buffers).take()?;
-        buffer.memory.bytes()[..bytes.len()].copy_from_slice(bytes);
+        let mut prepared = self.take(bytes.len(), offset)?;
+        if let Some(buffer) = &mut prepared.buffer {
+            buffer.memory.bytes()[..bytes.len()].copy_from_slice(bytes);
+        }
+        Some(prepared)
+    }
+
+    /// Prepares a read. Returns nothing if it is too long, or no buffer is free.
+    pub(super) fn prepare_read(&self, offset: u64, len: usize) -> Option<Box<dyn PreparedRead>> {
+        if len == 0 || len > REQUEST_BYTES_MAX {
+            return None;
+        }
+        Some(self.take(len, offset)?)
+    }
+
+    fn take(&self, len: usize, offset: u64) -> Option<Box<Prepared>> {
+        let buffer = lock(&self.shared.buffers).take()?;
         Some(Box::new(Prepared {
             buffer: Some(buffer),
-            len: bytes.len(),
+            len,
             offset,
             shared: Arc::clone(&self.shared),
         }))
     }
 
-    /// Makes the kernel receive all started writes.
+    /// Makes the kernel receive all started requests.
     pub(super) fn submit(&self) {
         self.shared.wake();
     }
@@ -151,7 +176,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         self.shared.handoff.close();
         self.shared.wake();
-        // A write's callback may drop the part on the thread of the ring, which ends next.
+        // A request's callback may drop the part on the thread of the ring, which ends next.
         if let Some(thread) = self
             .thread
             .take()
@@ -181,18 +206,30 @@ impl Buffers {
         if let Some(buffer) = self.free.pop() {
             return Some(buffer);
         }
-        if self.made == WRITES_MAX {
+        if self.made == REQUESTS_MAX {
             return None;
         }
         let number = self.made;
         self.made += 1;
-        let memory = AlignedBuffer::new(WRITE_BYTES_MAX, self.alignment);
+        let memory = AlignedBuffer::new(REQUEST_BYTES_MAX, self.alignment);
         Some(Buffer { number, memory })
     }
 }
 
 impl PreparedWrite for Prepared {
-    fn start(mut self: Box<Self>, ended: WriteEnded) {
+    fn start(self: Box<Self>, ended: WriteEnded) {
+        self.begin(Ended::Write(ended));
+    }
+}
+
+impl PreparedRead for Prepared {
+    fn start(self: Box<Self>, ended: ReadEnded) {
+        self.begin(Ended::Read(ended));
+    }
+}
+
+impl Prepared {
+    fn begin(mut self, ended: Ended) {
         if let Some(buffer) = self.buffer.take() {
             self.shared.handoff.put(Started {
                 buffer,
@@ -258,7 +295,7 @@ pub(super) fn submit_and_wait(ring: &IoUring, count: usize) {
 struct RingThread {
     ring: IoUring,
     shared: Arc<Shared>,
-    /// Writes in flight, by number.
+    /// Requests in flight, by number.
     under_way: Vec<Option<Started>>,
     count: usize,
     /// The kernel completes a request whenever the alarm is rung.
@@ -270,7 +307,7 @@ impl RingThread {
         RingThread {
             ring,
             shared,
-            under_way: (0..WRITES_MAX).map(|_| None).collect(),
+            under_way: (0..REQUESTS_MAX).map(|_| None).collect(),
             count: 0,
             is_alarm_watched: false,
         }
@@ -300,20 +337,26 @@ impl RingThread {
         }
     }
 
-    /// Queues a write, or the rest of it, for the next [`submit_and_wait`].
+    /// Queues a request, or the rest of it, for the next [`submit_and_wait`].
     fn begin(&mut self, mut started: Started) {
         let number = started.buffer.number;
-        let rest = &started.buffer.memory.bytes()[started.done..started.len];
+        let rest = &mut started.buffer.memory.bytes()[started.done..started.len];
         let file = types::Fd(self.shared.file.as_raw_fd());
-        let write = opcode::Write::new(file, rest.as_ptr(), rest.len() as u32)
-            .offset(started.offset + started.done as u64)
-            .build()
-            .user_data(number as u64);
+        let (bytes, offset) = (rest.len() as u32, started.offset + started.done as u64);
+        let entry = match started.ended {
+            Ended::Write(_) => opcode::Write::new(file, rest.as_ptr(), bytes)
+                .offset(offset)
+                .build(),
+            Ended::Read(_) => opcode::Read::new(file, rest.as_mut_ptr(), bytes)
+                .offset(offset)
+                .build(),
+        };
+        let entry = entry.user_data(number as u64);
         self.under_way[number] = Some(started);
         self.count += 1;
         // SAFETY: the file is open as long as `shared` is there. The bytes are on the heap and belong to
         // `under_way` until the completion of this number, however that moves.
-        let pushed = unsafe { self.ring.submission().push(&write) };
+        let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
             self.note(number, -Errno::AGAIN.raw_os_error());
         }
@@ -332,13 +375,14 @@ impl RingThread {
         self.is_alarm_watched = unsafe { self.ring.submission().push(&watch) }.is_ok();
     }
 
-    /// Handles the kernel's completion of a write, or of a part of it.
+    /// Handles the kernel's completion of a request, or of a part of it.
     fn note(&mut self, number: usize, result: i32) {
         let Some(mut started) = self.under_way.get_mut(number).and_then(Option::take) else {
             return;
         };
         self.count -= 1;
         let result = match result {
+            // A read ends early at the end of the file.
             0 => Err(io::ErrorKind::WriteZero.into()),
             1.. => {
                 started.done += result as usize;
@@ -357,13 +401,19 @@ impl RingThread {
             ended,
             ..
         } = started;
-        let result = result.map_err(|cause| {
-            let doing = format!("writing {len} bytes at {offset} of {}", self.shared.name);
-            explain(doing, cause)
-        });
-        // Other writes are in flight: a defect in one callback must not end the thread.
         let bytes = &buffer.memory.bytes()[..len];
-        let _ = catch_unwind(AssertUnwindSafe(|| ended(result, bytes)));
+        let call = || match ended {
+            Ended::Write(ended) => {
+                let result = result.map_err(|cause| {
+                    let doing = format!("writing {len} bytes at {offset} of {}", self.shared.name);
+                    explain(doing, cause)
+                });
+                ended(result, bytes);
+            }
+            Ended::Read(ended) => ended(result.is_ok().then(|| vec![bytes.to_vec()])),
+        };
+        // Other requests are in flight: a defect in one callback must not end the thread.
+        let _ = catch_unwind(AssertUnwindSafe(call));
         lock(&self.shared.buffers).free.push(buffer);
     }
 }
@@ -395,7 +445,7 @@ mod tests {
             len: bytes.len(),
             offset: 0,
             done: 0,
-            ended: Box::new(move |result, _| told.send(result).unwrap()),
+            ended: Ended::Write(Box::new(move |result, _| told.send(result).unwrap())),
         });
         thread.count = 1;
         (thread, ends)
@@ -424,6 +474,38 @@ mod tests {
         file.read_exact_at(&mut found, 0).unwrap();
         assert!(found[..1536].iter().all(|byte| *byte == 0));
         assert!(found[1536..] == bytes[1536..]);
+    }
+
+    #[test]
+    fn the_rest_of_a_short_read_comes_from_where_it_is() {
+        if new(8, 1).is_err() {
+            println!("SKIPPED: no io_uring");
+            return;
+        }
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..8192_u32).map(|n| (n / 512 + 1) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        for is_longer in [false, true] {
+            let (told, ends) = mpsc::channel();
+            let (mut thread, _) = under_way(&file, &[0; 8192]);
+            if let Some(started) = &mut thread.under_way[0] {
+                started.ended = Ended::Read(Box::new(move |found| told.send(found).unwrap()));
+                started.offset = if is_longer { 4096 } else { 0 };
+            }
+            // The kernel claims to have read this much, and the buffer is as before.
+            thread.note(0, 1536);
+            for _ in 0..1 + usize::from(is_longer) {
+                assert!(ends.try_recv().is_err(), "the read has not ended");
+                submit_and_wait(&thread.ring, 1);
+                let completed: Vec<_> = thread.ring.completion().collect();
+                for end in completed {
+                    thread.note(end.user_data() as usize, end.result());
+                }
+            }
+            let found = ends.recv().unwrap();
+            let whole = [&[0; 1536][..], &bytes[1536..]].concat();
+            assert!(found == (!is_longer).then_some(vec![whole]));
+        }
     }
 
     #[test]

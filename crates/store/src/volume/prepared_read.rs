@@ -1,4 +1,4 @@
-//! Reads of data in a cluster, for which no thread waits.
+//! Reads for which no thread waits: in a cluster, and past the host's cache where the data is in one run.
 //!
 //! A read is *prepared*: its blocks are looked up and pinned, and the engine knows their places. Once it is started
 //! it needs no thread; the engine's thread checks the bytes when they have arrived.
@@ -63,7 +63,7 @@ impl Volume {
         self.pool.data().prepared_read_bytes_max()
     }
 
-    /// Prepares a read that waits only for the cluster; nothing if it needs more, or less.
+    /// Prepares a read that waits only for cluster or device; nothing if it needs more, or less.
     #[must_use]
     pub fn prepare_read(self: &Arc<Self>, offset: u64, len: usize) -> Option<PreparedRead> {
         let received = Instant::now();
