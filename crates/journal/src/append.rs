@@ -102,6 +102,12 @@ impl Journal {
         }
     }
 
+    /// Whether records could be appended now without waiting. A hint: requests in the same time may use up the room.
+    pub fn appends_at_once(&self) -> Result<bool> {
+        let uncommitted = self.state.uncommitted()?;
+        Ok(uncommitted.copy.is_there() && self.pressure(&uncommitted).is_none())
+    }
+
     /// Makes room for records, so that appending them soon does not have to wait.
     pub fn make_room(&self) -> Result<()> {
         let pressure = self.pressure(&*self.state.uncommitted()?);

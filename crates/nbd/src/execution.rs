@@ -412,7 +412,7 @@ impl Task for QueuedRequest {
 }
 
 impl QueuedRequest {
-    /// Completes a write that ran without a worker.
+    /// Completes a write that ran without a worker, or hands it to a worker if it has to wait after all.
     fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
         let shared = Arc::clone(&self.shared);
         match shared.attempt(self.work.command.name(), || written) {
@@ -421,6 +421,13 @@ impl QueuedRequest {
                     buffer.copy_from_slice(data);
                 }
                 self.wait_for_space();
+            }
+            // There was more to wait for than the device.
+            Err(AttemptError::WouldBlock) => {
+                if let Some(buffer) = &mut self.work.buffer {
+                    buffer.copy_from_slice(data);
+                }
+                self.hand_over();
             }
             done => self.deliver(done.map(|()| Vec::new())),
         }
@@ -434,11 +441,14 @@ impl QueuedRequest {
                 found.copy_to(buffer);
                 self.deliver(Ok(Vec::new()));
             }
-            _ => {
-                let (workers, lane) = (Arc::clone(&self.shared.workers), self.shared.lane());
-                submit_with_threads(&workers, lane, self);
-            }
+            _ => self.hand_over(),
         }
+    }
+
+    /// Has a worker execute the request.
+    fn hand_over(self) {
+        let (workers, lane) = (Arc::clone(&self.shared.workers), self.shared.lane());
+        submit_with_threads(&workers, lane, self);
     }
 
     /// Parks the request, so that the worker is free; a worker retries it later.

@@ -1,48 +1,66 @@
-//! Writes in place past the host's cache, for which no thread waits.
+//! Writes past the host's cache for which no thread waits: in place, or to one run of new blocks.
 //!
 //! Steps 1 to 5 are the same as for every write (`write.rs`) and wait for nothing. Then the write is *prepared*:
 //! its blocks are locked, and the engine has its bytes. Once it is started, step 6 needs no thread; the thread
-//! that receives the completion does the rest. There is no step 7, because the entries stay as they are.
+//! that receives the completion does the rest. In place there is no step 7, because the entries stay as they are.
+//! New blocks are recorded if that has to wait for nothing; otherwise they are taken back.
 //!
-//! A request that needs anything else (new blocks, a device that is read first, a lock that another request has)
-//! fails before it has changed anything, and the caller repeats it as [`Volume::write`] with [`Blocking::Yes`].
+//! A request that needs anything else (a map that is read first, a lock that another request has, room in the log) fails
+//! with `WouldBlock` and has changed nothing, before it is started or at its end. The caller repeats it as
+//! [`Volume::write`] with [`Blocking::Yes`].
 
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use onefold_engine::PreparedWrite as PreparedIo;
-use onefold_format::{Lba, Pba};
+use onefold_format::{Lba, Pba, Record};
 use onefold_index::Fingerprint;
 use onefold_metadata::{
-    BlockGuard, BlockRange, Blocking, Entries, HashCache, PbaRun, REQUEST_BYTES_MAX, Result,
-    StoreError,
+    BlockGuard, BlockRange, Blocking, Guard, HashCache, Layer, MetadataState, PbaRun, PbaRuns,
+    REQUEST_BYTES_MAX, Result, StoreError,
 };
 use smallvec::SmallVec;
 
 use super::Volume;
-use super::piece::{Fate, Piece, Run};
+use super::piece::{Fate, Piece, Placed, PlacedRuns, Run, changes};
 use super::resolve::Resolved;
-use super::write::not_stored;
+use super::write::{not_stored, sums, take_back};
 
 /// A write that only has to be started. If it is dropped, nothing is written.
 pub struct PreparedWrite {
     io: Box<dyn PreparedIo>,
-    in_place: InPlace,
+    write: UnderWay,
 }
 
-/// The rest of a write in place, for when the device has written.
-struct InPlace {
+/// The rest of a write, for when the device has written.
+struct UnderWay {
     volume: Arc<Volume>,
     /// The offset of the request, in bytes.
     offset: u64,
     received: Instant,
     blocks: BlockRange,
     pba: Pba,
+    /// The blocks at `pba`, if they are new.
+    new: Option<NewBlocks>,
+    resolved: Option<Resolved>,
     /// The volume's hash cache, and the fingerprints that it gets.
     fingerprints: Option<(Arc<HashCache>, SmallVec<[Fingerprint; 8]>)>,
     /// Keeps other requests away from the blocks until the write has ended.
     locked: Option<BlockGuard>,
+}
+
+/// New blocks that no record refers to yet. They are taken back when this is dropped.
+struct NewBlocks {
+    volume: Arc<Volume>,
+    layer: Arc<Layer>,
+    placed: PlacedRuns,
+    /// Entries that will hold data and did not.
+    entries_more: u64,
+    records: SmallVec<[Record; 2]>,
+    sums: SmallVec<[u32; 8]>,
+    old_blocks: PbaRuns,
+    is_recorded: bool,
 }
 
 impl Volume {
@@ -52,7 +70,7 @@ impl Volume {
         self.pool.data().prepared_bytes_max()
     }
 
-    /// Submits the writes that were started to the device.
+    /// Submits the requests that were started to the device.
     pub fn submit(&self) {
         self.pool.data().submit();
     }
@@ -69,7 +87,7 @@ impl Volume {
         data: &[u8],
     ) -> Result<Option<PreparedWrite>> {
         let received = Instant::now();
-        if !self.may_go_in_place(offset, data) {
+        if !self.may_be_prepared(offset, data) {
             self.write(offset, data, Blocking::No)?;
             return Ok(None);
         }
@@ -82,8 +100,8 @@ impl Volume {
         written.map_err(|error| self.refused(self.during("writing", offset, error)))
     }
 
-    /// Whether the live layer owns these blocks, each of them whole. A hint: nothing is locked.
-    fn may_go_in_place(&self, offset: u64, data: &[u8]) -> bool {
+    /// Whether these are whole blocks whose entries are in memory. A hint: nothing is locked.
+    fn may_be_prepared(&self, offset: u64, data: &[u8]) -> bool {
         let block_size = self.pool.block_size();
         let (len, bytes_max) = (data.len() as u64, self.prepared_bytes_max() as u64);
         let is_whole = offset.is_multiple_of(block_size) && len.is_multiple_of(block_size);
@@ -91,18 +109,9 @@ impl Volume {
             return false;
         }
         let blocks = BlockRange::new(Lba(offset / block_size), len / block_size);
-        let mut entries = Entries::new();
-        for part in blocks.by_segment() {
-            let Ok(leaf) = self
-                .pool
-                .maps()
-                .leaf(&self.layer(), part.segment(), Blocking::No)
-            else {
-                return false;
-            };
-            leaf.entries(part.slots(), &mut entries);
-        }
-        entries.iter().all(|entry| entry.own_pba().is_some())
+        let (maps, layer) = (self.pool.maps(), self.layer());
+        let is_there = |part: BlockRange| maps.leaf(&layer, part.segment(), Blocking::No).is_ok();
+        blocks.by_segment().all(is_there)
     }
 
     /// Steps 2 to 5.
@@ -114,8 +123,8 @@ impl Volume {
     ) -> Result<Option<PreparedWrite>> {
         let block_size = self.pool.block_size();
         let (first, count) = (Lba(offset / block_size), data.len() as u64 / block_size);
-        let resolved = self.resolve(data, Blocking::No)?;
-        let resolved = resolved.as_ref();
+        let found = self.resolve(data, Blocking::No)?;
+        let resolved = found.as_ref();
         let (layer, locked) = self.lock_blocks(offset..offset + data.len() as u64, Blocking::No)?;
         if resolved.is_some_and(Resolved::is_without_new) {
             self.write_locked(&layer, first, data, resolved, Blocking::No)?;
@@ -126,38 +135,88 @@ impl Volume {
         let entries = self.entries_to_write(&layer, blocks, Blocking::No)?;
         let piece = Piece::new(first, data, block_size, entries, resolved);
         let runs = self.shape(&layer, &piece, Blocking::No)?;
-        let [
-            Run {
-                fate: Fate::InPlace(pba),
-                ..
-            },
-        ] = runs[..]
-        else {
-            return Err(StoreError::would_block());
+        let (pba, new) = match runs[..] {
+            [
+                Run {
+                    fate: Fate::InPlace(pba),
+                    ..
+                },
+            ] => (pba, None),
+            [
+                Run {
+                    fate: Fate::New, ..
+                },
+            ] => {
+                let (pba, new) = self.new_blocks(&layer, &piece, &runs)?;
+                (pba, Some(new))
+            }
+            _ => return Err(StoreError::would_block()),
         };
         let cache = layer.hash_cache();
         if let Some(cache) = &cache {
             blocks.by_segment().for_each(|blocks| cache.forget(blocks));
         }
-        self.rewrites
-            .begin(&self.pool, PbaRun { start: pba, count });
+        if new.is_none() {
+            self.rewrites
+                .begin(&self.pool, PbaRun { start: pba, count });
+        }
         let io = self.pool.data().prepare_write(data, pba.0 * block_size);
         let io = io.ok_or_else(StoreError::would_block)?;
         let fingerprints = cache.map(|cache| {
             let fingerprints = self.fingerprints(&layer, &cache, &piece, blocks);
             (cache, fingerprints)
         });
-        self.note_written(count, resolved);
-        let in_place = InPlace {
+        let write = UnderWay {
             volume: Arc::clone(self),
             offset,
             received,
             blocks,
             pba,
+            new,
+            resolved: found,
             fingerprints,
             locked,
         };
-        Ok(Some(PreparedWrite { io, in_place }))
+        Ok(Some(PreparedWrite { io, write }))
+    }
+
+    /// Allocates one run of new blocks, and makes the records that will refer to it.
+    fn new_blocks(
+        self: &Arc<Self>,
+        layer: &Arc<Layer>,
+        piece: &Piece<'_>,
+        runs: &[Run],
+    ) -> Result<(Pba, NewBlocks)> {
+        // What would be written in vain goes to a thread that may wait.
+        if !self.pool.journal().appends_at_once()? {
+            return Err(StoreError::would_block());
+        }
+        let entries_more = piece.entries_more(runs);
+        layer.space_limits.admit(entries_more, piece.block_size)?;
+        let placed = self.place(layer, piece, runs, Blocking::No)?;
+        let (records, old_blocks) = changes(layer.id, piece, &placed);
+        let sums = if self.pool.journal().wants_sums() {
+            sums(piece, &placed)
+        } else {
+            SmallVec::new()
+        };
+        let pba = match placed[..] {
+            [Placed { new, .. }] => new,
+            _ => None,
+        };
+        let new = NewBlocks {
+            volume: Arc::clone(self),
+            layer: Arc::clone(layer),
+            placed,
+            entries_more,
+            records,
+            sums,
+            old_blocks,
+            is_recorded: false,
+        };
+        // Scattered blocks are several writes.
+        let pba = pba.ok_or_else(StoreError::would_block)?;
+        Ok((pba, new))
     }
 }
 
@@ -165,14 +224,14 @@ impl PreparedWrite {
     /// Starts the write, which may wait for [`Volume::submit`]. `ended` gets the result, as [`Volume::write`]
     /// returns it, and the bytes of the write, on a thread on which it must not wait.
     pub fn start(self, ended: impl FnOnce(Result<()>, &[u8]) + Send + 'static) {
-        let Self { io, in_place } = self;
+        let Self { io, write } = self;
         io.start(Box::new(move |written, data| {
-            ended(in_place.end(written), data);
+            ended(write.end(written), data);
         }));
     }
 }
 
-impl InPlace {
+impl UnderWay {
     /// The rest of the write, with its blocks still locked.
     fn end(self, written: io::Result<()>) -> Result<()> {
         let Self {
@@ -181,15 +240,23 @@ impl InPlace {
             received,
             blocks,
             pba,
+            new,
+            resolved,
             fingerprints,
             locked,
         } = self;
-        let pool = &volume.pool;
+        let (pool, count) = (&volume.pool, blocks.count);
         pool.data().mark_unsynced();
         let written = written.map_err(|error| not_stored(blocks, pba, error));
+        let written = written.and_then(|()| match new {
+            Some(new) => new.record(),
+            None => {
+                volume.rewrites.end(pool, PbaRun { start: pba, count });
+                Ok(())
+            }
+        });
         if written.is_ok() {
-            let count = blocks.count;
-            volume.rewrites.end(pool, PbaRun { start: pba, count });
+            volume.note_written(count, resolved.as_ref());
             if let Some((cache, fingerprints)) = fingerprints {
                 let mut rest = &fingerprints[..];
                 for part in blocks.by_segment() {
@@ -202,5 +269,39 @@ impl InPlace {
         drop(locked);
         volume.count_latency(received, &written);
         written.map_err(|error| volume.refused(volume.during("writing", offset, error)))
+    }
+}
+
+impl NewBlocks {
+    /// [step 7 log] Makes the entries refer to the blocks, which are stored.
+    fn record(mut self) -> Result<()> {
+        let admit = |_: &MetadataState| {
+            // Other requests may have used up the quota since.
+            if Guard::QuotaLookedAtLocked.holds() {
+                let block_size = self.volume.pool.block_size();
+                let limits = &self.layer.space_limits;
+                limits.admit(self.entries_more, block_size)?;
+            }
+            Ok(())
+        };
+        self.volume.pool.journal().append_new(
+            &self.records,
+            &self.sums,
+            &self.old_blocks,
+            Blocking::No,
+            Some(&admit),
+        )?;
+        self.is_recorded = true;
+        Ok(())
+    }
+}
+
+impl Drop for NewBlocks {
+    fn drop(&mut self) {
+        if !self.is_recorded
+            && let Err(error) = take_back(self.volume.pool.journal(), &self.placed)
+        {
+            tracing::error!("blocks of a write that was not made stay allocated: {error}");
+        }
     }
 }

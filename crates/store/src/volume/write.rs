@@ -319,7 +319,7 @@ impl Volume {
     }
 
     /// [step 5 place] One allocation for all new blocks, so that they are consecutive.
-    fn place(
+    pub(super) fn place(
         &self,
         layer: &Layer,
         piece: &Piece<'_>,
@@ -591,7 +591,7 @@ impl Volume {
 }
 
 /// Takes back new blocks without a record.
-fn take_back(journal: &Journal, placed: &[Placed]) -> Result<()> {
+pub(super) fn take_back(journal: &Journal, placed: &[Placed]) -> Result<()> {
     // After a failure inside `apply` some of them may have been recorded; the pool takes no
     // writes then, and recovery finds out.
     if journal.check_writable().is_ok() {
@@ -645,7 +645,7 @@ fn consecutive(placed: &[Placed]) -> SmallVec<[(BlockRange, Pba); 4]> {
 }
 
 /// A checksum of each new block, in the order of their records.
-fn sums(piece: &Piece<'_>, placed: &[Placed]) -> SmallVec<[u32; 8]> {
+pub(super) fn sums(piece: &Piece<'_>, placed: &[Placed]) -> SmallVec<[u32; 8]> {
     let new = placed.iter().filter(|part| part.new.is_some());
     let blocks = new.flat_map(|part| {
         let bytes = piece.bytes(part.run.blocks);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
-use onefold_store::{Blocking, StoreError, Volume};
+use onefold_store::{Blocking, StoreError, StoreErrorKind, Volume};
 
 use crate::world::{Step, Stop, World};
 
@@ -123,7 +123,12 @@ impl World {
         self.interrupt(Held::Blocks(id));
         volume.submit();
         let ended = ended.lock().expect("nobody panics").take();
-        ended.expect("all that was started has ended")
+        match ended.expect("all that was started has ended") {
+            Err(error) if error.kind() == StoreErrorKind::WouldBlock => {
+                volume.write(offset, bytes, Blocking::Yes)
+            }
+            ended => ended,
+        }
     }
 
     fn interrupt(&self, held: Held) {
