@@ -22,7 +22,7 @@ const LOG_MARGIN_BYTES: u64 = 8 << 10;
 pub type Admit<'a> = &'a dyn Fn(&MetadataState) -> Result<()>;
 
 /// The reason why a record cannot be appended now, and the remedy.
-enum Pressure {
+pub(super) enum Pressure {
     /// The tail is full: a commit helps.
     Tail,
     /// Too many changes are in memory: a checkpoint helps.
@@ -102,12 +102,6 @@ impl Journal {
         }
     }
 
-    /// Whether records could be appended now without waiting. A hint: requests in the same time may use up the room.
-    pub fn appends_at_once(&self) -> Result<bool> {
-        let uncommitted = self.state.uncommitted()?;
-        Ok(uncommitted.copy.is_there() && self.pressure(&uncommitted).is_none())
-    }
-
     /// Makes room for records, so that appending them soon does not have to wait.
     pub fn make_room(&self) -> Result<()> {
         let pressure = self.pressure(&*self.state.uncommitted()?);
@@ -171,7 +165,7 @@ impl Journal {
         Ok(is_copied)
     }
 
-    fn pressure(&self, uncommitted: &Uncommitted) -> Option<Pressure> {
+    pub(super) fn pressure(&self, uncommitted: &Uncommitted) -> Option<Pressure> {
         let tail = &uncommitted.tail;
         let log_bytes = self.log_span.used() + tail.log_bytes();
         if log_bytes + RECORDS_BYTES_MAX + LOG_MARGIN_BYTES > self.log_span.ring_bytes

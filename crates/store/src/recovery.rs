@@ -70,6 +70,45 @@ impl Default for CreateOptions {
     }
 }
 
+impl CreateOptions {
+    /// Refuses options with which no pool can be created.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid`, with the option that is impossible.
+    pub fn check(&self) -> Result<()> {
+        self.pool_blocks().map(drop)
+    }
+
+    /// The number of the pool's blocks, if the options are possible.
+    fn pool_blocks(&self) -> Result<u64> {
+        let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
+        let CreateOptions {
+            block_size,
+            size_bytes,
+            log_bytes,
+            index: _,
+            provisioning: _,
+        } = *self;
+        if !BLOCK_SIZES.contains(&block_size) {
+            return invalid(format!(
+                "a block has 4, 8, 16 or 64 KiB, not {block_size} bytes"
+            ));
+        }
+        let log_fits = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes);
+        if !log_fits || !log_bytes.is_multiple_of(SECTOR_BYTES) {
+            return invalid(format!(
+                "a log has 256 KiB to 1 GiB, in whole sectors of {SECTOR_BYTES} bytes, not {log_bytes} bytes"
+            ));
+        }
+        let pool_blocks = size_bytes / u64::from(block_size);
+        match pool_size_problem(size_bytes, block_size.into()) {
+            Some(problem) => invalid(problem),
+            None => Ok(pool_blocks),
+        }
+    }
+}
+
 /// Options for opening a pool.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
@@ -166,7 +205,7 @@ pub(crate) fn create(
     options: &CreateOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let pool_blocks = check_options(options)?;
+    let pool_blocks = options.pool_blocks()?;
     let pool = PoolId(
         engine
             .random_id()
@@ -212,7 +251,18 @@ pub(crate) fn create(
         identity.write_at(&superblock.encode()[..], 0),
     )?;
     step("syncing the superblock", identity.sync())?;
-    let root = Root {
+    let root = first_root(pool_blocks, options.provisioning);
+    let at = root.slot().0 * PAGE_BYTES as u64;
+    step(
+        "writing the root",
+        meta.write_at(&root.encode(pool)[..], at),
+    )?;
+    step("syncing the root", meta.sync())
+}
+
+/// The root of a new pool.
+fn first_root(pool_blocks: u64, provisioning: Provisioning) -> Root {
+    Root {
         minor: MINOR_VERSION,
         sequence: 1,
         session: 0,
@@ -226,7 +276,7 @@ pub(crate) fn create(
         pool_blocks,
         next_domain_id: 1,
         when_full: WhenFull::default(),
-        provisioning: options.provisioning,
+        provisioning,
         queue: TreeRoot::default(),
         queue_head: 0,
         queue_end: 0,
@@ -237,13 +287,7 @@ pub(crate) fn create(
         claims: TreeRoot::default(),
         claims_head: 0,
         claims_end: 0,
-    };
-    let at = root.slot().0 * PAGE_BYTES as u64;
-    step(
-        "writing the root",
-        meta.write_at(&root.encode(pool)[..], at),
-    )?;
-    step("syncing the root", meta.sync())
+    }
 }
 
 /// Allocates all of a disk's space and writes zeros to it.
@@ -268,33 +312,6 @@ fn new_secret(engine: &dyn Engine) -> Result<Secret> {
         half.copy_from_slice(&random.map_err(|e| StoreError::io("making a secret", e))?);
     }
     Ok(secret)
-}
-
-pub(crate) fn check_options(options: &CreateOptions) -> Result<u64> {
-    let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
-    let CreateOptions {
-        block_size,
-        size_bytes,
-        log_bytes,
-        index: _,
-        provisioning: _,
-    } = *options;
-    if !BLOCK_SIZES.contains(&block_size) {
-        return invalid(format!(
-            "a block has 4, 8, 16 or 64 KiB, not {block_size} bytes"
-        ));
-    }
-    let log_fits = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes);
-    if !log_fits || !log_bytes.is_multiple_of(SECTOR_BYTES) {
-        return invalid(format!(
-            "a log has 256 KiB to 1 GiB, in whole sectors of {SECTOR_BYTES} bytes, not {log_bytes} bytes"
-        ));
-    }
-    let pool_blocks = size_bytes / u64::from(block_size);
-    match pool_size_problem(size_bytes, block_size.into()) {
-        Some(problem) => invalid(problem),
-        None => Ok(pool_blocks),
-    }
 }
 
 /// Why a pool cannot have this size.

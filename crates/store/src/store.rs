@@ -59,15 +59,6 @@ impl Store {
         checked.err().map(|error| error.to_string())
     }
 
-    /// Refuses options that [`Store::create`] would refuse.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid`, with the option that is impossible.
-    pub fn check_options(options: &CreateOptions) -> Result<()> {
-        recovery::check_options(options).map(drop)
-    }
-
     /// Makes a new pool.
     ///
     /// # Errors

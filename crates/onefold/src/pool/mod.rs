@@ -203,7 +203,7 @@ pub(crate) struct NewPool {
 impl NewPool {
     /// Refuses options with which no pool can be created. Changes nothing.
     pub(crate) fn check(&self) -> Result<()> {
-        Store::check_options(&self.options).map_err(|error| self.refused(&error))?;
+        self.options.check().map_err(|error| self.refused(&error))?;
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         engine.check_directory().map_err(|e| self.failed(&e))?;
         self.check_place()?;

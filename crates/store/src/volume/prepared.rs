@@ -135,23 +135,7 @@ impl Volume {
         let entries = self.entries_to_write(&layer, blocks, Blocking::No)?;
         let piece = Piece::new(first, data, block_size, entries, resolved);
         let runs = self.shape(&layer, &piece, Blocking::No)?;
-        let (pba, new) = match runs[..] {
-            [
-                Run {
-                    fate: Fate::InPlace(pba),
-                    ..
-                },
-            ] => (pba, None),
-            [
-                Run {
-                    fate: Fate::New, ..
-                },
-            ] => {
-                let (pba, new) = self.new_blocks(&layer, &piece, &runs)?;
-                (pba, Some(new))
-            }
-            _ => return Err(StoreError::would_block()),
-        };
+        let (pba, new) = one_place(self, &layer, &piece, &runs)?;
         let cache = layer.hash_cache();
         if let Some(cache) = &cache {
             blocks.by_segment().for_each(|blocks| cache.forget(blocks));
@@ -179,44 +163,25 @@ impl Volume {
         };
         Ok(Some(PreparedWrite { io, write }))
     }
+}
 
-    /// Allocates one run of new blocks, and makes the records that will refer to it.
-    fn new_blocks(
-        self: &Arc<Self>,
-        layer: &Arc<Layer>,
-        piece: &Piece<'_>,
-        runs: &[Run],
-    ) -> Result<(Pba, NewBlocks)> {
-        // What would be written in vain goes to a thread that may wait.
-        if !self.pool.journal().appends_at_once()? {
-            return Err(StoreError::would_block());
-        }
-        let entries_more = piece.entries_more(runs);
-        layer.space_limits.admit(entries_more, piece.block_size)?;
-        let placed = self.place(layer, piece, runs, Blocking::No)?;
-        let (records, old_blocks) = changes(layer.id, piece, &placed);
-        let sums = if self.pool.journal().wants_sums() {
-            sums(piece, &placed)
-        } else {
-            SmallVec::new()
-        };
-        let pba = match placed[..] {
-            [Placed { new, .. }] => new,
-            _ => None,
-        };
-        let new = NewBlocks {
-            volume: Arc::clone(self),
-            layer: Arc::clone(layer),
-            placed,
-            entries_more,
-            records,
-            sums,
-            old_blocks,
-            is_recorded: false,
-        };
-        // Scattered blocks are several writes.
-        let pba = pba.ok_or_else(StoreError::would_block)?;
-        Ok((pba, new))
+/// The place of a write that is one run: that of its own blocks, or new ones.
+fn one_place(
+    volume: &Arc<Volume>,
+    layer: &Arc<Layer>,
+    piece: &Piece<'_>,
+    runs: &[Run],
+) -> Result<(Pba, Option<NewBlocks>)> {
+    match runs {
+        [run] => match run.fate {
+            Fate::InPlace(pba) => Ok((pba, None)),
+            Fate::New => {
+                let (pba, new) = NewBlocks::allocate(volume, layer, piece, runs)?;
+                Ok((pba, Some(new)))
+            }
+            Fate::Hit(_) | Fate::Zero(_) | Fate::Nothing => Err(StoreError::would_block()),
+        },
+        _ => Err(StoreError::would_block()),
     }
 }
 
@@ -273,6 +238,41 @@ impl UnderWay {
 }
 
 impl NewBlocks {
+    /// Allocates one run of blocks, and makes the records that will refer to it.
+    fn allocate(
+        volume: &Arc<Volume>,
+        layer: &Arc<Layer>,
+        piece: &Piece<'_>,
+        runs: &[Run],
+    ) -> Result<(Pba, Self)> {
+        let entries_more = piece.entries_more(runs);
+        layer.space_limits.admit(entries_more, piece.block_size)?;
+        let placed = volume.place(layer, piece, runs, Blocking::No)?;
+        let (records, old_blocks) = changes(layer.id, piece, &placed);
+        let sums = if volume.pool.journal().wants_sums() {
+            sums(piece, &placed)
+        } else {
+            SmallVec::new()
+        };
+        let pba = match placed[..] {
+            [Placed { new, .. }] => new,
+            _ => None,
+        };
+        let new = Self {
+            volume: Arc::clone(volume),
+            layer: Arc::clone(layer),
+            placed,
+            entries_more,
+            records,
+            sums,
+            old_blocks,
+            is_recorded: false,
+        };
+        // Scattered blocks are several writes.
+        let pba = pba.ok_or_else(StoreError::would_block)?;
+        Ok((pba, new))
+    }
+
     /// [step 7 log] Makes the entries refer to the blocks, which are stored.
     fn record(mut self) -> Result<()> {
         let admit = |_: &MetadataState| {
