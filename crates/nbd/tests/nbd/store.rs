@@ -46,9 +46,13 @@ struct Served {
 
 impl Served {
     fn on(engine: Arc<dyn Engine>, directory: tempfile::TempDir) -> Self {
+        Self::with_log(engine, directory, 4 << 20)
+    }
+
+    fn with_log(engine: Arc<dyn Engine>, directory: tempfile::TempDir, log_bytes: u64) -> Self {
         let options = CreateOptions {
             size_bytes: 16 << 20,
-            log_bytes: 4 << 20,
+            log_bytes,
             ..CreateOptions::default()
         };
         Store::create(&*engine, &options).unwrap();
@@ -113,6 +117,35 @@ fn cookies_of(client: &mut Client, count: u64) -> Vec<u64> {
     }
     cookies.sort_unstable();
     cookies
+}
+
+#[test]
+fn new_blocks_are_written_while_the_log_fills_up() {
+    let engine = Arc::new(SimulatedEngine::new(1));
+    engine.set_alignment(Part::Data, 4096);
+    // So small that it is full several times, in the middle of what the device is given at once.
+    let served = Served::with_log(engine, tempfile::tempdir().unwrap(), 256 << 10);
+    let mut client = served.client();
+    let blocks = SIZE / 4096;
+    for round in 1..=8_u64 {
+        let content = |n: u64| [(n + round) as u8 | 1; 4096];
+        // Neighbours do not make one record.
+        let order: Vec<u64> = (0..blocks).map(|n| n * 389 % blocks).collect();
+        for some in order.chunks(64) {
+            for n in some {
+                client.send_write(0, *n, n * 4096, &content(*n));
+            }
+            cookies_of(&mut client, some.len() as u64);
+        }
+        for n in 0..blocks {
+            assert_eq!(client.read(n * 4096, 4096), content(n), "{n}");
+        }
+        // The next round needs new blocks again.
+        let trimmed = client.call(0, command::TRIM, 0, SIZE as u32);
+        assert_eq!(trimmed.error, 0);
+        assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
+    }
+    assert_eq!(served.store.check(false, &mut |_| {}).unwrap().findings, 0);
 }
 
 /// Writes in place, many of them concurrently, together with others that need a worker.
