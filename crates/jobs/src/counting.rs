@@ -8,8 +8,8 @@ use crate::foreground::{Foreground, PacedJob};
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::JobKind;
 use crate::limits::{
-    COLLECT_INTERVAL, COUNT_BATCH_BLOCKS, COUNT_PRESSING_DIVISOR, COUNTING_SHARE_FLOOR,
-    POLL_INTERVAL,
+    COLLECT_INTERVAL, COUNT_BATCH_BLOCKS, COUNT_IN_TURNS_BLOCKS, COUNT_PRESSING_DIVISOR,
+    COUNTING_SHARE_FLOOR, POLL_INTERVAL,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
@@ -46,7 +46,8 @@ pub(crate) fn run(
     let claimed = || store.dedup().claimed_blocks().unwrap_or_default();
     let paced = Paced {
         job,
-        is_pressing: &|| claimed() >= pressing_blocks,
+        claimed: &claimed,
+        in_turns_blocks: pressing_blocks.min(COUNT_IN_TURNS_BLOCKS),
     };
     let mut failures = 0;
     while !thread.is_stopping() {
@@ -93,10 +94,11 @@ pub(crate) fn run(
     }
 }
 
-/// The job of a batch. Claims that press wait for no turn.
+/// The job of a batch. Many claims wait for no turn.
 struct Paced<'a> {
     job: &'a JobHandle,
-    is_pressing: &'a dyn Fn() -> bool,
+    claimed: &'a dyn Fn() -> u64,
+    in_turns_blocks: u64,
 }
 
 impl PacedJob for Paced<'_> {
@@ -105,7 +107,7 @@ impl PacedJob for Paced<'_> {
     }
 
     fn is_urgent(&self) -> bool {
-        (self.is_pressing)()
+        (self.claimed)() >= self.in_turns_blocks
     }
 }
 

@@ -125,6 +125,9 @@ pub(crate) const ROUND_INTERVAL_BUSY: Duration = Duration::from_secs(5);
 /// How many claims are counted at once: a batch costs the disk the same however few claims it has.
 pub(crate) const COUNT_BATCH_BLOCKS: u64 = 8192;
 
+/// Counting waits for no turn to flush once there are as many claims as this: in turns it does not keep up with the guests.
+pub(crate) const COUNT_IN_TURNS_BLOCKS: u64 = 4 * COUNT_BATCH_BLOCKS;
+
 /// Counting stops resting for guests, and runs at ordinary priority, once claims reach this part of the claims whose
 /// fingerprints fit in memory. Counting the others has to read their blocks, and at the limit of claims hits are refused,
 /// which costs guests more.
@@ -133,8 +136,8 @@ pub(crate) const COUNT_PRESSING_DIVISOR: u64 = 2;
 /// How long claims, or references that fill less than a batch, may gather.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long they may gather while guests are busy and the pool has room: few batches leave most flushes to the finder.
-pub(crate) const COLLECT_INTERVAL_BUSY: Duration = Duration::from_secs(30);
+/// How long references may gather while guests are busy and the pool has room: nine of ten turns are left to the finder.
+pub(crate) const COLLECT_INTERVAL_BUSY: Duration = Duration::from_secs(60);
 
 /// The amount that is discarded at a time while guests are idle: few holes for much space, and a guest that comes back
 /// does not wait for long.

@@ -23,7 +23,7 @@ pub struct DataDisk {
     name: String,
     /// Writes bypass the host's cache, so that each of them waits for the disk.
     writes_wait: bool,
-    /// The host has allocated all of the disk's space and gets none of it back, as if it were a device.
+    /// The host has allocated all of the disk's space, as if it were a device.
     is_thick: bool,
     /// A block that reads as zeros was lost: see above.
     zeros_are_losses: bool,
@@ -327,11 +327,7 @@ impl DataDisk {
         })
     }
 
-    /// Gives space of free blocks back to the host, unless it is kept.
     pub(super) fn discard(&self, at: u64, len: u64) -> io::Result<()> {
-        if self.is_thick {
-            return Ok(());
-        }
         self.disk.discard(at, len)
     }
 
