@@ -80,10 +80,13 @@ pub(crate) struct Collector {
     free_space: FreeSpaceWork,
 }
 
-/// The job of a batch. A pool that is short of space waits for no turn.
+/// The job of a batch. It waits for no turn in a pool that is short of space, nor before a deletion. Free space is
+/// preallocated while it waits.
 struct Paced<'a> {
     store: &'a Store,
     job: &'a JobHandle,
+    deletions: &'a Deletions,
+    free_space: &'a mut FreeSpaceWork,
 }
 
 impl PacedJob for Paced<'_> {
@@ -92,7 +95,15 @@ impl PacedJob for Paced<'_> {
     }
 
     fn is_urgent(&self) -> bool {
-        !has_room(self.store)
+        !has_room(self.store) || self.deletions.is_urgent(self.store)
+    }
+
+    fn work_beside(&mut self) -> bool {
+        let step = self.free_space.step(self.store, false);
+        step.unwrap_or_else(|error| {
+            tracing::error!(%error, "tending to free space failed");
+            FreeSpaceStep::Nothing
+        }) == FreeSpaceStep::Done
     }
 }
 
@@ -167,7 +178,12 @@ impl Collector {
     fn collect(&mut self, failures: &mut u32) -> bool {
         let (store, job) = (&*self.store, &*self.collector);
         let may_work = || job.may_work();
-        let mut paced = Paced { store, job };
+        let mut paced = Paced {
+            store,
+            job,
+            deletions: &self.deletions,
+            free_space: &mut self.free_space,
+        };
         let (collected, worked) = self.foreground.in_pieces(&self.turns, &mut paced, |pace| {
             let held = count_most_claims(store, &may_work)?;
             match held {

@@ -44,7 +44,7 @@ pub(crate) fn run(
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, thread, pacer);
     let claimed = || store.dedup().claimed_blocks().unwrap_or_default();
-    let paced = Paced {
+    let mut paced = Paced {
         job,
         claimed: &claimed,
         in_turns_blocks: pressing_blocks.min(COUNT_IN_TURNS_BLOCKS),
@@ -63,7 +63,7 @@ pub(crate) fn run(
             thread.wait(POLL_INTERVAL);
             continue;
         }
-        if !foreground.wait_for_turn(turns, &paced) {
+        if !foreground.wait_for_turn(turns, &mut paced) {
             job.end();
             continue;
         }

@@ -25,7 +25,7 @@ impl FlushTurns {
         turn - now
     }
 
-    /// Gives back a turn that was not used, so that a batch that is broken off again and again does not delay the others.
+    /// Gives back a turn that was not waited for: a batch that is broken off, or that became urgent.
     pub(crate) fn give_back(&self) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         *next = next.and_then(|next| next.checked_sub(FLUSH_INTERVAL * BATCH_FLUSHES));

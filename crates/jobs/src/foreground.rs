@@ -3,7 +3,7 @@
 use crate::flushes::FlushTurns;
 use crate::limits::{
     BATCH_GAP, PIECE_BYTES, PIECE_BYTES_IDLE, PIECE_REST_FACTOR, PIECE_REST_MAX, PIECE_REST_MIN,
-    REST_MIN, WINDOW,
+    REST_MIN, TEND_PAUSE, WINDOW,
 };
 use crate::pacing::{Pacer, Window};
 use crate::thread::JobThread;
@@ -31,6 +31,11 @@ pub(crate) trait PacedJob {
 
     /// Whether the batch must not wait for a turn to flush the device.
     fn is_urgent(&self) -> bool {
+        false
+    }
+
+    /// Does a little other work while the batch waits for its turn. Returns whether there may be more.
+    fn work_beside(&mut self) -> bool {
         false
     }
 
@@ -180,29 +185,36 @@ impl Foreground {
 
     /// Waits until the job's batch may flush the device: for a turn, unless guests are idle or the batch is urgent.
     /// Returns whether the job may still work.
-    pub(crate) fn wait_for_turn(&mut self, turns: &FlushTurns, job: &dyn PacedJob) -> bool {
+    pub(crate) fn wait_for_turn(&mut self, turns: &FlushTurns, job: &mut dyn PacedJob) -> bool {
         self.notice_guests();
         if self.pacer.guests_are_idle() || !job.may_work() || job.is_urgent() {
             return job.may_work();
         }
-        let time = turns.take(Instant::now());
-        let end = Instant::now() + time;
+        let end = Instant::now() + turns.take(Instant::now());
         self.thread.set_resting(true);
-        while job.may_work() && !job.is_urgent() && !self.pacer.guests_are_idle() {
+        let is_turn = loop {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                break;
+                break true;
             }
+            if !job.may_work() || job.is_urgent() || self.pacer.guests_are_idle() {
+                break false;
+            }
+            let pause = if job.work_beside() {
+                TEND_PAUSE
+            } else {
+                WINDOW
+            };
             // Not `sleep_unless`: the job looks at the signal, too.
-            self.thread.wait(left.min(WINDOW));
+            self.thread.wait(left.min(pause));
             self.was_idle();
-        }
+        };
         self.thread.set_resting(false);
-        let may_work = job.may_work();
-        if !may_work {
+        // Otherwise turns that nobody waits for would run ahead of the time.
+        if !is_turn || !job.may_work() {
             turns.give_back();
         }
-        may_work
+        job.may_work()
     }
 
     /// How many bytes of a batch may be read at a time.
@@ -279,5 +291,58 @@ impl Foreground {
             self.pacer.glance(&window);
             self.window_start = now;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{BATCH_FLUSHES, FINDER_SHARE_FLOOR, FLUSH_INTERVAL};
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_store::{CreateOptions, OpenOptions};
+    use std::cell::Cell;
+
+    /// A job whose batch becomes urgent, or is broken off, once it waits.
+    struct Hurried {
+        looks: Cell<u32>,
+        is_broken_off: bool,
+    }
+
+    impl PacedJob for Hurried {
+        fn may_work(&self) -> bool {
+            self.looks.get() == 0 || !self.is_broken_off
+        }
+
+        fn is_urgent(&self) -> bool {
+            self.looks.replace(1) > 0
+        }
+    }
+
+    #[test]
+    fn turns_that_nobody_waits_for_are_given_back() {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: 64 << 20,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let thread = JobThread::new(&Arc::default());
+        let pacer = Pacer::new(Duration::from_millis(2), FINDER_SHARE_FLOOR);
+        let mut foreground = Foreground::new(&store, &thread, pacer);
+        let turns = FlushTurns::default();
+        let now = Instant::now();
+        turns.take(now);
+        for is_broken_off in [false, true] {
+            for _ in 0..100 {
+                let mut job = Hurried {
+                    looks: Cell::new(0),
+                    is_broken_off,
+                };
+                let may_work = foreground.wait_for_turn(&turns, &mut job);
+                assert_eq!(may_work, !is_broken_off);
+            }
+        }
+        assert!(turns.take(now) <= FLUSH_INTERVAL * BATCH_FLUSHES);
     }
 }

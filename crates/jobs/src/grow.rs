@@ -22,12 +22,17 @@ pub fn grow_to(
 ) -> Result<ControlFlow<()>> {
     let space = store.space();
     let allocated = allocate(store, size_bytes, progress);
-    if !matches!(allocated, Ok(ControlFlow::Continue(()))) {
-        space.give_up_growing()?;
-        return allocated;
+    match allocated {
+        Ok(ControlFlow::Continue(())) => space.grow(size_bytes)?,
+        Ok(ControlFlow::Break(())) => space.give_up_growing()?,
+        Err(error) => {
+            if let Err(error) = space.give_up_growing() {
+                tracing::warn!("what was allocated for a larger pool is kept: {error}");
+            }
+            return Err(error);
+        }
     }
-    space.grow(size_bytes)?;
-    Ok(ControlFlow::Continue(()))
+    allocated
 }
 
 fn allocate(
