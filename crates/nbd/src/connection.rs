@@ -547,7 +547,7 @@ impl Connection<'_> {
         if work.buffer.is_none() || !self.shared.queue.announce(HANDED_OVER_MAX) {
             return Some(work);
         }
-        let request = self.queued(work);
+        let request = StartedRequest::new(self.queued(work));
         prepared.start(move |found| request.read(found));
         self.has_started = true;
         None

@@ -377,6 +377,13 @@ impl StartedRequest {
             request.written(written, data);
         }
     }
+
+    /// Completes a read.
+    pub(crate) fn read(mut self, found: Option<FoundBytes>) {
+        if let Some(request) = self.0.take() {
+            request.read(found);
+        }
+    }
 }
 
 impl Drop for StartedRequest {
@@ -435,7 +442,7 @@ impl QueuedRequest {
 
     /// Completes a read that ran without a worker, or hands it to a worker if the data was not
     /// found.
-    pub(crate) fn read(mut self, found: Option<FoundBytes>) {
+    fn read(mut self, found: Option<FoundBytes>) {
         match (found, &mut self.work.buffer) {
             (Some(found), Some(buffer)) => {
                 found.copy_to(buffer);

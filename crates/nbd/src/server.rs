@@ -110,9 +110,11 @@ impl Server {
             resources: Arc::clone(&resources),
             stop: Arc::clone(&stop),
         };
+        resources.workers.start_first()?;
         let thread = thread::Builder::new()
             .name("nbd-accept".to_owned())
-            .spawn(move || acceptor.run())?;
+            .spawn(move || acceptor.run())
+            .inspect_err(|_| resources.workers.close())?;
         Ok(Self {
             registry,
             resources,

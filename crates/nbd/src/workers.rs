@@ -153,27 +153,21 @@ impl<T: Task> WorkerPool<T> {
         }
     }
 
-    /// Corrects the count after a thread could not be started. Returns whether tasks now have no
-    /// thread at all, so that the caller must run them: see [`WorkerPool::work_off`].
-    fn thread_failed(&self) -> bool {
-        let mut state = lock(&self.state);
-        state.threads -= 1;
-        self.work.notify_all();
-        state.threads == 0
+    /// Starts the first thread, without which tasks would have none if the system provides no other later: those who hand
+    /// over tasks must not wait.
+    pub(crate) fn start_first(self: &Arc<Self>) -> io::Result<()> {
+        let number = {
+            let mut state = lock(&self.state);
+            state.threads += 1;
+            state.threads
+        };
+        start_worker(self, number).inspect_err(|_| self.thread_failed())
     }
 
-    /// Runs queued tasks on the calling thread until there are none.
-    fn work_off(&self) {
-        loop {
-            let task = lock(&self.state).next_task();
-            match task {
-                Some((volume, task)) => {
-                    task.run();
-                    lock(&self.state).ended(volume);
-                }
-                None => return,
-            }
-        }
+    /// Corrects the count after a thread could not be started.
+    fn thread_failed(&self) {
+        lock(&self.state).threads -= 1;
+        self.work.notify_all();
     }
 }
 
@@ -258,16 +252,14 @@ impl<T> WorkerState<T> {
 }
 
 /// Queues a task, and starts a thread for it if needed. If the system provides no thread, the
-/// existing ones suffice; if there is none, the caller does the work.
+/// existing ones suffice.
 pub(crate) fn submit_with_threads<T: Task>(pool: &Arc<WorkerPool<T>>, lane: Lane, task: T) {
     let Submitted::NeedsThread(number) = pool.submit(lane, task) else {
         return;
     };
     if let Err(error) = start_worker(pool, number) {
         tracing::warn!(%error, "cannot start another thread for requests that wait");
-        if pool.thread_failed() {
-            pool.work_off();
-        }
+        pool.thread_failed();
     }
 }
 
