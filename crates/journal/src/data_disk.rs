@@ -348,6 +348,12 @@ impl DataDisk {
         self.disk.write_at(&vec![0; len as usize], at)
     }
 
+    /// The length of the disk in bytes.
+    pub(super) fn len(&self) -> onefold_metadata::Result<u64> {
+        let len = self.disk.len();
+        len.map_err(|error| StoreError::io(&self.name, error))
+    }
+
     /// The next address for which the host has allocated space.
     pub(super) fn next_data(&self, at: u64) -> io::Result<Option<u64>> {
         self.disk.next_data(at)

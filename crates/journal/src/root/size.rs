@@ -1,6 +1,6 @@
 //! The pool's size, as in the root: see `resize.rs` in the store.
 
-use onefold_format::Root;
+use onefold_format::{Provisioning, Root};
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::PoolRoot;
@@ -14,6 +14,13 @@ impl PoolRoot {
         if blocks < root.pool_blocks {
             let message = format!("the pool is larger than {size_bytes} bytes already");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        if self.state.data.provisioning() == Provisioning::Thick
+            && self.state.data.len()? < size_bytes
+        {
+            let message =
+                "another command has changed the pool's size in the meantime; repeat this one";
+            return Err(StoreError::new(StoreErrorKind::Busy, message));
         }
         if blocks == root.pool_blocks || Guard::DataGrownBeforeRoot.holds() {
             self.set_data_len(size_bytes)?;
@@ -34,8 +41,9 @@ impl PoolRoot {
         let root = self.lock();
         self.state.check_writable()?;
         let block_size = self.state.block_size;
-        // Another command may have made the pool larger since.
-        let at = (*cursor).max(root.pool_blocks * block_size);
+        // Other commands may have made the pool larger since, or cut what was allocated.
+        let at = (*cursor).min(self.state.data.len()?);
+        let at = at.max(root.pool_blocks * block_size);
         let end = blocks * block_size;
         let len = bytes.min(end.saturating_sub(at));
         if len > 0 {

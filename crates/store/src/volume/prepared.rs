@@ -17,8 +17,8 @@ use onefold_engine::PreparedWrite as PreparedIo;
 use onefold_format::{Lba, Pba, Record};
 use onefold_index::Fingerprint;
 use onefold_metadata::{
-    BlockGuard, BlockRange, Blocking, Guard, HashCache, Layer, MetadataState, PbaRun, PbaRuns,
-    REQUEST_BYTES_MAX, Result, StoreError,
+    BlockGuard, BlockRange, Blocking, Guard, HashCache, Layer, Leaf, MetadataState, PbaRun,
+    PbaRuns, REQUEST_BYTES_MAX, Result, StoreError,
 };
 use smallvec::SmallVec;
 
@@ -54,6 +54,8 @@ struct UnderWay {
 struct NewBlocks {
     volume: Arc<Volume>,
     layer: Arc<Layer>,
+    /// Keeps the entries in memory, so that the record has to read nothing.
+    _leaves: SmallVec<[Arc<Leaf>; 1]>,
     placed: PlacedRuns,
     /// Entries that will hold data and did not.
     entries_more: u64,
@@ -247,6 +249,12 @@ impl NewBlocks {
     ) -> Result<(Pba, Self)> {
         let entries_more = piece.entries_more(runs);
         layer.space_limits.admit(entries_more, piece.block_size)?;
+        let leaf = |part: BlockRange| {
+            let maps = volume.pool.maps();
+            maps.leaf(layer, part.segment(), Blocking::No)
+        };
+        let leaves = piece.blocks().by_segment().map(leaf);
+        let leaves = leaves.collect::<Result<_>>()?;
         let placed = volume.place(layer, piece, runs, Blocking::No)?;
         let (records, old_blocks) = changes(layer.id, piece, &placed);
         let sums = if volume.pool.journal().wants_sums() {
@@ -261,6 +269,7 @@ impl NewBlocks {
         let new = Self {
             volume: Arc::clone(volume),
             layer: Arc::clone(layer),
+            _leaves: leaves,
             placed,
             entries_more,
             records,

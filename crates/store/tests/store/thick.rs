@@ -112,3 +112,25 @@ fn growth_that_is_given_up_leaves_nothing() {
     assert_eq!(on_disk(&world), SIZE);
     assert_clean(&world);
 }
+
+#[test]
+fn what_another_command_cuts_is_allocated_again() {
+    let world = thick_pool();
+    let (space, size_bytes) = (world.space(), SIZE + 4 * MIB);
+    let mut cursor = 0;
+    let mut step = || {
+        space
+            .allocate_step(size_bytes, &mut cursor, 2 * MIB)
+            .unwrap()
+    };
+    assert!(step());
+    space.give_up_growing().unwrap();
+    assert!(step() && !step());
+    assert_eq!(on_disk(&world), size_bytes);
+    // What is not there any more at the end does not become a part of the pool.
+    space.give_up_growing().unwrap();
+    let refused = space.grow(size_bytes).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Busy);
+    assert_eq!(space.size_bytes().unwrap(), SIZE);
+    assert_clean(&world);
+}
