@@ -31,6 +31,9 @@ const FUZZ_SECONDS: u32 = 2;
 /// Seconds for each of the three stress tests.
 const STRESS_SECONDS: &str = "10";
 
+/// Lines of a failed command's output that are shown once more at the end.
+const LAST_LINES: usize = 12;
+
 /// Time limit of a command, above what the slowest machine needs. A command that hangs fails its step, and its output so far is
 /// shown; without the limit the whole run would end without output.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(30 * 60);
@@ -379,8 +382,21 @@ pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
     compiled::note(&printed);
     said.push_str(&printed);
     let status = ended?;
-    ensure!(status.success(), "failed ({status})");
+    ensure!(
+        status.success(),
+        "failed ({status}):\n{}",
+        last_lines(&printed)
+    );
     Ok(())
+}
+
+/// The end of a command's output, for the table of all steps: often nothing else is kept of a run.
+fn last_lines(printed: &str) -> String {
+    let lines: Vec<&str> = printed
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 /// Builds the shipped binary. Concurrent steps wait for it.
@@ -536,6 +552,14 @@ fn index_benchmark(workspace: &Workspace) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_an_output_has_no_empty_lines() {
+        let printed: String = (0..20).map(|n| format!("{n}\n\n")).collect();
+        let expected: Vec<String> = (8..20).map(|n| n.to_string()).collect();
+        assert_eq!(last_lines(&printed), expected.join("\n"));
+        assert_eq!(last_lines("\n"), "");
+    }
 
     #[test]
     fn commits_have_seeds_of_their_own() {
