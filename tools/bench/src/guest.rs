@@ -22,7 +22,7 @@ use crate::page;
 use crate::plan::{CLIENT_PROCESSOR, SERVER_PROCESSOR, require_processors};
 use crate::sharing::{DUPLICATES_PERCENT, LATENCY_BUDGET, SKEW};
 use crate::slices::DATA_BYTES;
-use crate::windows::{Counts, Pair, Span, Spans, WINDOW, epoch_ms};
+use crate::windows::{Counts, Pair, Span, Spans, WINDOW, epoch_ms, in_either_order};
 
 /// Options of `cargo xtask bench sharing`.
 #[derive(Debug, clap::Args)]
@@ -41,19 +41,19 @@ struct Plan {
     /// New pools of a row about `pool dedup`, and the pairs of each of them.
     pools: usize,
     pairs_of_pool: usize,
-    /// Pairs in which jobs are paused and resumed.
-    pairs_of_jobs: usize,
+    /// Pairs of stretches, one in which jobs are resumed and one in which they are paused.
+    stretches_of_jobs: usize,
 }
 
 const WHOLE: Plan = Plan {
     pools: 4,
     pairs_of_pool: 5,
-    pairs_of_jobs: 24,
+    stretches_of_jobs: 4,
 };
 const QUICK: Plan = Plan {
     pools: 1,
     pairs_of_pool: 4,
-    pairs_of_jobs: 4,
+    stretches_of_jobs: 1,
 };
 
 /// The size of a pool, many times as large as the data of the guest.
@@ -77,6 +77,9 @@ const UNIFORM: &str = "random";
 
 /// How long the guest's maximum rate is measured, in seconds.
 const PEAK_SECONDS: u32 = 3;
+
+/// Windows of a stretch: several batches of the finder, which waits seconds for each.
+pub(crate) const STRETCH_WINDOWS: usize = 12;
 
 /// How long a load runs before its first window.
 const RAMP: Duration = Duration::from_secs(2);
@@ -134,7 +137,7 @@ fn after_dedup(
             guest.use_blocks()?;
         }
         let load = guest.load()?;
-        let windows = || (0..plan.pairs_of_pool).map(|_| load.window(false));
+        let windows = || (0..plan.pairs_of_pool).map(|_| load.window());
         let without = windows().collect::<Result<Vec<_>>>()?;
         guest.product.dedup(Some(GUEST))?;
         let with = windows().collect::<Result<Vec<_>>>()?;
@@ -168,7 +171,7 @@ fn on_device(workspace: &Workspace, plan: Plan) -> Result<Measured> {
     after_dedup(workspace, plan, Case::Device, &options)
 }
 
-/// Windows in which jobs are resumed, and ones in which they are paused. The guest's blocks are published before, so
+/// Stretches in which jobs are resumed, and ones in which they are paused. The guest's blocks are published before, so
 /// that copies happen in all of them; most requests go to few blocks, so that copies last.
 fn jobs_at_work(workspace: &Workspace, plan: Plan) -> Result<Measured> {
     let mut measured = Measured::nothing_yet(Case::JobsAtWork);
@@ -178,9 +181,13 @@ fn jobs_at_work(workspace: &Workspace, plan: Plan) -> Result<Measured> {
     let rate = guest.half_rate()?;
     guest.product.dedup(Some(GUEST))?;
     let load = guest.load_at(rate)?;
-    let pairs = (0..plan.pairs_of_jobs)
-        .map(|_| Spans::measure(fastrand::bool(), |at_work| load.window(at_work)))
-        .collect::<Result<Vec<_>>>()?;
+    let mut pairs = Vec::new();
+    for _ in 0..plan.stretches_of_jobs {
+        let (with, without) =
+            in_either_order(fastrand::bool(), |jobs_work| load.stretch(jobs_work))?;
+        let windows = with.into_iter().zip(without);
+        pairs.extend(windows.map(|(with, without)| Spans { with, without }));
+    }
     load.end(&pairs, &mut measured)?;
     guest.end()?;
     println!("{}", measured.line());
@@ -364,28 +371,41 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Waits for a window, in which the jobs work or are paused. They are paused before and afterwards.
-    fn window(&self, jobs_work: bool) -> Result<Span> {
-        let product = &self.guest.product;
+    /// Waits for a window.
+    fn window(&self) -> Result<Span> {
         let before = self.guest.counts()?;
-        if jobs_work {
-            product.resume_jobs()?;
-        }
         let start = epoch_ms()?;
         thread::sleep(WINDOW);
         let end = epoch_ms()?;
-        if jobs_work {
-            product.pause_jobs()?;
-        }
         let after = self.guest.counts()?;
-        if jobs_work {
-            thread::sleep(CATCHING_UP);
-        }
         Ok(Span {
             time: start..end,
             before,
             after,
         })
+    }
+
+    /// Waits for several windows, in which the jobs work or are paused. They are paused before and afterwards.
+    fn stretch(&self, jobs_work: bool) -> Result<Vec<Span>> {
+        let product = &self.guest.product;
+        let first = self.guest.counts()?;
+        if jobs_work {
+            product.resume_jobs()?;
+        }
+        let windows = (0..STRETCH_WINDOWS).map(|_| self.window());
+        let mut windows = windows.collect::<Result<Vec<_>>>()?;
+        if jobs_work {
+            product.pause_jobs()?;
+        }
+        let last = self.guest.counts()?;
+        thread::sleep(CATCHING_UP);
+        // The finder reports whole batches: each window has the rate of the stretch.
+        let per_ms = (last.found_bytes - first.found_bytes) as f64 / (last.at_ms - first.at_ms);
+        for Span { before, after, .. } in &mut windows {
+            before.found_bytes = 0;
+            after.found_bytes = (per_ms * (after.at_ms - before.at_ms)) as u64;
+        }
+        Ok(windows)
     }
 
     /// Ends the load, and cuts the pairs out of its log.

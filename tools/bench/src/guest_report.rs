@@ -5,7 +5,7 @@ use onefold_harness::workspace::Workspace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::guest::{POOL_BYTES, SUPPLY_BYTES};
+use crate::guest::{POOL_BYTES, STRETCH_WINDOWS, SUPPLY_BYTES};
 use crate::page::{self, Conditions, Page};
 use crate::results::read;
 use crate::sharing::LATENCY_BUDGET;
@@ -223,10 +223,11 @@ pub(crate) fn page(conditions: &Conditions, rows: &[Measured]) -> String {
          write to each block is a copy. *New file*: the pool was just made, and its data is a sparse file. *Used file*: \
          each block was rewritten and released three times before. *Block device*: a loop device, all of whose bytes were \
          written before. *Jobs at work*: 90 % of the requests go to a tenth of the blocks, and a second volume has {} GiB \
-         of new data for the finder. The jobs are resumed in one window of each pair and paused in the other, in random \
-         order. `pool dedup` published the guest's blocks before, so both have copies, and the ratio is the effect of the \
+         of new data for the finder. In turns of {} windows, in random order, the jobs are resumed and paused; windows at the same place in \
+         both are a pair. The finder publishes a batch every few seconds, and its rate is that of a turn. `pool dedup` published the guest's blocks before, so both have copies, and the ratio is the effect of the \
          jobs alone.",
         SUPPLY_BYTES >> 30,
+        STRETCH_WINDOWS,
     ));
     page.section(
         "Latencies",

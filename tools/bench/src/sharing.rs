@@ -771,7 +771,7 @@ mod tests {
     #[test]
     fn a_row_whose_conditions_were_not_there_shows_nothing() {
         let slow = Jobs {
-            finder_mb_per_second: 59.0,
+            finder_mb_per_second: 9.0,
             ..GOOD
         };
         assert_eq!(verdicts(slow)[1], "not shown: the finder was slower");

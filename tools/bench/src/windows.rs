@@ -122,21 +122,18 @@ pub(crate) struct Spans {
     pub(crate) without: Span,
 }
 
-impl Spans {
-    /// Measures both spans, in either order.
-    pub(crate) fn measure(
-        with_is_first: bool,
-        mut measure: impl FnMut(bool) -> Result<Span>,
-    ) -> Result<Spans> {
-        let first = measure(with_is_first)?;
-        let second = measure(!with_is_first)?;
-        let (with, without) = if with_is_first {
-            (first, second)
-        } else {
-            (second, first)
-        };
-        Ok(Spans { with, without })
-    }
+/// Measures with deduplication and without it, in either order, and returns the results in this order.
+pub(crate) fn in_either_order<T>(
+    with_is_first: bool,
+    mut measure: impl FnMut(bool) -> Result<T>,
+) -> Result<(T, T)> {
+    let first = measure(with_is_first)?;
+    let second = measure(!with_is_first)?;
+    Ok(if with_is_first {
+        (first, second)
+    } else {
+        (second, first)
+    })
 }
 
 #[cfg(test)]
@@ -202,12 +199,13 @@ mod tests {
     fn a_pair_is_the_same_in_either_order() {
         for with_is_first in [true, false] {
             let mut order = Vec::new();
-            let spans = Spans::measure(with_is_first, |with| {
+            let measured = in_either_order(with_is_first, |with| {
                 order.push(with);
                 Ok(span(if with { 400.0 } else { 100.0 }, Some(5)))
             });
             assert_eq!(order, [with_is_first, !with_is_first]);
-            let pair = Pair::cut(&requests(), &spans.unwrap()).unwrap();
+            let (with, without) = measured.unwrap();
+            let pair = Pair::cut(&requests(), &Spans { with, without }).unwrap();
             assert_eq!(pair.ratios(), [450.0 / 150.0, 495.0 / 195.0, 499.0 / 199.0]);
         }
     }
