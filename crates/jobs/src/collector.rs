@@ -268,7 +268,7 @@ impl Collector {
 
     /// How long references that fill less than a batch may gather.
     fn gathering_time(&self) -> Duration {
-        if self.foreground.guests_are_idle() || !has_room(&self.store) {
+        if self.foreground.guests_are_at_rest() || !has_room(&self.store) {
             COLLECT_INTERVAL
         } else {
             COLLECT_INTERVAL_BUSY
@@ -290,8 +290,8 @@ impl Collector {
         }
         let began = Instant::now();
         let may_give_back = self.collector.begin();
-        let guests_are_idle = self.foreground.guests_are_idle();
-        let step = self.free_space.step(&self.store, guests_are_idle);
+        let guests_are_at_rest = self.foreground.guests_are_at_rest();
+        let step = self.free_space.step(&self.store, guests_are_at_rest);
         let more = match step {
             Ok(FreeSpaceStep::Done) => Ok(true),
             Ok(FreeSpaceStep::MayGiveBack(bytes)) if may_give_back => {

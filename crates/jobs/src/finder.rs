@@ -120,7 +120,7 @@ impl Finder<'_> {
     fn refresh(&mut self) {
         self.jobs = self.registry.refresh(self.store);
         self.declined.retain(|key, _| self.jobs.contains_key(key));
-        let least = if self.foreground.guests_are_idle() {
+        let least = if self.foreground.guests_are_at_rest() {
             Duration::ZERO
         } else {
             ROUND_INTERVAL_BUSY

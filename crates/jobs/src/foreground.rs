@@ -154,7 +154,7 @@ impl Foreground {
     /// Rests after a piece of a batch was read in `worked`, and returns how many bytes the next one may have.
     fn rest_between_pieces(&mut self, worked: Duration) -> u64 {
         self.notice_guests();
-        if !self.pacer.guests_are_idle() {
+        if !self.pacer.guests_are_at_rest() {
             let rest = self.pacer.rest_after(worked);
             // On a slow disk a piece takes longer than the longest rest, and guests come first there, too.
             let most = PIECE_REST_MAX.max(worked * PIECE_REST_FACTOR);
@@ -183,11 +183,11 @@ impl Foreground {
         (done, pieces.began.elapsed())
     }
 
-    /// Waits until the job's batch may flush the device: for a turn, unless guests are idle or the batch is urgent.
+    /// Waits until the job's batch may flush the device: for a turn, unless guests are at rest or the batch is urgent.
     /// Returns whether the job may still work.
     pub(crate) fn wait_for_turn(&mut self, turns: &FlushTurns, job: &mut dyn PacedJob) -> bool {
         self.notice_guests();
-        if self.pacer.guests_are_idle() || !job.may_work() || job.is_urgent() {
+        if self.pacer.guests_are_at_rest() || !job.may_work() || job.is_urgent() {
             return job.may_work();
         }
         let end = Instant::now() + turns.take(Instant::now());
@@ -197,7 +197,7 @@ impl Foreground {
             if left.is_zero() {
                 break true;
             }
-            if !job.may_work() || job.is_urgent() || self.pacer.guests_are_idle() {
+            if !job.may_work() || job.is_urgent() || self.pacer.guests_are_at_rest() {
                 break false;
             }
             let pause = if job.work_beside() {
@@ -219,7 +219,7 @@ impl Foreground {
 
     /// How many bytes of a batch may be read at a time.
     fn piece_bytes(&self) -> u64 {
-        if self.pacer.guests_are_idle() {
+        if self.pacer.guests_are_at_rest() {
             PIECE_BYTES_IDLE
         } else {
             PIECE_BYTES
@@ -253,9 +253,9 @@ impl Foreground {
         }
     }
 
-    /// Whether guests were idle in the last window.
-    pub(crate) fn guests_are_idle(&self) -> bool {
-        self.pacer.guests_are_idle()
+    /// Whether guests have been idle for some time.
+    pub(crate) fn guests_are_at_rest(&self) -> bool {
+        self.pacer.guests_are_at_rest()
     }
 
     /// Whether guests' latency exceeded the budget in the last window.

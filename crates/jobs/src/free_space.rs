@@ -40,7 +40,11 @@ impl FreeSpaceWork {
     }
 
     /// Finds or preallocates some free space; if there is none to find or preallocate, says how much may be given back.
-    pub(crate) fn step(&mut self, store: &Store, guests_are_idle: bool) -> Result<FreeSpaceStep> {
+    pub(crate) fn step(
+        &mut self,
+        store: &Store,
+        guests_are_at_rest: bool,
+    ) -> Result<FreeSpaceStep> {
         let space = store.space();
         let is_host_short = space.is_host_short()?;
         self.keep_spare(store, is_host_short)?;
@@ -52,13 +56,13 @@ impl FreeSpaceWork {
         if self.preallocate(store) || walks {
             return Ok(FreeSpaceStep::Done);
         }
-        let bytes = if guests_are_idle {
+        let bytes = if guests_are_at_rest {
             GIVE_BACK_BYTES_IDLE
         } else {
             GIVE_BACK_BYTES
         };
         // Making a hole blocks all writes, and where that is worst the space is probably needed again.
-        if guests_are_idle || is_host_short || !space.waits_to_allocate() {
+        if guests_are_at_rest || is_host_short || !space.waits_to_allocate() {
             Ok(FreeSpaceStep::MayGiveBack(bytes))
         } else {
             Ok(FreeSpaceStep::Nothing)

@@ -14,6 +14,10 @@ pub(crate) const WINDOW: Duration = Duration::from_millis(100);
 /// occasional writes of an idle system. One request in a window is below it.
 pub(crate) const IDLE_REQUESTS_PER_SECOND: f64 = 20.0;
 
+/// Guests are at rest once they have been idle for this long. Many make a burst of requests several times a second, and
+/// what begins in one pause would be in the way of the next burst.
+pub(crate) const AT_REST_AFTER: Duration = Duration::from_secs(1);
+
 /// The part of requests that must be within the budget.
 pub(crate) const BUDGET_PERCENTILE: f64 = 0.99;
 

@@ -12,8 +12,8 @@
 //! There is no clock in here: windows come in, shares and rests go out.
 
 use crate::limits::{
-    BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_BUSY_MAX, SHARE_DECREASE,
-    SHARE_INCREASE, SHARE_INCREASE_MAX, SHARE_START, WINDOW,
+    AT_REST_AFTER, BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_BUSY_MAX,
+    SHARE_DECREASE, SHARE_INCREASE, SHARE_INCREASE_MAX, SHARE_START, WINDOW,
 };
 use onefold_store::LatencyCounts;
 use std::time::Duration;
@@ -51,6 +51,8 @@ pub(crate) struct Pacer {
     /// they return.
     busy_share: f64,
     guests_are_idle: bool,
+    /// How long guests have been idle.
+    idle_for: Duration,
     is_over_budget: bool,
 }
 
@@ -64,6 +66,7 @@ impl Pacer {
             most: SHARE_BUSY_MAX,
             busy_share: SHARE_START.max(floor),
             guests_are_idle: false,
+            idle_for: Duration::ZERO,
             is_over_budget: false,
         }
     }
@@ -96,6 +99,11 @@ impl Pacer {
     /// nothing about a share.
     pub(crate) fn glance(&mut self, window: &Window) {
         self.guests_are_idle = window.is_idle();
+        self.idle_for = if self.guests_are_idle {
+            self.idle_for.saturating_add(window.length)
+        } else {
+            Duration::ZERO
+        };
         self.is_over_budget = !self.guests_are_idle && window.latency > self.budget;
     }
 
@@ -106,6 +114,11 @@ impl Pacer {
 
     pub(crate) fn guests_are_idle(&self) -> bool {
         self.guests_are_idle
+    }
+
+    /// Whether guests have been idle for so long that they do not just pause between two bursts of requests.
+    pub(crate) fn guests_are_at_rest(&self) -> bool {
+        self.idle_for >= AT_REST_AFTER
     }
 
     /// The share of time that work may take now: above 0, 1 for all.
@@ -182,6 +195,19 @@ mod tests {
         assert!(of(0, 100).is_idle() && of(1, 100).is_idle());
         assert!(!of(2, 100).is_idle());
         assert!(of(39, 2000).is_idle() && !of(40, 2000).is_idle());
+    }
+
+    #[test]
+    fn guests_between_two_bursts_are_idle_and_not_at_rest() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        for _ in 0..20 {
+            observe_all(&mut pacer, [busy(BUDGET), idle(), idle()]);
+            assert!(pacer.guests_are_idle() && !pacer.guests_are_at_rest());
+        }
+        observe_all(&mut pacer, [idle(); 8]);
+        assert!(pacer.guests_are_at_rest());
+        pacer.glance(&busy(BUDGET));
+        assert!(!pacer.guests_are_at_rest());
     }
 
     #[test]
