@@ -248,6 +248,22 @@ pub trait Disk: Send + Sync {
     fn alignment(&self) -> usize;
 }
 
+/// Refuses to allocate `len` bytes if the host has fewer: it would give the disk all that is left before it fails, and
+/// others on its file system would have none.
+///
+/// # Errors
+///
+/// `StorageFull`, with both numbers.
+pub fn check_room(disk: &dyn Disk, len: u64) -> io::Result<()> {
+    match disk.host_free_bytes() {
+        Some(free) if free < len => Err(io::Error::new(
+            io::ErrorKind::StorageFull,
+            format!("{len} bytes are needed, and the file system has {free} free"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// A range to read together with others, and its buffer.
 pub struct ReadRange<'a> {
     /// The buffer, which is filled entirely.

@@ -340,6 +340,11 @@ impl DataDisk {
         !self.is_thick && self.disk.waits_to_allocate()
     }
 
+    /// Refuses to allocate more than the host has: it would give all that it has before it fails.
+    pub(super) fn check_room(&self, len: u64) -> io::Result<()> {
+        onefold_engine::check_room(&*self.disk, len)
+    }
+
     /// Has the host allocate space for free blocks, and writes zeros to it. Nothing has to be synced for that: what free
     /// blocks hold does not matter.
     pub(super) fn allocate(&self, at: u64, len: u64) -> io::Result<()> {

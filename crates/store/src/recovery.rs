@@ -20,7 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use onefold_engine::{Disk, Engine, Part};
+use onefold_engine::{Disk, Engine, Part, check_room};
 use onefold_format::node::ROOT_SLOTS;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
@@ -292,7 +292,8 @@ fn first_root(pool_blocks: u64, provisioning: Provisioning) -> Root {
 
 /// Allocates all of a disk's space and writes zeros to it.
 fn allocate(disk: &dyn Disk, len: u64, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
-    // Fails before anything is written if the host has too little room.
+    check_room(disk, len)?;
+    // Fails before anything is written if the host gives less than it said.
     disk.reserve(len)?;
     let zeros = vec![0; ALLOCATED_TOGETHER_BYTES];
     let mut at = 0;

@@ -15,7 +15,8 @@ impl PoolRoot {
             let message = format!("the pool is larger than {size_bytes} bytes already");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
-        if self.state.data.provisioning() == Provisioning::Thick
+        if blocks > root.pool_blocks
+            && self.state.data.provisioning() == Provisioning::Thick
             && self.state.data.len()? < size_bytes
         {
             let message =
@@ -45,9 +46,11 @@ impl PoolRoot {
         let at = (*cursor).min(self.state.data.len()?);
         let at = at.max(root.pool_blocks * block_size);
         let end = blocks * block_size;
-        let len = bytes.min(end.saturating_sub(at));
+        let left = end.saturating_sub(at);
+        let len = bytes.min(left);
         if len > 0 {
-            let allocated = self.state.data.allocate(at, len);
+            let data = &self.state.data;
+            let allocated = data.check_room(left).and_then(|()| data.allocate(at, len));
             allocated.map_err(|error| StoreError::io("allocating space for the pool", error))?;
         }
         *cursor = at + len;

@@ -66,12 +66,12 @@ fn a_host_without_room_gets_no_thick_pool() {
     assert!(allocated(&scene) >= 32 << 20);
     let new = format!("{}-new", scene.place());
     run(&["pool", "create", &new, "--size", "128M", "--allocate"])
-        .is_refusal(1, &["allocating space", "No space left"]);
+        .is_refusal(1, &["allocating space", "free"]);
     assert!(!fs::exists(&new).unwrap());
     // A pool that cannot grow keeps its size.
     scene
         .run(&["pool", "resize", "--size", "256M"])
-        .is_refusal(1, &["No space left"]);
+        .is_refusal(1, &["free"]);
     assert_eq!(scene.json(&["pool", "stat"])["pool_blocks"], 8192);
     assert!(allocated(&scene) < 33 << 20);
     // Others fill the host, and guests do not notice.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use onefold_store::{Blocking, Store, StoreError, StoreErrorKind, VolumeOptions};
 
 use super::{Fill, State, Step, Stop, World, violation};
+use crate::common::MIB;
 use crate::model::{Ended, SECTOR, VolumeModel};
 
 /// A change of the catalogue that may or may not have happened.
@@ -139,7 +140,15 @@ impl World {
         let size = self.pool_size() + by;
         self.state().pool_sizes.push(size);
         self.trace(|| format!("grow the pool to {size}"));
-        match store.space().grow(size) {
+        let mut cursor = 0;
+        let grown = loop {
+            match store.space().allocate_step(size, &mut cursor, MIB) {
+                Ok(true) => {}
+                Ok(false) => break store.space().grow(size),
+                Err(error) => break Err(error),
+            }
+        };
+        match grown {
             Ok(()) => {
                 let mut state = self.state();
                 state.pool_sizes = vec![size];
