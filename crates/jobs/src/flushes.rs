@@ -36,7 +36,7 @@ impl FlushTurns {
 mod tests {
     use super::*;
 
-    const TURN: Duration = Duration::from_secs(6);
+    const TURN: Duration = Duration::from_millis(750);
 
     #[test]
     fn turns_are_as_far_apart_as_the_flushes_of_a_batch() {

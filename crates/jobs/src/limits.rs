@@ -111,9 +111,10 @@ pub(crate) const BATCH_GAP: Duration = Duration::from_micros(200);
 /// Flushes of the device by one batch: of the data, the log and the index.
 pub(crate) const BATCH_FLUSHES: u32 = 3;
 
-/// The least time for each flush of the device by jobs while guests are busy: on many disks guests' requests wait for it, 5
-/// to 20 ms. The finder alone still publishes 11 MB/s in whole batches.
-pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_secs(2);
+/// The least time for each flush of the device by jobs while guests are busy, however many volumes have batches: on many
+/// disks guests' requests wait for it, 5 to 20 ms. Longer, and the small batches of busy volumes leave a large backlog less
+/// than 10 MB/s.
+pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often idle threads check for work. The shortest interval between passes is the same.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -140,8 +141,8 @@ pub(crate) const COUNT_PRESSING_DIVISOR: u64 = 2;
 /// How long claims, or references that fill less than a batch, may gather.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long references may gather while guests are busy and the pool has room: nine of ten turns are left to the finder.
-pub(crate) const COLLECT_INTERVAL_BUSY: Duration = Duration::from_secs(60);
+/// How long references may gather while guests are busy and the pool has room: most turns are left to the finder.
+pub(crate) const COLLECT_INTERVAL_BUSY: Duration = Duration::from_secs(20);
 
 /// The amount that is discarded at a time while guests are idle: few holes for much space, and a guest that comes back
 /// does not wait for long.
