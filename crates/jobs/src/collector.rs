@@ -282,8 +282,8 @@ impl Collector {
         self.thread.sleep(left());
     }
 
-    /// Does one step of work on free space. Returns whether more can be done now. A paused collector gives nothing back; spare blocks are
-    /// for guests, and are preallocated all the same.
+    /// Does one step of work on free space. Returns whether more can be done now. A paused collector gives nothing back;
+    /// spare blocks are for guests, and are preallocated all the same.
     fn tend_free_space_once(&mut self) -> bool {
         if self.thread.is_stopping() {
             return false;
@@ -423,11 +423,8 @@ impl Deletions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onefold_engine::simulated::SimulatedEngine;
-    use onefold_store::{
-        Blocking, CreateOptions, DedupMode, Lba, OpenOptions, Ready, Volume, VolumeOptions,
-        VolumeSettings,
-    };
+    use crate::scene::new_store;
+    use onefold_store::{Blocking, DedupMode, Lba, Ready, Volume, VolumeOptions, VolumeSettings};
     use std::cell::Cell;
 
     const BLOCK: u64 = 4096;
@@ -435,13 +432,7 @@ mod tests {
 
     /// A store with many claims on one block, and a reference to release.
     fn claimed() -> (Arc<Store>, Arc<Volume>) {
-        let engine = Arc::new(SimulatedEngine::new(1));
-        let options = CreateOptions {
-            size_bytes: 256 << 20,
-            ..CreateOptions::default()
-        };
-        Store::create(&*engine, &options).unwrap();
-        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let (_, store) = new_store(256 << 20);
         let inline = VolumeOptions::new(1 << 30).with(VolumeSettings {
             dedup: DedupMode::Inline,
             ..VolumeSettings::default()

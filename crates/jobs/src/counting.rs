@@ -150,10 +150,9 @@ fn alarm(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onefold_engine::simulated::SimulatedEngine;
+    use crate::scene::new_store;
     use onefold_store::{
-        BackgroundExecutor, Blocking, CreateOptions, DedupMode, Lba, OpenOptions, Ready,
-        VolumeOptions, VolumeSettings,
+        BackgroundExecutor, Blocking, DedupMode, Lba, Ready, VolumeOptions, VolumeSettings,
     };
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -171,13 +170,7 @@ mod tests {
 
     #[test]
     fn claims_near_their_limit_hurry_the_batch_in_progress() {
-        let engine = Arc::new(SimulatedEngine::new(1));
-        let options = CreateOptions {
-            size_bytes: 64 << 20,
-            ..CreateOptions::default()
-        };
-        Store::create(&*engine, &options).unwrap();
-        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let (_, store) = new_store(64 << 20);
         let inline = VolumeOptions::new(1 << 20).with(VolumeSettings {
             dedup: DedupMode::Inline,
             ..VolumeSettings::default()

@@ -298,8 +298,7 @@ impl Foreground {
 mod tests {
     use super::*;
     use crate::limits::{BATCH_FLUSHES, FINDER_SHARE_FLOOR, FLUSH_INTERVAL};
-    use onefold_engine::simulated::SimulatedEngine;
-    use onefold_store::{CreateOptions, OpenOptions};
+    use crate::scene::new_store;
     use std::cell::Cell;
 
     /// A job whose batch becomes urgent, or is broken off, once it waits.
@@ -320,13 +319,7 @@ mod tests {
 
     #[test]
     fn turns_that_nobody_waits_for_are_given_back() {
-        let engine = Arc::new(SimulatedEngine::new(1));
-        let options = CreateOptions {
-            size_bytes: 64 << 20,
-            ..CreateOptions::default()
-        };
-        Store::create(&*engine, &options).unwrap();
-        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let (_, store) = new_store(64 << 20);
         let thread = JobThread::new(&Arc::default());
         let pacer = Pacer::new(Duration::from_millis(2), FINDER_SHARE_FLOOR);
         let mut foreground = Foreground::new(&store, &thread, pacer);

@@ -61,6 +61,8 @@ mod pacing;
 mod passes;
 mod rate;
 mod registry;
+#[cfg(test)]
+mod scene;
 mod scrub;
 mod shrink;
 mod spare;

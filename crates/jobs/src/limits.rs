@@ -15,7 +15,7 @@ pub(crate) const WINDOW: Duration = Duration::from_millis(100);
 pub(crate) const IDLE_REQUESTS_PER_SECOND: f64 = 20.0;
 
 /// Guests are at rest once they have been idle for this long. Many make a burst of requests several times a second, and
-/// what begins in one pause would be in the way of the next burst.
+/// work that begins in a pause would be in the way of the next burst.
 pub(crate) const AT_REST_AFTER: Duration = Duration::from_secs(1);
 
 /// The part of requests that must be within the budget.
@@ -85,7 +85,7 @@ pub(crate) const COPYING_BYTES_PER_SECOND: u64 = 16 << 20;
 /// Bytes of a batch that are read at a time while guests are busy: few enough that guests do not meet a burst.
 pub(crate) const PIECE_BYTES: u64 = 256 << 10;
 
-/// Bytes of a batch that are read at a time while guests are idle: the whole batch with blocks of 4 KiB.
+/// Bytes of a batch that are read at a time while guests are at rest: the whole batch with blocks of 4 KiB.
 pub(crate) const PIECE_BYTES_IDLE: u64 = 64 << 20;
 
 /// The longest rest after a piece on a fast disk: at least 10 MB/s are read, however slow guests' requests are, so that the
@@ -144,7 +144,7 @@ pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 /// How long references may gather while guests are busy and the pool has room: most turns are left to the finder.
 pub(crate) const COLLECT_INTERVAL_BUSY: Duration = Duration::from_secs(20);
 
-/// The amount that is discarded at a time while guests are idle: few holes for much space, and a guest that comes back
+/// The amount that is discarded at a time while guests are at rest: few holes for much space, and a guest that comes back
 /// does not wait for long.
 pub(crate) const GIVE_BACK_BYTES_IDLE: u64 = 1 << 20;
 

@@ -208,11 +208,12 @@ mod tests {
 
     use libc::{SCHED_IDLE, SCHED_OTHER};
     use onefold_engine::Part;
-    use onefold_engine::simulated::{Op, SimulatedEngine, When};
-    use onefold_store::{Blocking, CreateOptions, OpenOptions, VolumeOptions, VolumeSettings};
+    use onefold_engine::simulated::{Op, When};
+    use onefold_store::{Blocking, VolumeOptions, VolumeSettings};
 
     use super::*;
     use crate::background::{schedule, tests::is_policy};
+    use crate::scene::new_store;
 
     /// Whether this process may take threads out of the idle class, which takes a privilege.
     fn may_leave_the_idle_class() -> bool {
@@ -228,13 +229,7 @@ mod tests {
         if !may_leave_the_idle_class() {
             return;
         }
-        let engine = Arc::new(SimulatedEngine::new(1));
-        let options = CreateOptions {
-            size_bytes: 64 << 20,
-            ..CreateOptions::default()
-        };
-        Store::create(&*engine, &options).unwrap();
-        let (store, _) = Store::open(engine.clone(), &OpenOptions::default()).unwrap();
+        let (engine, store) = new_store(64 << 20);
         let once = VolumeOptions::new(1 << 20).with(VolumeSettings {
             cold_passes: 1,
             interval_seconds: 1,
