@@ -264,6 +264,16 @@ pub fn check_room(disk: &dyn Disk, len: u64) -> io::Result<()> {
     }
 }
 
+/// Reserves the space of a new disk, if the host has as much: see [`check_room`].
+///
+/// # Errors
+///
+/// Those of [`check_room`] and [`Disk::reserve`].
+pub fn reserve(disk: &dyn Disk, len: u64) -> io::Result<()> {
+    check_room(disk, len)?;
+    disk.reserve(len)
+}
+
 /// A range to read together with others, and its buffer.
 pub struct ReadRange<'a> {
     /// The buffer, which is filled entirely.

@@ -37,7 +37,7 @@ impl Journal {
             })
         };
         let mut uncommitted = self.state.uncommitted()?;
-        // What is written to the blocks would be written in vain if its record had to wait.
+        // A write to new blocks would be in vain if its record had to wait.
         let waits = || !uncommitted.copy.is_there() || self.pressure(&uncommitted).is_some();
         if blocking == Blocking::No && waits() {
             return Err(StoreError::would_block());

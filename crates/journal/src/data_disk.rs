@@ -23,8 +23,7 @@ pub struct DataDisk {
     name: String,
     /// Writes bypass the host's cache, so that each of them waits for the disk.
     writes_wait: bool,
-    /// The host has allocated all of the disk's space, as if it were a device.
-    is_thick: bool,
+    provisioning: Provisioning,
     /// A block that reads as zeros was lost: see above.
     zeros_are_losses: bool,
     /// Data was written since the last sync started.
@@ -40,7 +39,7 @@ impl DataDisk {
     pub fn new(disk: Arc<dyn Disk>, name: String, block_size: u32, lost: &[LostRun]) -> Self {
         let data = Self {
             writes_wait: !disk.is_cached(),
-            is_thick: false,
+            provisioning: Provisioning::Thin,
             zeros_are_losses: disk.writes_are_whole(),
             disk,
             name,
@@ -58,17 +57,15 @@ impl DataDisk {
     /// The disk of a pool with this provisioning.
     #[must_use]
     pub fn provisioned(self, provisioning: Provisioning) -> Self {
-        let is_thick = provisioning == Provisioning::Thick;
-        Self { is_thick, ..self }
+        Self {
+            provisioning,
+            ..self
+        }
     }
 
-    /// Whether the disk keeps the host's space for free blocks.
+    /// Whether the host has allocated all of the disk's space: then the disk is like a device.
     pub fn provisioning(&self) -> Provisioning {
-        if self.is_thick {
-            Provisioning::Thick
-        } else {
-            Provisioning::Thin
-        }
+        self.provisioning
     }
 
     /// Whether each write waits for the disk.
@@ -337,7 +334,7 @@ impl DataDisk {
 
     /// Whether a write for which the host has to allocate space makes other requests wait.
     pub(super) fn waits_to_allocate(&self) -> bool {
-        !self.is_thick && self.disk.waits_to_allocate()
+        self.provisioning == Provisioning::Thin && self.disk.waits_to_allocate()
     }
 
     /// Refuses to allocate more than the host has: it would give all that it has before it fails.
@@ -375,10 +372,10 @@ impl DataDisk {
 
     /// Bytes that the host could still allocate; nothing if it has allocated all that the disk needs.
     pub(super) fn host_free_bytes(&self) -> Option<u64> {
-        if self.is_thick {
-            return None;
+        match self.provisioning {
+            Provisioning::Thin => self.disk.host_free_bytes(),
+            Provisioning::Thick => None,
         }
-        self.disk.host_free_bytes()
     }
 }
 

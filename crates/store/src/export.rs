@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use onefold_engine::{Engine, Part};
+use onefold_engine::{Engine, Part, reserve};
 use onefold_format::node::ROOT_SLOTS;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::{
@@ -264,7 +264,7 @@ impl MetadataExport {
         step(Part::Meta, meta.sync())?;
         if !has_log {
             let log = part(Part::Log, self.superblock.log_bytes)?;
-            step(Part::Log, log.reserve(self.superblock.log_bytes))?;
+            step(Part::Log, reserve(&*log, self.superblock.log_bytes))?;
             step(Part::Log, log.sync())?;
         }
         batches::create_uncounted(engine, self.superblock.index, pool)?;

@@ -20,7 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use onefold_engine::{Disk, Engine, Part, check_room};
+use onefold_engine::{Disk, Engine, Part, reserve};
 use onefold_format::node::ROOT_SLOTS;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
@@ -233,7 +233,7 @@ pub(crate) fn create(
     let step = |what, done: std::io::Result<()>| {
         done.map_err(|e| StoreError::io(format_args!("creating the pool: {what}"), e))
     };
-    step("reserving the log", log.reserve(options.log_bytes))?;
+    step("reserving the log", reserve(&*log, options.log_bytes))?;
     step("syncing the log", log.sync())?;
     let mut label = vec![0; options.block_size as usize];
     label[..PAGE_BYTES].copy_from_slice(&superblock::encode_data_label(pool)[..]);
@@ -292,9 +292,8 @@ fn first_root(pool_blocks: u64, provisioning: Provisioning) -> Root {
 
 /// Allocates all of a disk's space and writes zeros to it.
 fn allocate(disk: &dyn Disk, len: u64, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
-    check_room(disk, len)?;
-    // Fails before anything is written if the host gives less than it said.
-    disk.reserve(len)?;
+    // Fails before anything is written.
+    reserve(disk, len)?;
     let zeros = vec![0; ALLOCATED_TOGETHER_BYTES];
     let mut at = 0;
     while at < len {

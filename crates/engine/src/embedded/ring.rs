@@ -451,6 +451,15 @@ mod tests {
         (thread, ends)
     }
 
+    /// Has the kernel do what is queued, and notes its completions.
+    fn complete(thread: &mut RingThread) {
+        submit_and_wait(&thread.ring, 1);
+        let completed: Vec<_> = thread.ring.completion().collect();
+        for end in completed {
+            thread.note(end.user_data() as usize, end.result());
+        }
+    }
+
     #[test]
     fn the_rest_of_a_short_write_goes_where_it_belongs() {
         if new(8, 1).is_err() {
@@ -464,11 +473,7 @@ mod tests {
         // The kernel claims to have written this much, and the file is as before.
         thread.note(0, 1536);
         assert!(ends.try_recv().is_err(), "the write has not ended");
-        submit_and_wait(&thread.ring, 1);
-        let completed: Vec<_> = thread.ring.completion().collect();
-        for end in completed {
-            thread.note(end.user_data() as usize, end.result());
-        }
+        complete(&mut thread);
         ends.recv().unwrap().unwrap();
         let mut found = vec![0; 8192];
         file.read_exact_at(&mut found, 0).unwrap();
@@ -496,11 +501,7 @@ mod tests {
             thread.note(0, 1536);
             for _ in 0..1 + usize::from(is_longer) {
                 assert!(ends.try_recv().is_err(), "the read has not ended");
-                submit_and_wait(&thread.ring, 1);
-                let completed: Vec<_> = thread.ring.completion().collect();
-                for end in completed {
-                    thread.note(end.user_data() as usize, end.result());
-                }
+                complete(&mut thread);
             }
             let found = ends.recv().unwrap();
             let whole = [&[0; 1536][..], &bytes[1536..]].concat();

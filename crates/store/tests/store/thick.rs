@@ -114,7 +114,7 @@ fn growth_that_is_given_up_leaves_nothing() {
 }
 
 #[test]
-fn what_another_command_cuts_is_allocated_again() {
+fn space_that_another_command_cuts_is_allocated_again() {
     let world = thick_pool();
     let (space, size_bytes) = (world.space(), SIZE + 4 * MIB);
     let mut cursor = 0;
