@@ -27,7 +27,7 @@
 //! 264 claims head      u64    number of the first claim that is not counted
 //! 272 claims end       u64    number that the next claim will have
 //! 280 zeros
-//! 4088 provisioning      u32    0 thin, 1 thick
+//! 4088 provisioning    u32    0 thin, 1 thick
 //! 4092 when full       u32    0 writes wait, 1 writes fail
 //! ```
 //!

@@ -153,8 +153,8 @@ impl<T: Task> WorkerPool<T> {
         }
     }
 
-    /// Starts the first thread, without which tasks would have none if the system provides no other later: those who hand
-    /// over tasks must not wait.
+    /// Starts the first thread. A caller that hands over a task may not run it, so there has to be a thread even if the
+    /// system provides no more later.
     pub(crate) fn start_first(self: &Arc<Self>) -> io::Result<()> {
         let number = {
             let mut state = lock(&self.state);
