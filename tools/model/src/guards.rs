@@ -36,6 +36,8 @@ macro_rules! guards {
     };
 }
 
+pub(crate) use guards;
+
 guards! {
     PoolSyncBeforeLog, "pool-sync-before-log", "P2",
         "commit: the pool is synced before the sealed frame is written";

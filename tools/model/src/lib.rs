@@ -7,8 +7,8 @@
 //! Reading order: [`guards`] (the rules), [`image`] (the state that the log describes, and `apply`), [`index`],
 //! [`state`] (disk, memory, promises), `volume_steps`, `hits`, `commit`, `batch`, `finder`, `collector`, `counting`,
 //! `layers`, [`recovery`], `rebuild`, [`properties`] (the invariants), [`milestones`] (events that a search must
-//! reach), [`model`] (which step is possible when), [`configs`] and [`search`]. [`popular`], [`share`], [`history`] and
-//! [`identity`] are separate models of the repository of backups.
+//! reach), [`model`] (which step is possible when), [`configs`] and [`search`]. [`groups`] is a separate model of stores
+//! that share a pool; [`popular`], [`share`], [`history`] and [`identity`] are models of the repository of backups.
 //!
 //! Invariants of the model itself: a step that is not possible changes nothing; a state with a violation has no
 //! successors.
@@ -20,6 +20,7 @@ mod commit;
 pub mod configs;
 mod counting;
 mod finder;
+pub mod groups;
 pub mod guards;
 pub mod history;
 mod hits;
