@@ -148,7 +148,7 @@ impl Request for PoolScrub {
         let rate = self.bytes_per_second.unwrap_or(0);
         match service.maintenance.as_deref() {
             Some(maintenance) => {
-                maintenance.begin_scrub(self.percent, rate)?;
+                maintenance.begin_scrub(&service.store, self.percent, rate)?;
                 follow(service, maintenance, &mut service.blocks(report))?;
             }
             None => {
@@ -180,7 +180,7 @@ fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> R
                 "the daemon was stopped; the scrub continues when it is started again",
             ));
         }
-        let jobs = maintenance.jobs()?.into_iter();
+        let jobs = maintenance.jobs_of(&service.store)?.into_iter();
         for job in jobs.filter(|job| job.kind == JobKind::Scrub) {
             match job.state {
                 JobState::Paused => {

@@ -174,7 +174,7 @@ impl Wanted<'_> {
             }
         };
         let unshared = match &service.maintenance {
-            Some(jobs) => jobs.unshare(self.name, self.min_run, &mut progress)?,
+            Some(jobs) => jobs.unshare(&service.store, self.name, self.min_run, &mut progress)?,
             None => unshare_now(&service.store, self.name, self.min_run, &mut progress)?,
         };
         let Unshared {

@@ -1,110 +1,121 @@
-//! The thread that makes sure that the index is valid, then does deletions and releases dropped
-//! references.
+//! The thread that makes sure that the indexes are valid, then does deletions and releases dropped
+//! references. The stores take turns, a step each.
+//!
+//! A rebuild of an index, and a shrinking of a pool, are one long step, so the other stores have their turns within it.
 
+use crate::deletion::{Deletion, Deletions};
 use crate::flushes::FlushTurns;
 use crate::foreground::{Foreground, PacedJob};
 use crate::free_space::{FreeSpaceStep, FreeSpaceWork};
-use crate::handle::{JobHandle, JobSpec, Step};
-use crate::job::{JobCounts, JobKind, JobState, JobStatus};
+use crate::handle::{JobHandle, Step};
+use crate::job::JobCounts;
 use crate::limits::{
-    COLLECT_INTERVAL, COLLECT_INTERVAL_BUSY, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR,
-    DELETION_SHARE_MAX, POLL_INTERVAL, TEND_PAUSE,
+    COLLECT_INTERVAL, COLLECT_INTERVAL_BUSY, COLLECTOR_SHARE_FLOOR, POLL_INTERVAL, TEND_PAUSE,
+    WINDOW,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
+use crate::registry::JobRegistry;
 use crate::shrink::{Shrunk, shrink_now};
+use crate::store_jobs::{StoreJobs, StoreNumber};
 use crate::thread::JobThread;
 use onefold_store::{
-    COLLECT_BATCH_BLOCKS, HitsHeld, PoolStat, Result, SpaceLevel, Store, StoreErrorKind,
+    COLLECT_BATCH_BLOCKS, CollectReport, HitsHeld, Result, SpaceLevel, Store, StoreErrorKind,
 };
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) static COLLECTOR: JobSpec = JobSpec {
-    kind: JobKind::Collector,
-    name: "the collector",
-    needs_index: false,
-    is_always_listed: true,
-    backlog_blocks: |stat| stat.pending_release_blocks,
-};
-
-/// The deletions in progress are one job. The store keeps the failure of each deletion.
-pub(crate) static DELETION: JobSpec = JobSpec {
-    kind: JobKind::Deletion,
-    name: "the deletion",
-    needs_index: false,
-    is_always_listed: false,
-    backlog_blocks: |stat| {
-        let possible = stat
-            .deletions
-            .iter()
-            .filter(|deletion| deletion.failure.is_none());
-        let possible = possible.filter(|deletion| deletion.needed_by.is_empty());
-        possible.map(|deletion| deletion.own_blocks).sum()
-    },
-};
-
-pub(crate) static REBUILD: JobSpec = JobSpec {
-    kind: JobKind::Rebuild,
-    name: "the rebuild of the index",
-    needs_index: false,
-    is_always_listed: false,
-    backlog_blocks: |_| 0,
-};
-
-/// A status line for each failed deletion.
-pub(crate) fn failed_deletions(stat: &PoolStat) -> impl Iterator<Item = JobStatus> {
-    stat.deletions.iter().filter_map(|deletion| {
-        Some(JobStatus {
-            kind: JobKind::Deletion,
-            volume: Some(deletion.name.clone()),
-            state: JobState::Failed,
-            message: Some(deletion.failure.clone()?),
-            counts: JobCounts::default(),
-            backlog_blocks: deletion.own_blocks,
-            bytes_per_second: 0,
-        })
-    })
-}
-
-/// The collector's thread and its jobs.
+/// The collector's thread.
 pub(crate) struct Collector {
-    store: Arc<Store>,
+    registry: Arc<JobRegistry>,
     thread: Arc<JobThread>,
     turns: Arc<FlushTurns>,
     foreground: Foreground,
-    collector: Arc<JobHandle>,
     deletions: Deletions,
-    rebuild: Arc<JobHandle>,
-    free_space: FreeSpaceWork,
+    /// The states of the stores, except the one whose turn it is.
+    states: BTreeMap<StoreNumber, State>,
+    /// The store with a long step in progress. The other stores have turns within it, but no long steps.
+    long_step: Option<StoreNumber>,
 }
 
-/// The job of a batch. It waits for no turn in a pool that is short of space, nor before a deletion. Free space is
-/// preallocated while it waits.
+/// The state of one store. It does not hold the store.
+struct State {
+    /// Whether the index may have to be rebuilt. Until this succeeds, nothing else is done for the store.
+    rebuilds: bool,
+    /// After a failure, nothing is done for the store before this time.
+    not_before: Option<Instant>,
+    /// Failures in a row.
+    failures: u32,
+    /// Since when references gather for the next batch.
+    gathers_since: Option<Instant>,
+    deletion: Deletion,
+    free_space: FreeSpaceWork,
+    /// The store's jobs that could not work in the last turn.
+    held_up: Vec<Arc<JobHandle>>,
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            rebuilds: true,
+            not_before: None,
+            failures: 0,
+            gathers_since: None,
+            deletion: Deletion::new(),
+            free_space: FreeSpaceWork::new(),
+            held_up: Vec::new(),
+        }
+    }
+
+    /// Notes a failure, and leaves the store alone for some time.
+    fn fail(&mut self) {
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Instant::now().checked_add(retry_pause(self.failures));
+    }
+}
+
+/// The job of a batch. It waits for no turn in a pool that is short of space, nor before a deletion; nor if another pool is
+/// short and has references to release, because the thread has to get there. Free space of all stores is preallocated
+/// while it waits.
 struct Paced<'a> {
-    store: &'a Store,
-    job: &'a JobHandle,
-    deletions: &'a Deletions,
+    jobs: &'a StoreJobs,
+    registry: &'a JobRegistry,
     free_space: &'a mut FreeSpaceWork,
+    others: &'a mut BTreeMap<StoreNumber, State>,
 }
 
 impl PacedJob for Paced<'_> {
     fn may_work(&self) -> bool {
-        self.job.may_work()
+        self.jobs.collecting.may_work()
     }
 
     fn is_urgent(&self) -> bool {
-        !has_room(self.store) || self.deletions.is_urgent(self.store)
+        let mut stores = self.registry.all().into_iter();
+        !has_room(self.jobs.store())
+            || Deletions::are_urgent(self.jobs)
+            || stores.any(|jobs| is_pressing(&jobs))
     }
 
     fn work_beside(&mut self) -> bool {
-        let step = self.free_space.step(self.store, false);
-        step.unwrap_or_else(|error| {
-            tracing::error!(%error, "tending to free space failed");
-            FreeSpaceStep::Nothing
-        }) == FreeSpaceStep::Done
+        let mut has_more = prepare_space(self.jobs.store(), self.free_space);
+        for (number, state) in &mut *self.others {
+            if let Some(jobs) = self.registry.get(*number) {
+                has_more |= prepare_space(jobs.store(), &mut state.free_space);
+            }
+        }
+        has_more
     }
+}
+
+/// Does one step of work on free space that guests need. Returns whether there may be more.
+fn prepare_space(store: &Store, free_space: &mut FreeSpaceWork) -> bool {
+    let step = free_space.step(store, false);
+    step.unwrap_or_else(|error| {
+        tracing::error!(%error, "tending to free space failed");
+        FreeSpaceStep::Nothing
+    }) == FreeSpaceStep::Done
 }
 
 /// Whether the pool has so much room that released blocks may become free later.
@@ -112,77 +123,123 @@ fn has_room(store: &Store) -> bool {
     matches!(store.space().level(), Ok(SpaceLevel::Ok))
 }
 
-/// The deletion job. It has a pacer of its own, so deletions yield to guests independently of the
-/// collector.
-struct Deletions {
-    job: Arc<JobHandle>,
-    foreground: Foreground,
-    /// When failed deletions are retried.
-    retry: Instant,
+/// Whether the pool is short of space, and releasing references may help.
+fn is_pressing(jobs: &StoreJobs) -> bool {
+    let queued = jobs.store().dedup().pending_release_blocks();
+    !has_room(jobs.store()) && queued.is_ok_and(|queued| queued > 0) && jobs.collecting.may_work()
+}
+
+fn is_batch_whole(store: &Store) -> bool {
+    let queued = store.dedup().pending_release_blocks();
+    queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
 }
 
 impl Collector {
     pub(crate) fn new(
-        store: &Arc<Store>,
-        [collector, deletion, rebuild]: [Arc<JobHandle>; 3],
+        registry: &Arc<JobRegistry>,
+        thread: &Arc<JobThread>,
         turns: Arc<FlushTurns>,
         latency_budget: Duration,
     ) -> Self {
-        let thread = Arc::clone(collector.thread());
-        let pacer = Pacer::new(latency_budget, DELETION_SHARE_FLOOR).at_most(DELETION_SHARE_MAX);
-        let deletions = Deletions {
-            job: deletion,
-            foreground: Foreground::new(store, &thread, pacer),
-            retry: Instant::now(),
-        };
         let pacer = Pacer::new(latency_budget, COLLECTOR_SHARE_FLOOR);
         Self {
-            store: Arc::clone(store),
-            foreground: Foreground::new(store, &thread, pacer),
-            thread,
+            registry: Arc::clone(registry),
+            thread: Arc::clone(thread),
             turns,
-            collector,
-            deletions,
-            rebuild,
-            free_space: FreeSpaceWork::new(),
+            foreground: Foreground::new(registry, thread, pacer),
+            deletions: Deletions::new(registry, thread, latency_budget),
+            states: BTreeMap::new(),
+            long_step: None,
         }
     }
 
     /// Runs until it is stopped.
     pub(crate) fn run(&mut self) {
-        self.rebuild_index();
-        let mut failures = 0;
         while !self.thread.is_stopping() {
-            let deletes = self.deletions.step(&self.store);
-            if (deletes && !self.is_batch_whole()) || !self.collector.begin() {
-                if !deletes && !self.tend_free_space_once() {
-                    self.thread.wait(POLL_INTERVAL);
-                }
+            let changes = self.registry.changes();
+            if self.take_turns() {
                 continue;
             }
-            self.finish_shrinking();
-            if !self.collector.may_work() {
-                self.collector.end();
-                continue;
-            }
-            if self.collect(&mut failures) {
-                // Also while one whole batch follows the other.
-                self.tend_free_space_once();
-                self.let_gather();
-                self.deletions.foreground.was_idle();
-            }
+            // Paused jobs may be resumed, and stores may be added.
+            let held_up: Vec<_> = self
+                .states
+                .values()
+                .flat_map(|state| &state.held_up)
+                .collect();
+            self.thread.sleep_unless(POLL_INTERVAL, || {
+                self.registry.changes() != changes || held_up.iter().any(|job| job.may_work())
+            });
+            self.foreground.was_idle();
+            self.deletions.were_idle();
         }
     }
 
-    /// Releases a batch of references. Returns whether it worked.
-    fn collect(&mut self, failures: &mut u32) -> bool {
-        let (store, job) = (&*self.store, &*self.collector);
+    /// Gives each store a turn, except one with a long step in progress. Returns whether there is more to do now.
+    fn take_turns(&mut self) -> bool {
+        let numbers = self.registry.numbers();
+        self.states
+            .retain(|number, _| numbers.binary_search(number).is_ok());
+        let mut has_more = false;
+        for number in numbers {
+            if self.thread.is_stopping() {
+                return false;
+            }
+            if self.long_step != Some(number)
+                && let Some(jobs) = self.registry.get(number)
+            {
+                let mut state = self.states.remove(&number).unwrap_or_else(State::new);
+                has_more |= self.turn(&jobs, &mut state);
+                state.held_up = [&jobs.collecting, &jobs.deletion]
+                    .into_iter()
+                    .filter(|job| !job.may_work())
+                    .cloned()
+                    .collect();
+                self.states.insert(number, state);
+            }
+        }
+        has_more
+    }
+
+    /// Does the next step for a store. Returns whether there is more to do now.
+    fn turn(&mut self, jobs: &StoreJobs, state: &mut State) -> bool {
+        if state.not_before.is_some_and(|time| Instant::now() < time) {
+            return false;
+        }
+        if state.rebuilds {
+            return self.long_step.is_none() && self.rebuild_index(jobs, state);
+        }
+        if let Some(since) = state.gathers_since {
+            if self.gathers(jobs, since) {
+                return self.tend_free_space(jobs, state);
+            }
+            state.gathers_since = None;
+        }
+        let deletes = self.deletions.step(jobs, &mut state.deletion);
+        if (deletes && !is_batch_whole(jobs.store())) || !jobs.collecting.begin() {
+            return deletes || self.tend_free_space(jobs, state);
+        }
+        self.finish_shrinking(jobs);
+        if !jobs.collecting.may_work() {
+            jobs.collecting.end();
+            return true;
+        }
+        if self.collect(jobs, state) {
+            // Also while one whole batch follows the other.
+            self.tend_free_space(jobs, state);
+            state.gathers_since = Some(Instant::now());
+        }
+        true
+    }
+
+    /// Releases a batch of references. Returns whether it succeeded.
+    fn collect(&mut self, jobs: &StoreJobs, state: &mut State) -> bool {
+        let (store, job) = (jobs.store(), &jobs.collecting);
         let may_work = || job.may_work();
         let mut paced = Paced {
-            store,
-            job,
-            deletions: &self.deletions,
-            free_space: &mut self.free_space,
+            jobs,
+            registry: &self.registry,
+            free_space: &mut state.free_space,
+            others: &mut self.states,
         };
         let (collected, worked) = self.foreground.in_pieces(&self.turns, &mut paced, |pace| {
             let held = count_most_claims(store, &may_work)?;
@@ -195,50 +252,60 @@ impl Collector {
         });
         match collected {
             Ok(report) => {
-                *failures = 0;
-                let report = report.unwrap_or_default();
-                let step = Step {
-                    bytes: report.released * u64::from(self.store.block_size()),
-                    left_blocks: 0,
-                    has_more: report.released > 0,
-                };
-                self.collector
-                    .end_batch(step, |counts| counts.add_collected(&report));
-                self.foreground.rest_after(worked);
+                state.failures = 0;
+                end_batch(jobs, &report.unwrap_or_default());
+                self.foreground
+                    .rest_after_unless(worked, &|| job.is_leaving());
                 true
             }
             Err(error) => {
-                *failures += 1;
-                self.collector.fail(&error);
-                self.thread.sleep(retry_pause(*failures));
+                job.fail(&error);
+                state.fail();
                 // An unfinished repair leaves an index that has to be counted again.
-                if error.kind() == StoreErrorKind::Busy {
-                    self.rebuild_index();
-                }
+                state.rebuilds = error.kind() == StoreErrorKind::Busy;
                 false
             }
         }
     }
 
-    fn is_batch_whole(&self) -> bool {
-        let queued = self.store.dedup().pending_release_blocks();
-        queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
+    /// Whether references that were released last at `since` still gather: until a batch is full or has waited long
+    /// enough, because a batch costs the disk the same however few items it has.
+    fn gathers(&self, jobs: &StoreJobs, since: Instant) -> bool {
+        since.elapsed() < self.gathering_time(jobs.store())
+            && !is_batch_whole(jobs.store())
+            && !Deletions::are_urgent(jobs)
+    }
+
+    /// How long references that fill less than a batch may gather.
+    fn gathering_time(&self, store: &Store) -> Duration {
+        if self.foreground.guests_are_at_rest() || !has_room(store) {
+            COLLECT_INTERVAL
+        } else {
+            COLLECT_INTERVAL_BUSY
+        }
     }
 
     /// Resumes an interrupted shrinking of the pool.
-    fn finish_shrinking(&mut self) {
-        if !matches!(self.store.space().shrinking_to(), Ok(Some(_))) {
+    fn finish_shrinking(&mut self, jobs: &StoreJobs) {
+        let store = jobs.store();
+        if self.long_step.is_some() || !matches!(store.space().shrinking_to(), Ok(Some(_))) {
             return;
         }
+        let job = &jobs.collecting;
         let mut began = Instant::now();
-        let shrunk = shrink_now(&self.store, &mut |_, _| {
-            self.foreground.rest_after(began.elapsed());
-            began = Instant::now();
-            if self.collector.may_work() {
-                ControlFlow::Continue(())
-            } else {
-                ControlFlow::Break(())
-            }
+        let shrunk = self.do_long_step(jobs, |collector, others| {
+            shrink_now(store, &mut |_, _| {
+                collector
+                    .foreground
+                    .rest_after_unless(began.elapsed(), &|| job.is_leaving());
+                others.take_turns(collector, jobs);
+                began = Instant::now();
+                if job.may_work() {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            })
         });
         match shrunk {
             Ok(Shrunk::Done | Shrunk::Cancelled | Shrunk::BrokenOff) => {}
@@ -247,61 +314,45 @@ impl Collector {
             ),
             Err(error) => {
                 tracing::error!(%error, "shrinking the pool failed");
-                self.thread.sleep(retry_pause(1));
+                self.thread
+                    .sleep_unless(retry_pause(1), || job.is_leaving());
             }
         }
     }
 
-    /// Waits until a batch is full or has waited long enough: a batch costs the disk the same
-    /// however few items it has.
-    fn let_gather(&mut self) {
-        let began = Instant::now();
-        while !self.thread.is_stopping()
-            && began.elapsed() < self.gathering_time()
-            && !self.is_batch_whole()
-            && !self.deletions.is_urgent(&self.store)
-        {
-            self.tend_free_space(Instant::now() + POLL_INTERVAL);
-            self.foreground.was_idle();
-        }
-    }
-
-    /// How long references that fill less than a batch may gather.
-    fn gathering_time(&self) -> Duration {
-        if self.foreground.guests_are_at_rest() || !has_room(&self.store) {
-            COLLECT_INTERVAL
-        } else {
-            COLLECT_INTERVAL_BUSY
-        }
-    }
-
-    /// Preallocates spare blocks, and gives others back to the host, until `until`.
-    fn tend_free_space(&mut self, until: Instant) {
-        let left = || until.saturating_duration_since(Instant::now());
-        while !left().is_zero() && self.tend_free_space_once() {}
-        self.thread.sleep(left());
+    /// Does a step of one store in which the others have turns.
+    fn do_long_step<T>(
+        &mut self,
+        jobs: &StoreJobs,
+        step: impl FnOnce(&mut Self, &mut TurnsWithin) -> T,
+    ) -> T {
+        self.long_step = Some(jobs.number());
+        let done = step(self, &mut TurnsWithin(Instant::now()));
+        self.long_step = None;
+        done
     }
 
     /// Does one step of work on free space. Returns whether more can be done now. A paused collector gives nothing back;
     /// spare blocks are for guests, and are preallocated all the same.
-    fn tend_free_space_once(&mut self) -> bool {
+    fn tend_free_space(&mut self, jobs: &StoreJobs, state: &mut State) -> bool {
         if self.thread.is_stopping() {
             return false;
         }
+        let (store, job) = (jobs.store(), &jobs.collecting);
         let began = Instant::now();
-        let may_give_back = self.collector.begin();
+        let may_give_back = job.begin();
         let guests_are_at_rest = self.foreground.guests_are_at_rest();
-        let step = self.free_space.step(&self.store, guests_are_at_rest);
+        let step = state.free_space.step(store, guests_are_at_rest);
         let more = match step {
             Ok(FreeSpaceStep::Done) => Ok(true),
             Ok(FreeSpaceStep::MayGiveBack(bytes)) if may_give_back => {
-                self.store.space().give_back(bytes)
+                store.space().give_back(bytes)
             }
             Ok(_) => Ok(false),
             Err(error) => Err(error),
         };
         if may_give_back {
-            self.collector.end();
+            job.end();
         }
         match more {
             Ok(true) => {
@@ -318,41 +369,69 @@ impl Collector {
     }
 
     /// Rebuilds the index if needed. Until this succeeds, this thread and the finder do nothing
-    /// else.
-    fn rebuild_index(&mut self) {
-        let block_size = u64::from(self.store.block_size());
-        let mut failures = 0;
-        while !self.thread.is_stopping() {
-            let mut began = Instant::now();
-            let mut done_before = 0;
-            let rebuilt = self.store.index().rebuild_if_needed(&mut |done, all| {
+    /// else for the store. Returns whether it succeeded.
+    fn rebuild_index(&mut self, jobs: &StoreJobs, state: &mut State) -> bool {
+        let (store, rebuild) = (jobs.store(), &jobs.rebuild);
+        let block_size = u64::from(store.block_size());
+        let mut began = Instant::now();
+        let mut done_before = 0;
+        let rebuilt = self.do_long_step(jobs, |collector, others| {
+            store.index().rebuild_if_needed(&mut |done, all| {
                 let left_blocks = all.saturating_sub(done);
-                self.rebuild.set_under_way(left_blocks);
+                rebuild.set_under_way(left_blocks);
                 let step = Step {
                     bytes: done.saturating_sub(done_before) * block_size,
                     left_blocks,
                     has_more: true,
                 };
-                self.rebuild.advance(step, |counts| counts.scanned = done);
+                rebuild.advance(step, |counts| counts.scanned = done);
                 done_before = done;
-                self.foreground.rest_after(began.elapsed());
+                collector
+                    .foreground
+                    .rest_after_unless(began.elapsed(), &|| rebuild.is_leaving());
+                others.take_turns(collector, jobs);
                 began = Instant::now();
-            });
-            match rebuilt {
-                Ok(is_new) => {
-                    let count = |counts: &mut JobCounts| counts.passes += u64::from(is_new);
-                    self.rebuild.end_batch(Step::default(), count);
-                    let signal = self.thread.signal();
-                    return signal.change(|flags| flags.is_index_ready = true);
-                }
-                Err(error) => {
-                    failures += 1;
-                    self.rebuild.fail(&error);
-                    self.thread.sleep(retry_pause(failures));
-                }
+            })
+        });
+        match rebuilt {
+            Ok(is_new) => {
+                let count = |counts: &mut JobCounts| counts.passes += u64::from(is_new);
+                rebuild.end_batch(Step::default(), count);
+                (state.rebuilds, state.failures) = (false, 0);
+                let signal = self.thread.signal();
+                signal.change(|| jobs.flags().set_index_ready());
+                true
+            }
+            Err(error) => {
+                rebuild.fail(&error);
+                state.fail();
+                false
             }
         }
     }
+}
+
+/// The turns that other stores have within a long step of one, not more often than guests are looked at. Keeps when they
+/// had the last one.
+struct TurnsWithin(Instant);
+
+impl TurnsWithin {
+    fn take_turns(&mut self, collector: &mut Collector, jobs: &StoreJobs) {
+        if self.0.elapsed() >= WINDOW && !jobs.flags().is_leaving() {
+            collector.take_turns();
+            self.0 = Instant::now();
+        }
+    }
+}
+
+fn end_batch(jobs: &StoreJobs, report: &CollectReport) {
+    let step = Step {
+        bytes: report.released * u64::from(jobs.store().block_size()),
+        left_blocks: 0,
+        has_more: report.released > 0,
+    };
+    jobs.collecting
+        .end_batch(step, |counts| counts.add_collected(report));
 }
 
 /// Counts claims down to one batch if references wait to be released. The release itself waits for the remaining claims
@@ -378,46 +457,6 @@ fn count_most_claims<'a>(
         }
     }
     Ok(held)
-}
-
-impl Deletions {
-    /// Does one step of a deletion, and returns whether more is to do. A failed deletion is retried
-    /// only after all others are done, and not before `retry`.
-    fn step(&mut self, store: &Store) -> bool {
-        let Some(failures) = store.deletions().next_failures() else {
-            return false;
-        };
-        if (failures > 0 && Instant::now() < self.retry) || !self.job.begin() {
-            return false;
-        }
-        let began = Instant::now();
-        let done = store.deletions().step();
-        let blocks = done.as_ref().ok().copied().flatten();
-        let step = Step {
-            bytes: blocks.unwrap_or(0) * u64::from(store.block_size()),
-            left_blocks: 0,
-            has_more: blocks.is_some(),
-        };
-        self.job
-            .end_batch(step, |counts| counts.deleted += blocks.unwrap_or(0));
-        match done {
-            Ok(blocks) => {
-                self.foreground.rest_after(began.elapsed());
-                blocks.is_some()
-            }
-            // The deletion may wait for the next batch of the collector. Other deletions can
-            // proceed without it.
-            Err(_) => {
-                self.retry = Instant::now() + retry_pause(failures + 1);
-                store.deletions().next_failures() == Some(0)
-            }
-        }
-    }
-
-    /// Whether a deletion that has not failed is pending.
-    fn is_urgent(&self, store: &Store) -> bool {
-        self.job.may_work() && store.deletions().next_failures() == Some(0)
-    }
 }
 
 #[cfg(test)]

@@ -1,94 +1,190 @@
-//! The thread that has the index count claims.
+//! The thread that has the index count claims, store by store.
 //!
 //! Counting has its own thread because it must not wait for anything else: once claims reach their
 //! limit, every further hit is refused, and the guest pays for a write that sharing would have saved.
 
 use crate::flushes::FlushTurns;
 use crate::foreground::{Foreground, PacedJob};
-use crate::handle::{JobHandle, JobSpec, Step};
-use crate::job::JobKind;
+use crate::handle::{JobHandle, Step};
 use crate::limits::{
     COLLECT_INTERVAL, COUNT_BATCH_BLOCKS, COUNT_IN_TURNS_BLOCKS, COUNT_PRESSING_DIVISOR,
-    COUNTING_SHARE_FLOOR, POLL_INTERVAL,
+    COUNTING_SHARE_FLOOR,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
-use crate::thread::Signal;
-use onefold_store::{Hurry, Store};
+use crate::registry::JobRegistry;
+use crate::store_jobs::{StoreJobs, StoreNumber};
+use crate::thread::{JobThread, Signal};
+use onefold_store::{CountReport, Hurry, Result, Store};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(crate) static COUNTING: JobSpec = JobSpec {
-    kind: JobKind::Counting,
-    name: "the counting of claims",
-    needs_index: true,
-    is_always_listed: false,
-    backlog_blocks: |stat| stat.claimed_blocks,
-};
-
 /// Runs until it is stopped.
 pub(crate) fn run(
-    store: &Arc<Store>,
-    job: &JobHandle,
+    registry: &Arc<JobRegistry>,
+    thread: &Arc<JobThread>,
     turns: &FlushTurns,
     latency_budget: Duration,
 ) {
-    let thread = job.thread();
-    let signal = Arc::clone(thread.signal());
-    let pressing = Arc::<Pressing>::default();
-    let pressing_blocks = store.dedup().claim_fingerprints_max() / COUNT_PRESSING_DIVISOR;
-    store.dedup().set_claims_alarm(
-        COUNT_BATCH_BLOCKS,
-        alarm(store, &signal, &pressing, pressing_blocks),
-    );
     let pacer = Pacer::new(latency_budget, COUNTING_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, thread, pacer);
-    let claimed = || store.dedup().claimed_blocks().unwrap_or_default();
-    let mut paced = Paced {
-        job,
-        claimed: &claimed,
-        in_turns_blocks: pressing_blocks.min(COUNT_IN_TURNS_BLOCKS),
-    };
-    let mut failures = 0;
+    let mut foreground = Foreground::new(registry, thread, pacer);
+    let mut states = BTreeMap::new();
     while !thread.is_stopping() {
-        if claimed() < pressing_blocks {
-            pressing.set(None);
-        }
-        thread.sleep_unless(COLLECT_INTERVAL, || claimed() >= COUNT_BATCH_BLOCKS);
-        if claimed() == 0 {
+        sleep(registry, thread, &mut states);
+        let mut is_idle = true;
+        let new = |jobs: &StoreJobs| Claims::new(jobs, thread.signal());
+        registry.take_turns(&mut states, new, |jobs, claims| {
+            is_idle &= !claims.turn(jobs, turns, &mut foreground);
+        });
+        if is_idle {
             foreground.was_idle();
-            continue;
         }
-        if !job.begin() {
-            thread.wait(POLL_INTERVAL);
-            continue;
+    }
+}
+
+/// Sleeps until a store has a batch to count, or claims that have waited long enough, or until a store comes or goes.
+/// Stores without claims wake nobody: claims that are made while this sleeps have the time to gather.
+fn sleep(registry: &JobRegistry, thread: &JobThread, states: &mut BTreeMap<StoreNumber, Claims>) {
+    let changes = registry.changes();
+    let mut time = COLLECT_INTERVAL;
+    let new = |jobs: &StoreJobs| Claims::new(jobs, thread.signal());
+    registry.take_turns(states, new, |jobs, claims| {
+        if let Some(due) = claims.look(jobs) {
+            time = time.min(due.saturating_duration_since(Instant::now()));
         }
+    });
+    thread.sleep_unless(time, || {
+        registry.changes() != changes || states.values().any(Claims::has_batch)
+    });
+}
+
+/// The state of one store's counting. It does not hold the store.
+struct Claims {
+    job: Arc<JobHandle>,
+    watch: Arc<Watch>,
+    pressing_blocks: u64,
+    /// When claims that fill less than a batch have had the time to gather.
+    gathered: Instant,
+    /// After a failure, no batch begins before this time.
+    not_before: Instant,
+    failures: u32,
+}
+
+/// What the thread shares with the store's alarm.
+#[derive(Default)]
+struct Watch {
+    /// Whether there may be a batch to count. Relaxed: changed under the signal's lock, or by the thread that looks.
+    has_batch: AtomicBool,
+    pressing: Pressing,
+}
+
+fn claimed_blocks(store: &Store) -> u64 {
+    store.dedup().claimed_blocks().unwrap_or_default()
+}
+
+impl Claims {
+    /// Installs the store's alarm. A store has one alarm for as long as it is open: if it was removed and is added again,
+    /// its claims are counted after an interval, however many there are.
+    fn new(jobs: &StoreJobs, signal: &Arc<Signal>) -> Self {
+        let (store, watch) = (jobs.store(), Arc::default());
+        let pressing_blocks = store.dedup().claim_fingerprints_max() / COUNT_PRESSING_DIVISOR;
+        store.dedup().set_claims_alarm(
+            COUNT_BATCH_BLOCKS,
+            alarm(store, signal, &watch, pressing_blocks),
+        );
+        let now = Instant::now();
+        Self {
+            job: Arc::clone(&jobs.counting),
+            watch,
+            pressing_blocks,
+            gathered: now + COLLECT_INTERVAL,
+            not_before: now,
+            failures: 0,
+        }
+    }
+
+    /// Looks at the store's claims before a sleep. Returns when they are due, if there are any and the job may work.
+    fn look(&mut self, jobs: &StoreJobs) -> Option<Instant> {
+        // In this order, so that no alarm is lost.
+        self.watch.has_batch.store(false, Ordering::Relaxed);
+        let claimed = claimed_blocks(jobs.store());
+        if claimed >= COUNT_BATCH_BLOCKS {
+            self.watch.has_batch.store(true, Ordering::Relaxed);
+        }
+        if claimed < self.pressing_blocks {
+            self.watch.pressing.set(None);
+        }
+        let due = self.due(claimed);
+        due.filter(|_| self.job.may_work())
+    }
+
+    /// When this number of claims is counted.
+    fn due(&self, claimed: u64) -> Option<Instant> {
+        match claimed {
+            0 => None,
+            COUNT_BATCH_BLOCKS.. => Some(self.not_before),
+            _ => Some(self.gathered.max(self.not_before)),
+        }
+    }
+
+    /// Whether there is a batch to count now.
+    fn has_batch(&self) -> bool {
+        self.watch.has_batch.load(Ordering::Relaxed)
+            && Instant::now() >= self.not_before
+            && self.job.may_work()
+    }
+
+    /// Counts one batch, if one is due. Returns whether it did, or tried.
+    fn turn(&mut self, jobs: &StoreJobs, turns: &FlushTurns, foreground: &mut Foreground) -> bool {
+        let (store, job, now) = (jobs.store(), &jobs.counting, Instant::now());
+        let claimed = || claimed_blocks(store);
+        let is_due = self.due(claimed()).is_some_and(|due| due <= now);
+        if !is_due || !job.begin() {
+            return false;
+        }
+        let mut paced = Paced {
+            job,
+            claimed: &claimed,
+            in_turns_blocks: self.pressing_blocks.min(COUNT_IN_TURNS_BLOCKS),
+        };
         if !foreground.wait_for_turn(turns, &mut paced) {
             job.end();
-            continue;
+            return true;
         }
-        let is_pressing = claimed() >= pressing_blocks;
         let began = Instant::now();
-        let counted = if is_pressing {
+        let counted = if claimed() >= self.pressing_blocks {
             store.dedup().count_batch_at_once()
         } else {
             store.dedup().count_batch()
         };
+        if self.end_batch(store, job, counted) {
+            let is_urgent = || job.is_leaving() || claimed() >= self.pressing_blocks;
+            foreground.rest_after_unless(began.elapsed(), &is_urgent);
+        }
+        self.gathered = Instant::now() + COLLECT_INTERVAL;
+        true
+    }
+
+    /// Returns whether the batch succeeded.
+    fn end_batch(&mut self, store: &Store, job: &JobHandle, counted: Result<CountReport>) -> bool {
         match counted {
             Ok(report) => {
-                failures = 0;
+                self.failures = 0;
                 let step = Step {
                     bytes: report.items() * u64::from(store.block_size()),
                     ..Step::default()
                 };
                 job.end_batch(step, |counts| counts.add_counted(&report));
-                foreground.rest_after_unless(began.elapsed(), &|| claimed() >= pressing_blocks);
+                true
             }
             // The collector counts claims, too, and handles the errors it meets.
             Err(error) => {
-                failures += 1;
+                self.failures += 1;
                 job.fail(&error);
-                thread.sleep(retry_pause(failures));
+                self.not_before = Instant::now() + retry_pause(self.failures);
+                false
             }
         }
     }
@@ -127,23 +223,26 @@ impl Pressing {
 }
 
 /// Wakes the thread when there is a batch to count, and hurries the batch in progress once
-/// `pressing_blocks` blocks are claimed.
+/// `pressing_blocks` blocks are claimed. Does nothing once the thread has forgotten the store.
 fn alarm(
     store: &Arc<Store>,
     signal: &Arc<Signal>,
-    pressing: &Arc<Pressing>,
+    watch: &Arc<Watch>,
     pressing_blocks: u64,
 ) -> Box<dyn Fn() + Send + Sync> {
     // The store keeps the alarm, so a strong reference would be a cycle.
     let store = Arc::downgrade(store);
-    let (signal, pressing) = (Arc::clone(signal), Arc::clone(pressing));
+    let (signal, watch) = (Arc::clone(signal), Arc::downgrade(watch));
     Box::new(move || {
+        let Some(watch) = watch.upgrade() else {
+            return;
+        };
         if let Some(store) = store.upgrade()
-            && store.dedup().claimed_blocks().unwrap_or_default() >= pressing_blocks
+            && claimed_blocks(&store) >= pressing_blocks
         {
-            pressing.set(Some(store.hurry_background()));
+            watch.pressing.set(Some(store.hurry_background()));
         }
-        signal.notify();
+        signal.change(|| watch.has_batch.store(true, Ordering::Relaxed));
     })
 }
 
@@ -187,15 +286,15 @@ mod tests {
         let hurried = Arc::<AtomicBool>::default();
         store.set_background_executor(Box::new(Noting(Arc::clone(&hurried))));
         let is_hurried = || hurried.load(Ordering::SeqCst);
-        let pressing = Arc::default();
-        let sound = alarm(&store, &Arc::default(), &pressing, 4);
+        let watch = Arc::default();
+        let sound = alarm(&store, &Arc::default(), &watch, 4);
         for is_near in [false, true] {
             let offset = u64::from(is_near) * 8192;
             found.write(offset, &[7; 8192], Blocking::Yes).unwrap();
             sound();
             assert_eq!(is_hurried(), is_near);
         }
-        pressing.set(None);
+        watch.pressing.set(None);
         assert!(!is_hurried());
     }
 }

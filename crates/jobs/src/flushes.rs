@@ -1,7 +1,8 @@
 //! How often jobs may flush the device while guests are busy.
 //!
 //! A flush writes out all of the device's cache, and guests' requests wait for it on many disks. Each batch needs
-//! [`BATCH_FLUSHES`] of them, however few items it has. So all jobs together take turns, one batch at a time.
+//! [`BATCH_FLUSHES`] of them, however few items it has. So all jobs of all stores together take turns, one batch at a time:
+//! stores may well lie on the same device, and the more stores have batches, the longer each waits.
 //!
 //! There is no clock in here: the present time comes in.
 

@@ -1,13 +1,16 @@
-//! The clock of [`crate::pacing`]: measures guests' requests, and rests.
+//! The clock of [`crate::pacing`]: measures guests' requests, and rests. Guests are those of all stores
+//! (see [`crate::latency`]).
 
 use crate::flushes::FlushTurns;
+use crate::latency::GuestCounts;
 use crate::limits::{
     BATCH_GAP, PIECE_BYTES, PIECE_BYTES_IDLE, PIECE_REST_FACTOR, PIECE_REST_MAX, PIECE_REST_MIN,
     REST_MIN, TEND_PAUSE, WINDOW,
 };
 use crate::pacing::{Pacer, Window};
+use crate::registry::JobRegistry;
 use crate::thread::JobThread;
-use onefold_store::{LatencyCounts, Pace, Pacing, Store};
+use onefold_store::{Pace, Pacing};
 use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Measures guests' requests for a job's thread, and rests so that guests go first.
 pub(crate) struct Foreground {
-    store: Arc<Store>,
+    registry: Arc<JobRegistry>,
     thread: Arc<JobThread>,
     pacer: Pacer,
     /// The start of the current window: before a batch.
@@ -26,7 +29,7 @@ pub(crate) struct Foreground {
 
 /// A job whose batches rest.
 pub(crate) trait PacedJob {
-    /// Whether the batch may continue.
+    /// Whether the batch may continue. Takes no lock of the registry.
     fn may_work(&self) -> bool;
 
     /// Whether the batch must not wait for a turn to flush the device.
@@ -65,7 +68,8 @@ impl Pacing for Pieces<'_> {
         let bytes = if mem::take(&mut self.is_first) {
             self.foreground.piece_bytes()
         } else {
-            self.foreground.rest_between_pieces(self.began.elapsed())
+            let worked = self.began.elapsed();
+            self.foreground.rest_between_pieces(worked, self.job)
         };
         self.rested();
         if self.job.may_work() {
@@ -89,28 +93,28 @@ impl Pacing for Pieces<'_> {
 /// A point in time, with the counts of requests answered before it.
 struct Mark {
     time: Instant,
-    counts: LatencyCounts,
+    counts: GuestCounts,
 }
 
 impl Mark {
-    fn now(store: &Store) -> Self {
+    fn now(registry: &JobRegistry) -> Self {
         Self {
             time: Instant::now(),
-            counts: store.latencies(),
+            counts: GuestCounts::now(registry),
         }
     }
 
     fn window_until(&self, end: &Self) -> Window {
         let length = end.time.saturating_duration_since(self.time);
-        Window::new(length, &end.counts.since(&self.counts))
+        end.counts.window_since(&self.counts, length)
     }
 }
 
 impl Foreground {
-    pub(crate) fn new(store: &Arc<Store>, thread: &Arc<JobThread>, pacer: Pacer) -> Self {
+    pub(crate) fn new(registry: &Arc<JobRegistry>, thread: &Arc<JobThread>, pacer: Pacer) -> Self {
         Self {
-            window_start: Mark::now(store),
-            store: Arc::clone(store),
+            window_start: Mark::now(registry),
+            registry: Arc::clone(registry),
             thread: Arc::clone(thread),
             pacer,
             rest_owed: Duration::ZERO,
@@ -151,14 +155,15 @@ impl Foreground {
         self.observe();
     }
 
-    /// Rests after a piece of a batch was read in `worked`, and returns how many bytes the next one may have.
-    fn rest_between_pieces(&mut self, worked: Duration) -> u64 {
+    /// Rests after a piece of a batch was read in `worked`, and returns how many bytes the next one may have. A batch that
+    /// may not continue rests no longer.
+    fn rest_between_pieces(&mut self, worked: Duration, job: &dyn PacedJob) -> u64 {
         self.notice_guests();
         if !self.pacer.guests_are_at_rest() {
             let rest = self.pacer.rest_after(worked);
             // On a slow disk a piece takes longer than the longest rest, and guests come first there, too.
             let most = PIECE_REST_MAX.max(worked * PIECE_REST_FACTOR);
-            self.rest_shown(rest.clamp(PIECE_REST_MIN, most), &|| false);
+            self.rest_shown(rest.clamp(PIECE_REST_MIN, most), &|| !job.may_work());
         }
         self.observe();
         self.piece_bytes()
@@ -236,7 +241,7 @@ impl Foreground {
     /// idle.
     fn notice_guests(&mut self) {
         if self.pacer.guests_are_idle() {
-            let mut window = self.window_start.window_until(&Mark::now(&self.store));
+            let mut window = self.window_start.window_until(&Mark::now(&self.registry));
             window.length = window.length.max(WINDOW);
             if !window.is_idle() {
                 self.pacer.glance(&window);
@@ -247,7 +252,7 @@ impl Foreground {
     /// Feeds the pacer the window that has ended, if one has.
     fn observe(&mut self) {
         if self.window_start.time.elapsed() >= WINDOW {
-            let now = Mark::now(&self.store);
+            let now = Mark::now(&self.registry);
             self.pacer.observe(&self.window_start.window_until(&now));
             self.window_start = now;
         }
@@ -266,14 +271,14 @@ impl Foreground {
     /// Sleeps for `time`, or until guests are idle for a window.
     fn rest(&self, time: Duration, is_urgent: &dyn Fn() -> bool) {
         let start = Instant::now();
-        let mut mark = Mark::now(&self.store);
+        let mut mark = Mark::now(&self.registry);
         loop {
             let left = time.saturating_sub(start.elapsed());
             if left.is_zero() || self.thread.is_stopping() || is_urgent() {
                 return;
             }
             self.thread.sleep_unless(left.min(WINDOW), is_urgent);
-            let now = Mark::now(&self.store);
+            let now = Mark::now(&self.registry);
             let window = mark.window_until(&now);
             if window.length >= WINDOW && window.is_idle() {
                 return;
@@ -285,12 +290,12 @@ impl Foreground {
     /// Notes that the thread was idle for a while, so that guests' latencies are not blamed on its
     /// work.
     pub(crate) fn was_idle(&mut self) {
-        let now = Mark::now(&self.store);
-        let window = self.window_start.window_until(&now);
-        if window.length >= WINDOW {
-            self.pacer.glance(&window);
-            self.window_start = now;
+        if self.window_start.time.elapsed() < WINDOW {
+            return;
         }
+        let now = Mark::now(&self.registry);
+        self.pacer.glance(&self.window_start.window_until(&now));
+        self.window_start = now;
     }
 }
 
@@ -298,7 +303,7 @@ impl Foreground {
 mod tests {
     use super::*;
     use crate::limits::{BATCH_FLUSHES, FINDER_SHARE_FLOOR, FLUSH_INTERVAL};
-    use crate::scene::new_store;
+    use crate::scene::new_registry;
     use std::cell::Cell;
 
     /// A job whose batch becomes urgent, or is broken off, once it waits.
@@ -319,10 +324,10 @@ mod tests {
 
     #[test]
     fn turns_that_nobody_waits_for_are_given_back() {
-        let (_, store) = new_store(64 << 20);
-        let thread = JobThread::new(&Arc::default());
+        let registry = new_registry();
+        let thread = &registry.threads().finder;
         let pacer = Pacer::new(Duration::from_millis(2), FINDER_SHARE_FLOOR);
-        let mut foreground = Foreground::new(&store, &thread, pacer);
+        let mut foreground = Foreground::new(&registry, thread, pacer);
         let turns = FlushTurns::default();
         let now = Instant::now();
         turns.take(now);

@@ -5,7 +5,7 @@
 
 use crate::job::{JobCounts, JobKind, JobState, JobStatus};
 use crate::rate::Rate;
-use crate::thread::JobThread;
+use crate::thread::{JobThread, StoreFlags};
 use onefold_store::{PoolStat, StoreError, Volume};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -33,6 +33,8 @@ pub(crate) struct JobHandle {
     /// The volume of a finder's job.
     volume: Option<Arc<Volume>>,
     thread: Arc<JobThread>,
+    /// The flags of the store that the job works on.
+    flags: Arc<StoreFlags>,
     /// Lock order: after the registry's and the signal's, before the volume's.
     job: Mutex<Job>,
 }
@@ -65,16 +67,18 @@ pub(crate) struct Step {
 }
 
 impl JobHandle {
-    /// A job of this kind; of one volume, if `volume` is given.
+    /// A job of this kind, of the store with these flags; of one of its volumes, if `volume` is given.
     pub(crate) fn new(
         spec: &'static JobSpec,
         thread: &Arc<JobThread>,
+        flags: &Arc<StoreFlags>,
         volume: Option<Arc<Volume>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             spec,
             volume,
             thread: Arc::clone(thread),
+            flags: Arc::clone(flags),
             job: Mutex::new(Job {
                 is_paused: false,
                 is_in_batch: false,
@@ -97,11 +101,6 @@ impl JobHandle {
         self.volume.as_ref()
     }
 
-    /// The thread that does the job.
-    pub(crate) fn thread(&self) -> &Arc<JobThread> {
-        &self.thread
-    }
-
     /// Ignores poisoning: each change is complete in itself, so a panic leaves nothing half done.
     fn job(&self) -> MutexGuard<'_, Job> {
         self.job.lock().unwrap_or_else(PoisonError::into_inner)
@@ -113,14 +112,20 @@ impl JobHandle {
         self.thread.signal().notify();
     }
 
-    /// Whether a batch may begin, or a long one continue.
+    /// Whether a batch may begin, or a long one continue. Takes no lock but the job's.
     pub(crate) fn may_work(&self) -> bool {
         self.may_begin() && !self.job().is_paused
     }
 
     fn may_begin(&self) -> bool {
-        let flags = self.thread.signal().flags();
-        !flags.is_stopping && (flags.is_index_ready || !self.spec.needs_index)
+        !self.thread.is_stopping()
+            && !self.is_leaving()
+            && (self.flags.is_index_ready() || !self.spec.needs_index)
+    }
+
+    /// Whether the job's store is being removed.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.flags.is_leaving()
     }
 
     /// Begins a batch if the job may work now; returns whether it has.

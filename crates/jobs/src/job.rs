@@ -31,6 +31,18 @@ pub enum JobKind {
 }
 
 impl JobKind {
+    /// Every kind.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Finder,
+        Self::Collector,
+        Self::Counting,
+        Self::Copying,
+        Self::Deletion,
+        Self::Rebuild,
+        Self::Accounting,
+        Self::Scrub,
+    ];
+
     /// The kind's word in documents.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -187,9 +199,9 @@ pub struct JobStatus {
 pub enum JobSelection {
     /// All jobs except a rebuild, which cannot be paused because nothing is shared before its end.
     All,
-    /// All jobs of a kind, for every present and future volume. Never a rebuild.
+    /// All jobs of a kind, for every present and future store and volume. Never a rebuild.
     Kind(JobKind),
-    /// The finder for one volume.
+    /// The finder for one volume, in whichever store has it.
     FinderOf(String),
 }
 

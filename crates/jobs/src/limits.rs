@@ -21,6 +21,10 @@ pub(crate) const AT_REST_AFTER: Duration = Duration::from_secs(1);
 /// The part of requests that must be within the budget.
 pub(crate) const BUDGET_PERCENTILE: f64 = 0.99;
 
+/// The requests of a store in a window from which its latency is judged for itself: with fewer, a single slow one would
+/// be beyond [`BUDGET_PERCENTILE`].
+pub(crate) const JUDGED_ALONE_REQUESTS: u64 = 100;
+
 /// The share of time that work takes when guests are first seen busy. Low, because guests come
 /// first; if they do not mind, a few seconds raise it to all.
 pub(crate) const SHARE_START: f64 = 0.1;

@@ -1,17 +1,16 @@
-//! Starting, stopping, listing and pausing background work.
+//! Starting, stopping, listing and pausing background work; adding and removing stores.
 
 use crate::background::IdleClass;
 use crate::collector::Collector;
-use crate::copying::{self, SnapshotReads};
-use crate::counting;
+use crate::copying::{CopyingTurns, SnapshotReads};
 use crate::flushes::FlushTurns;
-use crate::handle::JobHandle;
 use crate::job::{JobSelection, JobStatus, SteerError};
 use crate::registry::JobRegistry;
 use crate::thread::{JobThread, Signal};
-use crate::{accounting, collector, finder, scrub};
-use onefold_store::{Result, Store};
+use crate::{accounting, counting, finder, scrub};
+use onefold_store::{Hurry, Result, Store};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -19,81 +18,63 @@ use std::time::Duration;
 /// Options of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaintenanceOptions {
-    /// The latency that 99 of 100 guests' requests should not exceed. Beyond it, work gives way.
+    /// The latency that 99 of 100 guests' requests should not exceed. Beyond it, work gives way. It holds for the
+    /// requests of each store that has many, and for those of the others together.
     pub latency_budget: Duration,
     /// The interval at which all maps are scanned to find out what each volume holds alone.
     pub accounting_interval: Duration,
 }
 
-/// The background work of an open pool; ends when dropped.
+/// The background work of a set of open pools, which may change at any time; ends when dropped.
+///
+/// The number of threads does not depend on the number of stores. If a thread panics, its jobs end for all stores.
 pub struct Maintenance {
-    pub(crate) store: Arc<Store>,
+    pub(crate) registry: Arc<JobRegistry>,
     pub(crate) signal: Arc<Signal>,
-    registry: Arc<JobRegistry>,
-    snapshot_reads: Arc<SnapshotReads>,
+    copying: Arc<CopyingTurns>,
     pub(crate) latency_budget: Duration,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Maintenance {
-    /// Starts the background threads.
+    /// Starts the background threads, without any store.
     ///
     /// # Errors
     ///
     /// If the system cannot create a thread.
-    pub fn start(store: Arc<Store>, options: MaintenanceOptions) -> io::Result<Self> {
-        store.set_background_executor(Box::<IdleClass>::default());
+    pub fn start(options: MaintenanceOptions) -> io::Result<Self> {
         let signal = Arc::default();
-        let [finder, collector, counter, accountant, scrubber, copier] =
-            std::array::from_fn(|_| JobThread::new(&signal));
-        let job = |spec, thread| JobHandle::new(spec, thread, None);
-        let collecting = job(&collector::COLLECTOR, &collector);
-        let counting = job(&counting::COUNTING, &counter);
-        let deletion = job(&collector::DELETION, &collector);
-        let scrub = job(&scrub::SCRUB, &scrubber);
-        let rebuild = job(&collector::REBUILD, &collector);
-        let accounting = job(&accounting::ACCOUNTING, &accountant);
-        let copying = job(&copying::COPYING, &copier);
-        // In the order of the list.
-        let jobs = [
-            &collecting,
-            &counting,
-            &deletion,
-            &scrub,
-            &rebuild,
-            &accounting,
-            &copying,
-        ];
-        let registry = JobRegistry::new(&signal, &finder, jobs.map(Arc::clone).to_vec());
-        let snapshot_reads = SnapshotReads::new(&store, &copier, &copying, options.latency_budget);
+        let registry = Arc::new(JobRegistry::new(&signal));
+        let (budget, interval) = (options.latency_budget, options.accounting_interval);
         let maintenance = Self {
-            store,
+            copying: CopyingTurns::new(&registry, budget),
+            registry: Arc::clone(&registry),
             signal,
-            snapshot_reads,
-            registry: Arc::new(registry),
-            latency_budget: options.latency_budget,
+            latency_budget: budget,
             threads: Mutex::new(Vec::new()),
         };
         // If a thread cannot be started, dropping this ends the threads that were.
-        let registry = Arc::clone(&maintenance.registry);
-        let (budget, interval) = (options.latency_budget, options.accounting_interval);
+        let threads = registry.threads();
         let turns = Arc::<FlushTurns>::default();
         let (finders, counters) = (Arc::clone(&turns), Arc::clone(&turns));
-        maintenance.spawn("finder", &finder, move |store, thread| {
-            finder::run(store, &registry, thread, &finders, budget);
+        maintenance.spawn("finder", &threads.finder, move |registry, thread| {
+            finder::run(registry, thread, &finders, budget);
         })?;
-        let (jobs, counted) = ([collecting, deletion, rebuild], counting);
-        maintenance.spawn("collector", &collector, move |store, _| {
-            Collector::new(store, jobs, turns, budget).run();
+        maintenance.spawn("collector", &threads.collector, move |registry, thread| {
+            Collector::new(registry, thread, turns, budget).run();
         })?;
-        maintenance.spawn("counting", &counter, move |store, _| {
-            counting::run(store, &counted, &counters, budget);
+        maintenance.spawn("counting", &threads.counter, move |registry, thread| {
+            counting::run(registry, thread, &counters, budget);
         })?;
-        maintenance.spawn("accountant", &accountant, move |store, _| {
-            accounting::run(store, &accounting, budget, interval);
-        })?;
-        maintenance.spawn("scrub", &scrubber, move |store, _| {
-            scrub::run(store, &scrub, budget);
+        maintenance.spawn(
+            "accountant",
+            &threads.accountant,
+            move |registry, thread| {
+                accounting::run(registry, thread, budget, interval);
+            },
+        )?;
+        maintenance.spawn("scrub", &threads.scrubber, move |registry, thread| {
+            scrub::run(registry, thread, budget);
         })?;
         Ok(maintenance)
     }
@@ -102,65 +83,101 @@ impl Maintenance {
         &self,
         name: &str,
         job_thread: &Arc<JobThread>,
-        run: impl FnOnce(&Arc<Store>, &Arc<JobThread>) + Send + 'static,
+        run: impl FnOnce(&Arc<JobRegistry>, &Arc<JobThread>) + Send + 'static,
     ) -> io::Result<()> {
-        let (store, job_thread) = (Arc::clone(&self.store), Arc::clone(job_thread));
+        let (registry, job_thread) = (Arc::clone(&self.registry), Arc::clone(job_thread));
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 let _end = End(&job_thread);
-                run(&store, &job_thread);
+                run(&registry, &job_thread);
             })?;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.push(thread);
         Ok(())
     }
 
-    /// The reads of snapshots for backup clients.
-    #[must_use]
-    pub fn snapshot_reads(&self) -> Arc<SnapshotReads> {
-        Arc::clone(&self.snapshot_reads)
+    /// Begins background work on a store. Jobs that are paused as a whole are paused for it, too. A store that is there
+    /// already stays as it is.
+    ///
+    /// Returns the turns in which backup clients read the store's snapshots.
+    pub fn add(&self, store: Arc<Store>) -> Arc<SnapshotReads> {
+        store.set_background_executor(Box::<IdleClass>::default());
+        let jobs = self.registry.add(store);
+        SnapshotReads::new(&self.copying, &jobs)
     }
 
-    /// All jobs: a finder for each volume whose dedup is offline, in the order of names, the
-    /// collector, and the rebuild of the index, the accounting and the scrub if there was one.
+    /// Ends background work on a store, and waits until nothing here holds it: for the batch in progress, at most one of
+    /// each job, and for the rebuild of its index if there is one. The batches are hurried, as by
+    /// [`Maintenance::stop`]. The other stores are served as before.
+    ///
+    /// Does nothing for a store that was not added.
+    pub fn remove(&self, store: &Arc<Store>) {
+        let Some(jobs) = self.registry.take(store) else {
+            return;
+        };
+        let _hurry = store.hurry_background();
+        let is_gone = jobs.is_gone();
+        drop(jobs);
+        self.signal.wait_until(|| is_gone.load(Ordering::Relaxed));
+        store.set_guests_strained(false);
+        scrub::save(store);
+    }
+
+    /// All jobs, store by store, in the order in which the stores were added. For each store: a finder for each volume
+    /// whose dedup is offline, in the order of names, the collector, and the rebuild of the index, the accounting and
+    /// the scrub if there was one.
+    ///
+    /// # Errors
+    ///
+    /// Errors of [`Store::stat`], if they leave nothing to list.
+    pub fn jobs(&self) -> Result<Vec<JobStatus>> {
+        self.registry.jobs()
+    }
+
+    /// The jobs of one store, as [`Maintenance::jobs`] lists them; none if it was not added.
     ///
     /// # Errors
     ///
     /// Errors of [`Store::stat`].
-    pub fn jobs(&self) -> Result<Vec<JobStatus>> {
-        self.registry.refresh(&self.store);
-        Ok(self.registry.jobs(&self.store.stat()?))
+    pub fn jobs_of(&self, store: &Store) -> Result<Vec<JobStatus>> {
+        match self.registry.find(store) {
+            Some(jobs) => jobs.jobs(),
+            None => Ok(Vec::new()),
+        }
     }
 
-    /// Pauses jobs until they are resumed or this value is dropped. Returns once all of them are at
+    /// Pauses jobs of all stores until they are resumed or this value is dropped. Returns once all of them are at
     /// rest, after the batch in progress. Pausing a paused job is allowed.
     ///
     /// # Errors
     ///
     /// If a volume has no finder.
     pub fn pause(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
-        self.registry.refresh(&self.store);
         self.registry.pause(selection)
     }
 
-    /// Resumes paused jobs. Resuming the finder as a whole resumes it for every volume.
+    /// Resumes paused jobs of all stores. Resuming the finder as a whole resumes it for every volume.
     ///
     /// # Errors
     ///
     /// If a volume has no finder, or if the finder is paused as a whole.
     pub fn resume(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
-        self.registry.refresh(&self.store);
         self.registry.resume(selection)
     }
 
-    /// Begins a scrub, or resumes one: see [`Scrub::begin`](onefold_store::Scrub::begin).
+    /// Begins a scrub of a store, or resumes one: see [`Scrub::begin`](onefold_store::Scrub::begin).
     ///
     /// # Errors
     ///
     /// Errors of [`Scrub::begin`](onefold_store::Scrub::begin).
-    pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
-        self.store.scrub().begin(percent, bytes_per_second)?;
+    pub fn begin_scrub(
+        &self,
+        store: &Store,
+        percent: Option<u8>,
+        bytes_per_second: u64,
+    ) -> Result<()> {
+        store.scrub().begin(percent, bytes_per_second)?;
         self.signal.notify();
         Ok(())
     }
@@ -168,14 +185,15 @@ impl Maintenance {
     /// Whether background work has stopped, or is about to.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
-        self.signal.flags().is_stopping
+        self.signal.is_stopping()
     }
 
     /// Stops the threads and waits for them: for the batch in progress, at most one of each job. The
     /// batches are hurried, because on a busy host they may wait minutes for an idle processor.
     pub fn stop(&self) {
-        self.signal.change(|flags| flags.is_stopping = true);
-        let _hurry = self.store.hurry_background();
+        self.signal.stop();
+        let stores = self.registry.all().into_iter();
+        let _hurry: Vec<Hurry> = stores.map(|jobs| jobs.store().hurry_background()).collect();
         let threads = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *threads)
@@ -254,7 +272,8 @@ mod tests {
             latency_budget: Duration::from_millis(100),
             accounting_interval: Duration::from_secs(3600),
         };
-        let maintenance = Maintenance::start(store, options).unwrap();
+        let maintenance = Maintenance::start(options).unwrap();
+        maintenance.add(store);
         assert!(is_begun.recv().unwrap());
         maintenance.stop();
         assert!(is_hurried.recv().unwrap());

@@ -9,33 +9,27 @@
 //! A window must span whole cycles of work and rest. Then the percentile covers all of the guests'
 //! requests, and not only the moments in which they are disturbed most.
 //!
+//! A share is that of one thread, which works for all stores of the process in turn: processors and disks are the host's,
+//! and so is the share of them that background work may take, however many stores there are.
+//!
 //! There is no clock in here: windows come in, shares and rests go out.
 
 use crate::limits::{
-    AT_REST_AFTER, BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_BUSY_MAX,
-    SHARE_DECREASE, SHARE_INCREASE, SHARE_INCREASE_MAX, SHARE_START, WINDOW,
+    AT_REST_AFTER, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_BUSY_MAX, SHARE_DECREASE,
+    SHARE_INCREASE, SHARE_INCREASE_MAX, SHARE_START, WINDOW,
 };
-use onefold_store::LatencyCounts;
 use std::time::Duration;
 
-/// The guests' requests in a span of time, and their latencies.
+/// The requests of the guests of all stores in a span of time, and their latencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) length: Duration,
     pub(crate) requests: u64,
-    /// The latency that 99 of 100 requests did not exceed.
+    /// The latency that 99 of 100 requests did not exceed, in the store where that is worst.
     pub(crate) latency: Duration,
 }
 
 impl Window {
-    pub(crate) fn new(length: Duration, counts: &LatencyCounts) -> Self {
-        Self {
-            length,
-            requests: counts.requests(),
-            latency: Duration::from_nanos(counts.percentile_ns(BUDGET_PERCENTILE)),
-        }
-    }
-
     pub(crate) fn is_idle(&self) -> bool {
         (self.requests as f64) < IDLE_REQUESTS_PER_SECOND * self.length.as_secs_f64()
     }

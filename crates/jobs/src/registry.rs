@@ -1,196 +1,261 @@
-//! The list of all jobs; pausing and resuming them.
+//! The stores and all their jobs; adding and removing stores, pausing and resuming jobs.
 //!
 //! A paused job does not begin (see [`crate::handle`]). So a caller that pauses can wait for the
 //! end of the batch in progress, and then knows that the job is at rest.
 
-use crate::collector::failed_deletions;
-use crate::finder::FINDER;
 use crate::handle::JobHandle;
 use crate::job::{JobKind, JobSelection, JobStatus, SteerError};
-use crate::thread::{JobThread, Signal};
-use onefold_store::{PoolStat, Store, Volume};
+use crate::store_jobs::{StoreJobs, StoreNumber};
+use crate::thread::{JobThreads, Signal};
+use onefold_store::{Result, Store};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The list of jobs, shared by all jobs' threads and the callers that steer them.
+/// The set of stores with their jobs, shared by all jobs' threads and the callers that steer them.
 pub(crate) struct JobRegistry {
     signal: Arc<Signal>,
-    /// The jobs that exist once per pool, in the order of the list.
-    handles: Vec<Arc<JobHandle>>,
-    finder: Arc<JobThread>,
-    /// Lock order: before the locks of the jobs.
-    finders: Mutex<Finders>,
+    threads: JobThreads,
+    /// Lock order: first. Nothing that waits for a disk happens under it.
+    members: Mutex<Members>,
+    /// How often a store was added or removed. Relaxed: the set itself is read under its lock.
+    changes: AtomicU64,
 }
 
-/// The jobs of the finder's thread, one for each volume.
 #[derive(Default)]
-struct Finders {
-    /// All finders are paused, including finders of volumes created later.
-    is_paused: bool,
-    of_volumes: BTreeMap<VolumeKey, Arc<JobHandle>>,
-    /// Jobs whose volume is gone and whose last batch has not ended.
-    leaving: Vec<Arc<JobHandle>>,
-}
-
-/// Identifies a volume by its address in memory while it is held, so a rename does not matter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct VolumeKey(usize);
-
-impl VolumeKey {
-    fn of(volume: &Arc<Volume>) -> Self {
-        Self(Arc::as_ptr(volume).addr())
-    }
+struct Members {
+    /// The stores, in the order in which they were added.
+    stores: Vec<Arc<StoreJobs>>,
+    /// The number of stores so far.
+    count: u64,
+    /// The kinds of jobs that are paused as a whole, for stores that are added later.
+    paused: Vec<JobKind>,
 }
 
 impl JobRegistry {
-    /// A registry of these jobs and of the finder's jobs, one per volume.
-    pub(crate) fn new(
-        signal: &Arc<Signal>,
-        finder: &Arc<JobThread>,
-        handles: Vec<Arc<JobHandle>>,
-    ) -> Self {
+    pub(crate) fn new(signal: &Arc<Signal>) -> Self {
         Self {
             signal: Arc::clone(signal),
-            handles,
-            finder: Arc::clone(finder),
-            finders: Mutex::default(),
+            threads: JobThreads::new(signal),
+            members: Mutex::default(),
+            changes: AtomicU64::new(0),
         }
+    }
+
+    pub(crate) fn threads(&self) -> &JobThreads {
+        &self.threads
     }
 
     /// Ignores poisoning: a panic elsewhere leaves nothing here half done.
-    fn finders(&self) -> MutexGuard<'_, Finders> {
-        self.finders.lock().unwrap_or_else(PoisonError::into_inner)
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the set of volumes again and returns the finder's jobs. New volumes get a job; volumes
-    /// that are gone, or whose dedup was switched off, lose theirs.
-    pub(crate) fn refresh(&self, store: &Store) -> BTreeMap<VolumeKey, Arc<JobHandle>> {
-        let mut finders = self.finders();
-        let mut before = std::mem::take(&mut finders.of_volumes);
-        for volume in store.volumes_to_share() {
-            if !volume.settings().dedup.is_on() {
-                continue;
-            }
-            let key = VolumeKey::of(&volume);
-            let handle = before.remove(&key).unwrap_or_else(|| {
-                let handle = JobHandle::new(&FINDER, &self.finder, Some(volume));
-                handle.set_paused(finders.is_paused);
-                handle
-            });
-            finders.of_volumes.insert(key, handle);
+    /// Adds a store. Its jobs are paused if their kinds are. A store that is there already stays as it is.
+    pub(crate) fn add(&self, store: Arc<Store>) -> Arc<StoreJobs> {
+        let mut members = self.members();
+        if let Some(jobs) = members.of(&store) {
+            return Arc::clone(jobs);
         }
-        finders.leaving.extend(before.into_values());
-        finders.leaving.retain(|handle| handle.is_at_work());
-        finders.of_volumes.clone()
+        members.count += 1;
+        let number = StoreNumber(members.count);
+        let jobs = Arc::new(StoreJobs::new(store, number, &self.signal, &self.threads));
+        for kind in &members.paused {
+            jobs.set_paused(&JobSelection::Kind(*kind), true);
+        }
+        members.stores.push(Arc::clone(&jobs));
+        drop(members);
+        self.note_change();
+        jobs
+    }
+
+    /// Takes a store out, and has its jobs end. Returns it if it was there.
+    pub(crate) fn take(&self, store: &Arc<Store>) -> Option<Arc<StoreJobs>> {
+        let mut members = self.members();
+        let mut stores = members.stores.iter();
+        let place = stores.position(|jobs| Arc::ptr_eq(jobs.store(), store))?;
+        let jobs = members.stores.remove(place);
+        drop(members);
+        self.signal.change(|| jobs.flags().set_leaving());
+        self.note_change();
+        Some(jobs)
+    }
+
+    fn note_change(&self) {
+        self.signal
+            .change(|| _ = self.changes.fetch_add(1, Ordering::Relaxed));
+    }
+
+    /// A number that differs from an earlier one if a store was added or removed since.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// The jobs of this store.
+    pub(crate) fn find(&self, store: &Store) -> Option<Arc<StoreJobs>> {
+        self.members().of(store).cloned()
+    }
+
+    /// The jobs of the store with this number, unless it was removed.
+    pub(crate) fn get(&self, number: StoreNumber) -> Option<Arc<StoreJobs>> {
+        let members = self.members();
+        let mut stores = members.stores.iter();
+        stores.find(|jobs| jobs.number() == number).cloned()
+    }
+
+    /// The numbers of all stores, in ascending order.
+    pub(crate) fn numbers(&self) -> Vec<StoreNumber> {
+        let members = self.members();
+        members.stores.iter().map(|jobs| jobs.number()).collect()
+    }
+
+    /// All stores. The caller keeps none of them from being removed for longer than a moment.
+    pub(crate) fn all(&self) -> Vec<Arc<StoreJobs>> {
+        self.members().stores.clone()
+    }
+
+    /// Looks at each store, under the lock: `look` must not wait, nor take a lock.
+    pub(crate) fn for_each(&self, mut look: impl FnMut(&StoreJobs)) {
+        for jobs in &self.members().stores {
+            look(jobs);
+        }
+    }
+
+    /// Gives each store one turn, with the state that a thread keeps for it, so that none starves. Forgets the states of
+    /// stores that are gone. A thread holds a store only during its turn.
+    pub(crate) fn take_turns<S>(
+        &self,
+        states: &mut BTreeMap<StoreNumber, S>,
+        new: impl Fn(&StoreJobs) -> S,
+        mut turn: impl FnMut(&StoreJobs, &mut S),
+    ) {
+        let numbers = self.numbers();
+        states.retain(|number, _| numbers.binary_search(number).is_ok());
+        for number in numbers {
+            if self.signal.is_stopping() {
+                return;
+            }
+            if let Some(jobs) = self.get(number) {
+                let state = states.entry(number).or_insert_with(|| new(&jobs));
+                turn(&jobs, state);
+            }
+        }
     }
 
     /// Pauses jobs, and waits until their batches in progress have ended.
-    pub(crate) fn pause(&self, selection: &JobSelection) -> Result<(), SteerError> {
+    pub(crate) fn pause(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
         let paused = self.set_paused(selection, true)?;
-        self.signal
-            .wait_until(|| !paused.iter().any(|handle| handle.is_at_work()));
+        let is_at_work = || paused.handles.iter().any(|handle| handle.is_at_work());
+        self.signal.wait_until(|| !is_at_work());
         Ok(())
     }
 
-    pub(crate) fn resume(&self, selection: &JobSelection) -> Result<(), SteerError> {
+    pub(crate) fn resume(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
         self.set_paused(selection, false).map(|_| ())
     }
 
-    /// Sets the flag of the selected jobs, and returns them.
+    /// Sets the flag of the selected jobs of all stores, and returns them.
     fn set_paused(
         &self,
         selection: &JobSelection,
         is_paused: bool,
-    ) -> Result<Vec<Arc<JobHandle>>, SteerError> {
-        let mut finders = self.finders();
-        let selected = match selection {
-            JobSelection::FinderOf(_) if finders.is_paused && !is_paused => {
-                return Err(SteerError::FinderPaused);
-            }
-            JobSelection::FinderOf(name) => vec![finders.of_volume(name)?],
-            JobSelection::All | JobSelection::Kind(_) => {
-                let finders = finders.of_volumes.values().chain(&finders.leaving);
-                let all = self.handles.iter().chain(finders);
-                let selected = all.filter(|handle| selection.covers(handle.kind()));
-                selected.cloned().collect()
-            }
+    ) -> std::result::Result<Selected, SteerError> {
+        for jobs in self.all() {
+            jobs.refresh();
+        }
+        let mut members = self.members();
+        if matches!(selection, JobSelection::FinderOf(_))
+            && !is_paused
+            && members.paused.contains(&JobKind::Finder)
+        {
+            return Err(SteerError::FinderPaused);
+        }
+        members.set_paused(selection, is_paused);
+        let mut selected = Selected {
+            handles: Vec::new(),
+            _stores: members.stores.clone(),
         };
-        if selection.covers(JobKind::Finder) {
-            finders.is_paused = is_paused;
+        for jobs in &members.stores {
+            selected
+                .handles
+                .extend(jobs.set_paused(selection, is_paused));
         }
-        for handle in &selected {
-            handle.set_paused(is_paused);
+        drop(members);
+        match selection {
+            JobSelection::FinderOf(name) if selected.handles.is_empty() => {
+                Err(SteerError::NoFinder(name.clone()))
+            }
+            _ => Ok(selected),
         }
-        Ok(selected)
     }
 
-    /// All jobs as they are now, in a pool with these counts.
-    pub(crate) fn jobs(&self, stat: &PoolStat) -> Vec<JobStatus> {
-        let finders = self.finders();
-        let finders = finders.of_volumes.values();
-        let mut jobs: Vec<_> = finders.filter_map(|handle| handle.status(stat)).collect();
-        jobs.sort_by(|a, b| a.volume.cmp(&b.volume));
-        for handle in &self.handles {
-            jobs.extend(handle.status(stat));
-            if handle.kind() == JobKind::Deletion {
-                jobs.extend(failed_deletions(stat));
+    /// The jobs of all stores as they are now, store by store, in the order in which the stores were added. A store
+    /// whose counts cannot be read is left out if another's can.
+    ///
+    /// # Errors
+    ///
+    /// Errors of [`Store::stat`].
+    pub(crate) fn jobs(&self) -> Result<Vec<JobStatus>> {
+        let mut listed = Vec::new();
+        let mut failure = None;
+        for jobs in self.all() {
+            match jobs.jobs() {
+                Ok(jobs) => listed.extend(jobs),
+                Err(error) => failure = Some(error),
             }
         }
-        jobs
+        match failure {
+            Some(error) if listed.is_empty() => Err(error),
+            _ => Ok(listed),
+        }
     }
 }
 
-impl Finders {
-    fn of_volume(&self, name: &str) -> Result<Arc<JobHandle>, SteerError> {
-        let is_named = |volume: &Arc<Volume>| volume.name() == name;
-        let mut handles = self.of_volumes.values();
-        let found = handles.find(|handle| handle.volume().is_some_and(is_named));
-        let found = found.ok_or_else(|| SteerError::NoFinder(name.to_owned()))?;
-        Ok(Arc::clone(found))
+/// Jobs that were paused or resumed. The stores are dropped last, because the jobs hold volumes.
+struct Selected {
+    handles: Vec<Arc<JobHandle>>,
+    _stores: Vec<Arc<StoreJobs>>,
+}
+
+impl Members {
+    fn of(&self, store: &Store) -> Option<&Arc<StoreJobs>> {
+        let mut stores = self.stores.iter();
+        stores.find(|jobs| std::ptr::eq(&**jobs.store(), store))
+    }
+
+    fn set_paused(&mut self, selection: &JobSelection, is_paused: bool) {
+        self.paused.retain(|kind| !selection.covers(*kind));
+        if is_paused {
+            let covered = JobKind::ALL.into_iter();
+            self.paused
+                .extend(covered.filter(|kind| selection.covers(*kind)));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collector::{COLLECTOR, REBUILD};
     use crate::handle::{PANICKED, Step};
     use crate::job::JobState;
-    use onefold_engine::simulated::SimulatedEngine;
-    use onefold_store::{CreateOptions, IndexKind, OpenOptions};
+    use crate::scene::new_registry;
     use std::thread;
 
-    /// The counts of an empty pool.
-    fn nothing() -> PoolStat {
-        let engine = SimulatedEngine::new(1);
-        let options = CreateOptions {
-            size_bytes: 16 << 20,
-            index: IndexKind::Memory,
-            ..CreateOptions::default()
-        };
-        Store::create(&engine, &options).unwrap();
-        let opened = Store::open(Arc::new(engine), &OpenOptions::default());
-        opened.unwrap().0.stat().unwrap()
-    }
-
-    /// A registry of one collector, and a rebuild.
-    fn registry() -> (JobRegistry, Arc<JobHandle>, Arc<JobHandle>) {
-        let signal = Arc::default();
-        let thread = JobThread::new(&signal);
-        let [collector, rebuild] =
-            [&COLLECTOR, &REBUILD].map(|spec| JobHandle::new(spec, &thread, None));
-        let handles = vec![Arc::clone(&collector), Arc::clone(&rebuild)];
-        let registry = JobRegistry::new(&signal, &thread, handles);
-        (registry, collector, rebuild)
+    /// A registry of one store, and its jobs.
+    fn registry() -> (Arc<JobRegistry>, Arc<StoreJobs>) {
+        let registry = new_registry();
+        let jobs = registry.all().remove(0);
+        (registry, jobs)
     }
 
     fn collector_state(registry: &JobRegistry) -> JobState {
-        registry.jobs(&nothing())[0].state
+        registry.jobs().unwrap()[0].state
     }
 
     #[test]
     fn pausing_waits_for_the_end_of_the_batch_under_way() {
-        let (registry, collector, _) = registry();
+        let (registry, jobs) = registry();
+        let collector = &jobs.collecting;
         let selection = JobSelection::Kind(JobKind::Collector);
         assert!(collector.begin());
         thread::scope(|scope| {
@@ -211,30 +276,33 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_is_a_failure_and_nobody_waits_for_it() {
-        let (registry, collector, _) = registry();
+        let (registry, jobs) = registry();
+        let collector = &jobs.collecting;
         assert!(collector.begin());
-        collector.thread().end();
+        registry.threads().collector.end();
         registry.pause(&JobSelection::All).unwrap();
         assert_eq!(collector_state(&registry), JobState::Failed);
-        let status = registry.jobs(&nothing()).remove(0);
+        let status = registry.jobs().unwrap().remove(0);
         assert_eq!(status.message.as_deref(), Some(PANICKED));
     }
 
     #[test]
     fn a_thread_that_was_told_to_end_is_no_failure() {
-        let (registry, collector, _) = registry();
-        registry.signal.change(|flags| flags.is_stopping = true);
-        collector.thread().end();
+        let (registry, jobs) = registry();
+        let collector = &jobs.collecting;
+        registry.signal.stop();
+        registry.threads().collector.end();
         assert_eq!(collector_state(&registry), JobState::Idle);
         assert!(!collector.begin());
     }
 
     #[test]
     fn a_rebuild_is_listed_once_there_was_one() {
-        let (registry, _, rebuild) = registry();
-        assert_eq!(registry.jobs(&nothing()).len(), 1);
+        let (registry, jobs) = registry();
+        let rebuild = &jobs.rebuild;
+        assert_eq!(registry.jobs().unwrap().len(), 1);
         rebuild.set_under_way(20);
-        let listed = || registry.jobs(&nothing()).remove(1);
+        let listed = || registry.jobs().unwrap().remove(1);
         assert_eq!(listed().kind, JobKind::Rebuild);
         assert_eq!(listed().state, JobState::Running);
         assert_eq!(listed().backlog_blocks, 20);

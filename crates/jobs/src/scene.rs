@@ -1,5 +1,6 @@
-//! A store for tests.
+//! Stores for tests.
 
+use crate::registry::JobRegistry;
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_store::{CreateOptions, OpenOptions, Store};
 use std::sync::Arc;
@@ -14,4 +15,11 @@ pub(crate) fn new_store(size_bytes: u64) -> (Arc<SimulatedEngine>, Arc<Store>) {
     Store::create(&*engine, &options).unwrap();
     let (store, _) = Store::open(engine.clone(), &OpenOptions::default()).unwrap();
     (engine, store)
+}
+
+/// A registry without threads, of one store.
+pub(crate) fn new_registry() -> Arc<JobRegistry> {
+    let registry = Arc::new(JobRegistry::new(&Arc::default()));
+    registry.add(new_store(64 << 20).1);
+    registry
 }

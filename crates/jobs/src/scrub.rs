@@ -1,52 +1,101 @@
-//! The scrub's thread: a step of the requested run, a rest, and so on. It also checks blocks that
+//! The scrub's thread: a step of the requested run of each store in turn, a rest, and so on. It also checks blocks that
 //! guests could not read, and retries unreadable ones.
 //!
 //! A run belongs to the pool, not to the thread: an interrupted one is resumed automatically.
 
 use crate::foreground::Foreground;
-use crate::handle::{JobHandle, JobSpec, Step};
-use crate::job::JobKind;
+use crate::handle::Step;
 use crate::limits::{LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
+use crate::registry::JobRegistry;
+use crate::store_jobs::StoreJobs;
+use crate::thread::JobThread;
 use onefold_store::{Pba, Result, ScrubRun, ScrubStatus, Store};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) static SCRUB: JobSpec = JobSpec {
-    kind: JobKind::Scrub,
-    name: "the scrub",
-    needs_index: true,
-    is_always_listed: false,
-    backlog_blocks: |_| 0,
-};
-
 /// Runs until it is stopped.
-pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration) {
-    let thread = job.thread();
+pub(crate) fn run(registry: &Arc<JobRegistry>, thread: &Arc<JobThread>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, SCRUB_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, thread, pacer);
-    let (mut scrub, mut bound) = (ScrubRun::default(), RateBound::new(Instant::now()));
-    let mut failures = 0;
-    let mut looked = None;
-    let (mut looked_again, mut look_from) = (Instant::now(), Pba(0));
+    let mut foreground = Foreground::new(registry, thread, pacer);
+    let mut states = BTreeMap::new();
     while !thread.is_stopping() {
-        if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
-            looked = Some(Instant::now());
-            if let Err(error) = store.scrub().look_at_suspects() {
-                tracing::error!(%error, "cannot list unreadable blocks");
+        let mut next = Next::Waits;
+        registry.take_turns(
+            &mut states,
+            |_| Scrubbing::new(),
+            |jobs, state| {
+                next = next.min(state.turn(jobs, &mut foreground));
+            },
+        );
+        match next {
+            Next::Now => {}
+            Next::In(pause) => thread.sleep(pause.min(POLL_INTERVAL)),
+            Next::Waits => {
+                thread.wait(POLL_INTERVAL);
+                foreground.was_idle();
             }
         }
-        if looked_again.elapsed() >= LOOK_AGAIN_INTERVAL {
-            looked_again = Instant::now();
-            match store.scrub().look_at_unreadable(&mut look_from) {
-                Ok(0) => {}
-                Ok(good) => tracing::warn!("{good} blocks that could not be read are good again"),
-                Err(error) => tracing::error!(%error, "cannot check bad blocks again"),
-            }
+    }
+    for jobs in registry.all() {
+        save(jobs.store());
+    }
+}
+
+/// Stores the progress of a run, so that it is resumed where it was.
+pub(crate) fn save(store: &Store) {
+    if let Err(error) = store.scrub().save() {
+        tracing::warn!(%error, "cannot save the scrub's progress; after a restart it resumes somewhat earlier");
+    }
+}
+
+/// When the next step of a run is due; the earliest is the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    Now,
+    In(Duration),
+    /// There is no run in progress, or it is paused.
+    Waits,
+}
+
+/// The state of one store's scrub.
+struct Scrubbing {
+    run: ScrubRun,
+    bound: RateBound,
+    failures: u32,
+    /// No step begins before this time.
+    not_before: Instant,
+    looked: Option<Instant>,
+    looked_again: Instant,
+    look_from: Pba,
+}
+
+impl Scrubbing {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            run: ScrubRun::default(),
+            bound: RateBound::new(now),
+            failures: 0,
+            not_before: now,
+            looked: None,
+            looked_again: now,
+            look_from: Pba(0),
         }
+    }
+
+    /// Does one step, if one is due.
+    fn turn(&mut self, jobs: &StoreJobs, foreground: &mut Foreground) -> Next {
+        let pause = self.not_before.saturating_duration_since(Instant::now());
+        if !pause.is_zero() {
+            return Next::In(pause);
+        }
+        let (store, job) = (jobs.store(), &jobs.scrub);
+        self.look_at_bad_blocks(store);
         let status = store.scrub().status().ok();
         let under_way = status.filter(|status| status.left_blocks > 0);
         if let Some(status) = &under_way {
@@ -54,34 +103,53 @@ pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration)
         }
         let Some(status) = under_way.filter(|_| job.begin()) else {
             // Notes for the current window may be outdated when the run is resumed.
-            scrub = ScrubRun::default();
-            thread.wait(POLL_INTERVAL);
-            foreground.was_idle();
-            continue;
+            self.run = ScrubRun::default();
+            return Next::Waits;
         };
+        self.step(jobs, foreground, &status);
+        Next::Now
+    }
+
+    fn look_at_bad_blocks(&mut self, store: &Store) {
+        if self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
+            self.looked = Some(Instant::now());
+            if let Err(error) = store.scrub().look_at_suspects() {
+                tracing::error!(%error, "cannot list unreadable blocks");
+            }
+        }
+        if self.looked_again.elapsed() >= LOOK_AGAIN_INTERVAL {
+            self.looked_again = Instant::now();
+            match store.scrub().look_at_unreadable(&mut self.look_from) {
+                Ok(0) => {}
+                Ok(good) => tracing::warn!("{good} blocks that could not be read are good again"),
+                Err(error) => tracing::error!(%error, "cannot check bad blocks again"),
+            }
+        }
+    }
+
+    fn step(&mut self, jobs: &StoreJobs, foreground: &mut Foreground, status: &ScrubStatus) {
+        let job = &jobs.scrub;
         let began = Instant::now();
-        match store.scrub().step(&mut scrub) {
+        let pause = match jobs.store().scrub().step(&mut self.run) {
             Ok(report) => {
-                failures = 0;
+                self.failures = 0;
                 let step = Step {
                     bytes: report.bytes,
                     left_blocks: status.left_blocks.saturating_sub(report.passed_blocks),
                     has_more: !report.is_over,
                 };
                 job.end_batch(step, |counts| counts.add_scrubbed(&report));
-                foreground.rest_after(began.elapsed());
-                let pause = bound.pause_after(report.bytes, &status, Instant::now());
-                thread.sleep(pause);
+                foreground.rest_after_unless(began.elapsed(), &|| job.is_leaving());
+                self.bound.pause_after(report.bytes, status, Instant::now())
             }
             Err(error) => {
-                failures += 1;
+                self.failures += 1;
                 job.fail(&error);
-                thread.sleep(retry_pause(failures));
+                retry_pause(self.failures)
             }
-        }
-    }
-    if let Err(error) = store.scrub().save() {
-        tracing::warn!(%error, "cannot save the scrub's progress; after a restart it resumes somewhat earlier");
+        };
+        let now = Instant::now();
+        self.not_before = now.checked_add(pause).unwrap_or(now + LOOK_AGAIN_INTERVAL);
     }
 }
 

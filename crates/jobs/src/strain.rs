@@ -4,16 +4,19 @@
 //! Neither condition alone counts. A slow disk makes requests take long, and deduplication in line
 //! sends it fewer of them; busy processors do not matter to guests that are served in time. If the kernel
 //! does not report how busy the processors are, guests count as not strained.
+//!
+//! Processors are the host's, and whoever uses them takes them from the guests of every store. So guests count as strained
+//! if the latency of any store exceeds the budget, and all stores are told.
 
 use crate::limits::{PROCESSOR_LEFT_OVER, WINDOW};
-use onefold_store::Store;
+use crate::registry::JobRegistry;
 use std::fs::read_to_string;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Reports to the store whether guests are strained; dropping it reports that they are not.
+/// Reports to all stores whether guests are strained; dropping it reports that they are not.
 pub(crate) struct Strain {
-    store: Arc<Store>,
+    registry: Arc<JobRegistry>,
     since: Instant,
     before: Option<Ticks>,
 }
@@ -28,9 +31,9 @@ struct Ticks {
 }
 
 impl Strain {
-    pub(crate) fn new(store: &Arc<Store>) -> Self {
+    pub(crate) fn new(registry: &Arc<JobRegistry>) -> Self {
         Self {
-            store: Arc::clone(store),
+            registry: Arc::clone(registry),
             since: Instant::now(),
             before: Ticks::now(),
         }
@@ -46,15 +49,19 @@ impl Strain {
             (Some(now), Some(before)) => now.left_over_since(before),
             _ => None,
         };
-        self.store
-            .set_guests_strained(is_strained(is_over_budget, left_over));
+        self.report(is_strained(is_over_budget, left_over));
         (self.since, self.before) = (Instant::now(), now);
+    }
+
+    fn report(&self, are_strained: bool) {
+        self.registry
+            .for_each(|jobs| jobs.store().set_guests_strained(are_strained));
     }
 }
 
 impl Drop for Strain {
     fn drop(&mut self) {
-        self.store.set_guests_strained(false);
+        self.report(false);
     }
 }
 

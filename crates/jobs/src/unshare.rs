@@ -43,21 +43,30 @@ pub fn unshare_now(
 
 impl Maintenance {
     /// Like [`unshare_now`], but while guests run, who go first. The collector's thread releases
-    /// the old references.
+    /// the old references. Broken off if the store is removed.
     ///
     /// # Errors
     ///
     /// Errors of [`unshare_now`].
     pub fn unshare(
         &self,
+        store: &Store,
         name: &str,
         min_run: Option<u16>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Unshared> {
+        // Whoever removes the store waits for this.
+        let jobs = self.registry.find(store);
+        let is_leaving = || jobs.as_ref().is_none_or(|jobs| jobs.flags().is_leaving());
+        let mut progress = |blocks| match progress(blocks) {
+            ControlFlow::Continue(()) if is_leaving() => ControlFlow::Break(()),
+            flow => flow,
+        };
         let pacer = Pacer::new(self.latency_budget, UNSHARE_SHARE_FLOOR);
-        let mut foreground = Foreground::new(&self.store, &JobThread::new(&self.signal), pacer);
-        let mut rest = |worked| foreground.rest_after(worked);
-        unshare(&self.store, name, min_run, &mut rest, progress)
+        let thread = JobThread::new(&self.signal);
+        let mut foreground = Foreground::new(&self.registry, &thread, pacer);
+        let mut rest = |worked| foreground.rest_after_unless(worked, &is_leaving);
+        unshare(store, name, min_run, &mut rest, &mut progress)
     }
 }
 

@@ -34,8 +34,9 @@ fn reads_for_backups_are_no_guests_and_give_way_to_them() {
         latency_budget: Duration::from_nanos(1),
         ..OPTIONS
     };
-    let maintenance = Maintenance::start(Arc::clone(&store), no_request_is_as_fast).unwrap();
-    let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
+    let maintenance = Maintenance::start(no_request_is_as_fast).unwrap();
+    let reads = maintenance.add(Arc::clone(&store));
+    let volume = store.volume("guest").unwrap();
     let read = || {
         let mut bytes = block(0);
         let read = || volume.read_to_copy(0, &mut bytes, Blocking::Yes);
@@ -65,8 +66,9 @@ fn reads_for_backups_are_no_guests_and_give_way_to_them() {
 fn reads_for_backups_have_a_rate_while_guests_are_busy_however_short_they_are() {
     let (_engine, store) = new_store(IndexKind::Memory);
     add_volume(&store, "guest", 1..=10);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
-    let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
+    let maintenance = Maintenance::start(OPTIONS).unwrap();
+    let reads = maintenance.add(Arc::clone(&store));
+    let volume = store.volume("guest").unwrap();
     let processors = thread::available_parallelism().unwrap().get() as u64;
     // A quarter of what may be read in a second.
     let total = processors * (4 << 20);
@@ -91,8 +93,9 @@ fn reads_for_backups_have_a_rate_while_guests_are_busy_however_short_they_are() 
 fn guests_that_begin_are_noticed_by_the_next_read_for_a_backup() {
     let (_engine, store) = new_store(IndexKind::Memory);
     add_volume(&store, "guest", 1..=10);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
-    let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
+    let maintenance = Maintenance::start(OPTIONS).unwrap();
+    let reads = maintenance.add(Arc::clone(&store));
+    let volume = store.volume("guest").unwrap();
     let second = thread::available_parallelism().unwrap().get() as u64 * (16 << 20);
     let time_of_read = || {
         let began = Instant::now();
@@ -110,8 +113,8 @@ fn guests_that_begin_are_noticed_by_the_next_read_for_a_backup() {
 #[test]
 fn pausing_waits_for_the_read_for_a_backup_that_is_in_progress() {
     let (_engine, store) = new_store(IndexKind::Memory);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
-    let reads = maintenance.snapshot_reads();
+    let maintenance = Maintenance::start(OPTIONS).unwrap();
+    let reads = maintenance.add(Arc::clone(&store));
     let (begun, has_begun) = channel();
     let (end, may_end) = channel::<()>();
     thread::scope(|scope| {
@@ -135,8 +138,8 @@ fn pausing_waits_for_the_read_for_a_backup_that_is_in_progress() {
 #[test]
 fn reads_for_backups_wait_while_they_are_paused() {
     let (_engine, store) = new_store(IndexKind::Memory);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
-    let reads = maintenance.snapshot_reads();
+    let maintenance = Maintenance::start(OPTIONS).unwrap();
+    let reads = maintenance.add(Arc::clone(&store));
     let copying = JobSelection::Kind(JobKind::Copying);
     maintenance.pause(&copying).unwrap();
     thread::scope(|scope| {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 mod copying;
+mod stores;
 
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
@@ -31,6 +32,13 @@ const OPTIONS: MaintenanceOptions = MaintenanceOptions {
     latency_budget: Duration::from_millis(100),
     accounting_interval: Duration::from_secs(3600),
 };
+
+/// Background work on one store.
+fn start(store: &Arc<Store>, options: MaintenanceOptions) -> Maintenance {
+    let maintenance = Maintenance::start(options).unwrap();
+    maintenance.add(Arc::clone(store));
+    maintenance
+}
 
 #[track_caller]
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -134,7 +142,7 @@ fn duplicates_are_found_and_what_is_given_up_is_released() {
         let (_engine, store) = new_store(index);
         add_volume(&store, "a", 1..=100);
         add_volume(&store, "b", 51..=150);
-        let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+        let maintenance = start(&store, OPTIONS);
         wait_until("all is shared", || {
             let stat = store.stat().unwrap();
             (stat.logical_blocks, stat.physical_blocks) == (200, 150)
@@ -183,7 +191,7 @@ fn volumes_that_are_paused_or_off_are_left_alone() {
         ..SettingsChange::default()
     };
     store.set_volume("off", &off).unwrap();
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     let paused = JobSelection::FinderOf("paused".to_owned());
     maintenance.pause(&paused).unwrap();
     let left_alone = dirty(&store, "paused");
@@ -215,7 +223,7 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
     for name in ["a", "b"] {
         add_volume(&store, name, 1..=10);
     }
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     let states = || {
         let jobs = maintenance.jobs().unwrap().into_iter();
         let jobs = jobs.filter(|job| matches!(job.kind, JobKind::Finder | JobKind::Collector));
@@ -273,7 +281,7 @@ fn a_job_that_failed_says_why_and_goes_on_when_it_can() {
     let store = open(&engine);
     // No page of the maps is in memory now.
     engine.make_unreadable(Part::Meta, 0..1 << 40);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     wait_until("the finder fails", || {
         failure(&finder(&maintenance, "a"))
             .is_some_and(|message| message.contains("simulated:meta"))
@@ -292,7 +300,7 @@ fn blocks_that_could_not_be_read_for_a_while_are_shared_in_the_end() {
     let (engine, store) = new_store(IndexKind::Btree);
     add_volume(&store, "a", 1..=100);
     engine.make_unreadable(Part::Data, 0..256 << 20);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     wait_until("all are listed", || {
         store.scrub().status().unwrap().bad_blocks == 100
     });
@@ -313,7 +321,7 @@ fn a_pool_that_takes_no_writes_makes_jobs_fail_and_nothing_else() {
     let volume = store.volume("a").unwrap();
     volume.write(0, &block(11), Blocking::Yes).unwrap();
     volume.flush().unwrap_err();
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     wait_until("both jobs fail", || {
         let mut jobs = maintenance.jobs().unwrap().into_iter();
         jobs.all(|job| failure(&job).is_some())
@@ -333,7 +341,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
         latency_budget: Duration::from_nanos(1),
         ..OPTIONS
     };
-    let maintenance = Maintenance::start(Arc::clone(&store), no_request_is_as_fast).unwrap();
+    let maintenance = start(&store, no_request_is_as_fast);
     maintenance.pause(&pause).unwrap();
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -378,7 +386,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
     // The least that there is.
     let (store, _) = Store::open(engine.clone(), &OpenOptions::default()).unwrap();
     add_volume(&store, "large", 1..=40_000);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     wait_until("the index is full", || {
         failure(&finder(&maintenance, "large")).is_some_and(|message| message.contains("no room"))
     });
@@ -406,7 +414,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
 #[test]
 fn a_volume_may_be_deleted_at_any_time() {
     let (_engine, store) = new_store(IndexKind::Memory);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     for n in 0..20 {
         add_volume(&store, "a", 1..=100);
         thread::sleep(Duration::from_millis(n * 10));
@@ -442,7 +450,7 @@ fn a_deletion_that_fails_is_listed_and_the_others_are_done() {
     for name in ["a", "b", "c"] {
         store.delete_volume(name).unwrap();
     }
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     let deletions = || {
         let jobs = maintenance.jobs().unwrap().into_iter();
         jobs.filter(|job| job.kind == JobKind::Deletion)
@@ -545,7 +553,7 @@ fn threads_end_when_they_are_told_to() {
     let (_engine, store) = new_store(IndexKind::Memory);
     add_volume(&store, "a", 1..=1000);
     for _ in 0..5 {
-        let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+        let maintenance = start(&store, OPTIONS);
         maintenance.stop();
         maintenance.stop();
         assert!(maintenance.jobs().is_ok());
@@ -565,7 +573,7 @@ fn a_lost_index_is_counted_again_before_anything_is_shared() {
     let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
     let store = open(&engine);
     assert!(store.stat().unwrap().index_rebuilding);
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     wait_until("all is shared", || {
         store.stat().unwrap().physical_blocks == 150
     });
@@ -623,7 +631,7 @@ fn claims_are_counted_while_the_collector_rests() {
     });
     store.create_volume("copy", &options).unwrap();
     let copy = store.volume("copy").unwrap();
-    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let maintenance = start(&store, OPTIONS);
     let collector = JobSelection::Kind(JobKind::Collector);
     maintenance.pause(&collector).unwrap();
     let contents: Vec<u8> = (1..=64).flat_map(block).collect();
@@ -685,7 +693,7 @@ fn what_volumes_hold_alone_is_found_out_now_and_then() {
         accounting_interval: Duration::from_millis(20),
         ..OPTIONS
     };
-    let maintenance = Maintenance::start(Arc::clone(&store), often).unwrap();
+    let maintenance = start(&store, often);
     let accounting = || {
         let jobs = maintenance.jobs().unwrap();
         jobs.into_iter().find(|job| job.kind == JobKind::Accounting)

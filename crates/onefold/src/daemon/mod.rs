@@ -199,15 +199,16 @@ fn serve_store(
         latency_budget: options.latency_budget,
         accounting_interval: ACCOUNTING_INTERVAL,
     };
-    let maintenance = Maintenance::start(Arc::clone(store), maintenance_options)
+    let maintenance = Maintenance::start(maintenance_options)
         .map_err(|e| Error::io("cannot start the background jobs", &e))?;
+    let snapshot_reads = maintenance.add(Arc::clone(store));
     let maintenance = Arc::new(maintenance);
     let nbd = Arc::new(NbdService::start(
         options,
         sockets.clients_max,
         sockets.listeners,
         store,
-        maintenance.snapshot_reads(),
+        snapshot_reads,
     )?);
     let service = Service {
         store: Arc::clone(store),
