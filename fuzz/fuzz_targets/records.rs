@@ -33,8 +33,9 @@ fn record(recipe: &Recipe) -> Vec<u8> {
         (17, 40),
         (18, 32),
         (19, 32),
+        (24, 32 + 8 * runs),
     ];
-    let (kind, length) = kinds[usize::from(choice % 8)];
+    let (kind, length) = kinds[usize::from(*choice) % kinds.len()];
     let mut bytes = vec![0; usize::from(length)];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
     put(0, &[kind]);
@@ -78,6 +79,21 @@ fn record(recipe: &Recipe) -> Vec<u8> {
         18 => {
             put(8, &[0; 8]);
             put(24, &((c % 4098) as u32).to_le_bytes());
+        }
+        24 => {
+            let given = (c % 5) as u16;
+            put(8, &[0; 8]);
+            put(24, &given.to_le_bytes());
+            put(26, &runs.saturating_sub(given).to_le_bytes());
+            for item in 0..runs {
+                let count = if item < given {
+                    ((d >> 8) % 20_000) << 40
+                } else {
+                    0
+                };
+                let item_bits = (d >> (d % 64)) & ((1 << 28) - 1) | count;
+                put(32 + 8 * usize::from(item), &item_bits.to_le_bytes());
+            }
         }
         _ => put(24, &(c >> (c % 64)).to_le_bytes()),
     }

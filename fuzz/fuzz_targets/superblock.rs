@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::page::{PageHeader, PageKind};
 use onefold_format::superblock::{Superblock, check_data_label, encode_data_label};
-use onefold_format::{PageNumber, PoolId};
-use onefold_fuzz::{assert_same_page, page_from, sealed_page_from};
+use onefold_format::{MINOR_OF_GROUPS, PageNumber, PoolId};
+use onefold_fuzz::{assert_same_page, page_from, reseal_as, sealed_page_from};
 
 fuzz_target!(|bytes: &[u8]| {
     let pool = PoolId([7; 16]);
@@ -24,6 +24,14 @@ fuzz_target!(|bytes: &[u8]| {
     let sealed = sealed_page_from(bytes, &header);
     if let Ok(superblock) = Superblock::decode(&sealed) {
         assert_same_page(&sealed, &superblock.encode());
+    }
+    let mut of_group = sealed;
+    reseal_as(&mut of_group, MINOR_OF_GROUPS);
+    match Superblock::decode(&of_group) {
+        Ok(superblock) if superblock.group.is_some() => {
+            assert_same_page(&of_group, &superblock.encode());
+        }
+        _ => {}
     }
     let label = sealed_page_from(
         bytes,

@@ -25,6 +25,14 @@ pub fn sealed_page_from(bytes: &[u8], header: &PageHeader) -> Box<PageBytes> {
     page
 }
 
+/// Gives a sealed page another minor version.
+pub fn reseal_as(page: &mut PageBytes, minor: u8) {
+    page[6] = minor;
+    page[60..64].fill(0);
+    let checksum = crc32c::crc32c(page);
+    page[60..64].copy_from_slice(&checksum.to_le_bytes());
+}
+
 /// Fails if the encoder would have written another page.
 pub fn assert_same_page(decoded: &PageBytes, encoded: &PageBytes) {
     if let Some(at) = (0..PAGE_BYTES).find(|&at| decoded[at] != encoded[at]) {

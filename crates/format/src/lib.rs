@@ -20,13 +20,14 @@
 //! | [`queue_page`] | leaf of the queue: dropped references |
 //! | [`batch_page`] | leaf of the open batch: its items |
 //! | [`frame`] | the unit in which the log is written |
-//! | [`record`] | the payload of a frame: changes of maps, catalogue, queue and open batch |
+//! | [`record`] | the payload of a frame: changes of maps, catalogue, queue, open batch and leased space |
 //! | [`tail`] | records and counts of syncs in memory that outlives the process |
 //! | [`secret`] | the key from which the keys of fingerprints are derived |
 //! | [`export`] | both ends of an export of metadata |
 //! | [`trace`] | the unit of a trace: the chunks of some data |
 //! | [`scrub_page`] | the scrub's progress, and the list of bad blocks |
 //! | [`loss_page`] | the losses of a failed sync |
+//! | [`index_message`] | messages between a store and a shard of the fingerprint index |
 //! | [`backup`] | the objects of a backup repository |
 
 pub mod backup;
@@ -38,6 +39,7 @@ pub mod entry;
 mod error;
 pub mod export;
 pub mod frame;
+pub mod index_message;
 pub mod loss_page;
 pub mod map_page;
 pub mod node;
@@ -62,19 +64,23 @@ pub use export::ExportMark;
 pub use loss_page::{DamagedVolume, LossPage, Losses, LostRun};
 pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
-pub use record::{ClaimOutcome, Outcome, PublishRun, Record, Release, UnmapTo};
+pub use record::{ClaimOutcome, GivenRun, Outcome, PublishRun, Record, Release, UnmapTo};
 pub use root::{BatchKind, OpenBatchHead, Provisioning, Root, WhenFull};
 pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
 pub use superblock::{IndexKind, Superblock};
 pub use tail::{Ledger, TailHeader, TailOwner};
-pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, VolumeId};
+pub use units::{DomainId, GroupId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, Shard};
+pub use units::{SpaceExtent, VolumeId};
 
 /// Major version of everything written by this build: a higher one is refused.
 pub const MAJOR_VERSION: u8 = 1;
 
-/// Minor version of everything written by this build: a higher one opens read-only.
+/// Minor version of everything written by this build, except the superblock and the roots of a group of a shared pool.
 pub const MINOR_VERSION: u8 = 2;
+
+/// The minor version of the superblock and the roots of a group: a higher one opens read-only.
+pub const MINOR_OF_GROUPS: u8 = 3;
 
 /// The minor version that a pool needs for deduplication in line, for shortest runs of more than one block, and for a
 /// list of lost blocks.

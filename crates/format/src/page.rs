@@ -23,7 +23,7 @@ use crate::bytes::{array_at, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::ROOT_SLOTS;
 use crate::units::{ID_END, PageNumber, PoolId};
-use crate::{MAJOR_VERSION, MINOR_VERSION};
+use crate::{MAJOR_VERSION, MINOR_OF_GROUPS, MINOR_VERSION};
 
 /// Bytes in a metadata page.
 pub const PAGE_BYTES: usize = 4096;
@@ -263,7 +263,7 @@ pub(crate) fn minor(page: &PageBytes) -> u8 {
 /// reads but must not change.
 #[must_use]
 pub fn is_of_later_minor(page: &PageBytes) -> bool {
-    page[5] == MAJOR_VERSION && page[6] > MINOR_VERSION
+    page[5] == MAJOR_VERSION && page[6] > MINOR_OF_GROUPS
 }
 
 fn checksum(page: &PageBytes) -> u32 {

@@ -1,14 +1,15 @@
-//! The payload of a frame: changes of maps, catalogue, queue and open batch, in the order in which
-//! they were applied.
+//! The payload of a frame: changes of maps, catalogue, queue, open batch and leased space, in the
+//! order in which they were applied.
 //!
 //! ```text
 //! all      0 kind      u8      1 map, 2 unmap, 3 put, 4 gone,
 //!                              16 publish, 17 outcome, 18 collect, 19 release,
-//!                              20 freeze, 21 merge, 22 count, 23 counted
+//!                              20 freeze, 21 merge, 22 count, 23 counted, 24 exchange
 //!          1 reserved  u8
 //!          2 bytes     u16     whole record, a multiple of 8
 //!          4 reserved  u32
-//!          8 layer     u64     0 for the catalogue's, the collector's and the counting's
+//!          8 layer     u64     0 for the catalogue's, the collector's, the counting's and
+//!                              an exchange's
 //! map      1           the blocks of a run change from `old` to `new`; a shared `new` also makes
 //!                      a claim on each of its blocks
 //!         16 lba       u64     below 2^38
@@ -48,7 +49,7 @@
 //!         16 number    u64     of the batch
 //!         24 position  u16     of the first item
 //!         26 count     u16     1 to 16,384
-//!         28 release   u32     1 remaining, 2 freed, 3 quarantined
+//!         28 release   u32     1 remaining, 2 freed, 3 quarantined, 4 held
 //! freeze  20           a volume's live layer becomes a snapshot's, and the volume continues in an
 //!                      empty one
 //!         16 slot      u64     the snapshot's
@@ -62,6 +63,16 @@
 //! count   22           the first claims become the counting batch: its intent; as collect
 //! counted 23           the outcome of consecutive items of the counting batch; as release,
 //!                      with 1 counted, 2 quarantined
+//! exchange 24          a group of a shared pool no longer has the given blocks, and has those of the
+//!                      taken space extents, all of them free
+//!         16 number    u64     of the exchange
+//!         24 given     u16     runs, 0 to 512
+//!         26 taken     u16     space extents; 1 to 512 of both together
+//!         28 reserved  u32
+//!         32 + 8 n     given run n: bits  0..40  PBA
+//!                                   40..54  blocks - 1, all in one space extent
+//!                                   54..64  zeros
+//!                      then each taken space extent, a u64 below 2^26
 //! ```
 //!
 //! Replay compares `old` with the map, and the announcements and outcomes of a batch with the open
@@ -76,8 +87,8 @@ use crate::error::FormatError;
 use crate::frame::FRAME_PAYLOAD_MAX;
 use crate::node::TreeRoot;
 use crate::units::{
-    BLOCKS_PER_SEGMENT, LayerId, Lba, PBA_END, Pba, SegmentIndex, VOLUME_BLOCKS_MAX, VolumeId,
-    is_run,
+    BLOCKS_PER_SEGMENT, BLOCKS_PER_SPACE_EXTENT, LayerId, Lba, PBA_END, Pba, SegmentIndex,
+    SpaceExtent, VOLUME_BLOCKS_MAX, VolumeId, is_run,
 };
 
 pub use decode::decode_all;
@@ -87,6 +98,9 @@ pub const BATCH_ITEMS_MAX: u32 = 16_384;
 
 /// Most runs of a publish record: one for each block of a segment.
 pub const PUBLISH_RUNS_MAX: usize = BLOCKS_PER_SEGMENT as usize;
+
+/// Most given runs and taken space extents of an exchange, together.
+pub const EXCHANGE_ITEMS_MAX: usize = 512;
 
 const KIND_MAP: u8 = 1;
 const KIND_UNMAP: u8 = 2;
@@ -100,6 +114,7 @@ const KIND_FREEZE: u8 = 20;
 const KIND_MERGE: u8 = 21;
 const KIND_COUNT: u8 = 22;
 const KIND_COUNTED: u8 = 23;
+const KIND_EXCHANGE: u8 = 24;
 
 const HEADER_BYTES: usize = 16;
 const MAP_BYTES: usize = 48;
@@ -108,6 +123,7 @@ const PUT_BYTES: usize = 24 + VOLUME_RECORD_BYTES;
 const GONE_BYTES: usize = 32;
 const PUBLISH_HEADER_BYTES: usize = 32;
 const RUN_BYTES: usize = 8;
+const EXCHANGE_HEADER_BYTES: usize = 32;
 const OUTCOME_BYTES: usize = 40;
 const COLLECT_BYTES: usize = 32;
 const RELEASE_BYTES: usize = 32;
@@ -123,6 +139,7 @@ pub const RECORD_BYTES_MAX: usize = PUBLISH_HEADER_BYTES + PUBLISH_RUNS_MAX * RU
 const SLOT_SHIFT: u32 = 40;
 const COUNT_SHIFT: u32 = 49;
 const RUN_END: u32 = 58;
+const GIVEN_END: u32 = 54;
 
 const _: () = assert!(
     MAP_BYTES.is_multiple_of(8)
@@ -142,8 +159,13 @@ const _: () =
 const _: () = assert!(
     PBA_END == 1 << SLOT_SHIFT
         && BLOCKS_PER_SEGMENT == 1 << (COUNT_SHIFT - SLOT_SHIFT)
-        && BLOCKS_PER_SEGMENT == 1 << (RUN_END - COUNT_SHIFT),
+        && BLOCKS_PER_SEGMENT == 1 << (RUN_END - COUNT_SHIFT)
+        && BLOCKS_PER_SPACE_EXTENT == 1 << (GIVEN_END - SLOT_SHIFT),
     "see the table above"
+);
+const _: () = assert!(
+    EXCHANGE_HEADER_BYTES + EXCHANGE_ITEMS_MAX * RUN_BYTES <= RECORD_BYTES_MAX,
+    "no record is longer"
 );
 const _: () = assert!(BATCH_ITEMS_MAX <= u16::MAX as u32, "positions have 16 bits");
 
@@ -197,6 +219,18 @@ pub enum Release {
     /// The index does not know the block, or has another row: the block is not reused before a
     /// check.
     Quarantined = 3,
+    /// Another group of the pool may be about to refer to the block: nothing was released, and the reference is dropped
+    /// once more, after all others.
+    Held = 4,
+}
+
+/// Consecutive blocks of one space extent, of which a group has custody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GivenRun {
+    /// First block of the run.
+    pub pba: Pba,
+    /// Blocks in the run, 1 to [`BLOCKS_PER_SPACE_EXTENT`].
+    pub count: u32,
 }
 
 /// The outcome of an item of the counting batch.
@@ -336,6 +370,15 @@ pub enum Record {
         /// The items' outcome.
         outcome: ClaimOutcome,
     },
+    /// A group of a shared pool gave blocks back, and leased space extents.
+    Exchange {
+        /// The group's exchange, 1 to 2^63 - 1.
+        number: u64,
+        /// Blocks that the group no longer has.
+        given: Vec<GivenRun>,
+        /// Space extents whose blocks are the group's from now on, and free.
+        taken: Vec<SpaceExtent>,
+    },
 }
 
 impl Record {
@@ -343,8 +386,8 @@ impl Record {
     ///
     /// # Panics
     ///
-    /// If the runs, or the position and count, are outside the bounds of [`Record`]: truncated,
-    /// they would refer to other blocks or items.
+    /// If the runs, the space extents, or the position and count, are outside the bounds of
+    /// [`Record`]: truncated, they would refer to other blocks or items.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         let (kind, size, layer) = match self {
@@ -363,6 +406,10 @@ impl Record {
             Self::Merge { layer, .. } => (KIND_MERGE, MERGE_BYTES, layer.0),
             Self::Count { .. } => (KIND_COUNT, COLLECT_BYTES, 0),
             Self::Counted { .. } => (KIND_COUNTED, RELEASE_BYTES, 0),
+            Self::Exchange { given, taken, .. } => {
+                let size = EXCHANGE_HEADER_BYTES + (given.len() + taken.len()) * RUN_BYTES;
+                (KIND_EXCHANGE, size, 0)
+            }
         };
         bytes.resize(start + size, 0);
         let record = &mut bytes[start..];
@@ -450,6 +497,11 @@ impl Record {
                 put(record, 16, &above.0.to_le_bytes());
                 put(record, 24, &segment.0.to_le_bytes());
             }
+            Self::Exchange {
+                number,
+                given,
+                taken,
+            } => put_exchange(record, *number, given, taken),
         }
     }
 }
@@ -479,6 +531,38 @@ fn put_publish(record: &mut [u8], number: u64, runs: &[PublishRun]) {
         let at = PUBLISH_HEADER_BYTES + n * RUN_BYTES;
         put(record, at, &bits.to_le_bytes());
     }
+}
+
+/// Writes the number of an exchange, what was given and what was taken.
+fn put_exchange(record: &mut [u8], number: u64, given: &[GivenRun], taken: &[SpaceExtent]) {
+    assert!(
+        exchange_fits(given, taken),
+        "an exchange of {given:?} for {taken:?}"
+    );
+    put(record, 16, &number.to_le_bytes());
+    put(record, 24, &(given.len() as u16).to_le_bytes());
+    put(record, 26, &(taken.len() as u16).to_le_bytes());
+    let given = given
+        .iter()
+        .map(|run| run.pba.0 | u64::from(run.count - 1) << SLOT_SHIFT);
+    let taken = taken.iter().map(|extent| extent.0);
+    for (n, item) in given.chain(taken).enumerate() {
+        let at = EXCHANGE_HEADER_BYTES + n * RUN_BYTES;
+        put(record, at, &item.to_le_bytes());
+    }
+}
+
+/// Whether one exchange can have these.
+fn exchange_fits(given: &[GivenRun], taken: &[SpaceExtent]) -> bool {
+    let is_in_an_extent = |run: &GivenRun| {
+        let count = u64::from(run.count);
+        is_run(run.pba, count) && run.pba.space_extent() == (run.pba + (count - 1)).space_extent()
+    };
+    (1..=EXCHANGE_ITEMS_MAX).contains(&(given.len() + taken.len()))
+        && given.iter().all(is_in_an_extent)
+        && taken
+            .iter()
+            .all(|extent| extent.0 < PBA_END / BLOCKS_PER_SPACE_EXTENT)
 }
 
 /// Whether these are 1 to 512 runs of one segment, ascending and not overlapping.

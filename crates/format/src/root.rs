@@ -26,7 +26,9 @@
 //! 248 claims           tree root
 //! 264 claims head      u64    number of the first claim that is not counted
 //! 272 claims end       u64    number that the next claim will have
-//! 280 zeros
+//! 280 exchanged        u64    number of the last exchange that is applied; 0 where there was none, and in a
+//!                             pool that hosts do not share
+//! 288 zeros
 //! 4088 provisioning    u32    0 thin, 1 thick
 //! 4092 when full       u32    0 writes wait, 1 writes fail
 //! ```
@@ -166,6 +168,9 @@ pub struct Root {
     pub when_full: WhenFull,
     /// Whether the data part takes all of its space on the host.
     pub provisioning: Provisioning,
+    /// Number of the group's last exchange of space extents that is applied, 1 to 2^63 - 1; 0 where
+    /// there was none, and in a pool that hosts do not share.
+    pub exchanged: u64,
 }
 
 impl Root {
@@ -201,6 +206,7 @@ impl Root {
         self.claims.put(&mut *page, 248);
         put(&mut *page, 264, &self.claims_head.to_le_bytes());
         put(&mut *page, 272, &self.claims_end.to_le_bytes());
+        put(&mut *page, 280, &self.exchanged.to_le_bytes());
         put(
             &mut *page,
             WHEN_FULL,
@@ -251,7 +257,7 @@ impl Root {
                 value: u64::from(next_domain_id),
             });
         }
-        if u32_at(page, 92) != 0 || !is_zero(&page[280..PROVISIONING]) {
+        if u32_at(page, 92) != 0 || !is_zero(&page[288..PROVISIONING]) {
             return Err(FormatError::Reserved { structure: "root" });
         }
         let root = Self {
@@ -279,6 +285,7 @@ impl Root {
             claims_end: u64_at(page, 272),
             when_full: when_full_at(page)?,
             provisioning: provisioning_at(page)?,
+            exchanged: u64_at(page, 280),
         };
         root.check_sharing()?;
         Ok(root)
@@ -417,7 +424,13 @@ fn check_ids(page: &PageBytes) -> Result<(), FormatError> {
             return Err(FormatError::Field { field, value });
         }
     }
-    Ok(())
+    match u64_at(page, 280) {
+        ..ID_END => Ok(()),
+        value => Err(FormatError::Field {
+            field: "exchanged",
+            value,
+        }),
+    }
 }
 
 fn header(pool: PoolId, slot: PageNumber, sequence: u64) -> PageHeader {

@@ -1,4 +1,5 @@
-//! Leaf of the free-space tree: one bit for each of 16,384 blocks, set while a map refers to it.
+//! Leaf of the free-space tree: one bit for each of 16,384 blocks, set while a map refers to it; in a group of a shared
+//! pool, set unless the block is the group's to hand out.
 //!
 //! ```text
 //! 64   bits, lowest block first: bit n % 64 of the u64 at 64 + 8 (n / 64)

@@ -5,7 +5,8 @@
 //! 68 index        u32      back end: 1 btree, 2 memory, 3 hash
 //! 72 log bytes    u64      length of the ring, a multiple of 512
 //! 80 created      u64      seconds since the Unix epoch
-//! 88 zeros
+//! 88 group        u64      of a shared pool; 0 for a pool with one owner
+//! 96 zeros
 //! ```
 //!
 //! The superblock is written before any other part is used and never again, so a torn write can
@@ -14,7 +15,8 @@
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::page::{self, BODY, PageBytes, PageHeader, PageKind};
-use crate::units::{BLOCK_SIZES, PageNumber, PoolId, SECTOR_BYTES};
+use crate::units::{BLOCK_SIZES, GroupId, ID_END, PageNumber, PoolId, SECTOR_BYTES};
+use crate::{MINOR_OF_GROUPS, MINOR_VERSION};
 
 /// Smallest ring: the records of one piece of a request fit several times over.
 pub const LOG_BYTES_MIN: u64 = 256 << 10;
@@ -53,6 +55,8 @@ pub struct Superblock {
     pub log_bytes: u64,
     /// When the pool was created, in seconds since the Unix epoch.
     pub created_unix_seconds: u64,
+    /// The group of a shared pool that this is; nothing for a pool with one owner.
+    pub group: Option<GroupId>,
 }
 
 impl Superblock {
@@ -64,7 +68,13 @@ impl Superblock {
         put(&mut *page, 68, &(self.index as u32).to_le_bytes());
         put(&mut *page, 72, &self.log_bytes.to_le_bytes());
         put(&mut *page, 80, &self.created_unix_seconds.to_le_bytes());
-        page::seal(&mut page, &header(self.pool));
+        let group = self.group.unwrap_or_default();
+        put(&mut *page, 88, &group.0.to_le_bytes());
+        let minor = match self.group {
+            Some(_) => MINOR_OF_GROUPS,
+            None => MINOR_VERSION,
+        };
+        page::seal_as(&mut page, &header(self.pool), minor);
         page
     }
 
@@ -103,18 +113,26 @@ impl Superblock {
                 value: log_bytes,
             });
         }
-        if !is_zero(&page[88..]) {
+        if !is_zero(&page[96..]) {
             return Err(FormatError::Reserved {
                 structure: "superblock",
             });
         }
-        let created_unix_seconds = u64_at(page, 80);
+        let group = u64_at(page, 88);
+        let is_of_its_version = group == 0 || page::minor(page) >= MINOR_OF_GROUPS;
+        if group >= ID_END || !is_of_its_version {
+            return Err(FormatError::Field {
+                field: "group",
+                value: group,
+            });
+        }
         Ok(Self {
             pool,
             block_size,
             index,
             log_bytes,
-            created_unix_seconds,
+            created_unix_seconds: u64_at(page, 80),
+            group: Some(GroupId(group)).filter(|group| group.0 != 0),
         })
     }
 }

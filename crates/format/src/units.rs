@@ -49,6 +49,25 @@ unit! {
     PageNumber
 }
 
+unit! {
+    /// Identifies a group of a shared pool for ever; ids start at 1 and are never reused.
+    GroupId
+}
+unit! {
+    /// A number of a space extent: [`BLOCKS_PER_SPACE_EXTENT`] consecutive blocks of a shared pool, which one group leases.
+    SpaceExtent
+}
+
+/// A shard of the fingerprint index of a shared pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Shard(pub u16);
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Identifies a domain for ever: blocks are shared only inside one domain. Ids are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct DomainId(pub u16);
@@ -64,6 +83,12 @@ pub const DOMAIN_END: u32 = 1 << 16;
 
 /// Blocks in a segment, the unit in which a map is loaded, checkpointed and tracked as changed.
 pub const BLOCKS_PER_SEGMENT: u64 = 512;
+
+/// Blocks in a space extent: one page of the free-space map.
+pub const BLOCKS_PER_SPACE_EXTENT: u64 = 16_384;
+
+/// Most shards of an index.
+pub const SHARDS_MAX: u16 = 1024;
 
 /// First number that is not a valid [`Pba`].
 pub const PBA_END: u64 = 1 << 40;
@@ -102,6 +127,22 @@ impl Lba {
     #[must_use]
     pub fn slot(self) -> usize {
         (self.0 % BLOCKS_PER_SEGMENT) as usize
+    }
+}
+
+impl Pba {
+    /// The space extent that has this block.
+    #[must_use]
+    pub fn space_extent(self) -> SpaceExtent {
+        SpaceExtent(self.0 / BLOCKS_PER_SPACE_EXTENT)
+    }
+}
+
+impl SpaceExtent {
+    /// The extent's first block.
+    #[must_use]
+    pub fn first(self) -> Pba {
+        Pba(self.0 * BLOCKS_PER_SPACE_EXTENT)
     }
 }
 

@@ -40,6 +40,10 @@ impl Record {
             KIND_RELEASE | KIND_COUNTED => needed == RELEASE_BYTES,
             KIND_FREEZE => needed == FREEZE_BYTES,
             KIND_MERGE => needed == MERGE_BYTES,
+            KIND_EXCHANGE => {
+                (EXCHANGE_HEADER_BYTES + RUN_BYTES..=RECORD_BYTES_MAX).contains(&needed)
+                    && needed.is_multiple_of(RUN_BYTES)
+            }
             other => {
                 return Err(FormatError::Field {
                     field: "record kind",
@@ -81,6 +85,7 @@ fn decode_body(bytes: &[u8]) -> Result<Record, FormatError> {
         KIND_RELEASE => decode_release(bytes),
         KIND_COUNTED => decode_counted(bytes),
         KIND_FREEZE => decode_freeze(bytes),
+        KIND_EXCHANGE => decode_exchange(bytes),
         _ => decode_merge(bytes),
     }
 }
@@ -230,6 +235,7 @@ fn decode_release(bytes: &[u8]) -> Result<Record, FormatError> {
         1 => Release::Remaining,
         2 => Release::Freed,
         3 => Release::Quarantined,
+        4 => Release::Held,
         other => {
             return Err(FormatError::Field {
                 field: "release",
@@ -322,6 +328,51 @@ fn decode_merge(bytes: &[u8]) -> Result<Record, FormatError> {
         layer,
         above: LayerId(above),
         segment: segment_at(bytes)?,
+    })
+}
+
+fn decode_exchange(bytes: &[u8]) -> Result<Record, FormatError> {
+    let given_count = usize::from(u16_at(bytes, 24));
+    let items: Vec<u64> = (EXCHANGE_HEADER_BYTES..bytes.len())
+        .step_by(RUN_BYTES)
+        .map(|at| u64_at(bytes, at))
+        .collect();
+    let is_whole = given_count + usize::from(u16_at(bytes, 26)) == items.len();
+    let Some((given, taken)) = items.split_at_checked(given_count).filter(|_| is_whole) else {
+        return Err(FormatError::Field {
+            field: "number of exchanged runs",
+            value: given_count as u64,
+        });
+    };
+    let is_reserved = given.iter().any(|item| item >> GIVEN_END != 0);
+    if is_reserved || u64_at(bytes, 8) != 0 || u32_at(bytes, 28) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "exchange record",
+        });
+    }
+    let run = |item: &u64| GivenRun {
+        pba: Pba(item & (PBA_END - 1)),
+        count: (item >> SLOT_SHIFT) as u32 + 1,
+    };
+    let given: Vec<GivenRun> = given.iter().map(run).collect();
+    let taken: Vec<SpaceExtent> = taken.iter().map(|extent| SpaceExtent(*extent)).collect();
+    let number = u64_at(bytes, 16);
+    if !is_id(number) {
+        return Err(FormatError::Field {
+            field: "exchange number",
+            value: number,
+        });
+    }
+    if !exchange_fits(&given, &taken) {
+        return Err(FormatError::Field {
+            field: "blocks of exchange",
+            value: number,
+        });
+    }
+    Ok(Record::Exchange {
+        number,
+        given,
+        taken,
     })
 }
 

@@ -7,12 +7,13 @@ use onefold_format::node::Node;
 use onefold_format::page::{self, BODY, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::superblock::check_data_label;
 use onefold_format::{
-    Entry, ExportMark, FormatError, LossPage, MAJOR_VERSION, MINOR_VERSION, PageNumber, PoolId,
-    Record, Root, ScrubPage, Secret, Superblock,
+    Entry, ExportMark, FormatError, LossPage, MAJOR_VERSION, MINOR_OF_GROUPS, MINOR_VERSION,
+    PageNumber, PoolId, Record, Root, ScrubPage, Secret, Superblock,
 };
 use onefold_format::{map_page, queue_page, record, space_page};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 use crate::samples::{self, POOL, page, pages, read_frame, reseal, reseal_frame};
 
@@ -85,27 +86,28 @@ fn a_torn_page_is_noticed() {
     }
 }
 
+const RESERVED_OF_ROOTS: &[std::ops::Range<usize>] = &[
+    56..60,
+    92..96,
+    125..128,
+    141..144,
+    173..176,
+    205..208,
+    261..264,
+    288..4088,
+];
+
 /// Bytes that must be zero, for each kind of page.
 #[allow(
     clippy::single_range_in_vec_init,
     reason = "a list of ranges, not of their numbers"
 )]
 const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
-    ("superblock", &[56..60, 88..4096]),
+    ("superblock", &[56..60, 96..4096]),
+    ("superblock_of_group", &[56..60, 96..4096]),
     ("data_label", &[56..60, 64..4096]),
-    (
-        "root",
-        &[
-            56..60,
-            92..96,
-            125..128,
-            141..144,
-            173..176,
-            205..208,
-            261..264,
-            280..4088,
-        ],
-    ),
+    ("root", RESERVED_OF_ROOTS),
+    ("root_of_group", RESERVED_OF_ROOTS),
     ("node", &[56..60, 3136..4096]),
     ("map_page", &[56..60, 3648..4096]),
     ("space_page", &[56..60, 2112..4096]),
@@ -170,7 +172,7 @@ fn reserved_bits_of_frames_and_records_are_refused() {
             "{read:?}"
         );
     }
-    for record in samples::records() {
+    for record in samples::all_records() {
         let mut written = Vec::new();
         record.encode(&mut written);
         let mut reserved: Vec<usize> = vec![1, 4, 5, 6, 7];
@@ -179,7 +181,7 @@ fn reserved_bits_of_frames_and_records_are_refused() {
             Record::VolumePut { .. } | Record::Release { .. } | Record::Counted { .. } => {
                 reserved.extend(8..16);
             }
-            Record::Collect { .. } | Record::Count { .. } => {
+            Record::Collect { .. } | Record::Count { .. } | Record::Exchange { .. } => {
                 reserved.extend((8..16).chain(28..32));
             }
             Record::Unmap { .. }
@@ -229,6 +231,15 @@ fn reserved_bits_are_refused_even_with_the_right_checksum() {
         let read = Record::decode(&bytes);
         let refused = matches!(read, Err(FormatError::Reserved { .. }));
         assert!(refused, "bit {bit} of run {run}: {read:?}");
+    }
+    let mut written = Vec::new();
+    samples::all_records()[14].encode(&mut written);
+    for (run, bit) in (0..3).flat_map(|run| (6..16).map(move |bit| (run, bit))) {
+        let mut bytes = written.clone();
+        bytes[32 + 8 * run + 6 + bit / 8] |= 1 << (bit % 8);
+        let read = Record::decode(&bytes);
+        let refused = matches!(read, Err(FormatError::Reserved { .. }));
+        assert!(refused, "bit {bit} of given run {run}: {read:?}");
     }
 }
 
@@ -313,12 +324,18 @@ fn pages_of_other_versions() {
         let newer = Err(FormatError::Newer { major: 2, minor: 3 });
         assert_eq!(read_as(2, 3).0, newer, "{}", sample.name);
         for (minor, is_later) in [
-            (MINOR_VERSION + 1, true),
+            (MINOR_OF_GROUPS + 1, true),
+            (MINOR_OF_GROUPS, false),
             (MINOR_VERSION, false),
             (0, false),
         ] {
-            let expected = (Ok(()), is_later);
-            assert_eq!(read_as(MAJOR_VERSION, minor), expected, "{}", sample.name);
+            let found = read_as(MAJOR_VERSION, minor);
+            // The releases before groups wrote none into a superblock.
+            if sample.name == "superblock_of_group" && minor < MINOR_OF_GROUPS {
+                assert!(matches!(found.0, Err(FormatError::Field { .. })));
+            } else {
+                assert_eq!(found, (Ok(()), is_later), "{}", sample.name);
+            }
         }
         assert!(matches!(read_as(0, 0).0, Err(FormatError::Field { .. })));
     }
@@ -351,6 +368,11 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("superblock", 72, &((256_u64 << 10) - 512).to_le_bytes()),
     ("superblock", 72, &((1_u64 << 30) + 512).to_le_bytes()),
     ("superblock", 72, &((32_u64 << 20) + 1).to_le_bytes()),
+    // A group's superblock has its minor version, too.
+    ("superblock", 88, &1_u64.to_le_bytes()),
+    ("superblock_of_group", 6, &[MINOR_VERSION]),
+    ("superblock_of_group", 88, &(1_u64 << 63).to_le_bytes()),
+    ("superblock_of_group", 88, &u64::MAX.to_le_bytes()),
     ("root", 48, &2_u64.to_le_bytes()),
     ("root", 72, &511_u64.to_le_bytes()),
     ("root", 96, &0_u64.to_le_bytes()),
@@ -392,6 +414,9 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("root", 248, &[0; 16]),
     ("root", 264, &0x9_0abd_u64.to_le_bytes()),
     ("root", 272, &((504_u64 << 32) + 1).to_le_bytes()),
+    ("root", 280, &(1_u64 << 63).to_le_bytes()),
+    ("root_of_group", 280, &(1_u64 << 63).to_le_bytes()),
+    ("root_of_group", 280, &u64::MAX.to_le_bytes()),
     ("root", 4088, &2_u32.to_le_bytes()),
     ("root", 4092, &2_u32.to_le_bytes()),
     ("node", 64, &[0, 0, 0, 0, 0, 0]),
@@ -603,8 +628,9 @@ proptest! {
     }
 
     #[test]
-    fn damaged_samples_never_panic(at in BODY..PAGE_BYTES, value: u64, which in 0..11_usize) {
-        let sample = &pages()[which];
+    fn damaged_samples_never_panic(at in BODY..PAGE_BYTES, value: u64, which: Index) {
+        let pages = pages();
+        let sample = which.get(&pages);
         let mut page = sample.page.clone();
         let end = (at + 8).min(PAGE_BYTES);
         page[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
@@ -614,8 +640,9 @@ proptest! {
     }
 
     #[test]
-    fn damaged_records_never_panic(at in 0..552_usize, value: u64) {
-        let mut payload = samples::payload();
+    fn damaged_records_never_panic(at: Index, value: u64) {
+        let mut payload = samples::payload_of(&samples::all_records());
+        let at = at.index(payload.len());
         let end = (at + 8).min(payload.len());
         payload[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
         let shortest = 32;

@@ -4,8 +4,8 @@ use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_MAX};
 use onefold_format::page::{self};
 use onefold_format::{
-    BatchItem, DomainId, FormatError, LayerCounts, LayerId, Lba, Outcome, Pba, PublishRun,
-    QueueElement, Record, Release, TreeRoot, VolumeRecord,
+    BatchItem, DomainId, FormatError, GivenRun, LayerCounts, LayerId, Lba, Outcome, Pba,
+    PublishRun, QueueElement, Record, Release, SpaceExtent, TreeRoot, VolumeRecord,
 };
 use onefold_format::{queue_page, record};
 
@@ -17,6 +17,7 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (0, 0, &[5]),
     (0, 0, &[15]),
     (0, 0, &[20]),
+    (0, 0, &[25]),
     (0, 2, &[40]),
     (0, 2, &[56]),
     (0, 8, &0_u64.to_le_bytes()),
@@ -75,7 +76,7 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (7, 24, &16_383_u16.to_le_bytes()),
     (7, 26, &0_u16.to_le_bytes()),
     (7, 28, &0_u32.to_le_bytes()),
-    (7, 28, &4_u32.to_le_bytes()),
+    (7, 28, &5_u32.to_le_bytes()),
     // The live layer is none, or the frozen one; the one below it none, or itself; a snapshot without a
     // layer below, of no volume.
     (8, 8, &0_u64.to_le_bytes()),
@@ -101,11 +102,42 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (12, 26, &0_u16.to_le_bytes()),
     (12, 28, &0_u32.to_le_bytes()),
     (12, 28, &3_u32.to_le_bytes()),
+    (13, 28, &5_u32.to_le_bytes()),
+    // Nothing is exchanged; a part of an item; more items than there can be.
+    (14, 2, &32_u16.to_le_bytes()),
+    (14, 2, &68_u16.to_le_bytes()),
+    (14, 2, &4136_u16.to_le_bytes()),
+    // The record's length and the numbers of runs and space extents contradict each other.
+    (14, 2, &64_u16.to_le_bytes()),
+    (14, 24, &0_u16.to_le_bytes()),
+    (14, 24, &2_u16.to_le_bytes()),
+    (14, 24, &6_u16.to_le_bytes()),
+    (14, 24, &u16::MAX.to_le_bytes()),
+    (14, 26, &0_u16.to_le_bytes()),
+    (14, 26, &1_u16.to_le_bytes()),
+    (14, 26, &3_u16.to_le_bytes()),
+    (14, 26, &u16::MAX.to_le_bytes()),
+    // As many items in all, but the last run would be a space extent.
+    (14, 24, &[2, 0, 3, 0]),
+    (14, 16, &0_u64.to_le_bytes()),
+    (14, 16, &(1_u64 << 63).to_le_bytes()),
+    (14, 16, &u64::MAX.to_le_bytes()),
+    // The label; one block more than there are up to the space extent's end, and one beyond the last PBA.
+    (14, 32, &[0; 5]),
+    (14, 32, &((1_u64 << 54) - 1).to_le_bytes()),
+    (14, 40, &(0x4001_u64 | 0x3fff << 40).to_le_bytes()),
+    (14, 40, &(0x3fff_u64 | 1 << 40).to_le_bytes()),
+    (14, 48, &(((1_u64 << 40) - 1) | 1 << 40).to_le_bytes()),
+    // Space extents that are none. The last one's first block would wrap to 0.
+    (14, 56, &(1_u64 << 26).to_le_bytes()),
+    (14, 64, &(1_u64 << 26).to_le_bytes()),
+    (14, 64, &u64::MAX.to_le_bytes()),
+    (14, 64, &(1_u64 << 50).to_le_bytes()),
 ];
 
 #[test]
 fn impossible_records_are_refused() {
-    let records = samples::records();
+    let records = samples::all_records();
     for (which, at, value) in IMPOSSIBLE_IN_RECORDS {
         let mut bytes = Vec::new();
         records[*which].encode(&mut bytes);
@@ -188,6 +220,39 @@ fn runs_that_a_record_has_no_room_for_are_not_written() {
 }
 
 #[test]
+fn exchanges_that_a_record_has_no_room_for_are_not_written() {
+    let exchange = |given: &[(u64, u32)], taken: &[u64]| {
+        let run = |(pba, count)| GivenRun {
+            pba: Pba(pba),
+            count,
+        };
+        let record = Record::Exchange {
+            number: 1,
+            given: given.iter().copied().map(run).collect(),
+            taken: taken.iter().copied().map(SpaceExtent).collect(),
+        };
+        is_written(&|| record.encode(&mut Vec::new()))
+    };
+    assert!(exchange(&[(1, 16_383)], &[]));
+    assert!(exchange(&[(16_384, 16_384)], &[0]));
+    assert!(exchange(&[], &[(1 << 26) - 1]));
+    assert!(exchange(&[(1, 1); 512], &[]) && exchange(&[], &[1; 512]));
+    assert!(!exchange(&[], &[]));
+    assert!(!exchange(&[(1, 1); 512], &[1]) && !exchange(&[], &[1; 513]));
+    assert!(!exchange(&[(1, 0)], &[]));
+    assert!(!exchange(&[(0, 1)], &[]), "the label");
+    assert!(!exchange(&[(16_383, 2)], &[]), "two space extents");
+    assert!(!exchange(&[(16_385, 16_384)], &[]), "two space extents");
+    assert!(!exchange(&[((1 << 40) - 1, 2)], &[]), "beyond every pool");
+    assert!(!exchange(&[(1 << 40, 1)], &[]), "beyond every pool");
+    assert!(!exchange(&[], &[1 << 26]), "beyond every pool");
+    assert!(
+        !exchange(&[], &[1 << 50]),
+        "its first block would wrap to 0"
+    );
+}
+
+#[test]
 fn items_that_no_batch_has_are_not_written() {
     let settle = |position, count| {
         let outcome = Record::Outcome {
@@ -242,7 +307,7 @@ fn elements_that_a_queue_has_no_room_for_are_not_written() {
 
 #[test]
 fn cut_records_and_frames_are_short() {
-    for record in samples::records() {
+    for record in samples::all_records() {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
         for len in 0..bytes.len() {

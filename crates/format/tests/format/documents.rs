@@ -5,6 +5,7 @@
 //! decoder must refuse them when they are not zero. The rows must tile the structure.
 
 mod log;
+mod messages;
 mod pages;
 
 use std::ops::Range;
@@ -168,12 +169,12 @@ fn sources_and_documents_have_the_same_fields() {
     }
     let pairs = [
         pair!("page", 12),
-        pair!("superblock", 4),
-        pair!("root", 27),
+        pair!("superblock", 5),
+        pair!("root", 28),
         pair!("node", 6),
         pair!("catalogue_page", 25),
         pair!("frame", 12),
-        pair!("record", 37),
+        pair!("record", 41),
         pair!("batch_page", 2),
         pair!("tail", 10),
         pair!("secret", 1),
@@ -181,6 +182,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("scrub_page", 7),
         pair!("loss_page", 3),
         pair!("trace", 7),
+        pair!("index_message", 24),
     ];
     for (source, document, count) in pairs {
         let fields = fields_in(source);

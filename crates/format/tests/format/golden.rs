@@ -1,7 +1,8 @@
 //! The bytes and the meaning of each version's structures: files of every release open for ever.
 //!
 //! `testdata` has a folder for each version, with a `.bin` and a `.txt` for each structure: the bytes,
-//! and the fields that this build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format
+//! and the fields that this build reads from them. The folder of groups has only the structures in which
+//! a group differs from a pool with one owner. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format
 //! golden` rewrites both of this version, and the texts of the earlier ones; that is only for structures
 //! which no release has written yet, and for texts to which fields were added or in which they were grouped.
 
@@ -9,6 +10,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use onefold_format::frame;
+use onefold_format::index_message::{IndexReply, IndexRequest};
 use onefold_format::node::Node;
 use onefold_format::page::{self, PageBytes};
 use onefold_format::superblock::check_data_label;
@@ -19,17 +21,29 @@ use onefold_format::{
 };
 use onefold_format::{batch_page, catalogue_page, map_page, queue_page, space_page};
 
-use crate::samples::{self, POOL, page};
+use crate::messages;
+use crate::samples::{self, POOL, PageSample, page};
 
-/// The version that this build writes.
+/// The version that this build writes, except the superblock and the roots of a group.
 const NEWEST: &str = "v1.2";
+
+/// The version of the superblock and the roots of a group.
+const OF_GROUPS: &str = "v1.3";
 
 /// Versions that it reads.
 const EARLIER: &[&str] = &["v1", "v1.1"];
 
 /// Whether a version has a structure.
 fn has(version: &str, name: &str) -> bool {
-    name != "loss_page" || version != "v1"
+    match version {
+        OF_GROUPS => return ["record", "root", "superblock"].contains(&name),
+        "v1" if name == "loss_page" => return false,
+        _ => {}
+    }
+    match name {
+        "index_message" => version == NEWEST,
+        _ => true,
+    }
 }
 
 fn path(version: &str, name: &str) -> PathBuf {
@@ -41,15 +55,20 @@ fn path(version: &str, name: &str) -> PathBuf {
 
 /// Compares with the golden files, or writes them, and returns the bytes of the `.bin`.
 fn golden(name: &str, bytes: &[u8], dump: impl Fn(&[u8]) -> String) -> Vec<u8> {
-    let is_written = std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1");
-    if is_written {
-        let bin = path(NEWEST, &format!("{name}.bin"));
+    for version in EARLIER.iter().filter(|version| has(version, name)) {
+        meaning(version, name, &dump);
+    }
+    golden_of(NEWEST, name, bytes, dump)
+}
+
+/// Compares with the golden files of a version that this build writes, or writes them, and returns the
+/// bytes of the `.bin`.
+fn golden_of(version: &str, name: &str, bytes: &[u8], dump: impl Fn(&[u8]) -> String) -> Vec<u8> {
+    if writes_golden() {
+        let bin = path(version, &format!("{name}.bin"));
         std::fs::write(bin, bytes).expect("the golden bytes can be written");
     }
-    for version in EARLIER.iter().filter(|version| has(version, name)) {
-        meaning(version, name, is_written, &dump);
-    }
-    let kept = meaning(NEWEST, name, is_written, &dump);
+    let kept = meaning(version, name, &dump);
     let differs = kept.iter().zip(bytes).position(|(kept, now)| kept != now);
     assert_eq!(
         differs, None,
@@ -59,17 +78,16 @@ fn golden(name: &str, bytes: &[u8], dump: impl Fn(&[u8]) -> String) -> Vec<u8> {
     kept
 }
 
+fn writes_golden() -> bool {
+    std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1")
+}
+
 /// The bytes of a version's golden file, whose meaning must match its golden text.
-fn meaning(
-    version: &str,
-    name: &str,
-    is_written: bool,
-    dump: &impl Fn(&[u8]) -> String,
-) -> Vec<u8> {
+fn meaning(version: &str, name: &str, dump: &impl Fn(&[u8]) -> String) -> Vec<u8> {
     let kept = std::fs::read(path(version, &format!("{name}.bin")));
     let kept = kept.expect("the golden bytes are there");
     let txt = path(version, &format!("{name}.txt"));
-    if is_written {
+    if writes_golden() {
         std::fs::write(&txt, dump(&kept)).expect("the golden text can be written");
     }
     let text = std::fs::read_to_string(&txt).expect("the golden text is there");
@@ -80,14 +98,28 @@ fn meaning(
 /// Like [`golden`], for a page, which is also opened as a reader does.
 fn golden_page(name: &str, dump: impl Fn(&PageBytes) -> String) -> Box<PageBytes> {
     let sample = page(name);
-    let kept = golden(name, &sample.page[..], |bytes| {
-        let page = bytes.try_into().expect("a page");
-        dump_header(page) + &dump(page)
-    });
+    let kept = golden(name, &sample.page[..], |bytes| dump_page(bytes, &dump));
+    opened(kept, &sample)
+}
+
+/// Like [`golden_page`], for a page of a group.
+fn golden_page_of_group(name: &str, dump: impl Fn(&PageBytes) -> String) -> Box<PageBytes> {
+    let sample = page(&format!("{name}_of_group"));
+    let bytes = &sample.page[..];
+    let kept = golden_of(OF_GROUPS, name, bytes, |bytes| dump_page(bytes, &dump));
+    opened(kept, &sample)
+}
+
+fn opened(kept: Vec<u8>, sample: &PageSample) -> Box<PageBytes> {
     let page: Box<PageBytes> = kept.try_into().expect("a page");
     let opened = page::open(&page, &sample.header).map(|(sequence, _)| sequence);
     assert_eq!(opened, Ok(sample.header.sequence));
     page
+}
+
+fn dump_page(bytes: &[u8], dump: &impl Fn(&PageBytes) -> String) -> String {
+    let page = bytes.try_into().expect("a page");
+    dump_header(page) + &dump(page)
 }
 
 fn field(bytes: &[u8], at: usize, len: usize) -> u64 {
@@ -117,10 +149,12 @@ fn dump_header(page: &PageBytes) -> String {
 
 #[test]
 fn golden_superblock() {
-    let kept = golden_page("superblock", |page| {
-        format!("{:#?}\n", Superblock::decode(page).expect("it opens"))
-    });
+    let dump = |page: &PageBytes| format!("{:#?}\n", Superblock::decode(page).expect("it opens"));
+    let kept = golden_page("superblock", dump);
     assert_eq!(Superblock::decode(&kept), Ok(samples::superblock()));
+    let of_group = golden_page_of_group("superblock", dump);
+    let read = Superblock::decode(&of_group);
+    assert_eq!(read, Ok(samples::superblock_of_group()));
 }
 
 /// The plainest page, only a header, which also stands for `page`.
@@ -133,10 +167,12 @@ fn golden_data_label() {
 #[test]
 fn golden_root() {
     let slot = PageNumber(1);
-    let kept = golden_page("root", |page| {
-        format!("{:#?}\n", Root::decode(page, POOL, slot).expect("it opens"))
-    });
-    assert_eq!(Root::decode(&kept, POOL, slot), Ok(samples::root()));
+    let decode = |page: &PageBytes| Root::decode(page, POOL, slot);
+    let dump = |page: &PageBytes| format!("{:#?}\n", decode(page).expect("it opens"));
+    let kept = golden_page("root", dump);
+    assert_eq!(decode(&kept), Ok(samples::root()));
+    let of_group = golden_page_of_group("root", dump);
+    assert_eq!(decode(&of_group), Ok(samples::root_of_group()));
 }
 
 #[test]
@@ -309,14 +345,55 @@ fn golden_trace() {
     assert_eq!(read(&kept), samples::trace_frames());
 }
 
+/// Requests, then replies, one after the other.
+#[test]
+fn golden_index_message() {
+    let requests = messages::requests();
+    let replies = messages::replies();
+    let messages = requests.iter().map(IndexRequest::encode);
+    let written: Vec<u8> = messages
+        .chain(replies.iter().map(IndexReply::encode))
+        .flatten()
+        .collect();
+    let read = |bytes: &[u8]| -> (Vec<IndexRequest>, Vec<IndexReply>) {
+        let (mut requests, mut replies, mut at) = (Vec::new(), Vec::new(), 0);
+        while at < bytes.len() {
+            let is_request = bytes[at..].starts_with(b"1FIQ");
+            let (header, length_at) = if is_request { (64, 56) } else { (32, 20) };
+            let end = at + header + field(bytes, at + length_at, 4) as usize;
+            let message = &bytes[at..end];
+            if is_request {
+                requests.push(IndexRequest::decode(message).expect("it opens"));
+            } else {
+                let reply = IndexReply::decode(message, messages::INDEX_REQUEST);
+                replies.push(reply.expect("it opens"));
+            }
+            at = end;
+        }
+        (requests, replies)
+    };
+    let kept = golden("index_message", &written, |bytes| {
+        let (requests, replies) = read(bytes);
+        let requests = requests.iter().map(|request| format!("{request:#?}\n"));
+        requests
+            .chain(replies.iter().map(|reply| format!("{reply:#?}\n")))
+            .collect()
+    });
+    assert_eq!(read(&kept), (requests, replies));
+}
+
 #[test]
 fn golden_record() {
-    let kept = golden("record", &samples::payload(), |bytes| {
+    let dump = |bytes: &[u8]| {
         let records = record::decode_all(bytes).map(|record| record.expect("it opens"));
         records.map(|record| format!("{record:#?}\n")).collect()
-    });
-    let read: Result<Vec<Record>, _> = record::decode_all(&kept).collect();
-    assert_eq!(read, Ok(samples::records()));
+    };
+    let read = |bytes: &[u8]| record::decode_all(bytes).collect::<Result<Vec<Record>, _>>();
+    let kept = golden("record", &samples::payload(), dump);
+    assert_eq!(read(&kept), Ok(samples::records()));
+    let of_group = samples::payload_of(&samples::records_of_group());
+    let kept = golden_of(OF_GROUPS, "record", &of_group, dump);
+    assert_eq!(read(&kept), Ok(samples::records_of_group()));
 }
 
 /// Entries as in records, eight bytes each; a map page has the lower seven.
@@ -363,6 +440,7 @@ fn every_golden_file_is_read_by_a_test() {
         "entry",
         "export",
         "frame",
+        "index_message",
         "loss_page",
         "map_page",
         "node",
@@ -375,7 +453,7 @@ fn every_golden_file_is_read_by_a_test() {
         "superblock",
         "trace",
     ];
-    for version in EARLIER.iter().chain([&NEWEST]) {
+    for version in EARLIER.iter().chain([&NEWEST, &OF_GROUPS]) {
         let written = structures.iter().filter(|name| has(version, name));
         let expected: Vec<String> = written
             .flat_map(|name| [format!("{name}.bin"), format!("{name}.txt")])

@@ -11,5 +11,6 @@ mod damage;
 mod damage_records;
 mod documents;
 mod golden;
+mod messages;
 mod round_trip;
 mod samples;

@@ -13,7 +13,7 @@ use onefold_format::page::{self, PageHeader, PageKind};
 use onefold_format::queue_page::{
     self, ELEMENT_BLOCKS_MAX, ELEMENTS_END, ELEMENTS_PER_PAGE, NO_ELEMENTS,
 };
-use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::record::{BATCH_ITEMS_MAX, EXCHANGE_ITEMS_MAX};
 use onefold_format::root::POOL_BLOCKS_MIN;
 use onefold_format::scrub_page::{self, ATTEMPTS_MAX, SLOT_PAGES, SLOTS};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
@@ -22,15 +22,16 @@ use onefold_format::trace::{
     TRACE_POSITION_END, TraceChunks, TraceContent, TraceEnd, TraceFrame, TraceRun, TraceUnit,
 };
 use onefold_format::units::{
-    BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
+    BLOCK_SIZES, BLOCKS_PER_SEGMENT, BLOCKS_PER_SPACE_EXTENT, DOMAIN_END, ID_END, PBA_END,
+    SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
-    ExportMark, Fault, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses, LostRun,
-    MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, Provisioning, PublishRun,
-    QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
-    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
-    record,
+    ExportMark, Fault, GivenRun, GroupId, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses,
+    LostRun, MINOR_OF_GROUPS, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, Provisioning,
+    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
+    SegmentIndex, SpaceExtent, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord,
+    VolumeSettings, VolumeState, WhenFull, record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -194,7 +195,8 @@ fn records() -> impl Strategy<Value = Record> {
             volume: VolumeId(volume),
             layer: LayerId(layer),
         });
-    prop_oneof![map, unmap, put, gone, batch_records(), records_of_layers()]
+    let others = prop_oneof![batch_records(), records_of_layers(), exchanges()];
+    prop_oneof![map, unmap, put, gone, others]
 }
 
 /// Runs that begin at some of these slots of the segment.
@@ -258,6 +260,7 @@ fn batch_records() -> impl Strategy<Value = Record> {
         Release::Remaining,
         Release::Freed,
         Release::Quarantined,
+        Release::Held,
     ]);
     let release =
         (1..ID_END, item_ranges(), releases).prop_map(|(number, (position, count), release)| {
@@ -310,6 +313,53 @@ fn records_of_layers() -> impl Strategy<Value = Record> {
     prop_oneof![freeze, merge]
 }
 
+/// Space extents, the first and the last ones often.
+fn space_extents() -> impl Strategy<Value = SpaceExtent> {
+    let end = PBA_END / BLOCKS_PER_SPACE_EXTENT;
+    prop_oneof![0..end, 0..3_u64, end - 3..end].prop_map(SpaceExtent)
+}
+
+/// Runs of one space extent, up to its last block often.
+fn given_runs() -> impl Strategy<Value = GivenRun> {
+    let places = 0..BLOCKS_PER_SPACE_EXTENT;
+    (space_extents(), places, any::<u64>(), any::<bool>()).prop_map(
+        |(extent, place, count, is_to_the_end)| {
+            // The label is in no run.
+            let place = place.max(u64::from(extent.0 == 0));
+            let most = BLOCKS_PER_SPACE_EXTENT - place;
+            let count = if is_to_the_end {
+                most
+            } else {
+                1 + count % most
+            };
+            let pba = extent.first() + place;
+            GivenRun {
+                pba,
+                count: count as u32,
+            }
+        },
+    )
+}
+
+fn exchanges() -> impl Strategy<Value = Record> {
+    let items = EXCHANGE_ITEMS_MAX;
+    let parts = prop_oneof![
+        (vec(given_runs(), 0..9), vec(space_extents(), 1..9)),
+        (vec(given_runs(), 1..9), vec(space_extents(), 0..9)),
+        (vec(given_runs(), items), Just(Vec::new())),
+        (Just(Vec::new()), vec(space_extents(), items)),
+        (
+            vec(given_runs(), items / 2),
+            vec(space_extents(), items / 2)
+        ),
+    ];
+    (1..ID_END, parts).prop_map(|(number, (given, taken))| Record::Exchange {
+        number,
+        given,
+        taken,
+    })
+}
+
 /// A batch that may be open while this is the first number never used.
 fn open_batches() -> impl Strategy<Value = (u64, OpenBatchHead)> {
     let kinds = prop_oneof![
@@ -350,9 +400,11 @@ proptest! {
         index in select(vec![IndexKind::Btree, IndexKind::Memory, IndexKind::Hash]),
         log_sectors in LOG_BYTES_MIN / SECTOR_BYTES..=LOG_BYTES_MAX / SECTOR_BYTES,
         created_unix_seconds: u64,
+        group in option::of((1..ID_END).prop_map(GroupId)),
     ) {
         let log_bytes = log_sectors * SECTOR_BYTES;
-        let written = Superblock { pool, block_size, index, log_bytes, created_unix_seconds };
+        let written =
+            Superblock { pool, block_size, index, log_bytes, created_unix_seconds, group };
         prop_assert_eq!(Superblock::decode(&written.encode()), Ok(written));
     }
 
@@ -372,7 +424,8 @@ proptest! {
         (claims_head, claims_end, claims) in queues(),
         (next_batch, open) in open_batches(),
         batch in option::of((pointers(Just(0)), 1..=LEVELS_MAX)),
-        minor in 0..=MINOR_VERSION,
+        minor in 0..=MINOR_OF_GROUPS,
+        exchanged in 0..ID_END,
     ) {
         let [sequence, session, log_position, commit] = numbers;
         let written = Root {
@@ -405,6 +458,7 @@ proptest! {
             claims_end,
             when_full,
             provisioning,
+            exchanged,
         };
         let page = written.encode(pool);
         prop_assert_eq!(Root::decode(&page, pool, written.slot()), Ok(written));

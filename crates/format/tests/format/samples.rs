@@ -16,11 +16,11 @@ use onefold_format::trace::{
 };
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, ClaimOutcome, DamagedVolume, DedupMode, DomainId, Entry,
-    ExportMark, Fault, FormatError, IndexKind, LayerCounts, LayerId, Lba, LossPage, Losses,
-    LostRun, MINOR_VERSION, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, Provisioning,
-    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
-    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeSettings,
-    VolumeState, WhenFull,
+    ExportMark, Fault, FormatError, GivenRun, GroupId, IndexKind, LayerCounts, LayerId, Lba,
+    LossPage, Losses, LostRun, MINOR_OF_GROUPS, MINOR_VERSION, OpenBatchHead, Outcome, PageNumber,
+    Pba, PoolId, Provisioning, PublishRun, QueueElement, Record, Release, Root, ScrubPage,
+    ScrubProgress, Secret, SegmentIndex, SpaceExtent, Superblock, TreeRoot, UnmapTo, VolumeId,
+    VolumeRecord, VolumeSettings, VolumeState, WhenFull,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
@@ -35,6 +35,14 @@ pub(crate) fn superblock() -> Superblock {
         index: IndexKind::Memory,
         log_bytes: 32 << 20,
         created_unix_seconds: 1_700_000_000,
+        group: None,
+    }
+}
+
+pub(crate) fn superblock_of_group() -> Superblock {
+    Superblock {
+        group: Some(GroupId(0x1234_5678_9abc_def0)),
+        ..superblock()
     }
 }
 
@@ -69,6 +77,15 @@ pub(crate) fn root() -> Root {
         claims_end: 0x9_0abc,
         when_full: WhenFull::Fail,
         provisioning: Provisioning::Thin,
+        exchanged: 0,
+    }
+}
+
+pub(crate) fn root_of_group() -> Root {
+    Root {
+        minor: MINOR_OF_GROUPS,
+        exchanged: 0x0fed_cba9_8765_4321,
+        ..root()
     }
 }
 
@@ -353,6 +370,41 @@ pub(crate) fn records() -> Vec<Record> {
     ]
 }
 
+/// Records that only a group has.
+pub(crate) fn records_of_group() -> Vec<Record> {
+    vec![
+        Record::Release {
+            number: 0x58,
+            position: 0x506,
+            count: 0x104,
+            release: Release::Held,
+        },
+        Record::Exchange {
+            number: 0x0fed_cba9_8765_4321,
+            given: vec![
+                given_run(0x12_3456_7890, 0x321),
+                given_run(0x4000, 0x4000),
+                given_run((1 << 40) - 1, 1),
+            ],
+            taken: vec![SpaceExtent(0x12_3456), SpaceExtent((1 << 26) - 1)],
+        },
+    ]
+}
+
+fn given_run(pba: u64, count: u32) -> GivenRun {
+    GivenRun {
+        pba: Pba(pba),
+        count,
+    }
+}
+
+/// A record of each kind.
+pub(crate) fn all_records() -> Vec<Record> {
+    let mut all = records();
+    all.extend(records_of_group());
+    all
+}
+
 fn publish_run(lba: u64, pba: u64, count: u32) -> PublishRun {
     PublishRun {
         lba: Lba(lba),
@@ -362,8 +414,13 @@ fn publish_run(lba: u64, pba: u64, count: u32) -> PublishRun {
 }
 
 pub(crate) fn payload() -> Vec<u8> {
+    payload_of(&records())
+}
+
+/// The records one after the other.
+pub(crate) fn payload_of(records: &[Record]) -> Vec<u8> {
     let mut payload = Vec::new();
-    for record in records() {
+    for record in records {
         record.encode(&mut payload);
     }
     payload
@@ -439,6 +496,7 @@ fn sealed(header: &PageHeader, fill: impl FnOnce(&mut PageBytes)) -> Box<PageByt
 
 pub(crate) fn pages() -> Vec<PageSample> {
     let mut pages = pages_outside_trees();
+    pages.extend(pages_of_groups());
     pages.extend(pages_of_trees());
     pages
 }
@@ -506,6 +564,27 @@ fn pages_outside_trees() -> Vec<PageSample> {
             decode: |page| LossPage::decode(page, POOL, PageNumber(1)).map(drop),
         },
     ]
+}
+
+/// Pages that have a field which only a group's have.
+fn pages_of_groups() -> Vec<PageSample> {
+    vec![
+        PageSample {
+            name: "superblock_of_group",
+            page: superblock_of_group().encode(),
+            ..page_outside_trees("superblock")
+        },
+        PageSample {
+            name: "root_of_group",
+            page: root_of_group().encode(POOL),
+            ..page_outside_trees("root")
+        },
+    ]
+}
+
+fn page_outside_trees(name: &str) -> PageSample {
+    let mut pages = pages_outside_trees().into_iter();
+    pages.find(|page| page.name == name).expect("a known page")
 }
 
 fn pages_of_trees() -> Vec<PageSample> {

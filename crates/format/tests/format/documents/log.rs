@@ -2,8 +2,9 @@
 
 use onefold_format::trace::TraceFrame;
 use onefold_format::{
-    ClaimOutcome, Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Outcome, Pba,
-    PoolId, PublishRun, Record, Release, SegmentIndex, UnmapTo, VolumeId, VolumeRecord, frame,
+    ClaimOutcome, Entry, FormatError, GivenRun, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION,
+    Outcome, Pba, PoolId, PublishRun, Record, Release, SegmentIndex, SpaceExtent, UnmapTo,
+    VolumeId, VolumeRecord, frame,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -163,11 +164,14 @@ fn record_header_document() {
         trials,
         |at| record_refuses(&plain, at),
     );
-    let kinds: Vec<u8> = samples::records()
+    let kinds: Vec<u8> = samples::all_records()
         .iter()
         .map(|record| encoded(record)[0])
         .collect();
-    assert_eq!(kinds, [1, 2, 3, 4, 16, 17, 18, 19, 20, 21, 1, 22, 23]);
+    assert_eq!(
+        kinds,
+        [1, 2, 3, 4, 16, 17, 18, 19, 20, 21, 1, 22, 23, 19, 24]
+    );
 }
 
 #[test]
@@ -430,7 +434,12 @@ fn collect_and_release_record_document() {
         number,
         elements,
     });
-    let releases = [Release::Remaining, Release::Freed, Release::Quarantined];
+    let releases = [
+        Release::Remaining,
+        Release::Freed,
+        Release::Quarantined,
+        Release::Held,
+    ];
     let release = |number, position, count, code: u8| Record::Release {
         number,
         position,
@@ -438,8 +447,8 @@ fn collect_and_release_record_document() {
         release: releases[usize::from(code) - 1],
     };
     settled_document("Release (kind 19)", "release", &release);
-    let codes = [1, 2, 3].map(|code| encoded(&release(0, 0, 1, code))[28]);
-    assert_eq!(codes, [1, 2, 3]);
+    let codes = [1, 2, 3, 4].map(|code| encoded(&release(0, 0, 1, code))[28]);
+    assert_eq!(codes, [1, 2, 3, 4]);
 }
 
 #[test]
@@ -458,6 +467,57 @@ fn count_and_counted_record_document() {
     settled_document("Counted (kind 23)", "outcome", &counted);
     let codes = [1, 2].map(|code| encoded(&counted(0, 0, 1, code))[28]);
     assert_eq!(codes, [1, 2]);
+}
+
+#[test]
+fn exchange_record_document() {
+    let exchange = |number, given: &[(u64, u32)], taken: &[u64]| {
+        let run = |&(pba, count): &(u64, u32)| GivenRun {
+            pba: Pba(pba),
+            count,
+        };
+        Record::Exchange {
+            number,
+            given: given.iter().map(run).collect(),
+            taken: taken.iter().copied().map(SpaceExtent).collect(),
+        }
+    };
+    let gives = |number, pba| encoded(&exchange(number, &[(pba, 1)], &[]));
+    let plain = gives(0, 1);
+    let last = gives(0, (1 << 40) - 1);
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("number", Trial::Whole(plain.clone(), gives(ALL, 1))),
+        ("given", Trial::Is(vec![1, 0])),
+        ("taken", Trial::Is(vec![0, 0])),
+        ("item", Trial::Part(plain.clone(), last)),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Exchange (kind 24)");
+    let valid = exchange(1, &[(1, 1)], &[]);
+    check(&rows, &plain, trials, |at| record_refuses(&valid, at));
+
+    let both = encoded(&exchange(1, &[(7, 1); 258], &[0x12_3456; 2]));
+    assert_eq!(both[24..28], [2, 1, 2, 0], "runs and space extents");
+    let (given, taken) = both[32..].split_at(8 * 258);
+    assert!(given.chunks(8).all(|item| item == 7_u64.to_le_bytes()));
+    let extent = 0x12_3456_u64.to_le_bytes();
+    assert_eq!(taken, [extent; 2].as_flattened());
+
+    let run = |pba, count| {
+        let bytes = encoded(&exchange(1, &[(pba, count)], &[]));
+        let word = bytes[32..].try_into().expect("one run");
+        bits_of(u64::from_le_bytes(word), 64)
+    };
+    // A run of every length can begin with the first block of a space extent.
+    let first = run(16_384, 1);
+    let trials = vec![
+        ("PBA", Trial::Whole(run(1, 1), run((1 << 40) - 2, 1))),
+        ("count", Trial::Whole(first.clone(), run(16_384, 16_384))),
+    ];
+    let rows = bit_table(RECORD_DOCUMENT, "Given run");
+    check(&rows, &first, trials, |bit| {
+        record_refuses_bit(&valid, 32, bit)
+    });
 }
 
 #[test]

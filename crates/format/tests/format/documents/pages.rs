@@ -10,9 +10,9 @@ use onefold_format::scrub_page::{self, BAD_BLOCK_BYTES};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
-    IndexKind, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber,
-    Pba, PoolId, Provisioning, QueueElement, Root, ScrubProgress, Secret, Superblock, TreeRoot,
-    VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
+    GroupId, IndexKind, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead,
+    PageNumber, Pba, PoolId, Provisioning, QueueElement, Root, ScrubProgress, Secret, Superblock,
+    TreeRoot, VolumeId, VolumeRecord, VolumeSettings, VolumeState, WhenFull,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -93,6 +93,13 @@ fn superblock_document() {
         Trial::Whole(page(none), page(superblock))
     };
     let encoded = |superblock: Superblock| without_checksum(&superblock.encode());
+    // A group's superblock has another minor version, too; here only the group differs.
+    let of_group = |group| {
+        encoded(Superblock {
+            group: Some(GroupId(group)),
+            ..none
+        })
+    };
     let with_memory = Superblock {
         index: IndexKind::Memory,
         ..none
@@ -109,6 +116,7 @@ fn superblock_document() {
             "created",
             whole(&|superblock| superblock.created_unix_seconds = ALL),
         ),
+        ("group", Trial::Whole(of_group(0), of_group(ALL))),
     ];
     let sample = page("superblock").page;
     check(&table(document, "Superblock"), &sample[..], trials, |at| {
@@ -164,6 +172,7 @@ fn empty_root() -> Root {
         claims_end: 0,
         when_full: WhenFull::Pause,
         provisioning: Provisioning::Thin,
+        exchanged: 0,
     }
 }
 
@@ -222,6 +231,7 @@ fn root_document() {
         ("claims", part(&|root| root.claims = full_tree())),
         ("claims head", whole(&|root| root.claims_head = ALL)),
         ("claims end", whole(&|root| root.claims_end = ALL)),
+        ("exchanged", whole(&|root| root.exchanged = ALL)),
     ]);
     trials.push((
         "provisioning",
