@@ -1,6 +1,6 @@
 //! Durable storage for the parts of pools.
 //!
-//! May use: `rados`. Must not: interpret the bytes that it keeps.
+//! May use: `rados`, and identifiers of the format. Must not: interpret the bytes that it keeps.
 //!
 //! A pool is made of a few *parts*, each a flat space of bytes that its sole owner reads and writes
 //! at explicit offsets. An [`Engine`] locates the parts; a [`Disk`] is one of them. Neither
@@ -10,11 +10,14 @@
 //! objects in a Ceph cluster, and `simulated` (cargo feature of that name), which keeps everything in
 //! memory and fails in every way that the contract of [`Disk`] allows. All of them pass one
 //! conformance suite.
+//!
+//! Hosts that share a pool have a [`Cluster`], from which each takes the parts that it owns.
 
 use std::io;
 use std::sync::Arc;
 
 mod blocking;
+pub mod cluster;
 pub mod embedded;
 mod failure;
 mod host;
@@ -24,6 +27,7 @@ pub mod rados;
 pub mod simulated;
 
 pub use blocking::Blocking;
+pub use cluster::{Cluster, Directory, Holding};
 
 /// The parts of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -293,15 +297,16 @@ pub struct WriteRange<'a> {
 /// A prepared write. Dropping it instead of starting it has no effect.
 pub trait PreparedWrite: Send {
     /// Starts the write. When it has returned, in the sense of [`Disk`], or failed, `ended` is called with the result
-    /// and the bytes of the write, on a thread on which it must not wait for anything.
+    /// and the bytes of the write, on a thread on which it must not wait for an operation of the engine. It may take
+    /// locks whose holders do.
     fn start(self: Box<Self>, ended: WriteEnded);
 }
 
 /// A prepared read. Dropping it instead of starting it has no effect.
 pub trait PreparedRead: Send {
     /// Starts the read. When it has ended, `ended` is called with the bytes of each range, on a thread on which it must
-    /// not wait for anything; with nothing if any range could not be read: the caller then reads in the ordinary way
-    /// and gets the error.
+    /// not wait for anything, not even a lock whose holder waits for the engine; with nothing if any range could not be
+    /// read: the caller then reads in the ordinary way and gets the error.
     fn start(self: Box<Self>, ended: ReadEnded);
 }
 

@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
+use onefold_engine::cluster::{Cluster, Holding, Owned};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::rados::{OwnerEvent, RadosEngine, RadosPlace, TakeOptions};
-use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::simulated::{SimulatedCluster, SimulatedEngine};
 use onefold_engine::{Disk, Engine, Part, ReadRange, WriteRange};
+use onefold_format::GroupId;
 use onefold_rados::{Client, ConnectOptions};
 use std::io::ErrorKind;
 use std::iter;
 use std::ops::Range;
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -33,6 +35,24 @@ fn simulated_in_a_cluster() {
     let engine = SimulatedEngine::of_cluster(4);
     engine.set_object_bytes(64 << 10);
     conforms(&engine);
+}
+
+/// The parts that a group has for itself.
+#[test]
+fn simulated_in_a_shared_pool() {
+    let pool = SimulatedCluster::new(5);
+    pool.set_object_bytes(64 << 10);
+    let group = Owned::Group(GroupId(1));
+    pool.host(0).create(group).unwrap();
+    let options = TakeOptions {
+        patience: Duration::ZERO,
+        asks: false,
+        fence_interval: Duration::ZERO,
+    };
+    let holding = pool.host(0).take(group, &options).unwrap();
+    let is_own = |part: &Part| !matches!(part, Part::Data | Part::Secret);
+    let parts: Vec<Part> = Part::ALL.into_iter().filter(is_own).collect();
+    conforms_in(&*holding, &parts);
 }
 
 #[test]
@@ -214,7 +234,7 @@ fn rados_misses_what_the_cluster_has_lost() {
     );
 
     let (told, hears) = mpsc::channel();
-    engine.on_event(move |event| told.send(event).unwrap());
+    engine.on_event(Box::new(move |event| told.send(event).unwrap()));
     objects.remove("g.0").unwrap();
     assert_eq!(hears.recv().unwrap(), OwnerEvent::Gone);
     for object in objects.objects().unwrap() {
@@ -260,6 +280,33 @@ fn prepared_writes_go_on_by_themselves(disk: &dyn Disk) {
     }
 }
 
+/// The end of a write waits for a lock, and the thread that holds it reads, whether or not it finds anything: both end.
+fn the_end_of_a_prepared_write_waits_for_a_reader(disk: &dyn Disk) {
+    let unit = disk.alignment();
+    let (lock, both) = (Arc::new(Mutex::new(())), Arc::new(Barrier::new(2)));
+    let (of_end, meets) = (Arc::clone(&lock), Arc::clone(&both));
+    let (ends, ended) = mpsc::channel();
+    let Some(write) = disk.prepare_write(&vec![2; unit], 0) else {
+        return;
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _held = lock.lock().unwrap();
+            both.wait();
+            both.wait();
+            let _ = disk.read_at(&mut vec![0; unit], unit as u64);
+        });
+        both.wait();
+        write.start(Box::new(move |written, _| {
+            meets.wait();
+            drop(of_end.lock().unwrap());
+            ends.send(written).unwrap();
+        }));
+        disk.submit();
+        ended.recv().unwrap().unwrap();
+    });
+}
+
 /// A disk that prepares no reads offers none; others prepare every read of one range that the kernel would take.
 fn prepared_reads_go_on_by_themselves(disk: &dyn Disk) {
     let (unit, bytes_max) = (disk.alignment(), disk.prepared_read_bytes_max());
@@ -292,8 +339,13 @@ fn prepared_reads_go_on_by_themselves(disk: &dyn Disk) {
 
 /// The whole suite, on an engine without parts.
 fn conforms(engine: &dyn Engine) {
-    parts_are_created_once_and_opened(engine);
-    for part in Part::ALL {
+    conforms_in(engine, &Part::ALL);
+}
+
+/// The whole suite, for some parts, among which are both indexes.
+fn conforms_in(engine: &dyn Engine, parts: &[Part]) {
+    parts_are_created_once_and_opened(engine, parts);
+    for part in parts.iter().copied() {
         let disk = engine.open(part).unwrap();
         let alignment = disk.alignment();
         assert!(
@@ -311,6 +363,7 @@ fn conforms(engine: &dyn Engine) {
             reads_zeros_beyond_the_end(&*disk);
         }
         prepared_writes_go_on_by_themselves(&*disk);
+        the_end_of_a_prepared_write_waits_for_a_reader(&*disk);
         prepared_reads_go_on_by_themselves(&*disk);
         trying_to_read_agrees_with_reading(&*disk);
         discards(&*disk);
@@ -327,8 +380,8 @@ fn conforms(engine: &dyn Engine) {
     assert!(engine.unix_seconds() > 1_600_000_000);
 }
 
-fn parts_are_created_once_and_opened(engine: &dyn Engine) {
-    for part in Part::ALL {
+fn parts_are_created_once_and_opened(engine: &dyn Engine, parts: &[Part]) {
+    for part in parts.iter().copied() {
         assert!(
             engine.describe(part).contains(part.name()),
             "{}",
@@ -404,7 +457,7 @@ fn reads_what_was_written(disk: &dyn Disk) {
     assert_eq!(disk.len().unwrap(), (103 * unit as u64).max(64 * 1024));
     // Empty requests are nothing.
     disk.write_at(&[], 500 * MIB).unwrap();
-    assert_eq!(read(disk, 0, 0), []);
+    assert!(read(disk, 0, 0).is_empty());
     assert!(disk.len().unwrap() < 500 * MIB);
     disk.discard(0, 0).unwrap();
 }

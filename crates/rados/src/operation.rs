@@ -16,6 +16,18 @@ use crate::session::Namespace;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub(crate) u64);
 
+impl Version {
+    /// The version as a number, for callers that keep it elsewhere.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The version with this [number](Version::number).
+    pub fn from_number(number: u64) -> Version {
+        Version(number)
+    }
+}
+
 /// How an operation ended.
 pub(crate) type Ended = io::Result<Version>;
 

@@ -8,19 +8,21 @@
 //! A read of data fails if an object is missing or too short: the cluster has lost it. Other parts are also read where
 //! nothing was ever written, and their content is checked: missing bytes read as zeros.
 //!
+//! Data and secret of a pool that hosts share are open on each of them. No head lists them, so they have no length: they
+//! reach as far as blocks can have addresses.
+//!
 //! Invariants:
 //! - All objects of a part are below its reach, which the head records before the first of them is created.
 //! - A guarded object belongs to the owner's session from the opening of its part on.
 
 use super::behind::Behind;
-use super::cluster::{Cluster, Countdown, ObjectChange};
-use super::head::{Change, Entry, HEAD, Made};
-use super::place::{
-    self, OBJECT_BYTES, Piece, Place, base, by_object, is_guarded, object_name, pieces,
-};
-use super::prepared_read::PreparedOperations;
+use super::head::{Change, Entry, Made};
+use super::names::object_name;
+use super::operations::{Countdown, OPERATIONS_MAX, ObjectChange, Operations, missing_is_fine};
+use super::place::{self, OBJECT_BYTES, Piece, Place, by_object, pieces};
+use super::prepared::{PreparedChange, PreparedOperations};
 use crate::failure::explain;
-use crate::{Disk, Part, PreparedRead, PreparedWrite, ReadRange, WriteEnded, WriteRange};
+use crate::{Disk, Part, PreparedRead, PreparedWrite, ReadRange, WriteRange};
 use onefold_rados::WhenFull;
 use std::io;
 use std::ops::Range;
@@ -29,9 +31,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 /// In-flight bytes of writes, of all parts together, above which further writes wait.
 const UNDER_WAY_BYTES_MAX: usize = 16 << 20;
-
-/// The most operations that one call has in flight.
-const OPERATIONS_MAX: usize = 128;
 
 /// The most places in an object that one operation reads or writes: an OSD handles them one after the other, and delays
 /// all other operations on the object's placement group until it is done.
@@ -42,7 +41,7 @@ const PREPARED_BYTES_MAX: usize = 256 << 10;
 
 /// An open part.
 pub(super) struct RadosDisk {
-    cluster: Arc<Cluster>,
+    owner: Arc<Operations>,
     part: Part,
     base: String,
     /// The part's name in errors.
@@ -58,16 +57,16 @@ impl RadosDisk {
     /// to exist: if one of these is missing, the cluster has lost records of the log or a list that exists nowhere
     /// else, and opening fails.
     pub(super) fn open(
-        cluster: &Arc<Cluster>,
+        owner: &Arc<Operations>,
         part: Part,
         entry: Entry,
         made: u64,
         name: String,
     ) -> io::Result<RadosDisk> {
         let disk = RadosDisk {
-            cluster: Arc::clone(cluster),
+            owner: Arc::clone(owner),
             part,
-            base: base(part, entry.generation),
+            base: owner.estate.base(part, entry.generation),
             name,
             entry: Mutex::new(entry),
             stored_len: AtomicU64::new(entry.len),
@@ -75,8 +74,7 @@ impl RadosDisk {
         };
         let stamped = disk.stamp(0..entry.objects(), made)?;
         if stamped > made {
-            let session = cluster.ownership.session();
-            let change = Change::begin(&cluster.pool, session);
+            let change = Change::begin(owner.pool(), owner.session());
             disk.change_head(change.made(part, disk.made_of(&entry, stamped)))?;
         }
         if part != Part::Data {
@@ -88,24 +86,35 @@ impl RadosDisk {
         Ok(disk)
     }
 
-    /// Removes all objects of a part.
-    pub(super) fn remove_objects(cluster: &Cluster, part: Part, entry: Entry) -> io::Result<()> {
-        let base = base(part, entry.generation);
-        let objects: Vec<u64> = (0..entry.objects()).collect();
-        for some in objects.chunks(OPERATIONS_MAX) {
-            let all = Countdown::new(some.len());
-            for object in some {
-                let name = object_name(&base, *object);
-                let change = ObjectChange {
-                    op: cluster.pool.write_op().remove(),
-                    doing: "removing",
-                    bytes: 0,
-                };
-                cluster.submit(&name, change, WhenFull::Go, missing_is_fine(all.part()));
-            }
-            all.wait()?;
+    /// Opens a part of the pool that all its hosts share: it is as long as it may ever be.
+    pub(super) fn open_shared(
+        owner: &Arc<Operations>,
+        part: Part,
+        len: u64,
+        name: String,
+    ) -> RadosDisk {
+        RadosDisk {
+            owner: Arc::clone(owner),
+            part,
+            base: owner.estate.base(part, 0),
+            name,
+            entry: Mutex::new(Entry {
+                generation: 0,
+                len,
+                reach: len,
+            }),
+            stored_len: AtomicU64::new(len),
+            behind: Arc::default(),
         }
-        Ok(())
+    }
+
+    /// Whether the part belongs to all hosts of the pool, and so has no length that this owner could change.
+    fn is_shared(&self) -> bool {
+        self.owner.estate.shares(self.part)
+    }
+
+    fn guards(&self, object: u64) -> bool {
+        self.owner.estate.guards(self.part, object)
     }
 
     fn entry(&self) -> MutexGuard<'_, Entry> {
@@ -137,15 +146,13 @@ impl RadosDisk {
     /// the guarded ones.
     fn stamp(&self, objects: Range<u64>, made: u64) -> io::Result<u64> {
         let start = objects.start;
-        let guarded: Vec<u64> = objects
-            .take_while(|object| is_guarded(self.part, *object))
-            .collect();
+        let guarded: Vec<u64> = objects.take_while(|object| self.guards(*object)).collect();
         let end = start + guarded.len() as u64;
         let all = Countdown::new(guarded.len());
         for object in guarded {
             let (name, is_made) = (self.object(object), object < made);
             let change = ObjectChange {
-                op: self.cluster.stamped(is_made),
+                op: self.owner.stamped(is_made),
                 doing: "taking over",
                 bytes: 0,
             };
@@ -160,7 +167,7 @@ impl RadosDisk {
                     _ => error,
                 }));
             };
-            self.cluster.submit(&name, change, WhenFull::Go, ended);
+            self.owner.submit(&name, change, WhenFull::Go, ended);
         }
         all.wait()
             .map_err(|error| explain(format!("taking over {}", self.name), error))?;
@@ -181,7 +188,7 @@ impl RadosDisk {
             doing: "changing",
             bytes: 0,
         };
-        let changed = self.cluster.change(HEAD, change);
+        let changed = self.owner.change(&self.owner.head, change);
         changed.map_err(|error| explain(format!("changing the length of {}", self.name), error))
     }
 
@@ -195,9 +202,18 @@ impl RadosDisk {
         if end <= entry.len {
             return Ok(());
         }
+        if self.is_shared() {
+            return Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                format!(
+                    "byte {end} of {} is beyond its end at {}",
+                    self.name, entry.len
+                ),
+            ));
+        }
         if self.part != Part::Data {
             // Data needs no check: guests learn that the cluster is full when they write.
-            let grows = self.cluster.grows(end - entry.len);
+            let grows = self.owner.grows(end - entry.len);
             grows.map_err(|error| self.failed("growing by", entry.len..end, error))?;
         }
         let mut grown = *entry;
@@ -210,8 +226,8 @@ impl RadosDisk {
 
     /// Stores this entry in the head. The caller holds the lock on the part's entry.
     fn store_entry(&self, before: &Entry, entry: Entry) -> io::Result<()> {
-        let session = self.cluster.ownership.session();
-        let mut change = Change::begin(&self.cluster.pool, session).part(self.part, Some(entry));
+        let session = self.owner.session();
+        let mut change = Change::begin(self.owner.pool(), session).part(self.part, Some(entry));
         if before.objects() < entry.objects() {
             let (old, new) = (before.objects(), entry.objects());
             let stamped = self.stamp(old..new, 0)?;
@@ -230,10 +246,10 @@ impl RadosDisk {
         object: u64,
         writes: impl IntoIterator<Item = (u64, &'a [u8])>,
     ) -> ObjectChange {
-        let op = if is_guarded(self.part, object) {
-            self.cluster.asserted()
+        let op = if self.guards(object) {
+            self.owner.asserted()
         } else {
-            self.cluster.pool.write_op()
+            self.owner.pool().write_op()
         };
         let mut change = ObjectChange {
             op,
@@ -259,13 +275,12 @@ impl RadosDisk {
 
     fn write_behind(&self, bytes: &[u8], offset: u64) {
         for piece in pieces(offset, bytes.len() as u64) {
-            self.cluster.flights.wait_for_room(UNDER_WAY_BYTES_MAX);
+            self.owner.host.flights.wait_for_room(UNDER_WAY_BYTES_MAX);
             let write = (piece.offset, &bytes[piece.bytes.clone()]);
             let change = self.write_change(piece.object, [write]);
             let object = self.object(piece.object);
             let ended = self.behind.begin();
-            self.cluster
-                .submit(&object, change, self.when_full(), ended);
+            self.owner.submit(&object, change, self.when_full(), ended);
         }
     }
 
@@ -279,7 +294,7 @@ impl RadosDisk {
             .iter()
             .map(|place| (place.piece.offset, place.piece.len()));
         let object = self.object(places[0].piece.object);
-        self.cluster.read(&object, asked, ended);
+        self.owner.read(&object, asked, ended);
     }
 
     /// Copies the bytes that an operation has read into the buffers of the requests.
@@ -350,15 +365,12 @@ impl RadosDisk {
         for some in pieces.chunks(OPERATIONS_MAX) {
             let all = Countdown::new(some.len());
             for piece in some {
-                let is_guarded = is_guarded(self.part, piece.object);
+                let is_guarded = self.guards(piece.object);
                 let op = match (is_guarded, piece.is_whole()) {
-                    (true, _) => self
-                        .cluster
-                        .asserted()
-                        .zero(piece.offset, piece.len() as u64),
-                    (false, true) => self.cluster.pool.write_op().remove(),
+                    (true, _) => self.owner.asserted().zero(piece.offset, piece.len() as u64),
+                    (false, true) => self.owner.pool().write_op().remove(),
                     // An operation on a missing object would create it.
-                    (false, false) => (self.cluster.pool.write_op())
+                    (false, false) => (self.owner.pool().write_op())
                         .assert_exists()
                         .zero(piece.offset, piece.len() as u64),
                 };
@@ -369,21 +381,11 @@ impl RadosDisk {
                 };
                 let object = self.object(piece.object);
                 let ended = missing_is_fine(all.part());
-                self.cluster.submit(&object, change, WhenFull::Go, ended);
+                self.owner.submit(&object, change, WhenFull::Go, ended);
             }
             all.wait()?;
         }
         Ok(())
-    }
-}
-
-/// Treats a missing object as removed.
-fn missing_is_fine(
-    ended: impl FnOnce(io::Result<()>) + Send + 'static,
-) -> impl FnOnce(io::Result<()>) + Send + 'static {
-    |changed| match changed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => ended(Ok(())),
-        changed => ended(changed),
     }
 }
 
@@ -467,7 +469,7 @@ impl Disk for RadosDisk {
             // A failed operation has made none of its writes.
             let (n, ended) = (places[0].request, all.part());
             let ended = move |written: io::Result<()>| ended(written.map_err(|error| (n, error)));
-            self.cluster
+            self.owner
                 .submit(&self.object(object), change, self.when_full(), ended);
         }
         all.wait().map_err(|(n, error)| {
@@ -481,14 +483,15 @@ impl Disk for RadosDisk {
         let is_refused = bytes.is_empty()
             || bytes.len() > self.prepared_bytes_max()
             || end > self.entry().len
-            || self.cluster.flights.bytes() + bytes.len() > UNDER_WAY_BYTES_MAX;
+            || self.owner.host.flights.bytes() + bytes.len() > UNDER_WAY_BYTES_MAX;
         let mut pieces = pieces(offset, bytes.len() as u64);
         let piece = pieces.next().filter(|_| !is_refused)?;
         if pieces.next().is_some() {
             return None;
         }
-        Some(Box::new(Prepared {
-            cluster: Arc::clone(&self.cluster),
+        Some(Box::new(PreparedChange {
+            ends: self.owner.ends()?.clone(),
+            owner: Arc::clone(&self.owner),
             object: self.object(piece.object),
             change: self.write_change(piece.object, [(piece.offset, bytes)]),
             bytes: bytes.to_vec(),
@@ -518,7 +521,7 @@ impl Disk for RadosDisk {
             (object, places)
         });
         Some(Box::new(PreparedOperations {
-            cluster: Arc::clone(&self.cluster),
+            owner: Arc::clone(&self.owner),
             operations: named.collect(),
             lens: ranges.iter().map(|(_, len)| *len).collect(),
         }))
@@ -568,11 +571,17 @@ impl Disk for RadosDisk {
 
     fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()> {
         let end = self.end_of("reserving", offset, len)?;
+        if self.is_shared() {
+            return Ok(());
+        }
         self.grow(end)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.end_of("setting the length to", 0, len)?;
+        if self.is_shared() {
+            return Ok(());
+        }
         let mut entry = self.entry();
         let before = *entry;
         if len < before.len {
@@ -598,6 +607,10 @@ impl Disk for RadosDisk {
 
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
         let entry = *self.entry();
+        if self.is_shared() {
+            // Too long to look through it.
+            return Ok((offset < entry.len).then_some(offset));
+        }
         let first = offset / OBJECT_BYTES;
         let objects: Vec<u64> = (first..entry.len.div_ceil(OBJECT_BYTES)).collect();
         for some in objects.chunks(OPERATIONS_MAX) {
@@ -605,7 +618,7 @@ impl Disk for RadosDisk {
             for object in some {
                 let (object, sender) = (*object, sender.clone());
                 // Reading one byte is enough, and cheap for the cluster.
-                self.cluster
+                self.owner
                     .read(&self.object(object), [(0, 1)], move |read| {
                         let _ = sender.send((object, read));
                     });
@@ -645,29 +658,5 @@ impl Drop for RadosDisk {
         // Makes the next opening of the part see all writes. An error has no receiver left: unsynced writes may be
         // lost.
         let _ = self.sync();
-    }
-}
-
-/// A prepared write to one object.
-struct Prepared {
-    cluster: Arc<Cluster>,
-    object: String,
-    change: ObjectChange,
-    bytes: Vec<u8>,
-    doing: String,
-}
-
-impl PreparedWrite for Prepared {
-    fn start(self: Box<Self>, ended: WriteEnded) {
-        let Prepared {
-            cluster,
-            object,
-            change,
-            bytes,
-            doing,
-        } = *self;
-        cluster.submit(&object, change, WhenFull::Fail, move |written| {
-            ended(written.map_err(|error| explain(doing, error)), &bytes);
-        });
     }
 }

@@ -1,15 +1,18 @@
 //! Fences that last: former owners stay on the cluster's blocklist for as long as the pool exists.
 //!
 //! A frozen process may wake up at any time, with in-flight writes to blocks that have been reused since. The cluster's
-//! blocklist loses entries: they expire, or an administrator removes them. So the head keeps the addresses, and the
-//! owner adds them to the blocklist again when it takes the pool, and periodically afterwards.
+//! blocklist loses entries: they expire, or an administrator removes them. So the pool keeps the addresses, in its head
+//! or, if hosts share it, in its directory. The owner of a pool adds them to the blocklist again when it takes the pool,
+//! every host of a shared pool when it starts, and all periodically afterwards.
 //!
-//! The head does not keep the address of an owner that was a process of this run directory: the directory's lock proves
+//! The pool does not keep the address of an owner that was a process of this run directory: the directory's lock proves
 //! that the process is dead, and its last operations have ended long before its entry expires.
 //!
-//! Crash behaviour: an address is in the head before its owner's lock is broken, so the next owner knows it.
+//! Crash behaviour: an address is kept before its owner's lock is broken, so the next owner knows it.
 
 use super::head;
+use super::names::{DIRECTORY, Estate};
+use super::rows;
 use onefold_rados::{Client, Pool};
 use std::io;
 use std::thread;
@@ -37,24 +40,52 @@ pub(super) fn try_out(client: &Client) -> io::Result<()> {
     client.blocklist_add(&format!("{NOBODY}{}", std::process::id()), 1)
 }
 
-/// Blocklists the client with this address. If it `may_wake`, the head records the address first.
-pub(super) fn fence(client: &Client, pool: &Pool, address: &str, may_wake: bool) -> io::Result<()> {
+/// The prefix of the directory's rows with fenced addresses.
+pub(super) const FENCED_ROW: &str = "fenced/";
+
+/// Where a pool keeps the addresses of former owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// In the head of a pool with one owner.
+    InHead,
+    /// In the directory of a shared pool.
+    InDirectory,
+}
+
+/// Blocklists the client with this address. If it `may_wake`, the pool records the address first.
+pub(super) fn fence(
+    client: &Client,
+    pool: &Pool,
+    kept: Kept,
+    address: &str,
+    may_wake: bool,
+) -> io::Result<()> {
     if cfg!(onefold_without_fencing) {
         tracing::warn!("this build does not fence: it is for a test that must notice");
         return Ok(());
     }
     if may_wake {
-        keep(pool, address)?;
+        match kept {
+            Kept::InHead => keep(pool, address)?,
+            Kept::InDirectory => {
+                let row = (format!("{FENCED_ROW}{address}"), "");
+                let op = pool.write_op().assert_exists().set_rows(&[row]);
+                rows::change_even_full(pool, DIRECTORY, op)?;
+            }
+        }
     }
     client.blocklist_add(address, FENCE_SECONDS)?;
     client.wait_for_latest_osdmap()
 }
 
-/// Blocklists all addresses in the head again.
-pub(super) fn restore(client: &Client, pool: &Pool) -> io::Result<()> {
-    let fenced = head::read(pool)?.fenced;
+/// Blocklists all addresses again that the pool keeps, and returns them.
+pub(super) fn restore(client: &Client, pool: &Pool, kept: Kept) -> io::Result<Vec<String>> {
+    let fenced = match kept {
+        Kept::InHead => head::read(pool, Estate::Pool)?.fenced,
+        Kept::InDirectory => addresses(pool)?,
+    };
     if fenced.is_empty() || cfg!(onefold_without_fencing) {
-        return Ok(());
+        return Ok(Vec::new());
     }
     for some in fenced.chunks(REQUESTS_MAX) {
         thread::scope(|scope| {
@@ -70,13 +101,24 @@ pub(super) fn restore(client: &Client, pool: &Pool) -> io::Result<()> {
             })
         })?;
     }
-    client.wait_for_latest_osdmap()
+    client.wait_for_latest_osdmap()?;
+    Ok(fenced)
+}
+
+/// The addresses in the directory.
+fn addresses(pool: &Pool) -> io::Result<Vec<String>> {
+    let (found, _) = rows::read_all(pool, DIRECTORY, FENCED_ROW)?;
+    let addresses = found.into_keys().filter_map(|key| {
+        let key = String::from_utf8(key).ok()?;
+        key.strip_prefix(FENCED_ROW).map(str::to_owned)
+    });
+    Ok(addresses.collect())
 }
 
 /// Enters an address in the head, which other hosts may change concurrently.
 fn keep(pool: &Pool, address: &str) -> io::Result<()> {
     for _ in 0..ATTEMPTS_MAX {
-        let head = head::read(pool)?;
+        let head = head::read(pool, Estate::Pool)?;
         let Some(fenced) = with(head.fenced, address) else {
             return Ok(());
         };

@@ -1,19 +1,22 @@
-//! The head of a pool: an object whose attributes name the pool's parts and its owner.
+//! The head of an estate: an object whose attributes name the estate's parts and its owner.
 //!
 //! The attributes are text, so that `rados listxattr` and `rados getxattr` show them:
 //! - `format`: the version of this layout.
 //! - `session`: the present owner's session. Every change of the head asserts it.
+//! - `number`: the number of that session, in a shared pool. Each owner has a greater one than those before it.
 //! - `owner`: the present owner's process and host, for messages.
 //! - `part.NAME`: generation, length in bytes, and the reach, below which all objects of the part are. Empty if the
 //!   part does not exist.
 //! - `made.NAME`: generation, and how many of the part's first objects are guarded and known to exist. If one of these
 //!   is missing, the cluster has lost it. Releases that did not know this attribute leave it unchanged, so it may be
 //!   too low.
-//! - `fenced`: addresses, one per line, of former owners that may still wake up; see `fences`.
+//! - `fenced`: addresses, one per line, of former owners that may still wake up; see `fences`. A shared pool keeps them
+//!   in its directory.
 //! - `replaced`: the entry of an index that another has replaced, as long as it has objects.
 //!
 //! Crash behaviour: each change is one operation on one object, which takes effect entirely or not at all.
 
+use super::names::{Estate, FIRST_HEAD};
 use super::place::OBJECT_BYTES;
 use crate::Part;
 use onefold_rados::{Create, Pool, Version, WriteOp};
@@ -21,17 +24,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 
-/// The name of the head object.
-pub(super) const HEAD: &str = "g.0";
-
-/// The version of the layout that this build reads and writes.
-const FORMAT: &str = "1";
-
-const FORMAT_KEY: &str = "format";
+/// The attribute with the version of the layout.
+pub(super) const FORMAT_KEY: &str = "format";
 pub(super) const SESSION_KEY: &str = "session";
 const OWNER_KEY: &str = "owner";
 const REPLACED_KEY: &str = "replaced";
 const FENCED_KEY: &str = "fenced";
+const NUMBER_KEY: &str = "number";
 
 /// A growing part rounds its reach up to a multiple of this many bytes.
 const REACH_STEP: u64 = 16 * OBJECT_BYTES;
@@ -131,11 +130,22 @@ impl FromStr for Made {
     }
 }
 
+/// A time during which an estate has one owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Session {
+    /// Random, and the cookie of the owner's lock.
+    pub(super) id: String,
+    /// Ascends from owner to owner, in a shared pool; 0 elsewhere.
+    pub(super) number: u64,
+}
+
 /// The head as read from the cluster.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) version: Version,
     pub(super) session: String,
+    /// The number of the session; 0 before the first, and in pools with one owner.
+    pub(super) number: u64,
     pub(super) owner: String,
     pub(super) parts: BTreeMap<Part, Entry>,
     pub(super) made: BTreeMap<Part, Made>,
@@ -148,6 +158,7 @@ impl Head {
         Head {
             version,
             session: String::new(),
+            number: 0,
             owner: String::new(),
             parts: BTreeMap::new(),
             made: BTreeMap::new(),
@@ -175,17 +186,27 @@ impl Head {
     }
 }
 
-/// Creates the head of a pool without parts. `AlreadyExists` if there is one.
-pub(super) fn create(pool: &Pool) -> io::Result<()> {
-    let op = pool.write_op().create(Create::Exclusive);
-    pool.change(HEAD, op.set_xattr(FORMAT_KEY, FORMAT.as_bytes()))
-        .map(drop)
+/// Creates a head without parts. `AlreadyExists` if there is one.
+pub(super) fn create(pool: &Pool, estate: Estate) -> io::Result<()> {
+    create_after(pool, estate, 0)
 }
 
-/// Reads the head. `NotFound` if the pool does not exist.
-pub(super) fn read(pool: &Pool) -> io::Result<Head> {
-    let reply = pool.ask(HEAD, pool.read_op().xattrs())?;
-    let version = reply.version;
+/// Creates a head without parts, whose sessions continue after this number.
+pub(super) fn create_after(pool: &Pool, estate: Estate, number: u64) -> io::Result<()> {
+    let op = pool.write_op().create(Create::Exclusive);
+    let mut op = op.set_xattr(FORMAT_KEY, estate.format().as_bytes());
+    if number > 0 {
+        op = op.set_xattr(NUMBER_KEY, number.to_string().as_bytes());
+    }
+    pool.change(&estate.head(), op).map(drop)
+}
+
+/// The attributes of an object that are text, and the object's version.
+pub(super) fn read_texts(
+    pool: &Pool,
+    object: &str,
+) -> io::Result<(BTreeMap<String, String>, Version)> {
+    let reply = pool.ask(object, pool.read_op().xattrs())?;
     let mut texts = BTreeMap::new();
     for (name, value) in reply.xattrs {
         // Binary attributes are Ceph's, such as the lock.
@@ -193,23 +214,41 @@ pub(super) fn read(pool: &Pool) -> io::Result<Head> {
             texts.insert(name, text);
         }
     }
-    match texts.get(FORMAT_KEY).map(String::as_str) {
-        Some(FORMAT) => {}
-        Some(other) => {
-            return Err(io::Error::new(
+    Ok((texts, reply.version))
+}
+
+/// Reads the head. `NotFound` if it does not exist.
+pub(super) fn read(pool: &Pool, estate: Estate) -> io::Result<Head> {
+    let object = estate.head();
+    let (texts, version) = read_texts(pool, &object)?;
+    let format = texts.get(FORMAT_KEY).map(String::as_str);
+    if format != Some(estate.format()) {
+        return Err(match (estate, format) {
+            (_, None) => invalid(format!("object {object} is no head")),
+            (Estate::Pool, Some("2")) => io::Error::new(
+                io::ErrorKind::Unsupported,
+                "hosts share this pool (layout 2), so no process can own all of it: serve it as a \
+                 shared pool",
+            ),
+            (_, Some(other)) => io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!(
-                    "the pool has layout {other}, and this onefold knows {FORMAT}: use a newer one"
+                    "object {object} has layout {other}, and this onefold knows {}: use a newer one",
+                    estate.format()
                 ),
-            ));
-        }
-        None => return Err(invalid(format!("object {HEAD} is no pool's"))),
+            ),
+        });
     }
     let mut head = Head::new(version);
     for (name, text) in texts {
         match name.as_str() {
             SESSION_KEY => head.session = text,
             OWNER_KEY => head.owner = text,
+            NUMBER_KEY => {
+                let number = text.parse();
+                head.number =
+                    number.map_err(|_| invalid(format!("{text:?} is no number of a session")))?;
+            }
             _ if text.is_empty() => {}
             FENCED_KEY => head.fenced = text.lines().map(str::to_owned).collect(),
             REPLACED_KEY => head.replaced = Some(text.parse()?),
@@ -225,12 +264,20 @@ pub(super) fn read(pool: &Pool) -> io::Result<Head> {
     Ok(head)
 }
 
-/// Records a new owner.
-pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<()> {
+/// Records a new owner, and the number of its session in a shared pool.
+pub(super) fn set_owner(
+    pool: &Pool,
+    estate: Estate,
+    session: &Session,
+    owner: &str,
+) -> io::Result<()> {
     let op = pool.write_op().assert_exists();
-    let op = op.set_xattr(SESSION_KEY, session.as_bytes());
-    pool.change(HEAD, op.set_xattr(OWNER_KEY, owner.as_bytes()))
-        .map(drop)
+    let op = op.set_xattr(SESSION_KEY, session.id.as_bytes());
+    let mut op = op.set_xattr(OWNER_KEY, owner.as_bytes());
+    if estate != Estate::Pool {
+        op = op.set_xattr(NUMBER_KEY, session.number.to_string().as_bytes());
+    }
+    pool.change(&estate.head(), op).map(drop)
 }
 
 /// Records the addresses of fenced owners, if the head still has this version. A host does this before it owns the
@@ -238,7 +285,7 @@ pub(super) fn set_owner(pool: &Pool, session: &str, owner: &str) -> io::Result<(
 pub(super) fn set_fenced(pool: &Pool, version: Version, fenced: &[String]) -> io::Result<()> {
     let op = pool.write_op().assert_version(version);
     let op = op.set_xattr(FENCED_KEY, fenced.join("\n").as_bytes());
-    pool.change(HEAD, op).map(drop)
+    pool.change(FIRST_HEAD, op).map(drop)
 }
 
 /// A change of the head by the owner of this session.

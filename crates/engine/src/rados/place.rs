@@ -1,6 +1,5 @@
-//! How a part is laid out: the names of its objects, and the pieces of a range.
+//! How a part is laid out in objects: the pieces of a range.
 
-use crate::Part;
 use std::ops::Range;
 
 /// The size of an object; it may end earlier.
@@ -73,33 +72,6 @@ pub(super) fn by_object(
 pub(super) fn end(offset: u64, len: u64) -> Option<u64> {
     let end = offset.checked_add(len)?;
     (end <= PART_BYTES_MAX).then_some(end)
-}
-
-/// The prefix of a part's object names. A part that replaces another keeps its objects, so the name of an index has a
-/// generation.
-pub(super) fn base(part: Part, generation: u64) -> String {
-    match part {
-        Part::Data => "d".to_owned(),
-        Part::Secret => "secret".to_owned(),
-        Part::Index | Part::NextIndex => format!("ix.0.index.{generation:x}"),
-        Part::Superblock | Part::Meta | Part::Log | Part::Scrub | Part::Losses => {
-            format!("g.0.{}", part.name())
-        }
-    }
-}
-
-/// The name of an object.
-pub(super) fn object_name(base: &str, object: u64) -> String {
-    format!("{base}.{object:016x}")
-}
-
-/// Whether every write to this object asserts the owner's session. Other objects rely on the blocklist alone.
-pub(super) fn is_guarded(part: Part, object: u64) -> bool {
-    match part {
-        Part::Log => true,
-        Part::Data => false,
-        _ => object == 0,
-    }
 }
 
 #[cfg(test)]

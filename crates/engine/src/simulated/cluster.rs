@@ -308,6 +308,15 @@ impl PartState {
         after
     }
 
+    /// The part after its owner gave it up. That owner has no operations in flight.
+    pub(super) fn after_end(&self, placement: Placement, random: &mut Random) -> PartState {
+        let mut after = self.after_death(placement, random);
+        if let (Some(objects), Some(before)) = (&mut after.objects, &self.objects) {
+            objects.late.clone_from(&before.late);
+        }
+        after
+    }
+
     /// Loses the object that contains this byte, and the operations on their way there.
     pub(super) fn lose_object(&mut self, at: u64) {
         let Some(objects) = &mut self.objects else {

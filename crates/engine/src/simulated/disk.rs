@@ -6,9 +6,11 @@
 use super::faults::Hook;
 use super::orders::{Op, When};
 use super::part::PartState;
+use super::prepared::{Prepared, PreparedRanges, WRITE_BYTES_MAX};
 use super::random::Random;
+use super::stop::Stop;
 use super::{Machine, State, cluster};
-use crate::{Disk, Part, PreparedRead, PreparedWrite, ReadEnded, WriteEnded, WriteRange};
+use crate::{Disk, Part, PreparedRead, PreparedWrite, WriteRange};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -77,10 +79,19 @@ impl Machine {
         if bytes > end_max || offset > end_max - bytes {
             return Err(request.failed(ErrorKind::InvalidInput, "out of range"));
         }
+        let stops = self.begin_of_host(&request)?;
         let mut state = self.state();
-        state.check_running(&request)?;
+        // One that is fenced was admitted by its host.
+        if !stops && state.stopped != Some(Stop::Fenced) {
+            state.check_running(&request)?;
+        }
         state.land_late();
-        let outcome = state.begin(request);
+        let outcome = state.begin(request, stops);
+        if let (Outcome::Crash, Some(member)) = (outcome, &self.member) {
+            drop(state);
+            member.host_dies();
+            state = self.state();
+        }
         let next_number = state.parts.get(&part).map_or(0, PartState::next_number);
         let before = state.plan.take_hook(part, op, When::Before);
         let after = state.plan.take_hook(part, op, When::After);
@@ -100,40 +111,39 @@ impl Machine {
     pub(super) fn finish(
         &self,
         started: Started,
-        effect: impl FnOnce(&mut State) -> io::Result<()>,
+        effect: impl FnOnce(&mut State, Outcome) -> io::Result<()>,
     ) -> io::Result<()> {
         let Started {
             request,
-            outcome,
+            mut outcome,
             after,
             ..
         } = started;
         let mut state = self.state();
         if outcome != Outcome::Crash {
             // The code that ran in the middle may have stopped the machine.
-            state.check_running(&request)?;
+            match self.admits(&state, &request) {
+                // Of the pool's data, what was sent may arrive.
+                Err(_) if self.is_of_pool(request.part) => outcome = Outcome::Crash,
+                admitted => admitted?,
+            }
         }
-        let result = effect(&mut state);
+        let result = effect(&mut state, outcome);
+        let stopped = state.stopped.unwrap_or(Stop::Crashed);
         drop(state);
+        if let (Outcome::Crash, Stop::Fenced, Some(member)) = (outcome, stopped, &self.member) {
+            member.tell_fenced();
+        }
         if let Some(hook) = after {
             hook();
         }
         match outcome {
             Outcome::Success | Outcome::FailsBehind(_) => result,
             Outcome::Failure(kind) => Err(request.failed(kind, "simulated failure")),
-            Outcome::Crash => Err(request.failed(ErrorKind::Other, CRASHED)),
+            Outcome::Crash => Err(request.failed(ErrorKind::Other, stopped.why())),
         }
     }
 }
-
-impl Started {
-    pub(super) fn outcome(&self) -> Outcome {
-        self.outcome
-    }
-}
-
-/// The error of every I/O of a stopped machine.
-const CRASHED: &str = "simulated crash";
 
 impl Request {
     pub(super) fn failed(&self, kind: ErrorKind, why: &str) -> io::Error {
@@ -152,10 +162,9 @@ impl Request {
 impl State {
     /// Fails after the machine stopped.
     pub(super) fn check_running(&self, request: &Request) -> io::Result<()> {
-        if self.crashed {
-            Err(request.failed(ErrorKind::Other, CRASHED))
-        } else {
-            Ok(())
+        match self.stopped {
+            Some(stop) => Err(request.failed(ErrorKind::Other, stop.why())),
+            None => Ok(()),
         }
     }
 
@@ -164,18 +173,21 @@ impl State {
         Request {
             part, op, bytes, ..
         }: Request,
+        stops: bool,
     ) -> Outcome {
         self.ios += 1;
         let count = self.counts.entry((part, op)).or_default();
         count.count += 1;
         count.bytes += bytes;
         let failure = self.plan.failure(part, op, &mut self.random);
+        let mut stops = stops;
         if let Some(left) = &mut self.plan.ios_until_crash {
             *left = left.saturating_sub(1);
-            if *left == 0 {
-                self.crashed = true;
-                return Outcome::Crash;
-            }
+            stops |= *left == 0;
+        }
+        if stops {
+            self.stopped.get_or_insert(Stop::Crashed);
+            return Outcome::Crash;
         }
         if failure.is_some() {
             *self.failures.entry((part, op)).or_default() += 1;
@@ -222,9 +234,17 @@ impl SimulatedDisk {
         effect: impl FnOnce(&mut PartState, Circumstances<'_>) -> Result<(), Trouble>,
     ) -> io::Result<()> {
         let started = self.machine.start(request)?;
-        let (outcome, started_at) = (started.outcome, started.next_number);
-        self.machine.finish(started, |state| {
-            let Some(part) = state.parts.get_mut(&self.part) else {
+        let started_at = started.next_number;
+        self.machine.finish(started, |state, outcome| {
+            let mut shared = self.machine.shared(self.part);
+            if let (Some(shared), Outcome::Success) = (&mut shared, outcome) {
+                shared.touch(&request);
+            }
+            let part = match &mut shared {
+                Some(shared) => shared.part(self.part),
+                None => state.parts.get_mut(&self.part),
+            };
+            let Some(part) = part else {
                 return Err(request.failed(ErrorKind::NotFound, "the part is gone"));
             };
             let circumstances = Circumstances {
@@ -245,7 +265,11 @@ impl SimulatedDisk {
             if let Op::Read | Op::Write | Op::Discard = request.op {
                 part.touch(request.offset..request.offset + request.bytes);
             }
-            effect(part, circumstances).map_err(|trouble| match trouble {
+            let done = effect(part, circumstances);
+            if let Some(shared) = &mut shared {
+                shared.settle(self.part, outcome);
+            }
+            done.map_err(|trouble| match trouble {
                 Trouble::Behind(kind) => {
                     request.failed(kind, "simulated failure of an earlier write")
                 }
@@ -254,6 +278,11 @@ impl SimulatedDisk {
                 Trouble::Missing => request.failed(ErrorKind::UnexpectedEof, "nothing is there"),
             })
         })
+    }
+
+    /// Whether this is the data of a shared pool.
+    fn has_no_length(&self) -> bool {
+        self.part == Part::Data && self.machine.is_of_pool(self.part)
     }
 
     fn is_in_cluster(&self) -> bool {
@@ -272,10 +301,18 @@ impl SimulatedDisk {
 
     /// Inspects the part; not an I/O.
     fn look<T>(&self, look: impl FnOnce(&PartState) -> T) -> io::Result<T> {
-        let state = self.machine.state();
+        let mut state = self.machine.state();
         let name = self.part.name();
-        match state.parts.get(&self.part) {
-            _ if state.crashed => Err(io::Error::other(format!("simulated:{name}: {CRASHED}"))),
+        if let Some(stop) = state.stopped {
+            let message = format!("simulated:{name}: {}", stop.why());
+            return Err(io::Error::other(message));
+        }
+        let mut shared = self.machine.shared(self.part);
+        let part = match &mut shared {
+            Some(shared) => shared.part(self.part),
+            None => state.parts.get_mut(&self.part),
+        };
+        match part {
             Some(part) => Ok(look(part)),
             None => {
                 let message = format!("simulated:{name}: the part is gone");
@@ -478,7 +515,10 @@ impl Disk for SimulatedDisk {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.run(self.request(Op::Discard, offset, len), |part, now| {
             let ignored = now.random.chance(now.discard_ignored_rate);
-            let range = offset..offset + len;
+            let mut range = offset..offset + len;
+            if self.has_no_length() {
+                range.end = range.end.min(part.current.allocated_end()).max(offset);
+            }
             match (now.outcome, part.placement()) {
                 (Outcome::Success | Outcome::Crash, _) if ignored => {}
                 (_, Some(placement)) => {
@@ -493,6 +533,9 @@ impl Disk for SimulatedDisk {
 
     fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()> {
         self.run(self.request(Op::Reserve, offset, len), |part, now| {
+            if self.has_no_length() {
+                return Ok(());
+            }
             let range = offset..offset + len;
             if !part.can_reserve(range.clone(), now.capacity) {
                 return Err(Trouble::NoRoom);
@@ -508,6 +551,9 @@ impl Disk for SimulatedDisk {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let request = self.request(Op::SetLen, 0, len);
         self.run(request, |part, now| {
+            if self.has_no_length() {
+                return Ok(());
+            }
             match (now.outcome, part.placement()) {
                 (_, Some(placement)) => part.send_len(placement, len, now.outcome, now.random),
                 (Outcome::Failure(_), None) => {}
@@ -538,10 +584,9 @@ impl Disk for SimulatedDisk {
     }
 
     fn host_free_bytes(&self) -> Option<u64> {
-        let state = self.machine.state();
-        let capacity = *state.capacity.get(&self.part)?;
-        let part = state.parts.get(&self.part)?;
-        Some(capacity.saturating_sub(part.current.allocated_bytes()))
+        let capacity = *self.machine.state().capacity.get(&self.part)?;
+        let allocated = self.look(|part| part.current.allocated_bytes()).ok()?;
+        Some(capacity.saturating_sub(allocated))
     }
 
     fn alignment(&self) -> usize {
@@ -551,73 +596,5 @@ impl Disk for SimulatedDisk {
             .get(&self.part)
             .copied()
             .unwrap_or(1)
-    }
-}
-
-/// The longest write that is prepared.
-const WRITE_BYTES_MAX: usize = 64 << 10;
-
-/// A read that ends as soon as it starts.
-struct PreparedRanges {
-    disk: SimulatedDisk,
-    ranges: Vec<(u64, usize)>,
-}
-
-impl PreparedRead for PreparedRanges {
-    fn start(self: Box<Self>, ended: ReadEnded) {
-        let read = |(offset, len): &(u64, usize)| {
-            let mut bytes = vec![0; *len];
-            let read = self.disk.read_at(&mut bytes, *offset);
-            read.is_ok().then_some(bytes)
-        };
-        ended(self.ranges.iter().map(read).collect());
-    }
-}
-
-/// A prepared write.
-struct Prepared {
-    disk: SimulatedDisk,
-    bytes: Vec<u8>,
-    offset: u64,
-}
-
-/// A started write. It does nothing until `submit` begins all started writes; they then end one after the other, in any
-/// order.
-pub(super) struct StartedWrite {
-    write: Prepared,
-    ended: WriteEnded,
-}
-
-impl PreparedWrite for Prepared {
-    fn start(self: Box<Self>, ended: WriteEnded) {
-        let machine = self.disk.machine.clone();
-        let write = *self;
-        machine.state().started.push(StartedWrite { write, ended });
-    }
-}
-
-impl StartedWrite {
-    pub(super) fn end(self) {
-        let Prepared {
-            disk,
-            bytes,
-            offset,
-        } = self.write;
-        let written = disk.write_at(&bytes, offset);
-        (self.ended)(written, &bytes);
-    }
-
-    /// Applies the remains of the write when the machine or the process stops: each sector may be written.
-    pub(super) fn remains(&self, part: Part, state: &mut PartState, random: &mut Random) {
-        let Prepared {
-            disk,
-            bytes,
-            offset,
-        } = &self.write;
-        match state.placement() {
-            _ if disk.part != part => {}
-            Some(placement) => state.leave_write(placement, bytes, *offset),
-            None => state.write_torn(bytes, *offset, random),
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! The memory of a simulated host, which outlives processes.
 
 use super::Machine;
+use super::stop::Stop;
 use crate::HostMemory;
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ impl HostMemory for SimulatedMemory {
     fn write_at(&self, bytes: &[u8], offset: usize) {
         let mut state = self.machine.state();
         assert!((offset + bytes.len()) as u64 <= state.host_memory.len);
-        // A process that is dead writes nothing.
-        if !state.crashed {
+        // A process that is dead writes nothing. No fence reaches the memory.
+        if state.stopped != Some(Stop::Crashed) {
             state.host_memory.write(bytes, offset as u64);
         }
     }

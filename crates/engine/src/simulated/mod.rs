@@ -32,6 +32,21 @@
 //!   - A write that fails after it has returned has no effect. Reads of the part fail until the next sync, which fails,
 //!     too.
 //!   - Another host has nothing of the memory that outlives the process.
+//! - In a shared pool with several hosts ([`SimulatedCluster`]), with the contract of [`Cluster`](crate::Cluster):
+//!   - Each group and shard has the faults of a pool in a cluster. It changes hands when its owner gives it up, dies, is
+//!     cut off or is frozen. A process that was fenced does nothing more, with one exception: its reads and writes of
+//!     data are done, are late, or fail, until it learns of the fence.
+//!   - An owner lives while another takes its group: a host that is frozen, perhaps in the middle of an I/O, and wakes.
+//!   - Data that a process had in flight when it died, was cut off or was fenced is there, is lost, or arrives between
+//!     any two I/Os of any host, object by object: until the process is fenced and the object was touched by a process
+//!     that knows the fence. A process knows the fences that are older than its start, or than the last group or extent
+//!     that it got. Both rules can be turned off.
+//!   - Death in the middle of any I/O or operation on the cluster, of one process with all that it owns; the memory that
+//!     outlives it is of one host and one group.
+//!   - Operations on the cluster that fail, and have happened or not.
+//!   - Calls whose request or reply is lost; that reach an owner twice, or late: then the owner of that moment, between
+//!     any two I/Os, also after the caller's death; that reach an owner that is dead, frozen or cut off.
+//!   - A repeated exchange that is not recognised, by order.
 //! - Decay: flipped bits, overwritten ranges, ranges that cannot be read until they are written,
 //!   lost parts.
 //!
@@ -40,36 +55,48 @@
 //! - Synced writes that the device drops, writes that land in the wrong place, and reads that
 //!   return old content once: use [`SimulatedEngine::overwrite`] where a test needs their effect.
 //! - Sectors that are torn inside themselves.
-//! - In a cluster: an owner that lives while another takes the pool; operations of the head that are late; objects
-//!   of a replaced index that come back.
+//! - In a cluster: operations of the head that are late; objects of a replaced index that come back. Without a
+//!   [`SimulatedCluster`], also an owner that lives while another takes the pool.
+//! - In a shared pool: late operations on a group's own parts that a frozen owner sends after it was fenced, because an
+//!   object that its successor has not touched takes them as it takes those of a dead one; cluster maps that a host gets
+//!   without taking or exchanging anything; an operation that a host waits for while it is cut off.
 //! - Delays: nothing takes time. Order is tested with [`SimulatedEngine::on_next_io`].
 
 mod cluster;
+mod content;
 mod disk;
+mod engine;
 mod faults;
 mod image;
 mod memory;
 mod orders;
 mod orphans;
 mod part;
+mod pool;
+mod prepared;
 mod random;
+mod stop;
 mod unsynced;
 
 pub use orders::{Count, CrashKind, FailureRates, Op, PowerLossBias, SECTOR_BYTES, When};
+pub use pool::{ClusterCounts, ClusterRates, SimulatedCluster, SimulatedHolding, SimulatedHost};
 
-use crate::{Disk, Engine, HostMemory, Part};
-use cluster::{OBJECT_BYTES, Objects, Placement, Rules};
-use disk::{Outcome, Request, SimulatedDisk, StartedWrite};
+use crate::Part;
+#[cfg(doc)]
+use crate::{Disk, Engine};
+use cluster::{OBJECT_BYTES, Rules};
 use faults::Plan;
 use image::Image;
-use memory::SimulatedMemory;
 use orphans::Orphans;
 use part::PartState;
+use pool::Member;
+use prepared::StartedWrite;
 use random::Random;
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use stop::Stop;
 
 /// The clock's start, so that times look realistic.
 const EPOCH_SECONDS: u64 = 1_700_000_000;
@@ -83,6 +110,8 @@ pub struct SimulatedEngine {
 /// State that all handles and disks share.
 struct Machine {
     state: Mutex<State>,
+    /// The host of a shared pool, and what it owns there, if the machine is a holding.
+    member: Option<Member>,
 }
 
 impl Machine {
@@ -96,7 +125,8 @@ struct State {
     random: Random,
     parts: BTreeMap<Part, PartState>,
     plan: Plan,
-    crashed: bool,
+    /// Why the machine does no I/O, if it does none.
+    stopped: Option<Stop>,
     ios: u64,
     counts: BTreeMap<(Part, Op), Count>,
     forgotten: BTreeMap<Part, u64>,
@@ -129,14 +159,14 @@ struct State {
     has_to_report: bool,
 }
 
-impl SimulatedEngine {
+impl State {
     /// A machine without parts, and without faults until some are ordered.
-    pub fn new(seed: u64) -> SimulatedEngine {
-        SimulatedEngine::with(State {
-            random: Random::new(seed),
+    fn new(random: Random) -> State {
+        State {
+            random,
             parts: BTreeMap::new(),
             plan: Plan::default(),
-            crashed: false,
+            stopped: None,
             ios: 0,
             counts: BTreeMap::new(),
             forgotten: BTreeMap::new(),
@@ -160,7 +190,14 @@ impl SimulatedEngine {
             orphan_failure_rate: 0.0,
             has_lost_data: false,
             has_to_report: false,
-        })
+        }
+    }
+}
+
+impl SimulatedEngine {
+    /// A machine without parts, and without faults until some are ordered.
+    pub fn new(seed: u64) -> SimulatedEngine {
+        SimulatedEngine::with(State::new(Random::new(seed)), None)
     }
 
     /// Like [`SimulatedEngine::new`], but the parts are in the objects of a cluster.
@@ -174,10 +211,11 @@ impl SimulatedEngine {
         engine
     }
 
-    fn with(state: State) -> SimulatedEngine {
+    fn with(state: State, member: Option<Member>) -> SimulatedEngine {
         SimulatedEngine {
             machine: Arc::new(Machine {
                 state: Mutex::new(state),
+                member,
             }),
         }
     }
@@ -187,7 +225,11 @@ impl SimulatedEngine {
     /// This machine is left as it is, and later operations on it do not reach the other: call again
     /// for another outcome of the same crash. The new one has the same clock, alignments,
     /// capacities and power-loss bias; orders, rates and counts start afresh.
+    ///
+    /// # Panics
+    /// If the machine is a holding of a shared pool: [`SimulatedCluster::kill`] stops its host.
     pub fn crash(&self, kind: CrashKind) -> SimulatedEngine {
+        assert!(self.machine.member.is_none(), "a host of a pool is killed");
         let mut state = self.machine.state();
         let mut random = Random::new(state.random.next());
         let mut boot_id = state.boot_id;
@@ -218,38 +260,26 @@ impl SimulatedEngine {
             parts.insert(*name, after);
         }
         let (has_lost_data, has_to_report) = orphans.outcome(&mut random);
-        SimulatedEngine::with(State {
-            random,
+        let after = State {
             parts,
-            plan: Plan::default(),
-            crashed: false,
-            ios: 0,
-            counts: BTreeMap::new(),
-            forgotten: BTreeMap::new(),
             unix_seconds: state.unix_seconds,
             bias: state.bias,
             alignment: state.alignment.clone(),
             capacity: state.capacity.clone(),
-            discard_ignored_rate: 0.0,
-            eviction: BTreeMap::new(),
-            failures: BTreeMap::new(),
-            cold_rate: 0.0,
-            cold: Vec::new(),
             host_memory: match (kind, state.cluster) {
                 (CrashKind::PowerLoss, Some(_)) => Image::new(0),
                 _ => state.host_memory.clone(),
             },
             boot_id,
             has_host_memory: state.has_host_memory,
-            started: Vec::new(),
             cluster: state.cluster,
             late_rate,
-            landed_late: 0,
-            in_flight: Vec::new(),
             orphan_failure_rate: state.orphan_failure_rate,
             has_lost_data,
             has_to_report: has_to_report || state.has_to_report && kind == CrashKind::ProcessKilled,
-        })
+            ..State::new(random)
+        };
+        SimulatedEngine::with(after, None)
     }
 
     // Orders that stop the machine.
@@ -262,12 +292,15 @@ impl SimulatedEngine {
 
     /// Stops the machine now, between two I/Os.
     pub fn halt(&self) {
-        self.machine.state().crashed = true;
+        self.machine.state().stopped.get_or_insert(Stop::Crashed);
+        if let Some(member) = &self.machine.member {
+            member.host_dies();
+        }
     }
 
-    /// Whether the machine has stopped.
+    /// Whether the machine has stopped, or is cut off from its cluster.
     pub fn is_crashed(&self) -> bool {
-        self.machine.state().crashed
+        self.machine.state().stopped.is_some()
     }
 
     /// The remains of one write after power losses; half of the losses do something simpler: keep
@@ -306,6 +339,7 @@ impl SimulatedEngine {
     }
 
     fn set_rules(&self, set: impl FnOnce(&mut Rules)) {
+        assert!(self.machine.member.is_none(), "the rules are its pool's");
         let mut state = self.machine.state();
         assert!(state.parts.is_empty(), "there are parts already");
         match state.cluster.as_mut() {
@@ -364,7 +398,7 @@ impl SimulatedEngine {
 
     /// The probability with which the kernel evicts each page that a failed sync of this part
     /// dropped; 0 at first. Otherwise readers see the written data until
-    /// [`Disk::forget_cached`](crate::Disk::forget_cached) or a power loss.
+    /// [`Disk::forget_cached`] or a power loss.
     pub fn set_eviction_rate(&self, part: Part, rate: f64) {
         self.machine.state().eviction.insert(part, rate);
     }
@@ -424,7 +458,7 @@ impl SimulatedEngine {
         state.failures.get(&(part, op)).copied().unwrap_or_default()
     }
 
-    /// How often [`Disk::forget_cached`](crate::Disk::forget_cached) was asked of this part since the
+    /// How often [`Disk::forget_cached`] was asked of this part since the
     /// machine started.
     pub fn times_forgotten(&self, part: Part) -> u64 {
         let state = self.machine.state();
@@ -434,245 +468,5 @@ impl SimulatedEngine {
     /// Sets all of [`SimulatedEngine::count`] to zero.
     pub fn reset_counts(&self) {
         self.machine.state().counts.clear();
-    }
-
-    // The content, and its decay. None of this counts as I/O.
-
-    /// The content that a power loss could not take away now.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn durable_image(&self, part: Part) -> Vec<u8> {
-        self.with_part(part, |state| {
-            let mut bytes = vec![0; state.durable.len as usize];
-            state.durable.read(&mut bytes, 0);
-            bytes
-        })
-    }
-
-    /// The content that readers see.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn read_raw(&self, part: Part, offset: u64, len: usize) -> Vec<u8> {
-        self.with_part(part, |state| {
-            let mut bytes = vec![0; len];
-            state.current.read(&mut bytes, offset);
-            bytes
-        })
-    }
-
-    /// The content of the memory that outlives processes. Zeros if no process has made it.
-    pub fn read_host_memory(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.machine.state().host_memory.read(&mut bytes, offset);
-        bytes
-    }
-
-    /// The length of the memory that outlives processes, in bytes.
-    pub fn host_memory_len(&self) -> u64 {
-        self.machine.state().host_memory.len
-    }
-
-    /// Inverts one bit, 0 to 7, of the byte at `offset`, on the medium and for readers.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn flip_bit(&self, part: Part, offset: u64, bit: u32) {
-        self.with_part(part, |state| {
-            for image in [&mut state.current, &mut state.durable] {
-                let mut byte = [0];
-                image.read(&mut byte, offset);
-                image.write(&[byte[0] ^ (1 << (bit % 8))], offset);
-            }
-        });
-    }
-
-    /// Replaces bytes on the medium and for readers.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn overwrite(&self, part: Part, offset: u64, bytes: &[u8]) {
-        self.with_part(part, |state| {
-            state.current.write(bytes, offset);
-            state.durable.write(bytes, offset);
-        });
-    }
-
-    /// Makes every read that touches this range fail, until all of the touched part has been
-    /// written again.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn make_unreadable(&self, part: Part, range: Range<u64>) {
-        self.with_part(part, |state| state.unreadable.push(range));
-    }
-
-    /// Loses the object of a cluster that contains this byte of a part, as if it had been removed.
-    ///
-    /// # Panics
-    ///
-    /// If the part does not exist.
-    pub fn lose_object(&self, part: Part, at: u64) {
-        self.with_part(part, |state| state.lose_object(at));
-    }
-
-    /// Undoes all [`SimulatedEngine::make_unreadable`] of a part.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn clear_unreadable(&self, part: Part) {
-        self.with_part(part, |state| state.unreadable.clear());
-    }
-
-    /// Removes a part as if its file had been deleted. Open disks fail from now on.
-    ///
-    /// # Panics
-    /// If the part does not exist.
-    pub fn lose_part(&self, part: Part) {
-        assert!(
-            self.machine.state().parts.remove(&part).is_some(),
-            "there is no part {} to lose",
-            part.name()
-        );
-    }
-
-    /// Changes which parts exist. A change that fails, or is cut short by a crash, may have
-    /// happened.
-    fn change_parts(
-        &self,
-        part: Part,
-        op: Op,
-        change: impl FnOnce(&mut BTreeMap<Part, PartState>, &Request) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let request = Request {
-            part,
-            op,
-            offset: 0,
-            bytes: 0,
-        };
-        let started = self.machine.start(request)?;
-        let outcome = started.outcome();
-        self.machine.finish(started, |state| {
-            if outcome != Outcome::Success && state.random.coin() {
-                return Ok(());
-            }
-            change(&mut state.parts, &request)
-        })
-    }
-
-    /// A test that damages or inspects nothing would prove nothing, hence the panic.
-    fn with_part<T>(&self, part: Part, look: impl FnOnce(&mut PartState) -> T) -> T {
-        match self.machine.state().parts.get_mut(&part) {
-            Some(state) => look(state),
-            None => panic!("there is no part {}", part.name()),
-        }
-    }
-}
-
-impl Engine for SimulatedEngine {
-    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
-        let request = Request {
-            part,
-            op: Op::Create,
-            offset: 0,
-            bytes: 0,
-        };
-        let started = self.machine.start(request)?;
-        let outcome = started.outcome();
-        self.machine.finish(started, |state| {
-            if state.parts.contains_key(&part) {
-                return Err(request.failed(ErrorKind::AlreadyExists, "it exists already"));
-            }
-            let left = match outcome {
-                Outcome::Success => Some(len),
-                Outcome::Failure(_) | Outcome::FailsBehind(_) => None,
-                Outcome::Crash => [None, Some(0), Some(len)][state.random.below(3) as usize],
-            };
-            if let Some(len) = left {
-                let objects = state
-                    .cluster
-                    .map(|rules| Objects::new(Placement { part, rules }));
-                state.parts.insert(part, PartState::new(len, objects));
-            }
-            Ok(())
-        })?;
-        Ok(Arc::new(SimulatedDisk {
-            machine: self.machine.clone(),
-            part,
-        }))
-    }
-
-    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
-        let mut state = self.machine.state();
-        let what = format!("opening {}", self.describe(part));
-        if state.crashed {
-            return Err(io::Error::other(format!("{what}: simulated crash")));
-        }
-        let Some(opened) = state.parts.get_mut(&part) else {
-            return Err(io::Error::new(
-                ErrorKind::NotFound,
-                format!("{what}: no such part"),
-            ));
-        };
-        opened.take_over();
-        Ok(Arc::new(SimulatedDisk {
-            machine: self.machine.clone(),
-            part,
-        }))
-    }
-
-    fn replace(&self, place: Part, part: Part) -> io::Result<()> {
-        self.change_parts(part, Op::Replace, |parts, request| {
-            let Some(state) = parts.remove(&part) else {
-                return Err(request.failed(ErrorKind::NotFound, "no such part"));
-            };
-            parts.insert(place, state);
-            Ok(())
-        })
-    }
-
-    fn remove(&self, part: Part) -> io::Result<()> {
-        self.change_parts(part, Op::Remove, |parts, _| {
-            parts.remove(&part);
-            Ok(())
-        })
-    }
-
-    fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>> {
-        let mut state = self.machine.state();
-        if !state.has_host_memory {
-            let message = "making simulated:tail: no space left";
-            return Err(io::Error::new(ErrorKind::StorageFull, message));
-        }
-        state.host_memory.len = state.host_memory.len.max(len as u64);
-        Ok(Arc::new(SimulatedMemory {
-            machine: self.machine.clone(),
-        }))
-    }
-
-    fn boot_id(&self) -> io::Result<[u8; 16]> {
-        Ok(self.machine.state().boot_id)
-    }
-
-    fn has_lost_writes(&self) -> io::Result<bool> {
-        Ok(std::mem::take(&mut self.machine.state().has_to_report))
-    }
-
-    fn describe(&self, part: Part) -> String {
-        format!("simulated:{}", part.name())
-    }
-
-    fn random_id(&self) -> io::Result<[u8; 16]> {
-        let mut state = self.machine.state();
-        let mut id = [0; 16];
-        let (low, high) = id.split_at_mut(8);
-        low.copy_from_slice(&state.random.next().to_le_bytes());
-        high.copy_from_slice(&state.random.next().to_le_bytes());
-        Ok(id)
-    }
-
-    fn unix_seconds(&self) -> u64 {
-        self.machine.state().unix_seconds
     }
 }

@@ -1,13 +1,45 @@
-//! Reads of data for which no thread waits: librados' threads collect the results.
+//! Reads and writes of data for which no thread waits: librados' threads collect the results, and writes end on a thread
+//! of the estate.
 
-use super::cluster::Cluster;
+use super::ends::Ends;
+use super::operations::{ObjectChange, Operations};
 use super::place::Place;
-use crate::{PreparedRead, ReadEnded};
+use crate::failure::explain;
+use crate::{PreparedRead, PreparedWrite, ReadEnded, WriteEnded};
+use onefold_rados::WhenFull;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// A prepared write to one object.
+pub(super) struct PreparedChange {
+    pub(super) owner: Arc<Operations>,
+    pub(super) ends: Ends,
+    pub(super) object: String,
+    pub(super) change: ObjectChange,
+    pub(super) bytes: Vec<u8>,
+    /// The write in errors.
+    pub(super) doing: String,
+}
+
+impl PreparedWrite for PreparedChange {
+    fn start(self: Box<Self>, ended: WriteEnded) {
+        let PreparedChange {
+            owner,
+            ends,
+            object,
+            change,
+            bytes,
+            doing,
+        } = *self;
+        owner.submit(&object, change, WhenFull::Fail, move |written| {
+            let written = written.map_err(|error| explain(doing, error));
+            ends.run(move || ended(written, &bytes));
+        });
+    }
+}
 
 /// A read that has not begun.
 pub(super) struct PreparedOperations {
-    pub(super) cluster: Arc<Cluster>,
+    pub(super) owner: Arc<Operations>,
     /// The operations: the object of each, and the places that it reads.
     pub(super) operations: Vec<(String, Vec<Place>)>,
     /// The lengths of the ranges, in bytes.
@@ -35,7 +67,7 @@ impl PreparedRead for PreparedOperations {
                 .map(|place| (place.piece.offset, place.piece.len()))
                 .collect();
             let state = Arc::clone(&state);
-            self.cluster.read(&object, asked, move |read| {
+            self.owner.read(&object, asked, move |read| {
                 let mut under_way = state.lock().unwrap_or_else(PoisonError::into_inner);
                 under_way.end(&places, read.ok().flatten());
                 if under_way.operations > 0 {

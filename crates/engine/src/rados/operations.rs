@@ -1,36 +1,59 @@
-//! Operations on a pool's objects, as its owner submits them.
+//! Operations on an estate's objects, as its owner submits them.
 
-use super::flights::Flights;
-use super::head::SESSION_KEY;
+use super::ends::Ends;
+use super::head::{Entry, SESSION_KEY, asserted};
+use super::held::FENCED;
+use super::host::Host;
+use super::names::{Estate, object_name};
 use super::ownership::Ownership;
+use crate::Part;
 use onefold_rados::{Create, Pool, WhenFull, WriteOp};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-/// State that the disks of one engine share.
-pub(super) struct Cluster {
-    pub(super) pool: Pool,
+/// The state that the disks of one estate share.
+pub(super) struct Operations {
+    pub(super) host: Arc<Host>,
+    pub(super) estate: Estate,
     pub(super) ownership: Arc<Ownership>,
-    pub(super) flights: Arc<Flights>,
-    /// Bytes by which parts have grown since the cluster was asked for room.
-    unasked_bytes: Mutex<u64>,
+    /// The name of the head.
+    pub(super) head: String,
+    /// Where prepared writes end, once there was one; nothing if no thread could be started.
+    ends: OnceLock<Option<Ends>>,
 }
 
-/// The object that is created to test whether the cluster has room.
-pub(super) const ROOM: &str = "g.0.room";
+/// The most operations that one call has in flight.
+pub(super) const OPERATIONS_MAX: usize = 128;
 
 /// Bytes by which parts may grow without asking the cluster for room: few compared to the space that a cluster keeps
 /// free when it is full (3 % by default), and enough that asking takes no noticeable time.
 const UNASKED_BYTES_MAX: u64 = 16 << 20;
 
-impl Cluster {
-    pub(super) fn new(pool: Pool, ownership: Arc<Ownership>) -> Cluster {
-        Cluster {
-            pool,
-            ownership,
-            flights: Arc::default(),
-            unasked_bytes: Mutex::default(),
+impl Operations {
+    pub(super) fn new(host: &Arc<Host>, ownership: &Arc<Ownership>) -> Operations {
+        let estate = ownership.estate();
+        Operations {
+            host: Arc::clone(host),
+            estate,
+            ownership: Arc::clone(ownership),
+            head: estate.head(),
+            ends: OnceLock::new(),
         }
+    }
+
+    /// Where prepared writes end. Each estate has a thread of its own: one that waits for the cluster does not keep the
+    /// writes of others from ending.
+    pub(super) fn ends(&self) -> Option<&Ends> {
+        self.ends.get_or_init(|| Ends::start().ok()).as_ref()
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.host.taker.pool
+    }
+
+    /// The present owner's session.
+    pub(super) fn session(&self) -> &str {
+        &self.ownership.session().id
     }
 
     /// Submits a change. Calls `ended` with the result, on a thread of librados or at once.
@@ -45,14 +68,14 @@ impl Cluster {
             return ended(Err(error));
         }
         let ObjectChange { op, doing, bytes } = change;
-        let ticket = self.flights.begin(doing, object, bytes);
-        let (flights, ownership) = (Arc::clone(&self.flights), Arc::clone(&self.ownership));
-        self.pool
+        let ticket = self.host.flights.begin(doing, object, bytes);
+        let (host, ownership) = (Arc::clone(&self.host), Arc::clone(&self.ownership));
+        self.pool()
             .submit_write(object, op, when_full, move |changed| {
-                flights.end(ticket);
+                host.flights.end(ticket);
                 let changed = changed.map(drop);
                 if let Err(error) = &changed {
-                    check_owned(&ownership, error);
+                    check_owned(&host, &ownership, error);
                 }
                 ended(changed);
             });
@@ -70,19 +93,19 @@ impl Cluster {
         if let Err(error) = self.ownership.admit() {
             return ended(Err(error));
         }
-        let mut op = self.pool.read_op();
+        let mut op = self.pool().read_op();
         for (offset, len) in places {
             op = op.read(offset, len);
         }
-        let ticket = self.flights.begin("reading", object, 0);
-        let (flights, ownership) = (Arc::clone(&self.flights), Arc::clone(&self.ownership));
-        self.pool.submit_read(object, op, move |read| {
-            flights.end(ticket);
+        let ticket = self.host.flights.begin("reading", object, 0);
+        let (host, ownership) = (Arc::clone(&self.host), Arc::clone(&self.ownership));
+        self.pool().submit_read(object, op, move |read| {
+            host.flights.end(ticket);
             ended(match read {
                 Ok(reply) => Ok(Some(reply.data)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => {
-                    check_owned(&ownership, &error);
+                    check_owned(&host, &ownership, &error);
                     Err(error)
                 }
             });
@@ -106,56 +129,89 @@ impl Cluster {
     /// Growing itself succeeds in a full cluster, because space that was promised to a part must be there when nothing
     /// else is. So the cluster is asked beforehand, by creating an object and removing it again.
     pub(super) fn grows(&self, bytes: u64) -> io::Result<()> {
-        let mut unasked = (self.unasked_bytes.lock()).unwrap_or_else(PoisonError::into_inner);
+        let host = &self.host;
+        let mut unasked = (host.unasked_bytes.lock()).unwrap_or_else(PoisonError::into_inner);
         *unasked = unasked.saturating_add(bytes);
         if *unasked < UNASKED_BYTES_MAX {
             return Ok(());
         }
         let remove = || ObjectChange {
-            op: self.pool.write_op().remove(),
+            op: self.pool().write_op().remove(),
             doing: "removing",
             bytes: 0,
         };
         // An object that a killed process left already has its space, so writing to it would prove nothing.
-        match self.change(ROOM, remove()) {
+        match self.change(&host.room, remove()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let make = ObjectChange {
-            op: self.pool.write_op().write(0, &[1]),
+            op: self.pool().write_op().write(0, &[1]),
             doing: "writing",
             bytes: 1,
         };
-        self.change_if(ROOM, make, WhenFull::Fail)?;
+        self.change_if(&host.room, make, WhenFull::Fail)?;
         *unasked = 0;
         // If this fails, the next call removes the object, or the removal of the pool does.
-        let _ = self.change(ROOM, remove());
+        let _ = self.change(&host.room, remove());
+        Ok(())
+    }
+
+    /// Removes all objects of a part.
+    pub(super) fn remove_objects(&self, part: Part, entry: Entry) -> io::Result<()> {
+        let base = self.estate.base(part, entry.generation);
+        let objects: Vec<u64> = (0..entry.objects()).collect();
+        for some in objects.chunks(OPERATIONS_MAX) {
+            let all = Countdown::new(some.len());
+            for object in some {
+                let name = object_name(&base, *object);
+                let change = ObjectChange {
+                    op: self.pool().write_op().remove(),
+                    doing: "removing",
+                    bytes: 0,
+                };
+                self.submit(&name, change, WhenFull::Go, missing_is_fine(all.part()));
+            }
+            all.wait()?;
+        }
         Ok(())
     }
 
     /// Begins a change that takes effect only if the object belongs to this owner's session.
     pub(super) fn asserted(&self) -> WriteOp {
-        super::head::asserted(&self.pool, self.ownership.session())
+        asserted(self.pool(), self.session())
     }
 
     /// Begins a change that makes an object this owner's. Creates the object unless it is known to exist.
     pub(super) fn stamped(&self, is_made: bool) -> WriteOp {
-        let op = self.pool.write_op();
+        let op = self.pool().write_op();
         let op = if is_made {
             op.assert_exists()
         } else {
             op.create(Create::IfMissing)
         };
-        op.set_xattr(SESSION_KEY, self.ownership.session().as_bytes())
+        op.set_xattr(SESSION_KEY, self.session().as_bytes())
     }
 }
 
-/// Marks the ownership as lost if the error is one that only a former owner gets.
-fn check_owned(ownership: &Ownership, error: &io::Error) {
+/// Marks the ownership as lost if the error is one that only a former owner gets; a fence ends all that this client
+/// owns.
+fn check_owned(host: &Host, ownership: &Ownership, error: &io::Error) {
     if onefold_rados::is_fenced(error) {
-        ownership.lose("this host was fenced");
+        ownership.lose(FENCED);
+        host.lose_all();
     } else if onefold_rados::is_condition_failed(error) {
         ownership.lose("its objects have another owner");
+    }
+}
+
+/// Treats a missing object as removed.
+pub(super) fn missing_is_fine(
+    ended: impl FnOnce(io::Result<()>) + Send + 'static,
+) -> impl FnOnce(io::Result<()>) + Send + 'static {
+    |changed| match changed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => ended(Ok(())),
+        changed => ended(changed),
     }
 }
 
