@@ -5,12 +5,20 @@
 //! and written once.
 
 use onefold_format::Pba;
+use onefold_format::index_message::{IndexAnswer, IndexOperation};
 
 use crate::row::is_block;
 use crate::{Counted, Fingerprint, IndexCounts, IndexError, REFERENCES_MAX, Released, Result, Row};
 
 /// An item of a batch.
 pub(crate) type Item = (Fingerprint, Pba);
+
+/// An item with the effect of its batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OperationItem {
+    pub(crate) operation: IndexOperation,
+    pub(crate) item: Item,
+}
 
 /// The rows of a back end, in the middle of a batch.
 pub(crate) trait Rows {
@@ -44,31 +52,7 @@ pub(crate) fn increment<R: Rows>(
     counts: &mut IndexCounts,
     items: &[Item],
 ) -> Result<Vec<Counted>> {
-    apply(
-        rows,
-        counts,
-        items,
-        Counted::Full,
-        |rows, row, item| match row {
-            None if !rows.has_room(item.0) => Counted::Full,
-            None => {
-                *row = Some(Row {
-                    pba: item.1,
-                    references: 1,
-                });
-                Counted::Inserted
-            }
-            Some(row) if row.references >= REFERENCES_MAX => Counted::Full,
-            Some(row) => {
-                row.references += 1;
-                if row.pba == item.1 {
-                    Counted::Inserted
-                } else {
-                    Counted::Shared(row.pba)
-                }
-            }
-        },
-    )
+    apply(rows, counts, items, |item| item.0, Counted::Full, insert)
 }
 
 /// Counts one reference for each item whose row has the item's own block.
@@ -81,14 +65,9 @@ pub(crate) fn count_existing<R: Rows>(
         rows,
         counts,
         items,
+        |item| item.0,
         Counted::Full,
-        |_, row, item| match row {
-            Some(row) if row.pba == item.1 && row.references < REFERENCES_MAX => {
-                row.references += 1;
-                Counted::Inserted
-            }
-            Some(_) | None => Counted::Full,
-        },
+        |_, row, item| count(row, item),
     )
 }
 
@@ -102,32 +81,90 @@ pub(crate) fn decrement<R: Rows>(
         rows,
         counts,
         items,
+        |item| item.0,
         Released::Unknown,
-        |_, row, item| match row {
-            None => Released::Unknown,
-            Some(found) if found.pba != item.1 => Released::Mismatch,
-            Some(found) if found.references > 1 => {
-                found.references -= 1;
-                Released::Remaining
-            }
-            Some(_) => {
-                *row = None;
-                Released::Zero
-            }
+        |_, row, item| release(row, item),
+    )
+}
+
+/// Executes items of several batches.
+pub(crate) fn execute<R: Rows>(
+    rows: &mut R,
+    counts: &mut IndexCounts,
+    items: &[OperationItem],
+) -> Result<Vec<IndexAnswer>> {
+    apply(
+        rows,
+        counts,
+        items,
+        |one| one.item.0,
+        IndexAnswer::Unknown,
+        |rows, row, OperationItem { operation, item }| match operation {
+            IndexOperation::Increment => insert(rows, row, item).into(),
+            IndexOperation::CountExisting => count(row, item).into(),
+            IndexOperation::Decrement => release(row, item).into(),
         },
     )
 }
 
+fn insert<R: Rows>(rows: &mut R, row: &mut Option<Row>, item: &Item) -> Counted {
+    match row {
+        None if !rows.has_room(item.0) => Counted::Full,
+        None => {
+            *row = Some(Row {
+                pba: item.1,
+                references: 1,
+            });
+            Counted::Inserted
+        }
+        Some(row) if row.references >= REFERENCES_MAX => Counted::Full,
+        Some(row) => {
+            row.references += 1;
+            if row.pba == item.1 {
+                Counted::Inserted
+            } else {
+                Counted::Shared(row.pba)
+            }
+        }
+    }
+}
+
+fn count(row: &mut Option<Row>, item: &Item) -> Counted {
+    match row {
+        Some(row) if row.pba == item.1 && row.references < REFERENCES_MAX => {
+            row.references += 1;
+            Counted::Inserted
+        }
+        Some(_) | None => Counted::Full,
+    }
+}
+
+fn release(row: &mut Option<Row>, item: &Item) -> Released {
+    match row {
+        None => Released::Unknown,
+        Some(found) if found.pba != item.1 => Released::Mismatch,
+        Some(found) if found.references > 1 => {
+            found.references -= 1;
+            Released::Remaining
+        }
+        Some(_) => {
+            *row = None;
+            Released::Zero
+        }
+    }
+}
+
 /// Lets `decide` change the row of each item, and collects its answers in the items' order.
-fn apply<R: Rows, A: Copy>(
+fn apply<R: Rows, I, A: Copy>(
     rows: &mut R,
     counts: &mut IndexCounts,
-    items: &[Item],
+    items: &[I],
+    fingerprint_of: impl Fn(&I) -> Fingerprint,
     unanswered: A,
-    mut decide: impl FnMut(&mut R, &mut Option<Row>, &Item) -> A,
+    mut decide: impl FnMut(&mut R, &mut Option<Row>, &I) -> A,
 ) -> Result<Vec<A>> {
     // Equal fingerprints stay in the items' order.
-    let mut order: Vec<(Fingerprint, usize)> = items.iter().map(|item| item.0).zip(0..).collect();
+    let mut order: Vec<(Fingerprint, usize)> = items.iter().map(fingerprint_of).zip(0..).collect();
     order.sort_unstable();
     let mut fingerprints: Vec<Fingerprint> =
         order.iter().map(|(fingerprint, _)| *fingerprint).collect();

@@ -15,12 +15,15 @@
 //! | `row` | a row in ten bytes, and the counts over all rows |
 //! | `batch` | the effect of a batch on rows: the same for every back end |
 //! | `stream` | the last number of a stream and its answers |
+//! | [`shard`] | the parts of batches that a shard of a shared pool's index gets |
 //! | `guarded` | a back end's rows behind their locks, and whether they can be used |
 //! | `header` | the first sector of the part: whose index it is, and whether it counts |
 //! | [`memory`] | all rows in memory; written out when the pool is closed |
 //! | `entry` | a row with its fingerprint |
 //! | [`btree`] | rows in a copy-on-write B-tree on the disk |
 //! | [`hash`] | rows in sorted runs on the disk, with signatures and recent changes in memory |
+//! | [`served`] | answers the calls to one shard of a shared pool's index |
+//! | [`sharded`] | the index of a shared pool, as one of its stores uses it |
 //! | `sync` | locks and atomics |
 //! | `conformance` | the suite that every back end must pass (cargo feature of that name) |
 //!
@@ -32,13 +35,13 @@
 //!   the index then refuses everything until it is opened again, and the batch is repeated. [`IndexError::NoRoom`] is
 //!   different: nothing was changed, and the index stays usable.
 //! - The rows are derived: they can be counted again from the pool's maps. A back end that cannot
-//!   vouch for its rows reports it by [`FingerprintIndex::needs_rebuild`], durably.
+//!   vouch for its rows reports it by [`IndexReader::needs_rebuild`], durably.
 
 use std::io;
 use std::sync::Arc;
 
 use onefold_engine::{Blocking, Disk};
-use onefold_format::{IndexKind, Pba, PoolId};
+use onefold_format::{IndexKind, Pba, PoolId, Shard};
 use smallvec::SmallVec;
 
 mod batch;
@@ -52,6 +55,9 @@ pub mod hash;
 mod header;
 pub mod memory;
 mod row;
+pub mod served;
+pub mod shard;
+pub mod sharded;
 mod stream;
 mod sync;
 
@@ -130,10 +136,38 @@ impl LookedUp {
 /// The answers to a lookup, one for each fingerprint. A small write's need no allocation.
 pub type LookupAnswers = SmallVec<[LookedUp; 8]>;
 
+/// Reads fingerprints, the blocks that hold their contents, and the numbers of references to them.
+///
+/// Calls may come from many threads, and run concurrently with batches.
+pub trait IndexReader: Send + Sync {
+    /// Looks fingerprints up, one answer for each. A lookup never waits for a batch's I/O. A disk error of a lookup
+    /// ends all use of the index, as in any other call.
+    ///
+    /// A hint, with one promise: a block that it names had a durable row with this fingerprint at some time during the
+    /// call. So rows of a batch are not visible before the batch is durable; rows that a batch removes may be, until it
+    /// is answered. The changes of an answered batch are visible to every lookup that begins later.
+    ///
+    /// # Errors
+    /// [`IndexError::WouldBlock`], only with [`Blocking::No`]: an answer is not in memory, or another call keeps the
+    /// index busy. [`btree`] does not know which rows are in memory and always returns it, [`memory`] while a batch
+    /// changes its rows. [`IndexError::Unready`] before a rebuild has ended; errors of the disk.
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers>;
+
+    /// How many rows and references there are.
+    fn counts(&self) -> IndexCounts;
+
+    /// Rows in the order of their fingerprints, from `from` on, at most `max`.
+    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>>;
+
+    /// Whether the rows do not match the pool's maps: after a stop that the index could not
+    /// survive, or a rebuild that did not end.
+    fn needs_rebuild(&self) -> bool;
+}
+
 /// Fingerprints, the blocks that hold their contents, and the numbers of references to them.
 ///
 /// Calls may come from many threads; batches take effect one after the other, and lookups run concurrently with them.
-pub trait FingerprintIndex: Send + Sync {
+pub trait FingerprintIndex: IndexReader {
     /// Counts one reference for each item, in order; equal fingerprints of a batch meet each other.
     /// A row that has the item's own block answers [`Counted::Inserted`], and counts.
     ///
@@ -172,19 +206,6 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>>;
 
-    /// Looks fingerprints up, one answer for each. A lookup never waits for a batch's I/O. A disk error of a lookup
-    /// ends all use of the index, as in any other call.
-    ///
-    /// A hint, with one promise: a block that it names had a durable row with this fingerprint at some time during the
-    /// call. So rows of a batch are not visible before the batch is durable; rows that a batch removes may be, until it
-    /// is answered. The changes of an answered batch are visible to every lookup that begins later.
-    ///
-    /// # Errors
-    /// [`IndexError::WouldBlock`], only with [`Blocking::No`]: an answer is not in memory, or another call keeps the
-    /// index busy. [`btree`] does not know which rows are in memory and always returns it, [`memory`] while a batch
-    /// changes its rows. [`IndexError::Unready`] before a rebuild has ended; errors of the disk.
-    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers>;
-
     /// Secures room on the disk for the next batches, with this many items each, so that they do
     /// not fail for want of it. A back end that cannot tell succeeds.
     ///
@@ -194,18 +215,8 @@ pub trait FingerprintIndex: Send + Sync {
         Ok(())
     }
 
-    /// How many rows and references there are.
-    fn counts(&self) -> IndexCounts;
-
-    /// Rows in the order of their fingerprints, from `from` on, at most `max`.
-    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>>;
-
-    /// Whether the rows do not match the pool's maps: after a stop that the index could not
-    /// survive, or a rebuild that did not end.
-    fn needs_rebuild(&self) -> bool;
-
     /// Forgets everything: rows, streams and answers. From here on
-    /// [`FingerprintIndex::needs_rebuild`] is true, also after a crash, until
+    /// [`IndexReader::needs_rebuild`] is true, also after a crash, until
     /// [`FingerprintIndex::finish_rebuild`].
     fn begin_rebuild(&self) -> Result<()>;
 
@@ -228,7 +239,7 @@ pub trait FingerprintIndex: Send + Sync {
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()>;
 
     /// Makes the next opening quick. Every later call is refused with [`IndexError::Closed`],
-    /// except [`FingerprintIndex::counts`], [`FingerprintIndex::needs_rebuild`],
+    /// except [`IndexReader::counts`], [`IndexReader::needs_rebuild`],
     /// [`FingerprintIndex::bytes_on_disk`] and a further close.
     fn close(&self) -> Result<()>;
 
@@ -326,6 +337,39 @@ pub enum IndexError {
         /// The stream's last number.
         last: u64,
     },
+    /// A part of a batch whose stream has closed it: no further item of it is executed.
+    #[error("batch {number} of stream {} is sealed: an item of it can no longer be executed", stream.0)]
+    Sealed {
+        /// The stream.
+        stream: StreamId,
+        /// The number of the batch.
+        number: u64,
+    },
+    /// The answers to a batch were lost when the index was rebuilt.
+    #[error("the answers to batch {number} of stream {} were lost when the index was rebuilt", stream.0)]
+    Forgotten {
+        /// The stream.
+        stream: StreamId,
+        /// The number of the batch.
+        number: u64,
+    },
+    /// Shards of a shared pool's index cannot be asked now. What was asked of them may take effect, or not; the index
+    /// stays usable, and the same batch may be repeated under its number.
+    #[error("the fingerprint index has no answer of {}: {reason}", list(.shards))]
+    Away {
+        /// The shards.
+        shards: Vec<Shard>,
+        /// Why the first shard has not answered.
+        reason: String,
+    },
+    /// A shard of a shared pool's index refused a request, and would refuse it again.
+    #[error("shard {shard} of the fingerprint index refused a request: {reason}")]
+    Refused {
+        /// The shard.
+        shard: Shard,
+        /// The shard's reason.
+        reason: String,
+    },
     /// Batches are refused because a rebuild has not ended, or rows because none has begun.
     #[error("the index is not ready: {0}")]
     Unready(&'static str),
@@ -362,6 +406,23 @@ impl IndexError {
         } else {
             IndexError::Io(error)
         }
+    }
+}
+
+/// Names some shards.
+fn list(shards: &[Shard]) -> String {
+    const NAMED_MAX: usize = 4;
+    let named: Vec<String> = shards
+        .iter()
+        .take(NAMED_MAX)
+        .map(|shard| format!("shard {shard}"))
+        .collect();
+    let others = shards.len() - named.len();
+    let named = named.join(", ");
+    if others > 0 {
+        format!("{named} and {others} more")
+    } else {
+        named
     }
 }
 

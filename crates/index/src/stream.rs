@@ -9,8 +9,22 @@
 //! | end - 4 | 4 | CRC-32C of the bytes before |
 //!
 //! An answer is one byte, which is followed by five bytes of address if it is "shared".
+//!
+//! In a shard, where a batch arrives in parts ([`shard`](crate::shard)):
+//!
+//! | offset | bytes | field |
+//! | --- | --- | --- |
+//! | 0 | 8 | number |
+//! | 8 | 1 | kind of the batch: 3 increment, 4 count existing, 5 decrement |
+//! | 9 | 4 | answers |
+//! | 13 | 1 | 1 if no further item of the batch may be executed |
+//! | 14 | 3 or 8 each | answers, as in a message, in the order of their positions |
+//! | end - 4 | 4 | CRC-32C of the bytes before |
 
 use onefold_format::Pba;
+use onefold_format::index_message::{
+    IndexOperation, PositionedAnswer, decode_answers, encode_answers,
+};
 
 use crate::row::{NUMBER_BYTES, is_block, number};
 use crate::{Counted, IndexError, Released, Result, StreamId};
@@ -29,6 +43,18 @@ pub(crate) enum Answers {
     Forgotten,
     Counted(Vec<Counted>),
     Released(Vec<Released>),
+    /// The batch arrives in parts, at a shard.
+    Parts(Parts),
+}
+
+/// The answers to the items of a batch that a shard has executed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) operation: IndexOperation,
+    /// Whether no further item may be executed.
+    pub(crate) is_sealed: bool,
+    /// Answers in the order of their positions.
+    pub(crate) answers: Vec<PositionedAnswer>,
 }
 
 /// An answer to one item of a batch.
@@ -43,7 +69,7 @@ impl Answer for Counted {
     fn of(answers: &Answers) -> Option<&[Counted]> {
         match answers {
             Answers::Counted(answers) => Some(answers),
-            Answers::Released(_) | Answers::Forgotten => None,
+            Answers::Released(_) | Answers::Forgotten | Answers::Parts(_) => None,
         }
     }
 
@@ -56,7 +82,7 @@ impl Answer for Released {
     fn of(answers: &Answers) -> Option<&[Released]> {
         match answers {
             Answers::Released(answers) => Some(answers),
-            Answers::Counted(_) | Answers::Forgotten => None,
+            Answers::Counted(_) | Answers::Forgotten | Answers::Parts(_) => None,
         }
     }
 
@@ -102,6 +128,9 @@ const KIND_FORGOTTEN: u8 = 0;
 const KIND_COUNTED: u8 = 1;
 const KIND_RELEASED: u8 = 2;
 
+/// The kind of a batch that arrives in parts is this plus the number of its operation.
+const KIND_PARTS: u8 = 2;
+
 const INSERTED: u8 = 0;
 const SHARED: u8 = 1;
 const FULL: u8 = 2;
@@ -126,11 +155,11 @@ fn released_number(answer: Released) -> u8 {
 const CHECKSUM_BYTES: usize = 4;
 
 impl LastBatch {
-    /// The result of [`LastBatch::encode`] without answers.
-    pub(crate) const BYTES_BESIDE_ANSWERS: usize = 13 + CHECKSUM_BYTES;
+    /// The most bytes of the result of [`LastBatch::encode`] without answers: those of a batch in parts.
+    pub(crate) const BYTES_BESIDE_ANSWERS: usize = 14 + CHECKSUM_BYTES;
 
-    /// The most bytes of an encoded answer.
-    pub(crate) const ANSWER_BYTES_MAX: usize = 1 + NUMBER_BYTES;
+    /// The most bytes of an encoded answer: of one with a position.
+    pub(crate) const ANSWER_BYTES_MAX: usize = 2 + 1 + NUMBER_BYTES;
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.number.to_le_bytes().to_vec();
@@ -138,6 +167,7 @@ impl LastBatch {
             Answers::Forgotten => (KIND_FORGOTTEN, 0),
             Answers::Counted(answers) => (KIND_COUNTED, answers.len()),
             Answers::Released(answers) => (KIND_RELEASED, answers.len()),
+            Answers::Parts(parts) => (KIND_PARTS + parts.operation.number(), parts.answers.len()),
         };
         bytes.push(kind);
         bytes.extend((count as u32).to_le_bytes());
@@ -157,6 +187,10 @@ impl LastBatch {
             }
             Answers::Released(answers) => {
                 bytes.extend(answers.iter().map(|answer| released_number(*answer)));
+            }
+            Answers::Parts(parts) => {
+                bytes.push(u8::from(parts.is_sealed));
+                encode_answers(&parts.answers, &mut bytes);
             }
         }
         bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
@@ -182,10 +216,25 @@ impl LastBatch {
                     .map(|tag| RELEASED.get(usize::from(*tag)).copied());
                 Answers::Released(answers.collect::<Option<_>>()?)
             }
-            _ => return None,
+            kind => Answers::Parts(Parts::decode(kind, body, count)?),
         };
         Some(LastBatch {
             number: u64::from_le_bytes(*batch_number),
+            answers,
+        })
+    }
+}
+
+impl Parts {
+    fn decode(kind: u8, body: &[u8], count: usize) -> Option<Parts> {
+        let operation = IndexOperation::from_number(kind.checked_sub(KIND_PARTS)?)?;
+        let (is_sealed, body) = body.split_first()?;
+        let answers = decode_answers(body).ok()?;
+        let fits = |at: &PositionedAnswer| at.answer.answers(operation);
+        let is_possible = *is_sealed <= 1 && answers.len() == count && answers.iter().all(fits);
+        is_possible.then_some(Parts {
+            operation,
+            is_sealed: *is_sealed == 1,
             answers,
         })
     }
@@ -212,6 +261,15 @@ fn decode_counted(mut bytes: &[u8], count: usize) -> Option<Vec<Counted>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use onefold_format::index_message::IndexAnswer;
+
+    fn positioned(answers: &[(u16, IndexAnswer)]) -> Vec<PositionedAnswer> {
+        let positioned = |(position, answer): &(u16, IndexAnswer)| PositionedAnswer {
+            position: *position,
+            answer: *answer,
+        };
+        answers.iter().map(positioned).collect()
+    }
 
     fn batches() -> Vec<LastBatch> {
         let counted = vec![
@@ -226,6 +284,25 @@ mod tests {
             Answers::Counted(counted),
             Answers::Released(Vec::new()),
             Answers::Released(RELEASED.to_vec()),
+            Answers::Parts(Parts {
+                operation: IndexOperation::CountExisting,
+                is_sealed: true,
+                answers: Vec::new(),
+            }),
+            Answers::Parts(Parts {
+                operation: IndexOperation::Increment,
+                is_sealed: false,
+                answers: positioned(&[
+                    (0, IndexAnswer::Shared(Pba(7))),
+                    (1, IndexAnswer::Full),
+                    (u16::MAX, IndexAnswer::Inserted),
+                ]),
+            }),
+            Answers::Parts(Parts {
+                operation: IndexOperation::Decrement,
+                is_sealed: true,
+                answers: positioned(&[(5, IndexAnswer::Zero), (9, IndexAnswer::Unknown)]),
+            }),
         ];
         let numbered = |answers| LastBatch {
             number: 1 << 40,
@@ -268,6 +345,12 @@ mod tests {
         assert!(sealed(1, 2, &[INSERTED, FULL]).is_some());
         for (kind, count, answers) in [
             (3, 0, &[][..]),
+            (3, 0, &[2]),
+            (3, 1, &[0, 1, 0, 3]),
+            (3, 2, &[0, 1, 0, 0, 1, 0, 0]),
+            (4, 1, &[0, 1, 0, 1, 1, 0, 0, 0, 0]),
+            (5, 2, &[0, 1, 0, 4]),
+            (6, 0, &[0]),
             (0, 1, &[]),
             (0, 0, &[0]),
             (1, 1, &[INSERTED, FULL]),

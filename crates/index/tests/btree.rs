@@ -8,7 +8,9 @@ use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_format::{Pba, PoolId};
 use onefold_index::btree::{self, BtreeIndex};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex, IndexError, Result, StreamId};
+use onefold_index::{
+    Counted, Fingerprint, FingerprintIndex, IndexError, IndexReader, Result, StreamId,
+};
 
 const POOL: PoolId = PoolId([4; 16]);
 const STREAM: StreamId = StreamId(1);

@@ -9,7 +9,8 @@ use onefold_engine::{Blocking, Engine, Part};
 use onefold_format::{Pba, PoolId};
 use onefold_index::hash::{self, HashIndex, Shape};
 use onefold_index::{
-    Counted, Fingerprint, FingerprintIndex, IndexError, LookedUp, Result, StreamId, memory,
+    Counted, Fingerprint, FingerprintIndex, IndexError, IndexReader, LookedUp, Result, StreamId,
+    memory,
 };
 
 const POOL: PoolId = PoolId([4; 16]);

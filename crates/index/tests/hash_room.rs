@@ -11,7 +11,8 @@ use onefold_engine::{Engine, Part};
 use onefold_format::{Pba, PoolId};
 use onefold_index::hash::{self, HashIndex, Shape};
 use onefold_index::{
-    Counted, Fingerprint, FingerprintIndex, IndexError, Released, Result, Row, StreamId,
+    Counted, Fingerprint, FingerprintIndex, IndexError, IndexReader, Released, Result, Row,
+    StreamId,
 };
 
 const POOL: PoolId = PoolId([6; 16]);

@@ -6,7 +6,7 @@ use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_format::{Pba, PoolId};
 use onefold_index::memory::{self, MemoryIndex};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex, StreamId};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex, IndexReader, StreamId};
 
 const POOL: PoolId = PoolId([4; 16]);
 const STREAM: StreamId = StreamId(1);

@@ -29,8 +29,8 @@ use crate::guarded::{Guarded, Phase, Searchable};
 use crate::header::{self, Content};
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{
-    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, LookupAnswers, Released,
-    Result, Row, StreamId,
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, IndexReader, LookupAnswers,
+    Released, Result, Row, StreamId,
 };
 use database::{Commit, Database, Latest, Tables};
 
@@ -124,6 +124,30 @@ impl Searchable for Database {
     }
 }
 
+impl IndexReader for BtreeIndex {
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
+        self.guarded.look(blocking, |latest| match blocking {
+            Blocking::Yes => latest.lookup(fingerprints),
+            Blocking::No => Err(IndexError::WouldBlock),
+        })
+    }
+
+    fn counts(&self) -> IndexCounts {
+        self.guarded.summary().counts
+    }
+
+    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
+        let mut turn = self.guarded.turn();
+        let (database, _) = turn.open()?;
+        let rows = database.look(|view| view.rows(from, max));
+        turn.settled(rows)
+    }
+
+    fn needs_rebuild(&self) -> bool {
+        self.guarded.summary().needs_rebuild
+    }
+}
+
 impl FingerprintIndex for BtreeIndex {
     fn increment(
         &self,
@@ -156,28 +180,6 @@ impl FingerprintIndex for BtreeIndex {
         self.batch(stream, number, items, |tables, counts, items| {
             batch::decrement(tables, counts, items)
         })
-    }
-
-    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
-        self.guarded.look(blocking, |latest| match blocking {
-            Blocking::Yes => latest.lookup(fingerprints),
-            Blocking::No => Err(IndexError::WouldBlock),
-        })
-    }
-
-    fn counts(&self) -> IndexCounts {
-        self.guarded.summary().counts
-    }
-
-    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
-        let mut turn = self.guarded.turn();
-        let (database, _) = turn.open()?;
-        let rows = database.look(|view| view.rows(from, max));
-        turn.settled(rows)
-    }
-
-    fn needs_rebuild(&self) -> bool {
-        self.guarded.summary().needs_rebuild
     }
 
     fn begin_rebuild(&self) -> Result<()> {

@@ -1,13 +1,17 @@
-//! The content of a batch's frame.
+//! The content of a frame with changes of rows.
 //!
 //! | bytes | field |
 //! | --- | --- |
 //! | 4 | merges |
 //! | | each: generation, 8 bytes; first fingerprint, 16; segments replaced, 4; segments, 4; those, 48 each |
 //! | 24 | rows with one reference, rows with more, references: after the batch |
-//! | | stream: id, 8 bytes; length, 4 bytes; last batch |
+//! | 4 | streams: only in a frame of parts; else there is one |
+//! | | each: id, 8 bytes; length, 4 bytes; last batch |
 //! | 26 each | the rows that the batch changed, in order; one that is gone is zeros behind its fingerprint |
 
+use std::collections::BTreeMap;
+
+use super::log::FrameKind;
 use super::root::{
     Fields, SEGMENT_BYTES, SegmentRecord, decode_counts, decode_stream, encode_counts,
     encode_stream,
@@ -30,12 +34,66 @@ pub(super) struct Change {
     pub(super) segments: Vec<SegmentRecord>,
 }
 
+/// The last batches of the streams that a frame changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Streams {
+    /// The last batch of a stream whose batches come whole.
+    One(StreamId, LastBatch),
+    /// The last batches of streams whose batches come in parts.
+    Many(BTreeMap<StreamId, LastBatch>),
+}
+
+impl Streams {
+    /// The kind of the frame.
+    pub(super) fn kind(&self) -> FrameKind {
+        match self {
+            Streams::One(..) => FrameKind::Batch,
+            Streams::Many(_) => FrameKind::Parts,
+        }
+    }
+
+    /// Puts the batches in place of earlier ones.
+    pub(super) fn replace_in(self, all: &mut BTreeMap<StreamId, LastBatch>) {
+        match self {
+            Streams::One(stream, last) => drop(all.insert(stream, last)),
+            Streams::Many(streams) => all.extend(streams),
+        }
+    }
+
+    fn encode(&self, into: &mut Vec<u8>) {
+        match self {
+            Streams::One(stream, last) => encode_stream(*stream, last, into),
+            Streams::Many(streams) => {
+                into.extend((streams.len() as u32).to_le_bytes());
+                for (stream, last) in streams {
+                    encode_stream(*stream, last, into);
+                }
+            }
+        }
+    }
+
+    fn decode(kind: FrameKind, fields: &mut Fields<'_>) -> Option<Streams> {
+        match kind {
+            FrameKind::Batch => {
+                let (stream, last) = decode_stream(fields)?;
+                Some(Streams::One(stream, last))
+            }
+            FrameKind::Parts => {
+                let count = fields.small_number()?;
+                let streams = (0..count).map(|_| decode_stream(fields));
+                let streams = streams.collect::<Option<Vec<_>>>()?;
+                let is_sorted = streams.is_sorted_by(|one, other| one.0 < other.0);
+                is_sorted.then(|| Streams::Many(streams.into_iter().collect()))
+            }
+        }
+    }
+}
+
 /// A frame that is read.
 pub(super) struct Frame<'a> {
     pub(super) changes: Vec<Change>,
     pub(super) counts: IndexCounts,
-    pub(super) stream: StreamId,
-    pub(super) last: LastBatch,
+    pub(super) streams: Streams,
     pub(super) rows: &'a [EntryBytes],
 }
 
@@ -44,8 +102,7 @@ impl<'a> Frame<'a> {
     pub(super) fn encode<'b>(
         changes: impl ExactSizeIterator<Item = &'b Change>,
         counts: IndexCounts,
-        stream: StreamId,
-        last: &LastBatch,
+        streams: &Streams,
         rows: &[Entry],
         into: &mut Vec<u8>,
     ) {
@@ -60,35 +117,34 @@ impl<'a> Frame<'a> {
             }
         }
         encode_counts(counts, into);
-        encode_stream(stream, last, into);
+        streams.encode(into);
         into.reserve(rows.len() * ENTRY_BYTES);
         for row in rows {
             into.extend(row.to_bytes());
         }
     }
 
-    /// The most bytes of the body of a frame of this many items, without its merges.
+    /// The most bytes of the body of a frame of one batch with this many items, without its merges.
     pub(super) fn bytes_max(items: usize) -> usize {
-        const FIXED_BYTES: usize = 4 + 24 + 8 + 4 + LastBatch::BYTES_BESIDE_ANSWERS;
+        const FIXED_BYTES: usize = 4 + 24 + 4 + 8 + 4 + LastBatch::BYTES_BESIDE_ANSWERS;
         items
             .saturating_mul(ENTRY_BYTES + LastBatch::ANSWER_BYTES_MAX)
             .saturating_add(FIXED_BYTES)
     }
 
     /// `None` for bytes that no frame has.
-    pub(super) fn decode(body: &'a [u8]) -> Option<Frame<'a>> {
+    pub(super) fn decode(kind: FrameKind, body: &'a [u8]) -> Option<Frame<'a>> {
         let mut fields = Fields(body);
         let count = fields.small_number()?;
         let changes = (0..count).map(|_| decode_change(&mut fields));
         let changes = changes.collect::<Option<Vec<_>>>()?;
         let counts = decode_counts(&mut fields)?;
-        let (stream, last) = decode_stream(&mut fields)?;
+        let streams = Streams::decode(kind, &mut fields)?;
         let (rows, rest) = fields.0.as_chunks();
         rest.is_empty().then_some(Frame {
             changes,
             counts,
-            stream,
-            last,
+            streams,
             rows,
         })
     }
@@ -106,8 +162,8 @@ impl Frame<'_> {
     pub(super) fn encoded(&self) -> Vec<u8> {
         let rows: Vec<Entry> = self.rows.iter().map(Entry::from_bytes).collect();
         let mut bytes = Vec::new();
-        let (changes, last) = (self.changes.iter(), &self.last);
-        Frame::encode(changes, self.counts, self.stream, last, &rows, &mut bytes);
+        let (changes, streams) = (self.changes.iter(), &self.streams);
+        Frame::encode(changes, self.counts, streams, &rows, &mut bytes);
         bytes
     }
 }

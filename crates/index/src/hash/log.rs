@@ -5,7 +5,7 @@
 //! | offset | bytes | field |
 //! | --- | --- | --- |
 //! | 0 | 4 | magic, `1FLG` |
-//! | 4 | 4 | kind: 1 batch, 2 link |
+//! | 4 | 4 | kind: 1 batch, 2 link, 3 parts of batches |
 //! | 8 | 8 | life: which of the indexes that ever were in this part |
 //! | 16 | 8 | sequence number |
 //! | 24 | 8 | bytes, from the magic to the end of the body |
@@ -48,6 +48,7 @@ const MAGIC: [u8; 4] = *b"1FLG";
 
 const KIND_BATCH: u32 = 1;
 const KIND_LINK: u32 = 2;
+const KIND_PARTS: u32 = 3;
 
 /// Bytes of a frame before its body.
 pub(super) const FRAME_HEADER_BYTES: usize = 64;
@@ -64,6 +65,24 @@ const FIRST_EXTENT_PAGES: u64 = 16;
 const PIECE_BYTES: u64 = 1 << 20;
 
 const LINK_BYTES: usize = FRAME_HEADER_BYTES + 24;
+
+/// What a frame holds, unless it is a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameKind {
+    /// The changes of one batch.
+    Batch,
+    /// The changes of parts of batches, of any number of streams.
+    Parts,
+}
+
+impl FrameKind {
+    fn number(self) -> u32 {
+        match self {
+            FrameKind::Batch => KIND_BATCH,
+            FrameKind::Parts => KIND_PARTS,
+        }
+    }
+}
 
 /// The hash of a frame.
 pub(super) type FrameHash = [u8; HASH_BYTES];
@@ -177,13 +196,14 @@ impl Log {
         &mut self,
         disk: &dyn Disk,
         space: &mut Space,
+        kind: FrameKind,
         frame: &mut Vec<u8>,
     ) -> Result<()> {
         while frame.len() as u64 > self.tail.room() {
             self.link(disk, space, frame.len())?;
         }
         self.is_torn = true;
-        let hash = self.write(disk, self.tail.offset(), KIND_BATCH, frame)?;
+        let hash = self.write(disk, self.tail.offset(), kind.number(), frame)?;
         self.is_torn = false;
         self.tail.advance(frame.len(), hash);
         Ok(())
@@ -363,6 +383,9 @@ pub(super) struct Reader<'a> {
     pub(super) start: Position,
 }
 
+/// Gets the sequence number of a frame, its kind and its body.
+pub(super) type Visit<'a> = dyn FnMut(u64, FrameKind, &[u8]) -> Result<()> + 'a;
+
 /// The header of a frame that seems to be one.
 struct Claimed {
     kind: u32,
@@ -372,24 +395,18 @@ struct Claimed {
 }
 
 impl Reader<'_> {
-    /// Visits the body of every batch with its sequence number, in order, and returns the log.
+    /// Visits the body of every frame but links with its sequence number, in order, and returns the log.
     ///
     /// # Errors
     /// [`IndexError::Damaged`] where a frame is missing that must have been there.
-    pub(super) fn replay(
-        &self,
-        extent_pages: u64,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<Log> {
+    pub(super) fn replay(&self, extent_pages: u64, visit: &mut Visit<'_>) -> Result<Log> {
         let mut tail = self.start;
         let mut marks = VecDeque::from([tail]);
         let mut frame = Vec::new();
         loop {
-            if self
-                .read(tail.offset(), tail.room(), &mut frame)?
-                .is_some_and(|claimed| claimed.continues(&tail, KIND_BATCH))
-            {
-                visit(tail.sequence, &frame[FRAME_HEADER_BYTES..])?;
+            let claimed = self.read(tail.offset(), tail.room(), &mut frame)?;
+            if let Some(kind) = claimed.and_then(|claimed| claimed.frame_behind(&tail)) {
+                visit(tail.sequence, kind, &frame[FRAME_HEADER_BYTES..])?;
                 tail.advance(frame.len(), frame_hash(&frame));
                 continue;
             }
@@ -478,6 +495,12 @@ impl Reader<'_> {
 }
 
 impl Claimed {
+    /// The kind of a frame that follows this place and is no link.
+    fn frame_behind(&self, tail: &Position) -> Option<FrameKind> {
+        let mut kinds = [FrameKind::Batch, FrameKind::Parts].into_iter();
+        kinds.find(|kind| self.continues(tail, kind.number()))
+    }
+
     fn continues(&self, tail: &Position, kind: u32) -> bool {
         (self.kind, self.sequence) == (kind, tail.sequence) && self.previous == tail.previous
     }
@@ -542,7 +565,9 @@ mod tests {
         fn try_append(&mut self, body: &[u8]) -> Result<()> {
             let mut frame = vec![0; FRAME_HEADER_BYTES];
             frame.extend(body);
-            self.log.append(&*self.disk, &mut self.space, &mut frame)
+            let kind = FrameKind::Batch;
+            self.log
+                .append(&*self.disk, &mut self.space, kind, &mut frame)
         }
 
         fn fails_once(&mut self, op: Op, body: &[u8]) {
@@ -581,7 +606,7 @@ mod tests {
                 start: self.start,
             };
             let mut bodies = Vec::new();
-            let log = reader.replay(64, &mut |_, body| {
+            let log = reader.replay(64, &mut |_, _, body| {
                 bodies.push(body.to_vec());
                 Ok(())
             })?;

@@ -15,6 +15,7 @@
 //! | `segment` | a run of sorted rows on the disk, and the part of it kept in memory |
 //! | `reads` | reading many leaves with many of them in flight |
 //! | `log`, `frame` | the changes of every batch |
+//! | `plan` | parts of batches, of a shard: which items are executed, and which have an answer |
 //! | `root` | checkpoints, and the two slots that point to them |
 //! | `space` | which pages are in use |
 //!
@@ -32,6 +33,7 @@
 mod directory;
 mod frame;
 mod log;
+mod plan;
 mod reads;
 mod root;
 mod segment;
@@ -44,6 +46,7 @@ mod table;
 use std::sync::Arc;
 
 use onefold_engine::{Blocking, Disk};
+use onefold_format::index_message::PositionedAnswer;
 use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch::{self, Item};
@@ -51,11 +54,14 @@ use crate::batch::{self, Item};
 use crate::entry;
 use crate::guarded::{Guarded, Phase, Turn};
 use crate::header::{self, Content};
+use crate::shard::ShardBatch;
 use crate::stream::Answer;
 use crate::{
-    Counted, Fingerprint, FingerprintIndex, IndexCounts, LookupAnswers, Released, Result, Row,
-    StreamId,
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexReader, LookupAnswers, Released,
+    Result, Row, StreamId,
 };
+#[cfg(feature = "simulation")]
+pub use plan::{forget_positions, forget_shard_numbers};
 pub use table::Shape;
 use table::{Lookup, Table};
 
@@ -129,8 +135,10 @@ pub fn decode_anything(bytes: &[u8]) {
     if let Some(checkpoint) = root::Checkpoint::decode(bytes) {
         assert_eq!(checkpoint.encode(), bytes);
     }
-    if let Some(frame) = frame::Frame::decode(bytes) {
-        assert_eq!(frame.encoded(), bytes);
+    for kind in [log::FrameKind::Batch, log::FrameKind::Parts] {
+        if let Some(frame) = frame::Frame::decode(kind, bytes) {
+            assert_eq!(frame.encoded(), bytes);
+        }
     }
     // A leaf is opened only behind its checksum, which random bytes would never have.
     let pool = PoolId([0; 16]);
@@ -159,7 +167,28 @@ pub struct HashIndex {
     guarded: Guarded<Table>,
 }
 
+/// Answers to the items of a part of a batch, in the order of their positions; or why the part was refused.
+pub type PartAnswers = Result<Vec<PositionedAnswer>>;
+
 impl HashIndex {
+    /// Carries out parts of batches, in order. All of their changes are durable together, in one frame of the log.
+    ///
+    /// A part of a batch with a higher number than the stream's last one replaces it; parts with the last number add to
+    /// its answers. Items whose positions have an answer get that, and change nothing.
+    ///
+    /// # Errors
+    /// For a single part, which then has no effect: [`IndexError::Stale`], [`IndexError::Sealed`],
+    /// [`IndexError::Forgotten`], [`IndexError::BadBlock`]. For all of them: the errors of
+    /// [`FingerprintIndex::increment`].
+    ///
+    /// [`IndexError::Stale`]: crate::IndexError::Stale
+    /// [`IndexError::Sealed`]: crate::IndexError::Sealed
+    /// [`IndexError::Forgotten`]: crate::IndexError::Forgotten
+    /// [`IndexError::BadBlock`]: crate::IndexError::BadBlock
+    pub fn execute(&self, parts: &[ShardBatch]) -> Result<Vec<PartAnswers>> {
+        self.change(Turn::ready, |table| table.execute(parts))
+    }
+
     /// Changes the table, and keeps its counts.
     fn change<'s, T>(
         &'s self,
@@ -186,6 +215,27 @@ impl HashIndex {
         self.change(Turn::ready, |table| {
             table.batch(stream, number, |rows, counts| apply(rows, counts, items))
         })
+    }
+}
+
+impl IndexReader for HashIndex {
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
+        self.guarded
+            .look(blocking, |shared| shared.lookup(fingerprints, blocking))
+    }
+
+    fn counts(&self) -> IndexCounts {
+        self.guarded.summary().counts
+    }
+
+    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
+        let mut turn = self.guarded.turn();
+        let rows = turn.open()?.0.rows(from, max);
+        turn.settled(rows)
+    }
+
+    fn needs_rebuild(&self) -> bool {
+        self.guarded.summary().needs_rebuild
     }
 }
 
@@ -223,27 +273,8 @@ impl FingerprintIndex for HashIndex {
         })
     }
 
-    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
-        self.guarded
-            .look(blocking, |shared| shared.lookup(fingerprints, blocking))
-    }
-
     fn secure(&self, batches: &[usize]) -> Result<()> {
         self.change(Turn::ready, |table| table.secure(batches))
-    }
-
-    fn counts(&self) -> IndexCounts {
-        self.guarded.summary().counts
-    }
-
-    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
-        let mut turn = self.guarded.turn();
-        let rows = turn.open()?.0.rows(from, max);
-        turn.settled(rows)
-    }
-
-    fn needs_rebuild(&self) -> bool {
-        self.guarded.summary().needs_rebuild
     }
 
     fn begin_rebuild(&self) -> Result<()> {

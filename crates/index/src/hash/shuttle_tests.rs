@@ -12,7 +12,7 @@ use shuttle::sync::atomic::AtomicU8;
 use shuttle::thread;
 
 use super::{HashIndex, Shape, create_shaped, open_shaped};
-use crate::{Fingerprint, FingerprintIndex, IndexError, LookedUp, Row, StreamId};
+use crate::{Fingerprint, FingerprintIndex, IndexError, IndexReader, LookedUp, Row, StreamId};
 
 const POOL: PoolId = PoolId([9; 16]);
 const STREAM: StreamId = StreamId(1);

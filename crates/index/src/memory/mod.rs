@@ -11,7 +11,7 @@
 //! - A header that says that the body is whole has its hash.
 //!
 //! Crash behaviour: after anything but a close the index comes back empty and [needs a
-//! rebuild](FingerprintIndex::needs_rebuild). The same holds if the closed content cannot be read, or differs from the
+//! rebuild](IndexReader::needs_rebuild). The same holds if the closed content cannot be read, or differs from the
 //! content written.
 
 mod image;
@@ -27,8 +27,8 @@ use crate::header::{self, Content, Extent};
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::sync::{RwLock, RwLockWriteGuard};
 use crate::{
-    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, LookedUp, LookupAnswers,
-    Released, Result, Row, StreamId,
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, IndexReader, LookedUp,
+    LookupAnswers, Released, Result, Row, StreamId,
 };
 use image::{Image, Streams};
 use table::Table;
@@ -180,34 +180,7 @@ impl State {
     }
 }
 
-impl FingerprintIndex for MemoryIndex {
-    fn increment(
-        &self,
-        stream: StreamId,
-        number: u64,
-        items: &[(Fingerprint, Pba)],
-    ) -> Result<Vec<Counted>> {
-        self.batch(stream, number, items, batch::increment)
-    }
-
-    fn count_existing(
-        &self,
-        stream: StreamId,
-        number: u64,
-        items: &[(Fingerprint, Pba)],
-    ) -> Result<Vec<Counted>> {
-        self.batch(stream, number, items, batch::count_existing)
-    }
-
-    fn decrement(
-        &self,
-        stream: StreamId,
-        number: u64,
-        items: &[(Fingerprint, Pba)],
-    ) -> Result<Vec<Released>> {
-        self.batch(stream, number, items, batch::decrement)
-    }
-
+impl IndexReader for MemoryIndex {
     fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
         let state = match blocking {
             Blocking::Yes => self.state.read().map_err(|_| IndexError::Failed)?,
@@ -235,6 +208,35 @@ impl FingerprintIndex for MemoryIndex {
 
     fn needs_rebuild(&self) -> bool {
         self.state().needs_rebuild()
+    }
+}
+
+impl FingerprintIndex for MemoryIndex {
+    fn increment(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        self.batch(stream, number, items, batch::increment)
+    }
+
+    fn count_existing(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        self.batch(stream, number, items, batch::count_existing)
+    }
+
+    fn decrement(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Released>> {
+        self.batch(stream, number, items, batch::decrement)
     }
 
     fn begin_rebuild(&self) -> Result<()> {

@@ -30,6 +30,7 @@
 
 mod lookup;
 mod merging;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ use onefold_format::PoolId;
 use crate::entry::{Entry, EntryBytes, fingerprint_of};
 use crate::guarded::Searchable;
 use crate::hash::directory::{Directory, Segment};
-use crate::hash::frame::{Change, Frame};
+use crate::hash::frame::{Change, Frame, Streams};
 use crate::hash::log::{self, FRAME_HEADER_BYTES, Log, Reader, unique_number};
 use crate::hash::root::{self, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
 use crate::hash::segment::{self, Run};
@@ -231,8 +232,8 @@ impl Table {
         // The segments must be known before the changes that they lack can be determined.
         let mut records = checkpoint.segments.clone();
         let mut next_generation = checkpoint.next_generation;
-        let first_pass = reader.replay(shape.log_pages, &mut |_, body| {
-            let frame = Frame::decode(body).ok_or_else(|| damaged("a frame of its log"))?;
+        let first_pass = reader.replay(shape.log_pages, &mut |_, kind, body| {
+            let frame = Frame::decode(kind, body).ok_or_else(|| damaged("a frame of its log"))?;
             for change in frame
                 .changes
                 .iter()
@@ -248,11 +249,11 @@ impl Table {
         let mut directory =
             Directory::from_records(&records).ok_or_else(|| damaged("its segments"))?;
         let (mut counts, mut streams) = (checkpoint.counts, checkpoint.streams);
-        let log = reader.replay(shape.log_pages, &mut |sequence, body| {
-            let frame = Frame::decode(body).ok_or_else(|| damaged("a frame of its log"))?;
+        let log = reader.replay(shape.log_pages, &mut |sequence, kind, body| {
+            let frame = Frame::decode(kind, body).ok_or_else(|| damaged("a frame of its log"))?;
             if sequence > checkpoint.last {
                 counts = frame.counts;
-                streams.insert(frame.stream, frame.last);
+                frame.streams.replace_in(&mut streams);
             }
             for entry in frame.rows.iter().map(Entry::from_bytes) {
                 let at = directory.at(entry.fingerprint);
@@ -305,15 +306,28 @@ impl Table {
             number,
             answers: A::wrap(answers.clone()),
         };
-        self.commit(stream, &last, counts, &changed)?;
+        self.complete(Streams::One(stream, last), counts, changed)?;
+        Ok(answers)
+    }
+
+    /// Makes changes durable, then visible, and does the work that is due after them.
+    ///
+    /// # Errors
+    /// [`IndexError::NoRoom`] leaves everything as it was.
+    fn complete(
+        &mut self,
+        streams: Streams,
+        counts: IndexCounts,
+        changed: Vec<Entry>,
+    ) -> Result<()> {
+        self.commit(&streams, counts, &changed)?;
         self.note(&changed);
         self.buffers.changed = changed;
         self.counts = counts;
-        self.streams.insert(stream, last);
+        streams.replace_in(&mut self.streams);
         put_off(self.go_on_with_checkpoint())?;
         put_off(self.maintain())?;
-        put_off(self.log.secure(&*self.disk, &mut self.space, 0))?;
-        Ok(answers)
+        put_off(self.log.secure(&*self.disk, &mut self.space, 0))
     }
 
     /// Changes in memory.
@@ -346,23 +360,18 @@ impl Table {
         self.log.secure(&*self.disk, &mut self.space, bytes)
     }
 
-    /// Makes a batch durable, and with it the merges that are ready.
+    /// Writes a frame and makes it durable, and with it the merges that are ready.
     ///
     /// # Errors
     /// [`IndexError::NoRoom`] leaves everything as it was.
-    fn commit(
-        &mut self,
-        stream: StreamId,
-        last: &LastBatch,
-        counts: IndexCounts,
-        changed: &[Entry],
-    ) -> Result<()> {
+    fn commit(&mut self, streams: &Streams, counts: IndexCounts, changed: &[Entry]) -> Result<()> {
         let frame = &mut self.buffers.frame;
         frame.clear();
         frame.resize(FRAME_HEADER_BYTES, 0);
         let changes = self.durable.iter().map(|merge| &merge.change);
-        Frame::encode(changes, counts, stream, last, changed, frame);
-        self.log.append(&*self.disk, &mut self.space, frame)?;
+        Frame::encode(changes, counts, streams, changed, frame);
+        let kind = streams.kind();
+        self.log.append(&*self.disk, &mut self.space, kind, frame)?;
         self.disk.sync()?;
         self.log.synced();
         let named = std::mem::replace(&mut self.durable, std::mem::take(&mut self.written));
