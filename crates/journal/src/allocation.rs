@@ -58,12 +58,19 @@ impl Journal {
                 if blocking == Blocking::No {
                     return Err(StoreError::would_block());
                 }
-                if !may_be_released {
-                    return Err(error);
+                let mut allocated = Err(error);
+                if may_be_released {
+                    self.commit()?;
+                    self.reuse.reclaim()?;
+                    allocated = allocate(&mut *self.state.uncommitted()?);
                 }
-                self.commit()?;
-                self.reuse.reclaim()?;
-                allocate(&mut *self.state.uncommitted()?)
+                let is_full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
+                if allocated.as_ref().is_err_and(is_full)
+                    && self.free_space.take_more(placement.blocks())?
+                {
+                    allocated = allocate(&mut *self.state.uncommitted()?);
+                }
+                allocated
             }
             allocated => allocated,
         }

@@ -283,7 +283,13 @@ impl DataDisk {
         self.disk.submit();
     }
 
-    pub(super) fn name(&self) -> &str {
+    /// Bytes in a block.
+    pub fn block_size(&self) -> u64 {
+        self.block_size
+    }
+
+    /// The part's name in messages.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
@@ -324,7 +330,8 @@ impl DataDisk {
         })
     }
 
-    pub(super) fn discard(&self, at: u64, len: u64) -> io::Result<()> {
+    /// Gives bytes that nothing reads back to the host; see `onefold_engine::Disk`.
+    pub fn discard(&self, at: u64, len: u64) -> io::Result<()> {
         self.disk.discard(at, len)
     }
 

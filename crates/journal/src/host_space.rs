@@ -59,7 +59,9 @@ enum Walked {
 
 impl HostSpace {
     pub(super) fn new(state: Arc<State>) -> Self {
-        let is_thin = state.data.provisioning() == Provisioning::Thin;
+        // A group gives space extents to the pool as a whole, and discards them then.
+        let is_thin =
+            state.data.provisioning() == Provisioning::Thin && state.shared_space.is_none();
         Self {
             state,
             free_walk: Mutex::new(is_thin.then(Walk::default)),

@@ -21,6 +21,7 @@
 //! | `left_behind.rs` `losses.rs` | the losses of a failed sync |
 //! | `data_disk.rs` `doubted.rs` `block_set.rs` `failure.rs` | the data; reads and writes that are refused after a failed sync |
 //! | `allocation.rs` | hands out blocks |
+//! | `leases.rs` | takes space extents for a group of a shared pool, and gives blocks back |
 //! | `reuse.rs` `epoch.rs` | frees blocks once they have no readers |
 //! | `room.rs` `watermarks.rs` | free blocks, and those kept for some purpose |
 //! | `host_space.rs` | returns free space to the host, and has some of it ready |
@@ -28,7 +29,7 @@
 //! | `bad_blocks.rs` | the list of bad blocks, and the scrub's progress |
 //! | `background.rs` | the hook for the background executor |
 //!
-//! Lock order: the root (checkpoints), the log (commits), the uncommitted state, then maps and
+//! Lock order: the turn to exchange space, the root (checkpoints), the log (commits), the uncommitted state, then maps and
 //! metadata.
 
 mod allocation;
@@ -58,6 +59,7 @@ mod rewritten;
 mod room;
 mod root;
 mod session;
+mod shared_space;
 mod state;
 mod tail_copy;
 mod tail_memory;
@@ -99,6 +101,7 @@ pub use replay::{Predecessor, TakenOver, follow_log};
 pub use reuse::Reuse;
 pub use room::{FreeSpace, Room};
 pub use root::PoolRoot;
+pub use shared_space::{MoreSpace, SharedSpace};
 pub use state::Metadata;
 pub use tail_memory::TailMemory;
 pub use watermarks::SpaceLevel;
@@ -143,6 +146,8 @@ pub struct JournalParts {
     pub log: Log,
     /// The newest root.
     pub root: Root,
+    /// Of a group of a shared pool.
+    pub shared_space: Option<SharedSpace>,
     /// The hook for the background executor.
     pub background: Arc<BackgroundWork>,
 }
@@ -161,6 +166,7 @@ impl Journal {
             ledger,
             log,
             root,
+            shared_space,
             background,
         } = parts;
         let end = log.end.position;
@@ -181,6 +187,7 @@ impl Journal {
             pages,
             maps,
             ledger,
+            shared_space,
         };
         let state = Arc::new(State::new(parts, uncommitted));
         Self {

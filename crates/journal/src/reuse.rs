@@ -9,6 +9,20 @@ use onefold_metadata::{Guard, PbaRuns, Result};
 use super::epoch::{Epoch, Epochs};
 use super::host_space::HostSpace;
 
+/// How often a wait for readers looks whether they have ended: every millisecond, for a second.
+const DRAIN_TRIES: u32 = if cfg!(feature = "simulation") {
+    8
+} else {
+    1_000
+};
+
+/// In a simulation, where one thread does everything, nobody else can end a read.
+fn wait_a_little() {
+    if !cfg!(feature = "simulation") {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Blocks that were released, until their readers have drained.
 pub struct Reuse {
     epochs: Arc<Epochs>,
@@ -66,6 +80,18 @@ impl Reuse {
         }
         drop(deferred_frees);
         self.host_space.free(&drained)
+    }
+
+    /// Waits for some time until no read that began in `then` or earlier is in flight. Returns whether none is.
+    pub fn drain(&self, then: Epoch) -> Result<bool> {
+        for _ in 0..DRAIN_TRIES {
+            self.reclaim()?;
+            if self.epochs.is_drained(then) {
+                return Ok(true);
+            }
+            wait_a_little();
+        }
+        Ok(false)
     }
 
     /// Whether the readers of all blocks released up to `then` have drained.

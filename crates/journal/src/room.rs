@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use onefold_format::GivenRun;
+#[cfg(feature = "simulation")]
+use onefold_metadata::PbaRun;
 use onefold_metadata::{
     Guard, MetadataState, Result, Space, SpaceLimits, StoreError, StoreErrorKind, display_bytes,
 };
 
+use super::shared_space::SharedSpace;
 use super::state::State;
 use super::watermarks::{Purpose, SpaceLevel, SpaceReport, Watermarks};
 
@@ -39,6 +43,28 @@ impl FreeSpace {
         }
     }
 
+    /// The space of the pool, in a group of a shared one.
+    pub fn shared(&self) -> Option<&SharedSpace> {
+        self.state.shared_space.as_ref()
+    }
+
+    /// Takes up to `most` runs of free blocks into flight, to give them to the shared pool: see [`Space::take_to_give`].
+    ///
+    /// # Errors
+    ///
+    /// Errors from reading the free-space map.
+    pub fn take_to_give(&self, most: usize, kept: u64, scattered: bool) -> Result<Vec<GivenRun>> {
+        let mut uncommitted = self.state.uncommitted()?;
+        let space = uncommitted.metadata.space_mut();
+        space.take_to_give(most, kept, scattered)
+    }
+
+    /// Takes space from the shared pool. Returns whether there was any.
+    pub(super) fn take_more(&self, blocks: u64) -> Result<bool> {
+        self.shared()
+            .map_or(Ok(false), |shared| shared.take(blocks))
+    }
+
     /// Queries the host, and compares its space with the pool's.
     pub fn room(&self) -> Result<Room> {
         let allocated_bytes = self.state.data.allocated_bytes();
@@ -47,7 +73,10 @@ impl FreeSpace {
         let host_free_bytes = self.state.data.host_free_bytes();
         let metadata = self.state.metadata()?;
         let space = &metadata.space();
-        let (marks, free) = (self.watermarks(space), space.free_blocks());
+        let (marks, free) = (
+            self.watermarks(space),
+            space.free_blocks() + self.elsewhere(),
+        );
         let busy_bytes = space.busy_blocks() * self.state.block_size;
         drop(metadata);
         let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
@@ -95,13 +124,59 @@ impl FreeSpace {
         self.report.host_lacks.load(SeqCst)
     }
 
+    /// Takes all but the first `kept` free blocks out of use until the next opening.
+    #[cfg(feature = "simulation")]
+    pub fn leave_free(&self, mut kept: u64) -> Result<()> {
+        for run in self.free_runs()? {
+            let left = run.count.min(kept);
+            kept -= left;
+            let taken = PbaRun {
+                start: run.start + left,
+                count: run.count - left,
+            };
+            if taken.count > 0 {
+                self.state.uncommitted()?.metadata.space_mut().take(taken)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks that can be handed out, as runs.
+    #[cfg(feature = "simulation")]
+    pub fn free_runs(&self) -> Result<Vec<PbaRun>> {
+        let mut uncommitted = self.state.uncommitted()?;
+        let space = uncommitted.metadata.space_mut();
+        let (mut runs, mut at) = (Vec::new(), 0);
+        while let Some(run) = space.next_free(at..u64::MAX, u64::MAX)? {
+            at = run.start.0 + run.count;
+            runs.push(run);
+        }
+        Ok(runs)
+    }
+
     /// The number of blocks kept for writes that overwrite data.
     pub fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
         self.watermarks(metadata.space()).reserve
     }
 
     fn watermarks(&self, space: &Space) -> Watermarks {
-        Watermarks::of(space.blocks(), self.state.block_size)
+        let shared = self.shared();
+        let blocks = shared.map_or(space.blocks(), SharedSpace::pool_blocks);
+        Watermarks::of(blocks, self.state.block_size)
+    }
+
+    /// The blocks of the pool, and those of them that can be handed out. A group of a shared pool counts those that it could
+    /// take from the pool.
+    pub fn counts(&self, metadata: &MetadataState) -> (u64, u64) {
+        let space = metadata.space();
+        let shared = self.shared();
+        let blocks = shared.map_or(space.blocks(), SharedSpace::pool_blocks);
+        (blocks, space.free_blocks() + self.elsewhere())
+    }
+
+    /// Blocks that a group of a shared pool could still take from the pool.
+    fn elsewhere(&self) -> u64 {
+        self.shared().map_or(0, SharedSpace::elsewhere)
     }
 
     /// Logs each level that is reached, one after the other, and the end of scarcity. An
@@ -162,7 +237,8 @@ impl FreeSpace {
         let reserve = if count <= space_limits.unused_reservation() {
             0
         } else {
-            self.watermarks(metadata.space()).kept_from(purpose)
+            let reserve = self.watermarks(metadata.space()).kept_from(purpose);
+            reserve.saturating_sub(self.elsewhere())
         };
         let host_lacks = self.lacking_for(purpose);
         if Guard::ReservedKeptFromOthers.holds() {
@@ -225,7 +301,9 @@ impl FreeSpace {
         }
         let metadata = self.state.metadata()?;
         let space = &metadata.space();
-        let spoken_for = self.state.maps.unused_reservations() + self.watermarks(space).reserve;
+        let reserve = self.watermarks(space).reserve;
+        let reserve = reserve.saturating_sub(self.elsewhere());
+        let spoken_for = self.state.maps.unused_reservations() + reserve;
         let unclaimed = space.free_blocks().saturating_sub(spoken_for);
         let beyond = space_limits.owned().saturating_sub(reserved);
         Ok(beyond + unclaimed)
@@ -267,6 +345,7 @@ impl FreeSpace {
     fn admit_keeping(&self, metadata: &MetadataState, before: u64, after: u64) -> Result<()> {
         let space = &metadata.space();
         let reserve = self.watermarks(space).reserve;
+        let reserve = reserve.saturating_sub(self.elsewhere());
         let kept = self.state.maps.unused_reservations() + reserve;
         let (more, free) = (after.saturating_sub(before), space.free_blocks());
         if more == 0 || kept.saturating_add(more) <= free {

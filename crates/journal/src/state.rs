@@ -15,6 +15,7 @@ use super::data_disk::DataDisk;
 use super::failure::Failure;
 use super::ledger::SyncLedger;
 use super::log::Tail;
+use super::shared_space::SharedSpace;
 use super::tail_copy::TailCopy;
 
 /// The uncommitted state, the maps, and the disks of data and metadata.
@@ -26,6 +27,8 @@ pub(super) struct State {
     pub(super) maps: Maps,
     /// The syncs of the data that succeeded, for the next process.
     pub(super) ledger: Arc<SyncLedger>,
+    /// Of a group of a shared pool.
+    pub(super) shared_space: Option<SharedSpace>,
     pub(super) failure: Failure,
     /// The records in memory and the state that they change. The lock's holder sees maps and
     /// metadata exactly as the records left them.
@@ -105,6 +108,7 @@ pub(super) struct StateParts {
     pub(super) pages: Arc<Pages>,
     pub(super) maps: Maps,
     pub(super) ledger: Arc<SyncLedger>,
+    pub(super) shared_space: Option<SharedSpace>,
 }
 
 impl State {
@@ -116,6 +120,7 @@ impl State {
             pages,
             maps,
             ledger,
+            shared_space,
         } = parts;
         Self {
             block_size,
@@ -124,6 +129,7 @@ impl State {
             pages,
             maps,
             ledger,
+            shared_space,
             failure: Failure::default(),
             uncommitted: Mutex::new(uncommitted),
         }

@@ -11,12 +11,13 @@ use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::{
-    BatchKind, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, Release, SegmentIndex,
-    UnmapTo, VolumeState,
+    BatchKind, Entry, GivenRun, LayerId, Lba, Outcome, Pba, PublishRun, Record, Release,
+    SegmentIndex, SpaceExtent, UnmapTo, VolumeState,
 };
 
 use super::map::{Layer, Leaf, LeafOf, Maps};
 use super::run::{BlockRange, PbaRun, PbaRuns};
+use super::space::SpaceOf;
 use super::state::MetadataState;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
@@ -172,14 +173,23 @@ impl Target<'_> {
                 release,
             } => {
                 let (_, items) = self.metadata.batches.settle(*number, *position, *count)?;
-                if *release == Release::Freed {
-                    self.metadata.lookup_version.raise();
-                    for item in items {
-                        self.free(item.pba)?;
+                match release {
+                    Release::Freed => {
+                        self.metadata.lookup_version.raise();
+                        for item in items {
+                            self.free(item.pba)?;
+                        }
                     }
+                    Release::Held => items.iter().for_each(|item| self.queue_one(item.pba, item)),
+                    Release::Remaining | Release::Quarantined => {}
                 }
                 Ok(())
             }
+            Record::Exchange {
+                number,
+                given,
+                taken,
+            } => Ok(self.exchange(*number, given, taken)?),
         }
     }
 
@@ -285,6 +295,23 @@ impl Target<'_> {
             &moved,
         );
         Ok(())
+    }
+
+    /// Passes blocks to the pool, and takes space extents from it.
+    fn exchange(&mut self, number: u64, given: &[GivenRun], taken: &[SpaceExtent]) -> Result<()> {
+        let metadata = &mut *self.metadata;
+        let is_repeated = number <= metadata.exchanged && Guard::ExtentNumberRecorded.holds();
+        if metadata.space.of() == SpaceOf::Pool || is_repeated {
+            return Err(StoreError::damaged(format!(
+                "exchange {number} of space extents follows {}",
+                metadata.exchanged
+            )));
+        }
+        metadata.exchanged = number;
+        given.iter().try_for_each(|run| metadata.space.give(*run))?;
+        taken
+            .iter()
+            .try_for_each(|extent| metadata.space.lease(*extent))
     }
 
     /// Releases the blocks of a run of entries, of which the first is `entry`: its own blocks, or

@@ -117,6 +117,7 @@ impl From<IndexError> for StoreError {
             IndexError::Newer(_) => StoreErrorKind::NewerFormat,
             IndexError::Closed => StoreErrorKind::Gone,
             IndexError::WouldBlock => StoreErrorKind::WouldBlock,
+            IndexError::Away { .. } => StoreErrorKind::Busy,
             _ => StoreErrorKind::Damaged,
         };
         Self::new(kind, error.to_string())

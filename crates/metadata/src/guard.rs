@@ -66,6 +66,16 @@ pub enum Guard {
     DanglingGivesBack,
     /// P8: with `verify`, an entry is aliased only if the bytes are equal.
     VerifyBytes,
+    /// P3: in a shared pool references are released only once the reads have ended that began before that was announced.
+    ReadersDrainedBeforeRelease,
+    /// P4: a batch that a group may have called before is recalled from all shards.
+    RecallBeforeRepeat,
+    /// P4: a shard keeps the number of each group's last batch, and executes no batch before it.
+    NumberKeptByShard,
+    /// P4: an exchange of space extents is recorded with its number, and once.
+    ExtentNumberRecorded,
+    /// P4: the record of an exchange is durable before the next exchange.
+    ExchangeDurableBeforeNext,
     /// P3: a block is freed only once the index has released its last reference.
     FreeOnlyAtZero,
     /// P4: the outcomes of the last batch are durable before an index that cannot repeat its
@@ -164,7 +174,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 72] = [
+    pub const ALL: [Self; 77] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -194,6 +204,11 @@ impl Guard {
         Self::AliasOnlyIfUnmoved,
         Self::DanglingGivesBack,
         Self::VerifyBytes,
+        Self::ReadersDrainedBeforeRelease,
+        Self::RecallBeforeRepeat,
+        Self::NumberKeptByShard,
+        Self::ExtentNumberRecorded,
+        Self::ExchangeDurableBeforeNext,
         Self::FreeOnlyAtZero,
         Self::SettledBeforeConversion,
         Self::FrozenNotInPlace,
@@ -257,6 +272,7 @@ impl Guard {
     pub fn turn_off(guard: Option<Self>) {
         OFF.set(guard);
         onefold_index::forget_answers(guard == Some(Self::RepeatTakesFirstAnswers));
+        onefold_index::hash::forget_shard_numbers(guard == Some(Self::NumberKeptByShard));
     }
 }
 

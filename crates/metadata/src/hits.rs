@@ -46,7 +46,7 @@ impl MetadataState {
         if self.hits_held {
             return Err(Refusal::Held);
         }
-        if self.space.end() < self.space.blocks() {
+        if self.space.is_shrinking() {
             return Err(Refusal::Shrinking);
         }
         let blocks: u64 = hits.runs.iter().map(|run| run.count).sum();

@@ -11,7 +11,7 @@ use super::map::{Maps, Wanted};
 use super::pages::Pages;
 use super::queue::{self, Queue, QueueKind, StoredQueue};
 use super::run::PbaRun;
-use super::space::Space;
+use super::space::{Space, SpaceOf};
 use super::state::MetadataState;
 use super::tree;
 use crate::error::{Result, StoreErrorKind};
@@ -23,6 +23,7 @@ pub fn open(
     pages: &Arc<Pages>,
     maps: &Maps,
     root: &Root,
+    space_of: SpaceOf,
     limits: &Limits,
     rebuild_free_space: bool,
 ) -> Result<(MetadataState, bool)> {
@@ -56,14 +57,13 @@ pub fn open(
     let queue = |kind| Queue::open(Arc::clone(pages), &StoredQueue::of(root, kind));
     let (queue, claims) = (queue(QueueKind::Dropped)?, queue(QueueKind::Claims)?);
     let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
-    let space = match Space::open(
-        Arc::clone(pages),
-        root.space,
-        root.pool_blocks,
-        root.shrink_to,
-        limits,
-    ) {
-        Err(error) if rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
+    let space = match Space::open(Arc::clone(pages), root.space, space_of, root, limits) {
+        // The blocks of a group can be counted only together with those of all other groups.
+        Err(error)
+            if rebuild_free_space
+                && space_of == SpaceOf::Pool
+                && error.kind() == StoreErrorKind::Damaged =>
+        {
             is_rebuilt = true;
             count_free_space(pages, maps, &catalogue, &batches, root, limits)?
         }
@@ -71,6 +71,7 @@ pub fn open(
     };
     let state = MetadataState {
         space,
+        exchanged: root.exchanged,
         catalogue,
         queue,
         claims,
@@ -94,13 +95,7 @@ fn count_free_space(
     limits: &Limits,
 ) -> Result<Space> {
     let nothing = TreeRoot::default();
-    let mut space = Space::open(
-        Arc::clone(pages),
-        nothing,
-        root.pool_blocks,
-        root.shrink_to,
-        limits,
-    )?;
+    let mut space = Space::open(Arc::clone(pages), nothing, SpaceOf::Pool, root, limits)?;
     // A shared block may be met many times.
     let mut claim = |run: PbaRun| -> Result<()> {
         for n in 0..run.count {

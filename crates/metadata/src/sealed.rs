@@ -13,7 +13,7 @@ use super::catalogue::SealedCatalogue;
 use super::map::{Layer, Maps, SealedLeaf};
 use super::pages::PageWriter;
 use super::queue::{self, SealedQueue};
-use super::space::SealedSpacePage;
+use super::space::{SealedSpacePage, Space, SpaceOf};
 use super::state::MetadataState;
 use super::tree::{self, Change};
 use crate::error::Result;
@@ -23,6 +23,7 @@ use crate::guard::Guard;
 pub struct Sealed {
     leaves: Vec<SealedLeaf>,
     space: Vec<SealedSpacePage>,
+    space_of: SpaceOf,
     space_root: TreeRoot,
     /// The pool's new end, if it was shrinking and nothing is beyond it any more.
     cut: Option<u64>,
@@ -33,6 +34,7 @@ pub struct Sealed {
     batch: Option<OpenBatch>,
     batch_root: TreeRoot,
     next_batch: u64,
+    exchanged: u64,
     /// Counts of the entries of the changed layers.
     counts: BTreeMap<LayerId, LayerCounts>,
     gone: Vec<Arc<Layer>>,
@@ -68,7 +70,9 @@ impl MetadataState {
             next_batch: self.batches.next_number,
             cut: cut_now(self),
             space: self.space.seal()?,
+            space_of: self.space.of(),
             space_root: self.space.root(),
+            exchanged: self.exchanged,
             catalogue: self.catalogue.seal(changed.into_iter()),
             catalogue_root: self.catalogue.root,
             gone: std::mem::take(&mut self.gone),
@@ -145,6 +149,7 @@ impl Sealed {
             batch: trees.batch,
             open_batch: self.batch.as_ref().map(OpenBatch::head),
             next_batch: self.next_batch,
+            exchanged: self.exchanged,
             pool_blocks: self.cut.unwrap_or(current.pool_blocks),
             shrink_to: current.shrink_to.filter(|_| self.cut.is_none()),
             ..*current
@@ -214,16 +219,13 @@ fn write_space(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot>
     let mut changes: Vec<Change> = Vec::with_capacity(sealed.space.len());
     for SealedSpacePage { index, named } in &sealed.space {
         let (index, in_use) = (u64::from(*index), space_page::allocated(named));
-        let pointer = write_leaf(
-            writer,
-            PageKind::Space,
-            SPACE_OWNER,
-            index,
-            in_use,
-            |page| {
-                space_page::encode(named, page);
-            },
-        )?;
+        let fill = |page: &mut PageBytes| space_page::encode(named, page);
+        let pointer = if Space::is_stored(sealed.space_of, index, named) {
+            let kind = PageKind::Space;
+            Some(writer.write(kind, 0, SPACE_OWNER, index, in_use, fill)?)
+        } else {
+            None
+        };
         changes.push((index, pointer));
     }
     tree::rewrite(writer, SPACE_OWNER, sealed.space_root, &changes)

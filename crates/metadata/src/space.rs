@@ -11,8 +11,14 @@
 //! Bitmaps come in pages of 16,384 blocks. The number of free blocks of each page is known for all
 //! of them; the bitmaps themselves are loaded as needed, and stay while they have changes or blocks
 //! in flight.
+//!
+//! A group of a shared pool has the blocks that it may hand out, and no others: for a group, *named* means that the block
+//! is not the group's to hand out, and all blocks of a page that is not stored are named. So a block is in the custody
+//! of one group at most: not named in its map, or owned by an entry of it.
 
 mod allocation;
+mod counts;
+mod custody;
 mod spare;
 
 use std::collections::BTreeMap;
@@ -21,8 +27,9 @@ use std::sync::Arc;
 
 use onefold_format::node::Pointer;
 use onefold_format::page::{PageKind, SPACE_OWNER};
-use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE, Bitmap, EMPTY_BITMAP};
-use onefold_format::{Pba, TreeRoot};
+use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE, Bitmap};
+use onefold_format::units::PBA_END;
+use onefold_format::{Pba, Root, TreeRoot};
 
 use super::bits;
 use super::cache::ClockCache;
@@ -33,6 +40,8 @@ use super::tree;
 use crate::error::{Result, StoreError};
 use crate::limits::Limits;
 
+use self::counts::FreeCounts;
+pub use self::custody::SpaceOf;
 use self::spare::Spare;
 pub use self::spare::SpareUse;
 
@@ -42,11 +51,12 @@ const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 pub struct Space {
     pages: Arc<Pages>,
     root: TreeRoot,
+    extent: SpaceOf,
     blocks: u64,
     /// Blocks from here on are not handed out: the pool will end here.
     end: u64,
     /// Blocks of each page that are not busy.
-    free: Vec<u16>,
+    free: FreeCounts,
     free_total: u64,
     /// The free blocks beyond the end.
     free_beyond: u64,
@@ -86,23 +96,25 @@ impl SpacePage {
 }
 
 impl Space {
-    /// A pool of `blocks` blocks, which may be about to shrink, as the last checkpoint left it.
+    /// The blocks of a pool or a group as the last checkpoint left them, according to this tree.
     pub(super) fn open(
         pages: Arc<Pages>,
-        root: TreeRoot,
-        blocks: u64,
-        shrink_to: Option<u64>,
+        tree: TreeRoot,
+        extent: SpaceOf,
+        root: &Root,
         limits: &Limits,
     ) -> Result<Self> {
-        let page_count = blocks.div_ceil(BLOCKS_PER_SPACE_PAGE);
+        let (blocks, free) = match extent {
+            SpaceOf::Pool => (root.pool_blocks, FreeCounts::of_pool(root.pool_blocks)),
+            SpaceOf::Group => (PBA_END, FreeCounts::of_group()),
+        };
         let mut space = Self {
             pages: Arc::clone(&pages),
-            root,
+            root: tree,
+            extent,
             blocks,
             end: blocks,
-            free: (0..page_count)
-                .map(|index| capacity(blocks, index))
-                .collect(),
+            free,
             free_total: 0,
             free_beyond: 0,
             held_total: 0,
@@ -114,13 +126,13 @@ impl Space {
             quarantined: BTreeMap::new(),
             spare: Spare::new(limits.spare_pages_max),
         };
-        tree::walk(&pages, SPACE_OWNER, root, &mut |visit| match visit {
+        tree::walk(&pages, SPACE_OWNER, tree, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
             tree::Visit::Leaf(index, Pointer { page, info, .. }) => {
-                let free = space.free.get_mut(index as usize);
-                let left = free.as_ref().and_then(|free| free.checked_sub(info));
-                match (free, left) {
-                    (Some(free), Some(left)) => *free = left,
+                match capacity(blocks, index).checked_sub(info) {
+                    Some(left) if index < blocks.div_ceil(BLOCKS_PER_SPACE_PAGE) => {
+                        space.free.set(index as u32, left);
+                    }
                     _ => {
                         return Err(StoreError::damaged(format!(
                             "free-space page {index} says {info} blocks are in use; \
@@ -131,8 +143,8 @@ impl Space {
                 pages.mark_used(page)
             }
         })?;
-        space.free_total = space.free.iter().map(|free| u64::from(*free)).sum();
-        space.set_end(shrink_to.unwrap_or(blocks))?;
+        space.free_total = space.free.total();
+        space.set_end(root.shrink_to.unwrap_or(blocks))?;
         Ok(space)
     }
 
@@ -164,6 +176,11 @@ impl Space {
         self.end
     }
 
+    /// Whether blocks are being moved from beyond the pool's new end.
+    pub fn is_shrinking(&self) -> bool {
+        self.end < self.blocks
+    }
+
     /// Blocks beyond the end that are named or in flight.
     pub fn busy_beyond(&self) -> u64 {
         self.blocks - self.end - self.free_beyond
@@ -178,13 +195,7 @@ impl Space {
         if end == self.blocks {
             return Ok(0);
         }
-        let whole = end.div_ceil(BLOCKS_PER_SPACE_PAGE) as usize;
-        let mut count = self
-            .free
-            .iter()
-            .skip(whole)
-            .map(|free| u64::from(*free))
-            .sum();
+        let mut count = self.count_free_in_pages_from(end);
         let cut = end as usize % PAGE_BLOCKS;
         if cut > 0 {
             let page = self.page((end / BLOCKS_PER_SPACE_PAGE) as u32)?;
@@ -192,6 +203,12 @@ impl Space {
             count += runs.map(|run| run.len() as u64).sum::<u64>();
         }
         Ok(count)
+    }
+
+    /// The free blocks of the pages that begin at `end` or later.
+    fn count_free_in_pages_from(&self, end: u64) -> u64 {
+        let beyond = self.free.iter().skip(self.free.position_of_end(end));
+        beyond.map(|page| u64::from(page.free)).sum()
     }
 
     /// Sets the end before which blocks are handed out.
@@ -212,18 +229,14 @@ impl Space {
         self.free_total -= self.free_beyond;
         let cut = self.end as usize % PAGE_BLOCKS;
         if cut > 0 {
-            let beyond = self.count_free_from(self.end)?
-                - self
-                    .free
-                    .iter()
-                    .skip(pages as usize)
-                    .map(|free| u64::from(*free))
-                    .sum::<u64>();
-            self.free[pages as usize - 1] -= beyond as u16;
-            let page = self.page(pages as u32 - 1)?;
+            let in_pages = self.count_free_in_pages_from(self.end);
+            let beyond = self.count_free_from(self.end)? - in_pages;
+            let last = pages as u32 - 1;
+            self.free.add(last, -(beyond as i32));
+            let page = self.page(last)?;
             bits::fill(&mut page.busy[..], cut..PAGE_BLOCKS, true);
         }
-        self.free.truncate(pages as usize);
+        self.free.truncate(pages);
         self.resident.retain(|index| u64::from(*index) < pages);
         self.dirty.retain(|index| u64::from(*index) < pages);
         (self.blocks, self.free_beyond) = (self.end, 0);
@@ -250,14 +263,8 @@ impl Space {
     pub fn grow(&mut self, blocks: u64) {
         let before = std::mem::replace(&mut self.blocks, blocks);
         let last_page = (before - 1) / BLOCKS_PER_SPACE_PAGE;
-        for index in last_page..blocks.div_ceil(BLOCKS_PER_SPACE_PAGE) {
-            let added = capacity(blocks, index) - capacity(before, index);
-            match self.free.get_mut(index as usize) {
-                Some(free) => *free += added,
-                None => self.free.push(added),
-            }
-            self.free_total += u64::from(added);
-        }
+        self.free.grow(before, blocks);
+        self.free_total = self.free.total();
         // A bitmap that is not in memory will be loaded as it is now.
         if let Some(page) = self.resident.get(last_page as u32) {
             let first = last_page * BLOCKS_PER_SPACE_PAGE;
@@ -414,7 +421,8 @@ impl Space {
             let index = at / BLOCKS_PER_SPACE_PAGE;
             let first = index * BLOCKS_PER_SPACE_PAGE;
             let page_end = end.min(first + BLOCKS_PER_SPACE_PAGE);
-            if self.free[index as usize] < capacity(self.blocks, index) {
+            let free = self.free.get(index as u32).unwrap_or(0);
+            if free < capacity(self.blocks, index) {
                 let named = &self.page(index as u32)?.named;
                 let found = first + bits::find(&named[..], (at - first) as usize, true) as u64;
                 if found < page_end {
@@ -424,31 +432,6 @@ impl Space {
             at = page_end;
         }
         Ok(blocks.end)
-    }
-
-    /// The first run of at most `most` blocks in a range that can be handed out.
-    pub fn next_free(&mut self, blocks: Range<u64>, most: u64) -> Result<Option<PbaRun>> {
-        let end = blocks.end.min(self.end);
-        let mut at = blocks.start;
-        while at < end {
-            let index = at / BLOCKS_PER_SPACE_PAGE;
-            let first = index * BLOCKS_PER_SPACE_PAGE;
-            let page_end = end.min(first + BLOCKS_PER_SPACE_PAGE);
-            if self.free[index as usize] > 0 {
-                let page = self.page(index as u32)?;
-                let run = bits::clear_runs(&page.busy[..], (at - first) as usize).next();
-                let run =
-                    run.map(|run| first + run.start as u64..page_end.min(first + run.end as u64));
-                if let Some(run) = run.filter(|run| run.start < page_end) {
-                    return Ok(Some(PbaRun {
-                        start: Pba(run.start),
-                        count: most.min(run.end - run.start),
-                    }));
-                }
-            }
-            at = page_end;
-        }
-        Ok(None)
     }
 
     fn let_go(&mut self, run: PbaRun) -> Result<()> {
@@ -533,7 +516,7 @@ impl Space {
         page.dirty = true;
         self.dirty.push(index);
         let free = page.busy.iter().map(|bits| bits.count_zeros()).sum::<u32>() as u16;
-        let before = std::mem::replace(&mut self.free[index as usize], free);
+        let before = self.free.set(index, free);
         self.free_total = self.free_total + u64::from(free) - u64::from(before);
         self.resident.insert(index, page, SpacePage::may_go);
         self.spare.remove_page(index);
@@ -543,6 +526,7 @@ impl Space {
 
     /// Takes the list of changed pages, as they are now.
     pub(super) fn seal(&mut self) -> Result<Vec<SealedSpacePage>> {
+        self.forget_full_pages();
         let mut indices = std::mem::take(&mut self.dirty);
         indices.sort_unstable();
         let mut sealed = Vec::with_capacity(indices.len());
@@ -570,11 +554,24 @@ impl Space {
 
     fn page(&mut self, index: u32) -> Result<&mut SpacePage> {
         if self.resident.get(index).is_none() {
-            let page = load(&self.pages, self.root, self.blocks, index)?;
+            let page = self.load(index)?;
             self.resident.insert(index, page, SpacePage::may_go);
         }
         let missing = || StoreError::damaged(format!("free-space page {index} is not in memory"));
         self.resident.get(index).ok_or_else(missing)
+    }
+
+    fn load(&self, index: u32) -> Result<SpacePage> {
+        let (pages, index) = (&self.pages, u64::from(index));
+        let named = match tree::lookup(pages, SPACE_OWNER, self.root, index)? {
+            None => self.extent.absent_page(index),
+            Some(pointer) => {
+                let page = pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)?;
+                let what = format_args!("free-space page {index}");
+                space_page::decode(&page).map_err(|error| StoreError::format(what, error))?
+            }
+        };
+        Ok(new_page(named, self.blocks, index))
     }
 
     /// Calls `change` for the part of `run` in each page, and counts its effects.
@@ -606,8 +603,7 @@ impl Space {
                 page.dirty = true;
                 self.dirty.push(index);
             }
-            let free = &mut self.free[index as usize];
-            *free = free.wrapping_add_signed(effect.free as i16);
+            self.free.add(index, effect.free);
             self.free_total = self.free_total.wrapping_add_signed(i64::from(effect.free));
             if is_beyond {
                 let beyond = i64::from(effect.free);
@@ -632,19 +628,6 @@ fn capacity(blocks: u64, index: u64) -> u16 {
     let first = index * BLOCKS_PER_SPACE_PAGE;
     let in_page = blocks.saturating_sub(first).min(BLOCKS_PER_SPACE_PAGE);
     (in_page - u64::from(index == 0 && in_page > 0)) as u16
-}
-
-fn load(pages: &Pages, root: TreeRoot, blocks: u64, index: u32) -> Result<SpacePage> {
-    let index = u64::from(index);
-    let named = match tree::lookup(pages, SPACE_OWNER, root, index)? {
-        None => Box::new(EMPTY_BITMAP),
-        Some(pointer) => {
-            let page = pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)?;
-            let what = format_args!("free-space page {index}");
-            space_page::decode(&page).map_err(|error| StoreError::format(what, error))?
-        }
-    };
-    Ok(new_page(named, blocks, index))
 }
 
 /// A page without blocks in flight; positions that are not blocks are busy for ever.

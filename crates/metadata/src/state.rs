@@ -13,6 +13,8 @@ use crate::sync::AtomicU64;
 /// The state that records change, besides the maps.
 pub struct MetadataState {
     pub(super) space: Space,
+    /// The group's last exchange of space extents that is applied.
+    pub(super) exchanged: u64,
     pub(super) catalogue: Catalogue,
     /// Dropped references, for the collector.
     pub(super) queue: Queue,
@@ -61,6 +63,11 @@ impl MetadataState {
     /// bits.
     pub fn space_mut(&mut self) -> &mut Space {
         &mut self.space
+    }
+
+    /// The number of the group's last exchange of space extents that is applied.
+    pub fn exchanged(&self) -> u64 {
+        self.exchanged
     }
 
     /// Volumes and snapshots.

@@ -8,12 +8,37 @@ use onefold_metadata::sync::{Mutex, MutexGuard, lock};
 use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind};
 
 use crate::pool::Pool;
+use crate::shared::Group;
 
 /// Writes the records of volumes.
 pub(crate) struct CatalogueWriter {
     pool: Arc<Pool>,
     /// Held while the catalogue is changed: [`CatalogueWriter::turn`]. Taken after the job lock.
     changing: Mutex<()>,
+}
+
+/// A name for a volume that is not made yet.
+#[must_use]
+pub(crate) struct NameClaim<'a> {
+    catalogue: &'a CatalogueWriter,
+    name: String,
+    is_kept: bool,
+}
+
+impl NameClaim<'_> {
+    /// Notes that a volume has the name.
+    pub(crate) fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for NameClaim<'_> {
+    fn drop(&mut self) {
+        // A change that failed may have made the volume all the same.
+        if !self.is_kept && self.catalogue.check_name_is_free(&self.name).is_ok() {
+            self.catalogue.release_name(&self.name);
+        }
+    }
 }
 
 impl CatalogueWriter {
@@ -32,8 +57,28 @@ impl CatalogueWriter {
         (journal.stops_on_panic("a change of the catalogue"), turn)
     }
 
-    /// Refuses the name of a volume, also of one that is still being imported.
-    pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
+    /// Claims the name of a volume that is about to be made or renamed: no other has it, also none that is still being
+    /// imported. Unless the claim is kept, the name is free again afterwards.
+    pub(crate) fn claim_name(&self, name: &str) -> Result<NameClaim<'_>> {
+        self.check_name_is_free(name)?;
+        if let Some(shared) = self.pool.group().map(Group::shared) {
+            shared.claim_name(name)?;
+        }
+        Ok(NameClaim {
+            catalogue: self,
+            name: name.to_owned(),
+            is_kept: false,
+        })
+    }
+
+    /// Notes that no volume has this name any more.
+    pub(crate) fn release_name(&self, name: &str) {
+        if let Some(shared) = self.pool.group().map(Group::shared) {
+            shared.release_name(name);
+        }
+    }
+
+    fn check_name_is_free(&self, name: &str) -> Result<()> {
         let metadata = self.pool.journal().metadata()?;
         let Some((_, taken)) = metadata.catalogue().by_name(name) else {
             return Ok(());

@@ -143,6 +143,8 @@ impl Store {
             clear_segment(&self.pool, &layer, segment)?;
             from = segment + 1;
         }
-        self.catalogue.remove_record(volume.id, layer.id)
+        self.catalogue.remove_record(volume.id, layer.id)?;
+        self.catalogue.release_name(&volume.name());
+        Ok(())
     }
 }

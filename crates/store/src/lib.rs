@@ -8,10 +8,11 @@
 //!
 //! | folder, file | purpose |
 //! | --- | --- |
-//! | `store.rs` `checks.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
+//! | `store.rs` `checks.rs` `creation.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
 //! | `volume_table.rs` `catalogue.rs` | the volumes in use, and the records that change them |
 //! | `volume/` `volume_options.rs` | the data path: requests are checked, read, written, trimmed; volumes compared |
 //! | `pool.rs` | state that volumes share |
+//! | `shared/` | what a group has in common with the other groups of a shared pool, and the pool as one host serves it |
 //! | `snapshots/` | snapshots and clones, rollback, deletion |
 //! | `dedup/` | blocks are published, shared and released, batch by batch; volumes get blocks of their own; the index is rebuilt |
 //! | `integrity/` | decayed blocks are found and reported; the maps are checked |
@@ -37,6 +38,7 @@ mod batches;
 mod blocks;
 mod catalogue;
 mod checks;
+mod creation;
 mod dedup;
 mod export;
 mod import;
@@ -45,6 +47,7 @@ mod latency;
 mod moving;
 mod pool;
 mod recovery;
+mod shared;
 mod snapshots;
 mod space;
 mod store;
@@ -57,6 +60,7 @@ pub use accounting::{
     Accounting, Data, Locality, MemoryStat, PoolStat, SnapshotStat, Usage, VolumeStat,
 };
 pub use batches::{BatchReport, CollectReport, CountReport};
+pub use creation::{CreateOptions, GroupOptions};
 pub use dedup::{COLLECT_BATCH_BLOCKS, Dedup, HitsHeld, Pace, Pacing, Ready};
 pub use dedup::{IndexStat, PoolIndex, UnsharePlan, Unsharing};
 pub use export::{Exporter, LogAfter, MetadataExport};
@@ -77,7 +81,8 @@ pub use onefold_metadata::{
     Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind, display_bytes,
     full_name, parse_bytes, split_name,
 };
-pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
+pub use recovery::{OpenOptions, RecoveryReport};
+pub use shared::{GROUP_BYTES_MIN, HostOptions, Shared, SharedDescription, SharedPool, groups_max};
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use snapshots::{DeletionStat, Deletions};
 pub use space::{Released, ShrinkPlan, ShrinkReport, Space};

@@ -11,6 +11,7 @@ use onefold_metadata::{Limits, Maps, Result, Room};
 use crate::batches::{Batches, ClaimedFingerprints, IndexSlot};
 use crate::blocks::{Blocks, Fingerprinter};
 use crate::latency::Latencies;
+use crate::shared::{Group, Shared};
 use crate::volume::Recent;
 
 /// What volumes share. Each part does its own work; this only holds them together.
@@ -21,6 +22,8 @@ pub(crate) struct Pool {
     background: Arc<BackgroundWork>,
     blocks: Arc<Blocks>,
     batches: Batches,
+    /// In a group of a shared pool.
+    group: Option<Group>,
     /// Blocks and volumes that a failed sync damaged.
     losses: LossList,
     /// Held while the memory of [`Limits::check_bytes`] is in use.
@@ -39,24 +42,27 @@ pub(crate) struct PoolParts {
     pub(crate) journal: Journal,
     pub(crate) background: Arc<BackgroundWork>,
     pub(crate) index: IndexSlot,
+    pub(crate) shared: Option<Shared>,
     pub(crate) secret: Secret,
     pub(crate) bad: BadBlocks,
     pub(crate) losses: LossList,
 }
 
 impl Pool {
-    pub(crate) fn new(parts: PoolParts) -> Self {
+    pub(crate) fn new(parts: PoolParts) -> Result<Self> {
         let PoolParts {
             superblock,
             limits,
             journal,
             background,
             index,
+            shared,
             secret,
             bad,
             losses,
         } = parts;
         let journal = Arc::new(journal);
+        let next_batch = journal.metadata()?.batches().next_number();
         let fingerprinter = Fingerprinter::new(secret, superblock.block_size);
         let blocks = Blocks::new(
             Arc::clone(&journal),
@@ -65,27 +71,31 @@ impl Pool {
             superblock.block_size,
         );
         let blocks = Arc::new(blocks);
+        let group = shared.map(|shared| Group::new(&journal, shared));
         let batches = Batches::new(
             Arc::clone(&journal),
             Arc::clone(&blocks),
             Arc::clone(&background),
             index,
             ClaimedFingerprints::new(limits.claim_fingerprints_max),
+            next_batch,
+            group.as_ref().map(|group| Arc::clone(group.leases())),
         );
-        Self {
+        Ok(Self {
             superblock,
             limits,
             journal,
             background,
             blocks,
             batches,
+            group,
             losses,
             scan_memory: Mutex::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
             recent: Recent::new(limits.recent_bytes),
             guests_strained: AtomicBool::new(false),
-        }
+        })
     }
 
     pub(crate) fn superblock(&self) -> &Superblock {
@@ -110,6 +120,11 @@ impl Pool {
 
     pub(crate) fn batches(&self) -> &Batches {
         &self.batches
+    }
+
+    /// What a group of a shared pool has, and a pool with one owner has not.
+    pub(crate) fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
     }
 
     pub(crate) fn losses(&self) -> &LossList {
@@ -156,12 +171,6 @@ impl Pool {
 
     pub(crate) fn bad(&self) -> &BadBlocks {
         self.blocks.bad()
-    }
-
-    /// Whether blocks are being moved from beyond the pool's new end.
-    pub(crate) fn is_shrinking(&self) -> Result<bool> {
-        let metadata = self.journal.metadata()?;
-        Ok(metadata.space().end() < metadata.space().blocks())
     }
 
     pub(crate) fn data(&self) -> &DataDisk {

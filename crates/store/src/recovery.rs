@@ -1,4 +1,4 @@
-//! Creating and opening a pool.
+//! Opening a pool, or a group of a shared pool.
 //!
 //! The possible states of the two roots and the log, and the consequences:
 //!
@@ -16,100 +16,27 @@
 //!
 //! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use onefold_engine::{Disk, Engine, Part, reserve};
+use onefold_engine::{Disk, Engine, Part};
 use onefold_format::node::ROOT_SLOTS;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
-use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
-use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
-use onefold_format::{
-    FormatError, IndexKind, MINOR_VERSION, PageNumber, PoolId, Provisioning, Root, Secret,
-    Superblock, TreeRoot, WhenFull,
-};
+use onefold_format::superblock;
+use onefold_format::{FormatError, PageNumber, PoolId, Root, Secret, Superblock};
 use onefold_journal::{
     BackgroundWork, BadBlocks, DataDisk, FoundLedger, IncompleteCommit, Journal, JournalParts, Log,
-    LogMark, LossList, LossReport, Predecessor, SyncLedger, TailMemory, check_length,
+    LogMark, LossList, LossReport, Predecessor, SharedSpace, SyncLedger, TailMemory, check_length,
 };
 use onefold_metadata::{
-    self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind, display_bytes,
+    self, Guard, Limits, Maps, Pages, Result, SpaceOf, StoreError, StoreErrorKind,
 };
 
-use crate::batches::{self, IndexSlot};
+use crate::batches::IndexSlot;
 use crate::pool::{Pool, PoolParts};
+use crate::shared::Shared;
 
-/// Bytes that are written together to allocate a pool's space.
-const ALLOCATED_TOGETHER_BYTES: usize = 4 << 20;
-
-/// Options for creating a pool.
-#[derive(Debug, Clone)]
-pub struct CreateOptions {
-    /// Bytes in a block: 4096, 8192, 16384 or 65536.
-    pub block_size: u32,
-    /// Bytes for data: a multiple of the block size. A device's length is the most it can be.
-    pub size_bytes: u64,
-    /// Bytes in the log's ring, 256 KiB to 1 GiB. Bounds the replay at an opening.
-    pub log_bytes: u64,
-    /// The back end of the fingerprint index.
-    pub index: IndexKind,
-    /// Whether the data takes all of its space on the host at once, and keeps it.
-    pub provisioning: Provisioning,
-}
-
-impl Default for CreateOptions {
-    fn default() -> Self {
-        Self {
-            block_size: 4096,
-            size_bytes: 0,
-            log_bytes: 32 << 20,
-            index: IndexKind::Hash,
-            provisioning: Provisioning::Thin,
-        }
-    }
-}
-
-impl CreateOptions {
-    /// Refuses options with which no pool can be created.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid`, with the option that is impossible.
-    pub fn check(&self) -> Result<()> {
-        self.pool_blocks().map(drop)
-    }
-
-    /// The number of the pool's blocks, if the options are possible.
-    fn pool_blocks(&self) -> Result<u64> {
-        let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
-        let CreateOptions {
-            block_size,
-            size_bytes,
-            log_bytes,
-            index: _,
-            provisioning: _,
-        } = *self;
-        if !BLOCK_SIZES.contains(&block_size) {
-            return invalid(format!(
-                "a block has 4, 8, 16 or 64 KiB, not {block_size} bytes"
-            ));
-        }
-        let log_fits = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes);
-        if !log_fits || !log_bytes.is_multiple_of(SECTOR_BYTES) {
-            return invalid(format!(
-                "a log has 256 KiB to 1 GiB, in whole sectors of {SECTOR_BYTES} bytes, not {log_bytes} bytes"
-            ));
-        }
-        let pool_blocks = size_bytes / u64::from(block_size);
-        match pool_size_problem(size_bytes, block_size.into()) {
-            Some(problem) => invalid(problem),
-            None => Ok(pool_blocks),
-        }
-    }
-}
-
-/// Options for opening a pool.
+/// Options for opening a pool, or a group of a shared pool.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// The memory of the store's caches and queues, in bytes. Front ends' buffers come on top.
@@ -117,6 +44,8 @@ pub struct OpenOptions {
     /// If the free-space map cannot be opened, count it again from the maps. For repairs: it reads
     /// every page of every map, and keeps all of the new free-space map in memory.
     pub rebuild_free_space: bool,
+    /// What a group has in common with the other groups of its pool; nothing for a pool with one owner.
+    pub shared: Option<Shared>,
 }
 
 /// The report of opening a pool.
@@ -198,139 +127,6 @@ impl RecoveryReport {
     }
 }
 
-/// Writes the parts of a new pool, and reports the bytes that were written to allocate space, and how many there are. The
-/// root comes last: without it there is no pool.
-pub(crate) fn create(
-    engine: &dyn Engine,
-    options: &CreateOptions,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<()> {
-    let pool_blocks = options.pool_blocks()?;
-    let pool = PoolId(
-        engine
-            .random_id()
-            .map_err(|e| StoreError::io("making an id", e))?,
-    );
-    let superblock = Superblock {
-        pool,
-        block_size: options.block_size,
-        log_bytes: options.log_bytes,
-        created_unix_seconds: engine.unix_seconds(),
-        index: options.index,
-    };
-    let part = |part, len| {
-        engine
-            .create(part, len)
-            .map_err(|e| part_error(engine, part, e))
-    };
-    let identity = part(Part::Superblock, PAGE_BYTES as u64)?;
-    let meta = part(Part::Meta, ROOT_SLOTS * PAGE_BYTES as u64)?;
-    let log = part(Part::Log, options.log_bytes)?;
-    let data = part(Part::Data, options.size_bytes)?;
-    let secret_part = part(Part::Secret, PAGE_BYTES as u64)?;
-    batches::create(engine, options.index, pool)?;
-
-    let step = |what, done: std::io::Result<()>| {
-        done.map_err(|e| StoreError::io(format_args!("creating the pool: {what}"), e))
-    };
-    step("reserving the log", reserve(&*log, options.log_bytes))?;
-    step("syncing the log", log.sync())?;
-    let mut label = vec![0; options.block_size as usize];
-    label[..PAGE_BYTES].copy_from_slice(&superblock::encode_data_label(pool)[..]);
-    let secret = new_secret(engine)?.encode(pool);
-    step("writing the secret", secret_part.write_at(&secret[..], 0))?;
-    step("syncing the secret", secret_part.sync())?;
-    if options.provisioning == Provisioning::Thick {
-        let allocated = allocate(&*data, options.size_bytes, progress);
-        step("allocating space for the data", allocated)?;
-    }
-    step("labelling the data", data.write_at(&label, 0))?;
-    step("syncing the data", data.sync())?;
-    step(
-        "writing the superblock",
-        identity.write_at(&superblock.encode()[..], 0),
-    )?;
-    step("syncing the superblock", identity.sync())?;
-    let root = first_root(pool_blocks, options.provisioning);
-    let at = root.slot().0 * PAGE_BYTES as u64;
-    step(
-        "writing the root",
-        meta.write_at(&root.encode(pool)[..], at),
-    )?;
-    step("syncing the root", meta.sync())
-}
-
-/// The root of a new pool.
-fn first_root(pool_blocks: u64, provisioning: Provisioning) -> Root {
-    Root {
-        minor: MINOR_VERSION,
-        sequence: 1,
-        session: 0,
-        log_position: 0,
-        commit: 0,
-        frame_checksum: 0,
-        next_volume_id: 1,
-        next_layer_id: 1,
-        catalogue: TreeRoot::default(),
-        space: TreeRoot::default(),
-        pool_blocks,
-        next_domain_id: 1,
-        when_full: WhenFull::default(),
-        provisioning,
-        queue: TreeRoot::default(),
-        queue_head: 0,
-        queue_end: 0,
-        batch: TreeRoot::default(),
-        open_batch: None,
-        next_batch: 1,
-        shrink_to: None,
-        claims: TreeRoot::default(),
-        claims_head: 0,
-        claims_end: 0,
-    }
-}
-
-/// Allocates all of a disk's space and writes zeros to it.
-fn allocate(disk: &dyn Disk, len: u64, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
-    // Fails before anything is written.
-    reserve(disk, len)?;
-    let zeros = vec![0; ALLOCATED_TOGETHER_BYTES];
-    let mut at = 0;
-    while at < len {
-        let bytes = (len - at).min(zeros.len() as u64);
-        disk.write_at(&zeros[..bytes as usize], at)?;
-        at += bytes;
-        progress(at, len);
-    }
-    Ok(())
-}
-
-fn new_secret(engine: &dyn Engine) -> Result<Secret> {
-    let mut secret = Secret([0; 32]);
-    for half in secret.0.chunks_exact_mut(16) {
-        let random = engine.random_id();
-        half.copy_from_slice(&random.map_err(|e| StoreError::io("making a secret", e))?);
-    }
-    Ok(secret)
-}
-
-/// Why a pool cannot have this size.
-pub(crate) fn pool_size_problem(size_bytes: u64, block_size: u64) -> Option<String> {
-    let (least, most) = (2 * block_size, PBA_END.saturating_mul(block_size));
-    let what = match size_bytes {
-        bytes if bytes < least => "too small",
-        bytes if bytes > most => "too large",
-        _ => return None,
-    };
-    Some(format!(
-        "a pool of {} is {what}: with blocks of {} it has {} to {}",
-        display_bytes(size_bytes),
-        display_bytes(block_size),
-        display_bytes(least),
-        display_bytes(most)
-    ))
-}
-
 pub(crate) fn part_error(engine: &dyn Engine, part: Part, error: std::io::Error) -> StoreError {
     let name = engine.describe(part);
     let kind = match error.kind() {
@@ -355,15 +151,19 @@ pub(crate) fn open(
     let mut report = RecoveryReport::default();
     let parts = Parts::open(engine)?;
     let superblock = parts.superblock;
+    check_group(&superblock, options.shared.as_ref())?;
     let bad = BadBlocks::open(engine, superblock.pool, !parts.is_later_minor)?;
     let (losses, lost) = LossList::open(engine, superblock.pool)?;
     let limits = Limits::from_memory(options.memory_bytes);
-    let index = IndexSlot::open(
-        engine,
-        superblock.index,
-        superblock.pool,
-        limits.index_bytes,
-    );
+    let index = match &options.shared {
+        Some(shared) => IndexSlot::of_group(Arc::clone(&shared.index)),
+        None => IndexSlot::open(
+            engine,
+            superblock.index,
+            superblock.pool,
+            limits.index_bytes,
+        ),
+    };
     let background = Arc::new(BackgroundWork::default());
     let rebuild_free_space = options.rebuild_free_space;
     let name = engine.describe(Part::Data);
@@ -392,16 +192,19 @@ pub(crate) fn open(
     };
     begin_session(&journal, parts.is_later_minor, &from, &mut report)?;
     journal.end_recovery()?;
-    let pool = Arc::new(Pool::new(PoolParts {
+    let pool = Pool::new(PoolParts {
         superblock,
         limits,
         journal,
         background,
         index,
+        shared: options.shared.clone(),
         secret: parts.secret,
         bad,
         losses,
-    }));
+    })?;
+    let pool = Arc::new(pool);
+    settle_exchange(&pool)?;
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))
@@ -477,6 +280,10 @@ impl Parts {
     ) -> Result<(Journal, bool)> {
         let name = |part| engine.describe(part);
         let (superblock, root) = (self.superblock, self.root);
+        let space_of = match superblock.group {
+            Some(_) => SpaceOf::Group,
+            None => SpaceOf::Pool,
+        };
         let pages = Arc::new(Pages::new(
             Arc::clone(&self.meta),
             name(Part::Meta),
@@ -485,7 +292,7 @@ impl Parts {
         ));
         let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
         let (metadata, is_rebuilt) =
-            onefold_metadata::open(&pages, &maps, &root, &limits, rebuild_free_space)?;
+            onefold_metadata::open(&pages, &maps, &root, space_of, &limits, rebuild_free_space)?;
         let mark = LogMark {
             position: root.log_position,
             commit: root.commit,
@@ -509,6 +316,7 @@ impl Parts {
             ledger: Arc::clone(&self.ledger),
             log,
             root,
+            shared_space: superblock.group.map(|_| SharedSpace::default()),
             background,
         });
         Ok((journal, is_rebuilt))
@@ -554,6 +362,25 @@ fn begin_session(
         report.incomplete_commit = None;
     }
     journal.secure_first_pages()
+}
+
+/// Makes up for the record of an exchange of space extents, before any block is handed out.
+fn settle_exchange(pool: &Pool) -> Result<()> {
+    match pool.group() {
+        Some(group) if pool.journal().check_writable().is_ok() => group.leases().settle(),
+        _ => Ok(()),
+    }
+}
+
+/// A group can be opened only with what it shares, and a pool with one owner only without.
+fn check_group(superblock: &Superblock, shared: Option<&Shared>) -> Result<()> {
+    let message = match (superblock.group, shared) {
+        (None, None) => return Ok(()),
+        (Some(group), Some(shared)) if group == shared.group => return Ok(()),
+        (Some(group), _) => format!("this is group {group} of a shared pool"),
+        (None, _) => "this is a pool with one owner, and no group of a shared pool".to_owned(),
+    };
+    Err(StoreError::new(StoreErrorKind::Invalid, message))
 }
 
 pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {

@@ -18,12 +18,14 @@ use onefold_metadata::{
 
 use crate::accounting::Accounting;
 use crate::catalogue::CatalogueWriter;
+use crate::creation::{self, CreateOptions};
 use crate::dedup::{Dedup, PoolIndex};
 use crate::export::Exporter;
 use crate::integrity::{self, CheckReport, Finding, Scrub};
 use crate::latency::LatencyCounts;
 use crate::pool::Pool;
-use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
+use crate::recovery::{self, OpenOptions, RecoveryReport};
+use crate::shared::Group;
 use crate::snapshots::{Deletion, Deletions};
 use crate::space::Space;
 use crate::volume::Volume;
@@ -80,7 +82,7 @@ impl Store {
         options: &CreateOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {
-        recovery::create(engine, options, progress)
+        creation::create(engine, options, progress)
     }
 
     /// Opens a pool: finds the last checkpoint, replays the log, removes volumes that a crash left
@@ -136,6 +138,11 @@ impl Store {
             for volume in unfinished {
                 store.remove(&volume)?;
                 report.volumes_removed.push(volume.name());
+            }
+            if let Some(shared) = store.pool.group().map(Group::shared) {
+                let volumes = store.volumes.volumes();
+                let names: Vec<String> = volumes.iter().map(|volume| volume.name()).collect();
+                shared.settle_names(&names)?;
             }
         }
         Ok((store, report))
@@ -308,7 +315,7 @@ impl Store {
         self.check_space_limits(&options.settings)?;
         self.check_size(options.size_bytes)?;
         let _changing = self.catalogue.turn();
-        self.catalogue.check_name_is_free(name)?;
+        let claim = self.catalogue.claim_name(name)?;
         self.ensure_version_for(options)?;
         let metadata = self.pool.journal().metadata()?;
         let catalogue = &metadata.catalogue();
@@ -342,11 +349,15 @@ impl Store {
             )
         };
         self.catalogue.write(&[put], Some(&admit))?;
+        claim.keep();
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
     }
 
     /// The number of a domain, a new one if no volume is in it.
     fn domain(&self, catalogue: &Catalogue, name: &str) -> Result<DomainId> {
+        if let Some(shared) = self.pool.group().map(Group::shared) {
+            return shared.domain(name);
+        }
         if name == DEFAULT_DOMAIN {
             return Ok(DomainId(0));
         }
@@ -460,12 +471,14 @@ impl Store {
         check_name(new_name, "volume")?;
         let _changing = self.catalogue.turn();
         let volume = self.volume_proper(name)?;
-        self.catalogue.check_name_is_free(new_name)?;
+        let claim = self.catalogue.claim_name(new_name)?;
         self.catalogue.change_volume(
             volume.id,
             |record| new_name.clone_into(&mut record.name),
             None,
         )?;
+        claim.keep();
+        self.catalogue.release_name(name);
         volume.set_name(new_name);
         self.volumes.rename(volume, name, new_name);
         Ok(())
@@ -541,6 +554,9 @@ impl Store {
             None,
         )?;
         self.volumes.remove(&volume.name());
+        if !volume.is_snapshot() {
+            self.catalogue.release_name(&volume.name());
+        }
         self.deletions.leave(Arc::clone(volume));
         Ok(())
     }

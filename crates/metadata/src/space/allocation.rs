@@ -6,6 +6,7 @@ use onefold_format::Pba;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use smallvec::{SmallVec, smallvec};
 
+use super::counts::PageCount;
 use super::{PAGE_BLOCKS, Space};
 use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -26,6 +27,13 @@ const SCATTERED_MAX: u64 = 4;
 enum Supply {
     Spare,
     All,
+}
+
+/// A page in the order of a search.
+pub(super) struct Step {
+    pub(super) position: usize,
+    /// Whether the search begins there.
+    pub(super) is_first: bool,
 }
 
 impl Space {
@@ -50,6 +58,31 @@ impl Space {
         let runs = self.choose(placement, supply)?;
         self.spare.count_use(count, spare - self.spare.blocks());
         Ok(runs)
+    }
+
+    /// The first run of at most `most` blocks in a range that can be handed out.
+    pub fn next_free(&mut self, blocks: Range<u64>, most: u64) -> Result<Option<PbaRun>> {
+        let end = blocks.end.min(self.end);
+        let first_page = (blocks.start / BLOCKS_PER_SPACE_PAGE) as u32;
+        for position in self.free.position(first_page)..self.free.position_of_end(end) {
+            let PageCount { index, free } = self.free.at(position);
+            if free == 0 {
+                continue;
+            }
+            let first = u64::from(index) * BLOCKS_PER_SPACE_PAGE;
+            let at = blocks.start.max(first);
+            let page_end = end.min(first + BLOCKS_PER_SPACE_PAGE);
+            let page = self.page(index)?;
+            let run = bits::clear_runs(&page.busy[..], (at - first) as usize).next();
+            let run = run.map(|run| first + run.start as u64..page_end.min(first + run.end as u64));
+            if let Some(run) = run.filter(|run| run.start < page_end) {
+                return Ok(Some(PbaRun {
+                    start: Pba(run.start),
+                    count: most.min(run.end - run.start),
+                }));
+            }
+        }
+        Ok(None)
     }
 
     fn choose(&mut self, placement: &Placement, supply: Supply) -> Result<PbaRuns> {
@@ -123,21 +156,21 @@ impl Space {
     /// Searches only a few pages, and continues from there the next time.
     fn find_free_places(&mut self, blocks: u64) -> Result<Option<u64>> {
         let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
-        let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
-        let (mut tries, pages) = (0, self.page_count());
-        for step in 0..=pages {
-            let index = (first_page + step) % pages;
-            if u64::from(self.free[index]) < PLACE_BLOCKS {
+        let next_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as u32;
+        let mut tries = 0;
+        for step in self.pages_around(next_page) {
+            let PageCount { index, free } = self.free.at(step.position);
+            if u64::from(free) < PLACE_BLOCKS {
                 continue;
             }
+            let page_start = u64::from(index) * BLOCKS_PER_SPACE_PAGE;
             if tries == PLACE_TRIES {
-                self.next_place = index as u64 * BLOCKS_PER_SPACE_PAGE;
+                self.next_place = page_start;
                 break;
             }
             tries += 1;
-            let page_start = index as u64 * BLOCKS_PER_SPACE_PAGE;
             let page_end = page_start + BLOCKS_PER_SPACE_PAGE;
-            let from = if step == 0 {
+            let from = if step.is_first && index == next_page {
                 self.next_place
             } else {
                 page_start
@@ -205,25 +238,25 @@ impl Space {
             let start = Pba(place);
             return Ok(Some(PbaRun { start, count }));
         }
-        let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
-        let (mut tries, pages) = (0, self.page_count());
-        for step in 0..=pages {
-            let index = (first + step) % pages;
-            if u64::from(self.free[index]) < count {
+        let cursor_page = (self.cursor / BLOCKS_PER_SPACE_PAGE) as u32;
+        let mut tries = 0;
+        for step in self.pages_around(cursor_page) {
+            let PageCount { index, free } = self.free.at(step.position);
+            if u64::from(free) < count {
                 continue;
             }
             // The cursor's page is searched from the cursor on first, and from its start last.
-            let from = if step == 0 {
+            let from = if step.is_first && index == cursor_page {
                 self.cursor as usize % PAGE_BLOCKS
             } else {
                 0
             };
             let in_page = self.end_in_page(index);
-            let page = self.page(index as u32)?;
+            let page = self.page(index)?;
             let fits =
                 |run: &Range<usize>| (run.start as u64 + count) as usize <= run.end.min(in_page);
             if let Some(run) = bits::clear_runs(&page.busy[..], from).find(fits) {
-                let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                let start = Pba(u64::from(index) * BLOCKS_PER_SPACE_PAGE + run.start as u64);
                 return Ok(Some(PbaRun { start, count }));
             }
             tries += 1;
@@ -235,17 +268,17 @@ impl Space {
     }
 
     fn find_piece(&mut self, count: u64) -> Result<PbaRun> {
-        let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
-        let pages = self.page_count();
-        for index in (0..pages).map(|step| (first + step) % pages) {
-            if self.free[index] == 0 {
+        let cursor_page = (self.cursor / BLOCKS_PER_SPACE_PAGE) as u32;
+        for step in self.pages_around(cursor_page) {
+            let PageCount { index, free } = self.free.at(step.position);
+            if free == 0 {
                 continue;
             }
             let in_page = self.end_in_page(index);
-            let page = self.page(index as u32)?;
+            let page = self.page(index)?;
             let run = bits::clear_runs(&page.busy[..], 0).next();
             if let Some(run) = run.filter(|run| run.start < in_page) {
-                let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                let start = Pba(u64::from(index) * BLOCKS_PER_SPACE_PAGE + run.start as u64);
                 let found = (run.end.min(in_page) - run.start) as u64;
                 return Ok(PbaRun {
                     start,
@@ -258,14 +291,20 @@ impl Space {
         ))
     }
 
-    /// Pages from which blocks are handed out.
-    fn page_count(&self) -> usize {
-        self.end.div_ceil(BLOCKS_PER_SPACE_PAGE) as usize
+    /// The pages from which blocks are handed out: from this one on to the last, from the first on, and this one again.
+    pub(super) fn pages_around(&self, index: u32) -> impl Iterator<Item = Step> + use<> {
+        let pages = self.free.position_of_end(self.end);
+        let first = self.free.position(index);
+        let steps = if pages == 0 { 0..0 } else { 0..pages + 1 };
+        steps.map(move |step| Step {
+            position: (first + step) % pages,
+            is_first: step == 0,
+        })
     }
 
     /// The end, in a page, of the blocks that are handed out.
-    fn end_in_page(&self, index: usize) -> usize {
-        let first = index as u64 * BLOCKS_PER_SPACE_PAGE;
+    fn end_in_page(&self, index: u32) -> usize {
+        let first = u64::from(index) * BLOCKS_PER_SPACE_PAGE;
         self.end.saturating_sub(first).min(BLOCKS_PER_SPACE_PAGE) as usize
     }
 }

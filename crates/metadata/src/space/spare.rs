@@ -14,6 +14,7 @@ use onefold_format::Pba;
 use onefold_format::space_page::{BLOCKS_PER_SPACE_PAGE, Bitmap, EMPTY_BITMAP};
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 
+use super::counts::PageCount;
 use super::{PAGE_BLOCKS, Space, capacity};
 use crate::bits;
 use crate::error::Result;
@@ -298,7 +299,7 @@ impl Space {
     pub fn note_spare(&mut self, blocks: Range<u64>) -> Result<()> {
         let blocks = blocks.start..blocks.end.min(self.end);
         let index = page_of(blocks.start);
-        let Some(free) = self.free.get(index as usize).copied() else {
+        let Some(free) = self.free.get(index) else {
             return Ok(());
         };
         if blocks.is_empty() || free == 0 {
@@ -404,19 +405,19 @@ impl Space {
     /// A run of `fewest` to `most` free blocks that are not spare, after the one found last; none if there is none in
     /// the pages tried.
     pub fn next_not_spare(&mut self, fewest: u64, most: u64) -> Result<Option<PbaRun>> {
-        let pages = self.free.len() as u64;
-        let first = self.spare.cursor_of_others / BLOCKS_PER_SPACE_PAGE;
+        let cursor_page = page_of(self.spare.cursor_of_others);
         let mut tried = 0;
-        for step in 0..=pages {
-            let index = ((first + step) % pages) as u32;
+        for step in self.pages_around(cursor_page) {
+            let PageCount { index, free } = self.free.at(step.position);
             let known = self.spare.pages.get(&index).map_or(0, |page| page.blocks);
-            let is_full = u64::from(self.free[index as usize]) < known + fewest;
+            let is_full = u64::from(free) < known + fewest;
             if is_full || !self.spare.remembers(index) {
                 continue;
             }
-            let from = match step {
-                0 => self.spare.cursor_of_others as usize % PAGE_BLOCKS,
-                _ => 0,
+            let from = if step.is_first && index == cursor_page {
+                self.spare.cursor_of_others as usize % PAGE_BLOCKS
+            } else {
+                0
             };
             let mut taken: Bitmap = *self.page(index)?.busy;
             if let Some(page) = self.spare.pages.get(&index) {

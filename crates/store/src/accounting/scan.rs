@@ -203,7 +203,7 @@ impl<'a> Scan<'a> {
     ) -> Self {
         Self {
             pool,
-            touched: Touched::new(snapshot.root.pool_blocks, pool.limits().check_bytes / 2),
+            touched: Touched::new(pool.limits().check_bytes / 2),
             held: Held::new(snapshot),
             usages: Usages::default(),
             pages: 0,
@@ -215,26 +215,25 @@ impl<'a> Scan<'a> {
 
     fn run(&mut self) -> Result<ControlFlow<()>> {
         let pool = self.pool;
-        let pool_blocks = self.held.snapshot.root.pool_blocks;
         // The other half is for notes on the maps' pages.
         let step = (pool.limits().check_bytes / 2 / BYTES_PER_BLOCK) as u64;
-        let step = step.min(pool_blocks);
-        let windows = pool_blocks.div_ceil(step);
-        for (start, left) in (0..pool_blocks)
-            .step_by(step as usize)
-            .zip((0..windows).rev())
-        {
+        // The first window's pass reads all maps, and finds the end of the blocks that they refer to.
+        let pool_blocks = self.held.snapshot.root.pool_blocks;
+        let mut end = step.min(pool_blocks);
+        let mut start = 0;
+        while start < end {
             if start > 0 {
                 self.renew()?;
             }
             // Other scans have the same memory: one window at a time.
             let _memory = pool.scan_memory();
             let volumes = &self.held.snapshot.volumes;
-            let blocks = start..(start + step).min(pool_blocks);
+            let blocks = start..(start + step).min(end);
             let mut window = Window::new(blocks, places(volumes));
             let volumes = volumes.iter();
             let order: Vec<_> = volumes.map(|volume| (volume.id, volume.layer)).collect();
-            self.layers_all = self.layers_done + order.len() as u64 * (left + 1);
+            let windows = (end - start).div_ceil(step);
+            self.layers_all = self.layers_done + order.len() as u64 * windows;
             let mut usages = vec![Usage::default(); order.len()];
             for (number, (_, layer)) in order.iter().enumerate() {
                 let counted = self.count_layer(&mut LayerCount {
@@ -256,6 +255,9 @@ impl<'a> Scan<'a> {
                 usage.freed_if_deleted_blocks += found.freed_if_deleted_blocks;
                 usage.freed_with_snapshots_blocks += found.freed_with_snapshots_blocks;
             }
+            start += step;
+            // A damaged entry may refer to a block that the pool does not have.
+            end = self.touched.end.min(pool_blocks);
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -371,26 +373,38 @@ struct Touched {
     groups_max: usize,
     /// Segments of a group: twice as many whenever there are too many groups.
     group_segments: u64,
+    /// Blocks of a part: twice as many whenever a block is beyond the last part.
     part_blocks: u64,
+    /// The end of the blocks that were noted.
+    end: u64,
 }
 
 impl Touched {
-    fn new(pool_blocks: u64, bytes: usize) -> Self {
+    fn new(bytes: usize) -> Self {
         Self {
             groups: FxHashMap::default(),
             groups_max: (bytes / BYTES_PER_GROUP).max(1),
             group_segments: 1,
-            part_blocks: pool_blocks.div_ceil(PARTS as u64),
+            part_blocks: 1,
+            end: 0,
         }
     }
 
     /// Notes the blocks that a page refers to.
-    fn note(&mut self, layer: LayerId, segment: SegmentIndex, named: impl Iterator<Item = Pba>) {
+    fn note(
+        &mut self,
+        layer: LayerId,
+        segment: SegmentIndex,
+        named: impl Iterator<Item = Pba> + Clone,
+    ) {
+        if let Some(last) = named.clone().max() {
+            self.end = self.end.max(last.0 + 1);
+            self.cover(last);
+        }
         let group = segment.0 / self.group_segments;
         let parts = self.groups.entry((layer, group)).or_default();
         for pba in named {
-            // A damaged entry may refer to a block that the pool does not have.
-            let part = (pba.0 / self.part_blocks).min(PARTS as u64 - 1) as usize;
+            let part = (pba.0 / self.part_blocks) as usize;
             parts[part / 64] |= 1 << (part % 64);
         }
         while self.groups.len() > self.groups_max {
@@ -404,6 +418,21 @@ impl Touched {
             }
             if self.group_segments >= SEGMENTS_MAX {
                 break;
+            }
+        }
+    }
+
+    /// Enlarges the parts until one of them has this block.
+    fn cover(&mut self, pba: Pba) {
+        while pba.0 / self.part_blocks >= PARTS as u64 {
+            self.part_blocks *= 2;
+            for parts in self.groups.values_mut() {
+                let mut merged = [0; PARTS / 64];
+                let is_named = |part: &usize| parts[part / 64] & 1 << (part % 64) != 0;
+                for part in (0..PARTS).filter(is_named) {
+                    merged[part / 2 / 64] |= 1 << (part / 2 % 64);
+                }
+                *parts = merged;
             }
         }
     }
@@ -499,10 +528,10 @@ mod tests {
 
     #[test]
     fn pages_that_name_nothing_of_a_window_are_passed_over_and_no_others() {
-        // A part has four blocks, and there is memory for eight groups.
+        // There is memory for eight groups.
         let pool_blocks = 4 * PARTS as u64;
         for segments in [6, 8, 30, 200] {
-            let mut touched = Touched::new(pool_blocks, 8 * BYTES_PER_GROUP);
+            let mut touched = Touched::new(8 * BYTES_PER_GROUP);
             let named = |segment: u64| Pba(segment * 37 % pool_blocks);
             for segment in 0..segments {
                 touched.note(

@@ -8,6 +8,7 @@ use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, IndexKind, MAJOR_VERSION, Provisioning, VolumeSettings, WhenFull};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES, SPARE_PAGE_BYTES};
+use std::ops::AddAssign;
 
 /// The content of a volume. Replies about the volume include these fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,7 +158,7 @@ pub struct PoolStat {
 }
 
 /// Memory in use by the caches of a pool, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryStat {
     /// Segments of maps.
     pub segments: u64,
@@ -171,6 +172,17 @@ pub struct MemoryStat {
     pub hash_caches: u64,
     /// Fingerprints of references that the index does not count yet.
     pub claims: u64,
+}
+
+impl AddAssign for MemoryStat {
+    fn add_assign(&mut self, other: Self) {
+        self.segments += other.segments;
+        self.nodes += other.nodes;
+        self.free_space += other.free_space;
+        self.records += other.records;
+        self.hash_caches += other.hash_caches;
+        self.claims += other.claims;
+    }
 }
 
 impl Store {
@@ -219,11 +231,10 @@ impl Store {
         let snapshots = snapshots.collect();
         let metadata = pool.journal().metadata()?;
         let counts = pool.maps().counts();
-        let (pool_blocks, free_blocks) =
-            (metadata.space().blocks(), metadata.space().free_blocks());
-        let end = metadata.space().end();
+        let (pool_blocks, free_blocks) = pool.journal().free_space().counts(&metadata);
+        let end = metadata.space().end().min(pool_blocks);
         let reserve_blocks = pool.journal().free_space().reserve_blocks(&metadata);
-        let physical_blocks = metadata.space().named_count();
+        let named_blocks = metadata.space().named_count();
         let spare_blocks = metadata.space().spare_blocks();
         let hole_blocks = metadata.space().spare_use().hole_blocks;
         let open = metadata.batches().open();
@@ -248,6 +259,11 @@ impl Store {
             .as_ref()
             .map_or(Ok(0), |index| index.bytes_on_disk())?;
         let private_blocks = counts.private + counts.unshareable;
+        // The blocks that the groups of a pool share are no group's.
+        let physical_blocks = match pool.group() {
+            Some(_) => private_blocks + unsettled_blocks,
+            None => named_blocks,
+        };
         // The index changes before the corresponding records, and without the uncommitted state.
         // Its counts only divide the remaining blocks.
         let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);

@@ -2,10 +2,11 @@
 
 use onefold_format::{Pba, Record, Release};
 use onefold_index::{Fingerprint, Released};
+use onefold_metadata::sync::lock;
 use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
+use onefold_metadata::{StoreError, StoreErrorKind};
 use rustc_hash::FxHashMap;
 
-use super::index::{STREAM, last_answers};
 use super::{Batches, ITEMS_PER_STEP, Urgency};
 
 /// The result of a collector's batch.
@@ -27,17 +28,24 @@ impl Batches {
         known: &FxHashMap<Pba, Fingerprint>,
         urgency: Urgency,
     ) -> Result<CollectReport> {
-        let index = self.index.ready()?;
-        let answers = self.run(urgency, || -> Result<_> {
-            let items = batch.unsettled();
-            let known = items.iter().map(|item| known.get(&item.pba).copied());
-            let found = self
-                .blocks
-                .fingerprint_unknown(items, &known.collect::<Vec<_>>())?;
-            let items = self.blocks.published_fingerprints(&*index, found)?;
-            Ok(index.decrement(STREAM, batch.number, &items)?)
+        let index = self.index.executor()?;
+        self.await_readers(batch)?;
+        let may_be_repeated = self.may_be_repeated(batch);
+        let executed = self.run(urgency, || {
+            index.decrement(batch, may_be_repeated, &mut |items| {
+                let known = items.iter().map(|item| known.get(&item.pba).copied());
+                let known: Vec<_> = known.collect();
+                let found = self.blocks.fingerprint_unknown(items, &known)?;
+                self.blocks.published(index.reader(), found)
+            })
         })?;
-        let answers = last_answers(&answers, batch)?;
+        let answers = executed.answered()?;
+        // A block that was given to the pool, and that this group has freed since, must have left its map before.
+        let _settled = self
+            .leases
+            .as_ref()
+            .map(|leases| leases.settled())
+            .transpose()?;
         let mut report = CollectReport::default();
         let mut position = batch.done;
         while position < batch.items.len() {
@@ -47,6 +55,35 @@ impl Batches {
             position = end;
         }
         Ok(report)
+    }
+
+    /// Waits until the reads that may have found a block of the batch have ended. A block that loses its last reference
+    /// may be another group's next, which knows nothing of this group's readers (P3).
+    ///
+    /// # Errors
+    ///
+    /// `Busy` after some time; the batch stays open.
+    fn await_readers(&self, batch: &OpenBatch) -> Result<()> {
+        let awaited = *lock(&self.awaited);
+        let Some((_, epoch)) = awaited.filter(|(number, _)| *number == batch.number) else {
+            // The readers from before an opening are gone.
+            return Ok(());
+        };
+        if Guard::ReadersDrainedBeforeRelease.holds() && !self.journal.reuse().drain(epoch)? {
+            return Err(StoreError::new(
+                StoreErrorKind::Busy,
+                "reads of blocks that are being released have not ended",
+            ));
+        }
+        *lock(&self.awaited) = None;
+        Ok(())
+    }
+
+    /// Notes that a batch of a shared pool was announced now.
+    pub(crate) fn note_announced(&self, number: u64) {
+        if self.index.is_shared() {
+            *lock(&self.awaited) = Some((number, self.journal.reuse().epochs().current()));
+        }
     }
 
     fn settle_releases(

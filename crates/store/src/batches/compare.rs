@@ -2,7 +2,7 @@
 
 use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
-use onefold_index::{Counted, FingerprintIndex};
+use onefold_index::{Counted, IndexReader};
 use onefold_metadata::{Guard, Result};
 
 use super::Batches;
@@ -14,7 +14,7 @@ impl Batches {
     /// not bad, even if it is listed.
     pub(super) fn heal_and_compare(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         part: &Part<'_>,
     ) -> Result<Vec<bool>> {
         let mut equal = vec![true; part.items.len()];

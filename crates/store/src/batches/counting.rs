@@ -2,10 +2,9 @@
 
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{ClaimOutcome, Record};
-use onefold_index::{Counted, FingerprintIndex};
+use onefold_index::Counted;
 use onefold_metadata::{Blocking, Guard, OpenBatch, QueueKind, Result};
 
-use super::index::{STREAM, last_answers};
 use super::{Batches, ITEMS_PER_STEP, Urgency};
 
 /// The result of a batch of claims.
@@ -28,7 +27,7 @@ impl CountReport {
 impl Batches {
     /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
     pub(crate) fn count_claims(&self, urgency: Urgency) -> Result<CountReport> {
-        let index = self.index.ready()?;
+        let index = self.index.executor()?;
         let mut metadata = self.journal.metadata()?;
         let number = metadata.batches().next_number();
         let elements = metadata.count_head(QueueKind::Claims, BATCH_ITEMS_MAX.into())? as u32;
@@ -56,26 +55,23 @@ impl Batches {
         batch: &OpenBatch,
         urgency: Urgency,
     ) -> Result<CountReport> {
-        let index = self.index.ready()?;
+        let index = self.index.executor()?;
+        let may_be_repeated = self.may_be_repeated(batch);
         // One batch at a time takes claims, so this batch has the last ones before the first that waits.
         let end = self.journal.metadata()?.claims().numbers().start;
-        let answers = self.run(urgency, || -> Result<_> {
-            let items = batch.unsettled();
-            let known = match end.checked_sub(items.len() as u64) {
-                Some(first) => self.claimed.get(first..end),
-                // The batch took its claims before the pool was opened.
-                None => vec![None; items.len()],
-            };
-            let found = self.blocks.fingerprint_unknown(items, &known)?;
-            let items = self.blocks.published_fingerprints(&*index, found)?;
-            let count = if Guard::CountKnownRow.holds() {
-                FingerprintIndex::count_existing
-            } else {
-                FingerprintIndex::increment
-            };
-            Ok(count(&*index, STREAM, batch.number, &items)?)
+        let all = batch.unsettled().len();
+        let executed = self.run(urgency, || {
+            index.count(batch, may_be_repeated, &mut |items| {
+                let known = match end.checked_sub(all as u64) {
+                    Some(first) if items.len() == all => self.claimed.get(first..end),
+                    // The batch took its claims before the pool was opened, or some of them are counted.
+                    _ => vec![None; items.len()],
+                };
+                let found = self.blocks.fingerprint_unknown(items, &known)?;
+                self.blocks.published(index.reader(), found)
+            })
         })?;
-        let answers = last_answers(&answers, batch)?;
+        let answers = executed.answered()?;
         let mut report = CountReport::default();
         let mut position = batch.done;
         while position < batch.items.len() {

@@ -3,12 +3,12 @@
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex};
+use onefold_index::{Counted, Fingerprint, IndexReader};
 use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
 use rustc_hash::FxHashMap;
 
 use super::Batches;
-use super::index::{STREAM, last_answers};
+use super::execute::Executed;
 use crate::blocks::Fingerprinted;
 
 /// The result of a finder's batch.
@@ -48,27 +48,28 @@ impl Batches {
         batch: &OpenBatch,
         read: &FxHashMap<Pba, Fingerprint>,
     ) -> Result<BatchReport> {
-        let index = self.index.ready()?;
-        let (answers, cached, unreadable) = self.background.run(|| -> Result<_> {
-            let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled(), read)?;
-            let items = if found.unreadable.is_empty() {
-                &found.items[..]
-            } else {
-                &[]
-            };
-            let answers = index.increment(STREAM, batch.number, items)?;
-            Ok((answers, cached, found.unreadable))
+        let index = self.index.executor()?;
+        let may_be_repeated = self.may_be_repeated(batch);
+        let mut cached = 0;
+        let Executed {
+            answers,
+            unreadable,
+        } = self.background.run(|| {
+            index.increment(batch, may_be_repeated, &mut |items| {
+                let (found, from_cache) = self.fingerprints_or_cached(layer, items, read)?;
+                cached = from_cache;
+                Ok(found)
+            })
         })?;
         if !unreadable.is_empty() {
             self.blocks.list_unreadable(&unreadable)?;
         }
-        let is_called_off = answers.is_empty();
-        // Nothing was counted: all blocks are private again, or free where they were rewritten.
-        let answers = if is_called_off {
-            vec![Counted::Full; batch.unsettled().len()]
-        } else {
-            last_answers(&answers, batch)?.to_vec()
-        };
+        let is_called_off = answers.iter().all(Option::is_none);
+        // What was not counted is private again, or free where it was rewritten.
+        let answers: Vec<Counted> = answers
+            .into_iter()
+            .map(|answer| answer.unwrap_or(Counted::Full))
+            .collect();
         let scanned = answers.len() as u64;
         let mut report = BatchReport {
             scanned,
@@ -90,7 +91,7 @@ impl Batches {
                 answers: &answers[position - batch.done..end - batch.done],
                 is_short: &is_short[position - batch.done..end - batch.done],
             };
-            self.settle_part(&*index, &part, &mut report)?;
+            self.settle_part(index.reader(), &part, &mut report)?;
             position = end;
         }
         Ok(if is_called_off {
@@ -156,7 +157,7 @@ impl Batches {
     /// Step 4 for items of one segment.
     fn settle_part(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         part: &Part<'_>,
         report: &mut BatchReport,
     ) -> Result<()> {

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, PoolId};
+use onefold_index::sharded::Sharded;
 use onefold_index::{FingerprintIndex, StreamId};
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write, yield_now};
 use onefold_metadata::{Guard, OpenBatch, Result, StoreError, StoreErrorKind};
 
-/// All batches of a pool are one stream: P4 holds for each layer, as part of it.
+use super::execute::Executor;
+
+/// All batches of a pool with one owner are one stream: P4 holds for each layer, as part of it.
 pub(crate) const STREAM: StreamId = StreamId(1);
 
 /// The index, or why there is none.
@@ -19,6 +22,8 @@ pub(crate) struct IndexSlot {
     state: RwLock<State>,
     /// Held while one index takes the place of another.
     replacing: Mutex<()>,
+    /// The index of a shared pool, in place of an own one.
+    shared: Option<Arc<Sharded>>,
 }
 
 struct State {
@@ -58,6 +63,24 @@ impl IndexSlot {
         Self {
             state: RwLock::new(state),
             replacing: Mutex::new(()),
+            shared: None,
+        }
+    }
+
+    /// The index that a group shares with the other groups of its pool.
+    pub(crate) fn of_group(index: Arc<Sharded>) -> Self {
+        let state = State {
+            kind: IndexKind::Hash,
+            next: None,
+            index: Err(Unusable {
+                kind: StoreErrorKind::Invalid,
+                reason: "all groups of the pool share it".to_owned(),
+            }),
+        };
+        Self {
+            state: RwLock::new(state),
+            replacing: Mutex::new(()),
+            shared: Some(index),
         }
     }
 
@@ -98,6 +121,19 @@ impl IndexSlot {
             ));
         }
         Ok(index)
+    }
+
+    /// Whether other groups of the pool have the index, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// What executes batches, if the index's rows match the maps.
+    pub(crate) fn executor(&self) -> Result<Executor> {
+        match &self.shared {
+            Some(index) => Ok(Executor::Shared(Arc::clone(index))),
+            None => Ok(Executor::Own(self.ready()?)),
+        }
     }
 
     /// Takes the index out and waits until no thread uses it, so that its part can be opened again.

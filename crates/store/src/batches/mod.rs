@@ -8,19 +8,22 @@ mod claims;
 mod collector;
 mod compare;
 mod counting;
+mod execute;
 mod finder;
 mod index;
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LockResult, PoisonError, TryLockError};
 
 use onefold_format::{BatchKind, Pba};
 use onefold_index::Fingerprint;
-use onefold_journal::{BackgroundWork, Journal};
-use onefold_metadata::sync::{Mutex, MutexGuard};
-use onefold_metadata::{Guard, Result, StoreError};
+use onefold_journal::{BackgroundWork, Epoch, Journal};
+use onefold_metadata::sync::{AtomicU64, Mutex, MutexGuard};
+use onefold_metadata::{Guard, OpenBatch, Result, StoreError};
 use rustc_hash::FxHashMap;
 
 use crate::blocks::Blocks;
+use crate::shared::Leases;
 
 pub(crate) use claims::{ClaimedFingerprints, ClaimsAlarm};
 pub use collector::CollectReport;
@@ -40,6 +43,12 @@ pub(crate) struct Batches {
     index: IndexSlot,
     /// Fingerprints of references that the index does not count yet.
     claimed: ClaimedFingerprints,
+    /// In a group of a shared pool.
+    leases: Option<Arc<Leases>>,
+    /// The index has not been called with this batch and later ones.
+    uncalled: AtomicU64,
+    /// The collector's batch and the moment of its announcement, while the batch waits for readers.
+    awaited: Mutex<Option<(u64, Epoch)>>,
     /// Held from a batch's first record to its last. Taken before the turn to change the catalogue, for which
     /// commands wait: a holder of this lock may be waiting for an idle processor.
     jobs: Mutex<()>,
@@ -59,8 +68,13 @@ impl Batches {
         background: Arc<BackgroundWork>,
         index: IndexSlot,
         claimed: ClaimedFingerprints,
+        next_batch: u64,
+        leases: Option<Arc<Leases>>,
     ) -> Self {
         Self {
+            leases,
+            uncalled: AtomicU64::new(next_batch),
+            awaited: Mutex::default(),
             journal,
             blocks,
             background,
@@ -68,6 +82,11 @@ impl Batches {
             claimed,
             jobs: Mutex::default(),
         }
+    }
+
+    /// Whether the index may have been called with a batch before. Notes that it is called now.
+    fn may_be_repeated(&self, batch: &OpenBatch) -> bool {
+        self.uncalled.fetch_max(batch.number + 1, Relaxed) > batch.number
     }
 
     pub(crate) fn index(&self) -> &IndexSlot {

@@ -2,7 +2,7 @@
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{BadBlock, DomainId, Pba};
-use onefold_index::{Fingerprint, FingerprintIndex};
+use onefold_index::{Fingerprint, IndexReader};
 use onefold_metadata::Result;
 use rustc_hash::FxHashMap;
 
@@ -12,6 +12,7 @@ use super::Blocks;
 const ROWS_ALIKE_MAX: usize = 16;
 
 /// Fingerprints of blocks that were read back.
+#[derive(Default)]
 pub(crate) struct Fingerprinted {
     /// A fingerprint for each requested block, in order.
     pub(crate) items: Vec<(Fingerprint, Pba)>,
@@ -96,11 +97,15 @@ impl Blocks {
     }
 
     /// The fingerprints under which the index has published blocks, bad ones too.
-    pub(crate) fn published_fingerprints(
+    ///
+    /// # Errors
+    ///
+    /// Where the fingerprint of a bad block is not known.
+    pub(crate) fn published(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         found: Fingerprinted,
-    ) -> Result<Vec<(Fingerprint, Pba)>> {
+    ) -> Result<Fingerprinted> {
         let Fingerprinted {
             mut items,
             mut unreadable,
@@ -115,7 +120,10 @@ impl Blocks {
                 *fingerprint = listed(*pba).map_or(*fingerprint, Fingerprint);
             }
         }
-        Ok(items)
+        Ok(Fingerprinted {
+            items,
+            unreadable: Vec::new(),
+        })
     }
 
     /// Whether the index has the block under this fingerprint.
@@ -129,7 +137,7 @@ impl Blocks {
     /// The fingerprint under which the index has a block, of which the first bytes are known.
     pub(crate) fn fingerprint_in(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         first_bytes: [u8; 4],
         pba: Pba,
     ) -> Result<Option<Fingerprint>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use onefold_format::{BadBlock, Fault, Pba};
-use onefold_index::{Fingerprint, FingerprintIndex};
+use onefold_index::{Fingerprint, IndexReader};
 use onefold_metadata::Result;
 
 use super::Blocks;
@@ -21,7 +21,7 @@ impl Blocks {
     /// of the index.
     pub(crate) fn list_unreadable_of(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         blocks: &BTreeSet<Pba>,
     ) -> Result<()> {
         let mut found: Vec<(Pba, Option<Fingerprint>)> = Vec::new();

@@ -21,7 +21,7 @@
 
 use onefold_format::scrub_page::ATTEMPTS_MAX;
 use onefold_format::{BadBlock, DomainId, Pba};
-use onefold_index::{Counted, FingerprintIndex};
+use onefold_index::{Counted, IndexReader};
 use onefold_metadata::{Guard, Result};
 
 use super::Blocks;
@@ -37,7 +37,7 @@ impl Blocks {
     /// caller holds the job lock, and the items' blocks are not written.
     pub(crate) fn repair(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         domain: DomainId,
         own: impl Iterator<Item = (Pba, Counted)>,
     ) -> Result<()> {
@@ -61,7 +61,7 @@ impl Blocks {
     /// Step 1.
     fn cure(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         domain: DomainId,
         own: Pba,
         listed: BadBlock,

@@ -73,7 +73,7 @@ impl Dedup {
         }
         let _job = pool.batches().job_for(urgency)?;
         pool.journal().check_writable()?;
-        let index = pool.index().ready()?;
+        let index = pool.index().executor()?;
         pool.batches().settle_open_batch()?;
         if pool.journal().metadata()?.queue().blocks() == 0 {
             return Ok(Some(CollectReport::default()));
@@ -100,6 +100,7 @@ impl Dedup {
         let collect = Record::Collect { number, elements };
         pool.journal()
             .append(&[collect], &[], Blocking::Yes, Some(&no_claims))?;
+        pool.batches().note_announced(number);
         drop(held);
         if Guard::IntentBeforeCall.holds() {
             pool.batches().commit(urgency)?;

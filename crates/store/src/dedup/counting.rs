@@ -57,7 +57,7 @@ impl Dedup {
         let pool = &self.pool;
         let _job = pool.batches().job_for(urgency)?;
         pool.journal().check_writable()?;
-        pool.index().ready()?;
+        pool.index().executor()?;
         pool.batches().settle_open_batch()?;
         pool.batches().count_claims(urgency)
     }

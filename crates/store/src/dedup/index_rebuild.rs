@@ -18,12 +18,13 @@ use std::sync::Arc;
 
 use onefold_engine::Engine;
 use onefold_format::IndexKind;
-use onefold_index::{Fingerprint, FingerprintIndex};
+use onefold_index::{Fingerprint, FingerprintIndex, IndexReader};
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::references::{ROWS_AT_ONCE, count_index};
 use crate::batches::STREAM;
 use crate::pool::Pool;
+use crate::shared::check_is_alone;
 
 /// The index as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +70,9 @@ impl PoolIndex {
     ///
     /// Errors of the disk and the index; `Damaged` if a map cannot be read.
     pub fn rebuild_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+        if self.pool.index().is_shared() {
+            return Ok(false);
+        }
         let pool = &self.pool;
         let _job = pool.batches().job()?;
         let needs_rebuild = pool.index().get()?.needs_rebuild();
@@ -92,6 +96,7 @@ impl PoolIndex {
     ///
     /// Errors of the disk and the index; `Damaged` if a map cannot be read; `ReadOnly`.
     pub fn rebuild(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        check_is_alone(&self.pool, "rebuilding the index")?;
         let _job = self.pool.batches().job()?;
         self.pool.journal().check_writable()?;
         self.recount(self.pool.index().kind(), progress)
@@ -106,6 +111,7 @@ impl PoolIndex {
     ///
     /// Errors of the disk and the index, which leave the old index unchanged; `ReadOnly`.
     pub fn convert(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        check_is_alone(&self.pool, "converting the index")?;
         let pool = &self.pool;
         let _job = pool.batches().job()?;
         pool.journal().check_writable()?;
@@ -241,7 +247,7 @@ impl PoolIndex {
 
     fn copy_rows(
         &self,
-        from: &dyn FingerprintIndex,
+        from: &dyn IndexReader,
         into: &dyn FingerprintIndex,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<()> {

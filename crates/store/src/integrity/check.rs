@@ -16,7 +16,7 @@ use std::sync::Arc;
 use onefold_format::map_page::{self, Segment};
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
-use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
+use onefold_index::{Fingerprint, IndexError, IndexReader, Row};
 use onefold_journal::{CheckpointReader, MapPage};
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
@@ -24,6 +24,7 @@ use super::scrub::Scrub;
 use crate::blocks::what_is_wrong;
 use crate::dedup::{PoolIndex, Window};
 use crate::pool::Pool;
+use crate::shared::check_is_alone;
 
 /// Rows of the index checked together.
 const ROWS_AT_ONCE: usize = 4096;
@@ -76,6 +77,7 @@ pub(crate) fn check(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CheckReport> {
     let pool = scrub.pool();
+    check_is_alone(pool, "a check")?;
     let _job = pool.batches().job()?;
     let is_writable = pool.journal().check_writable().is_ok();
     let index_problem = match is_writable.then(|| pool_index.settle()) {
@@ -89,7 +91,9 @@ pub(crate) fn check(
     let mut check = Check {
         pool,
         scrub,
-        index: index.filter(|_| snapshot.is_fresh && index_problem.is_none()),
+        index: index
+            .filter(|_| snapshot.is_fresh && index_problem.is_none())
+            .map(|index| -> Arc<dyn IndexReader> { index }),
         snapshot: Rc::new(snapshot),
         repair,
         report,
@@ -129,7 +133,7 @@ struct Check<'a> {
     scrub: &'a Scrub,
     snapshot: Rc<CheckpointReader<'a>>,
     /// The index; nothing if it cannot be compared with the maps.
-    index: Option<Arc<dyn FingerprintIndex>>,
+    index: Option<Arc<dyn IndexReader>>,
     repair: bool,
     report: &'a mut dyn FnMut(Finding),
     counts: CheckReport,

@@ -28,11 +28,12 @@ use std::sync::Arc;
 use onefold_engine::Engine;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{BadBlock, DomainId, Fault, Pba};
-use onefold_index::{Fingerprint, FingerprintIndex, Key};
+use onefold_index::{Fingerprint, IndexReader, Key};
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind, bits};
 
 use crate::blocks::what_is_wrong;
 use crate::pool::Pool;
+use crate::shared::check_is_alone;
 
 /// Rows of the index read in a step.
 const ROWS_PER_STEP: usize = 16_384;
@@ -93,7 +94,7 @@ pub struct ScrubReport {
 }
 
 /// The scrub's progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScrubStatus {
     /// Blocks of the pool.
     pub pool_blocks: u64,
@@ -133,6 +134,7 @@ impl Scrub {
     ///
     /// `Invalid` for another percentage; `ReadOnly`; I/O errors.
     pub fn begin(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
+        check_is_alone(&self.pool, "a scrub")?;
         let pool = &self.pool;
         pool.journal().check_writable()?;
         let blocks = pool.journal().metadata()?.space().blocks();
@@ -500,7 +502,7 @@ impl Scrub {
     /// The fault of a block, if there is one. The caller holds the job lock.
     fn verdict(
         &self,
-        index: &dyn FingerprintIndex,
+        index: &dyn IndexReader,
         pba: Pba,
         noted: Option<[u8; NOTED_BYTES]>,
         domains: &mut Domains,

@@ -100,7 +100,7 @@ impl Store {
         let _paused = self.deletions.pause();
         let _changing = self.catalogue.turn();
         let source = self.volume(source)?;
-        self.catalogue.check_name_is_free(name)?;
+        let claim = self.catalogue.claim_name(name)?;
         check_depth(&source.layer(), &source.name())?;
         let shared = self.layer_to_share(&source)?;
         let clone = match shared {
@@ -121,6 +121,7 @@ impl Store {
             }
             None => self.freeze_and_clone(&source, name)?,
         };
+        claim.keep();
         let volume = Arc::new(Volume::new(Arc::clone(&self.pool), &clone)?);
         self.volumes.insert(name, volume);
         Ok(())

@@ -6,6 +6,7 @@ use onefold_journal::{Epoch, HostSpace};
 use onefold_metadata::{Result, SpareUse, StoreError, StoreErrorKind};
 
 use super::Space;
+use crate::shared::check_is_alone;
 
 /// Blocks released before a moment: see [`Space::commit_released`].
 #[derive(Debug, Clone, Copy)]
@@ -100,12 +101,54 @@ impl Space {
     /// `Invalid` for a thick pool, which keeps its space; errors from reading the free-space map, and from querying the
     /// host.
     pub fn trim_step(&self, cursor: &mut Pba, bytes: u64) -> Result<bool> {
+        check_is_alone(&self.pool, "trimming the pool")?;
         if self.provisioning() == Provisioning::Thick {
             let message = "the pool keeps all of its space, because it was created with --allocate";
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let most = (bytes / self.pool.block_size()).max(1);
         self.host_space().trim_step(&mut cursor.0, most)
+    }
+
+    /// In a group of a shared pool, takes space extents if few blocks are free, or gives some to the pool if many are.
+    /// Returns whether it did either.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the cluster.
+    pub fn balance(&self) -> Result<bool> {
+        let group = self.pool.group();
+        group.map_or(Ok(false), |group| group.leases().balance())
+    }
+
+    /// The blocks that can be handed out, as runs.
+    ///
+    /// # Errors
+    ///
+    /// Errors from reading the free-space map.
+    #[cfg(feature = "simulation")]
+    pub fn free_runs(&self) -> Result<Vec<onefold_metadata::PbaRun>> {
+        self.pool.journal().free_space().free_runs()
+    }
+
+    /// Takes all but the first `kept` free blocks out of use until the next opening, so that a test's pool is nearly full.
+    ///
+    /// # Errors
+    ///
+    /// Errors from reading the free-space map.
+    #[cfg(feature = "simulation")]
+    pub fn leave_free(&self, kept: u64) -> Result<()> {
+        self.pool.journal().free_space().leave_free(kept)
+    }
+
+    /// Gives all free blocks of a group to the pool.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the cluster.
+    pub fn give_all(&self) -> Result<()> {
+        let group = self.pool.group();
+        group.map_or(Ok(()), |group| group.leases().give_all())
     }
 
     /// Makes all releases until now durable. Released blocks are free once they have no readers:

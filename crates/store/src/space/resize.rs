@@ -28,9 +28,10 @@ use onefold_metadata::sync::lock;
 use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted, display_bytes};
 
 use super::Space;
+use crate::creation::pool_size_problem;
 use crate::moving::{Chosen, Mover, Moving};
 use crate::pool::Pool;
-use crate::recovery::pool_size_problem;
+use crate::shared::check_is_alone;
 
 /// The resolution of the search for the size to which a pool can shrink at once.
 const PLAN_PARTS: u64 = 1024;
@@ -100,6 +101,7 @@ impl Space {
     /// `Invalid` for a size that is smaller, impossible, or not a multiple of the block size;
     /// `NoSpace` if the device is smaller; I/O errors.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
+        check_is_alone(&self.pool, "growing the pool")?;
         let pool = &self.pool;
         let blocks = self.blocks_of_size(size_bytes)?;
         pool.journal().root().grow(blocks)
@@ -188,6 +190,7 @@ impl Space {
     ///
     /// `Invalid` and `NoSpace` as [`Space::plan_shrink`]; I/O errors.
     pub fn begin_shrink(&self, size_bytes: u64) -> Result<()> {
+        check_is_alone(&self.pool, "shrinking the pool")?;
         let pool = &self.pool;
         let end = self.smaller_size(size_bytes)?;
         self.check_fits(end)?;
@@ -236,7 +239,9 @@ impl Space {
             return self.shrink_report(true);
         }
         self.forget_bad_beyond()?;
-        if pool.is_shrinking()? && pool.journal().metadata()?.space().busy_beyond() == 0 {
+        if pool.journal().metadata()?.space().is_shrinking()
+            && pool.journal().metadata()?.space().busy_beyond() == 0
+        {
             pool.journal().checkpoint()?;
             pool.journal().root().cut_data()?;
         }
@@ -371,7 +376,7 @@ impl Space {
     }
 
     fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {
-        let is_done = !self.pool.is_shrinking()?;
+        let is_done = !self.pool.journal().metadata()?.space().is_shrinking();
         let left_blocks = self.pool.journal().metadata()?.space().busy_beyond();
         Ok(ShrinkReport {
             is_done,

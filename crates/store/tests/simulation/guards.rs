@@ -77,6 +77,12 @@ pub(crate) fn power_loss(world: &World) -> Step {
 fn script(guard: Guard) -> Option<fn(u64) -> Step> {
     let script: fn(u64) -> Step = match guard {
         Guard::PublishedLocked | Guard::ReplacedWhenUnused => return None,
+        // Rules between groups: see `tests/cluster`.
+        Guard::ReadersDrainedBeforeRelease
+        | Guard::RecallBeforeRepeat
+        | Guard::NumberKeptByShard
+        | Guard::ExtentNumberRecorded
+        | Guard::ExchangeDurableBeforeNext => return None,
         Guard::LookupValidated => writes::layer_emptied_while_read,
         Guard::TailCopied | Guard::TailMatchedToLog => lost_writes::answered_then_killed,
         Guard::SyncsCounted => lost_writes::killed_in_a_sync_that_fails,

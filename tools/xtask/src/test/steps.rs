@@ -436,7 +436,7 @@ fn simulation_command(workspace: &Workspace) -> Cmd {
         .args(["-p", "onefold-store", "-p", "onefold-backup"])
         .args(["--features", "onefold-store/simulation"])
         .args(["--features", "onefold-backup/simulation"])
-        .args(["--test", "simulation"])
+        .args(["--test", "simulation", "--test", "cluster"])
 }
 
 /// The simulation's first seed: from the environment, or else from the commit. Sources without a
@@ -518,9 +518,10 @@ fn sharing(workspace: &Workspace) -> Result<()> {
 /// Tests the library, the engine and the product on a cluster that only this step uses.
 fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
     let ceph = Ceph::start(workspace, POOL)?;
-    let tests: [(&str, &[&str]); 2] = [
+    let tests: [(&str, &[&str]); 3] = [
         ("onefold-rados", &["--test", "cluster"]),
         ("onefold-engine", &["--test", "conformance", "rados"]),
+        ("onefold-engine", &["--test", "rados_cluster"]),
     ];
     for (package, test) in tests {
         let test = cargo_once(workspace)

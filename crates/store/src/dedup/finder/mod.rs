@@ -92,18 +92,19 @@ impl Dedup {
     ) -> Result<Option<BatchReport>> {
         self.pool.journal().check_writable()?;
         // Before anything is read for nothing.
-        self.pool.index().ready()?;
+        self.pool.index().executor()?;
         volume.check_has_blocks()?;
         let Ok(_alone) = self.scanning.try_lock() else {
             return Ok(None);
         };
         let layer = volume.layer();
         // Nothing is read that could not be published.
-        let scan = if self.pool.is_shrinking()? || self.room(&layer)? == 0 {
-            Scan::of_nothing(layer)
-        } else {
-            self.scan(volume, layer, *cursor)?
-        };
+        let scan =
+            if self.pool.journal().metadata()?.space().is_shrinking() || self.room(&layer)? == 0 {
+                Scan::of_nothing(layer)
+            } else {
+                self.scan(volume, layer, *cursor)?
+            };
         let Some(read) = self.read_candidates(&scan, &mut *pace) else {
             return Ok(None);
         };
@@ -123,11 +124,11 @@ impl Dedup {
         let pool = &self.pool;
         let _job = pool.batches().job_in_background()?;
         pool.journal().check_writable()?;
-        let index = pool.index().ready()?;
+        let index = pool.index().executor()?;
         pool.batches().settle_open_batch()?;
         volume.check_has_blocks()?;
         let start = *cursor;
-        if pool.is_shrinking()? {
+        if pool.journal().metadata()?.space().is_shrinking() {
             // A copy would only be aliased to the block that it was made to empty.
             return Ok(BatchReport {
                 at_end: true,

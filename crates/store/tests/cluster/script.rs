@@ -1,0 +1,121 @@
+//! Random events, then rest, then the oracle.
+
+use onefold_engine::simulated::{ClusterRates, CrashKind};
+use onefold_format::{GroupId, Shard};
+
+use crate::oracle;
+use crate::world::{HOSTS, SHARDS, Step, VOLUME_BLOCKS, Violation, World};
+
+/// Events of one run.
+const EVENTS: u64 = 150;
+
+/// Different contents: few, so that the groups have many in common.
+const CONTENTS: u64 = 12;
+
+/// Runs one seed.
+pub(crate) fn run(seed: u64) -> Result<(), Violation> {
+    let mut world = World::new(seed, seed % 3 != 0)?;
+    world.cluster.set_rates(ClusterRates {
+        request_lost: 0.03,
+        reply_lost: 0.03,
+        call_doubled: 0.05,
+        call_delayed: 0.05,
+        call_delivered: 0.02,
+        exchange_lost: 0.05,
+        ..ClusterRates::default()
+    });
+    for _ in 0..EVENTS {
+        event(&mut world)?;
+        notice_deaths(&mut world);
+    }
+    world.come_to_rest()?;
+    oracle::check(&world)?;
+    world.delete_all()?;
+    oracle::check_empty(&world)
+}
+
+fn any_group(world: &mut World) -> GroupId {
+    let groups: Vec<GroupId> = world.volumes.keys().copied().collect();
+    groups[world.random.below(groups.len() as u64) as usize]
+}
+
+fn event(world: &mut World) -> Step {
+    let group = any_group(world);
+    let host = world.random.below(HOSTS as u64) as usize;
+    match world.random.below(40) {
+        0..=11 => {
+            let count = 1 + world.random.below(6);
+            let lba = world.random.below(VOLUME_BLOCKS - count);
+            let contents: Vec<u64> = (0..count).map(|_| world.random.below(CONTENTS)).collect();
+            world.write(group, lba, &contents)
+        }
+        12 | 13 => {
+            let count = 1 + world.random.below(10);
+            let lba = world.random.below(VOLUME_BLOCKS - count);
+            world.trim(group, lba, count)
+        }
+        14..=16 => world.flush(group),
+        17 => world.read(group),
+        18 if world.random.one_in(2) => {
+            let lba = world.random.below(VOLUME_BLOCKS);
+            world.begin_read(group, lba);
+            Ok(())
+        }
+        18 => world.end_read(),
+        19..=24 => world.find_duplicates(group).map(drop),
+        25..=29 => world.collect(group).map(drop),
+        30 => world.tidy(group, true),
+        31 => world.balance(group).map(drop),
+        32 => {
+            let shard = Shard(world.random.below(SHARDS.into()) as u16);
+            world.serve(host, shard)
+        }
+        33 if world.random.one_in(2) => {
+            let _ = world.cluster.deliver_late_call();
+            Ok(())
+        }
+        33 => {
+            if world.hosts[host].is_some() {
+                world.note(|| format!("host {host} is cut off"));
+                world.cluster.cut(host);
+            }
+            Ok(())
+        }
+        34 => {
+            let kind = if world.random.one_in(2) {
+                CrashKind::PowerLoss
+            } else {
+                CrashKind::ProcessKilled
+            };
+            world.kill(host, kind);
+            Ok(())
+        }
+        35 => {
+            if world.hosts[host].is_some() {
+                let nth = 1 + world.random.below(30);
+                world.note(|| format!("host {host} dies at I/O {nth}"));
+                world.cluster.kill_after(host, nth);
+            }
+            Ok(())
+        }
+        36 | 37 => match world.hosts[host] {
+            Some(_) => Ok(()),
+            None => world.start(host),
+        },
+        38 => match world.hosts[host] {
+            Some(_) => world.open(host, group),
+            None => Ok(()),
+        },
+        _ => world.stop(host),
+    }
+}
+
+/// Drops the processes of hosts that died in an I/O.
+fn notice_deaths(world: &mut World) {
+    for host in 0..HOSTS {
+        if world.hosts[host].is_some() && world.cluster.is_dead(host) {
+            world.note(|| format!("host {host} has died"));
+            world.bury(host, CrashKind::ProcessKilled);
+        }
+    }
+}
