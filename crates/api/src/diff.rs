@@ -89,9 +89,10 @@ impl Request for SnapshotDiff {
     type Reply = DiffPage;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<DiffPage> {
-        let since = self.since.as_ref().map(|name| service.store.volume(name));
+        let store = service.store_of(&self.name)?;
+        let since = self.since.as_ref().map(|name| store.volume(name));
         let since = since.transpose()?;
-        let volume = service.store.volume(&self.name)?;
+        let volume = store.volume(&self.name)?;
         let since_size_bytes = since.as_ref().map(|since| since.size_bytes());
         let size_bytes = volume.size_bytes();
         let end = size_bytes.max(since_size_bytes.unwrap_or(0));

@@ -147,7 +147,7 @@ impl Service {
     /// Determines the health of the pool. No map is walked.
     #[must_use]
     pub fn health(&self) -> Health {
-        match self.store.stat() {
+        match self.stores.stat() {
             Ok(stat) => self.health_of(&stat),
             // A failed pool has already recorded the reason.
             Err(error) => {
@@ -175,10 +175,14 @@ impl Service {
     #[must_use]
     pub fn health_of_guests(&self) -> Health {
         let mut health = Health::default();
-        if let Some(message) = self.store.read_only_reason() {
+        let stores = self.stores.all();
+        if let Some(message) = stores.iter().find_map(|store| store.read_only_reason()) {
             health.add(ProblemReason::ReadOnly, message);
         }
-        let damaged = self.store.damaged_volumes();
+        let damaged: Vec<_> = stores
+            .iter()
+            .flat_map(|store| store.damaged_volumes())
+            .collect();
         if let Some((name, _)) = damaged.first() {
             let message = format!(
                 "{} lost answered writes when a sync failed, '{name}' among them; see 'onefold pool stat' \
@@ -200,8 +204,12 @@ impl Service {
     fn add_damage(&self, stat: &PoolStat, health: &mut Health) {
         // An error here means that a thread has panicked; the pool is then read-only, which is reported
         // elsewhere.
-        let scrub = self.store.scrub().status();
-        let bad = scrub.map_or(0, |status| status.bad_blocks);
+        let scrubs = self.stores.all().into_iter();
+        let bad = scrubs.map(|store| {
+            let status = store.scrub().status();
+            status.map_or(0, |status| status.bad_blocks)
+        });
+        let bad = bad.sum();
         if bad > 0 {
             let blocks = size::count(bad, "stored block");
             let message =

@@ -18,7 +18,8 @@ impl Request for IndexStat {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<onefold_store::IndexStat> {
-        Ok(service.store.index().stat()?)
+        let store = service.stores.sole("a description of the index")?;
+        Ok(store.index().stat()?)
     }
 }
 
@@ -32,8 +33,9 @@ impl Request for IndexRebuild {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<onefold_store::IndexStat> {
-        service.store.index().rebuild(&mut service.blocks(report))?;
-        Ok(service.store.index().stat()?)
+        let store = service.stores.sole("rebuilding the index")?;
+        store.index().rebuild(&mut service.blocks(report))?;
+        Ok(store.index().stat()?)
     }
 }
 
@@ -51,8 +53,9 @@ impl Request for IndexConvert {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<onefold_store::IndexStat> {
+        let store = service.stores.sole("converting the index")?;
         let mut report = service.blocks(report);
-        service.store.index().convert(self.kind, &mut report)?;
-        Ok(service.store.index().stat()?)
+        store.index().convert(self.kind, &mut report)?;
+        Ok(store.index().stat()?)
     }
 }

@@ -25,6 +25,7 @@
 pub mod backup;
 mod diff;
 mod error;
+mod group;
 mod health;
 mod index;
 mod job;
@@ -43,12 +44,17 @@ mod scrub;
 mod service;
 pub mod size;
 mod snapshot;
+mod stores;
 pub mod transfer;
 mod unshare;
 mod volume;
 
 pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
 pub use error::{Error, ErrorKind, Result};
+pub use group::{
+    GroupCreate, GroupList, GroupListReply, GroupReply, GroupTake, HostList, HostListReply,
+    HostReply,
+};
 pub use health::{Health, PoolState, Problem, ProblemReason};
 pub use index::{IndexConvert, IndexRebuild, IndexStat};
 pub use job::{JobList, JobListReply, JobPause, JobResume, SelectedJobs};
@@ -70,6 +76,7 @@ pub use snapshot::{
     DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotListReply, SnapshotName,
     SnapshotReply, SnapshotRollback,
 };
+pub use stores::{Groups, Stores};
 pub use unshare::{UnshareReply, VolumeDefrag, VolumeUnshare};
 pub use volume::{
     AutoHeldBackReply, AutoSwitchReply, InlineReply, PlanReply, UsageReply, VolumeClone,

@@ -20,7 +20,8 @@ pub struct DamagedVolumeReply {
 
 /// The damaged volumes of the pool.
 pub(crate) fn damaged_volumes(service: &Service) -> Vec<DamagedVolumeReply> {
-    let damaged = service.store.damaged_volumes().into_iter();
+    let stores = service.stores.all().into_iter();
+    let damaged = stores.flat_map(|store| store.damaged_volumes());
     damaged
         .map(|(name, found_unix_seconds)| DamagedVolumeReply {
             name,
@@ -46,9 +47,9 @@ impl Request for VolumeAcceptLoss {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
-        service.store.volume(&self.name)?;
-        let is_damaged = service
-            .store
+        let store = service.store_of(&self.name)?;
+        store.volume(&self.name)?;
+        let is_damaged = store
             .damaged_volumes()
             .iter()
             .any(|(name, _)| *name == self.name);
@@ -62,7 +63,7 @@ impl Request for VolumeAcceptLoss {
             format!("nothing: '{}' lost no answered writes", self.name)
         };
         if self.yes {
-            service.store.accept_loss(&self.name)?;
+            store.accept_loss(&self.name)?;
         }
         Ok(PlanReply {
             plan: vec![plan],

@@ -1,7 +1,9 @@
 //! Figures for monitoring: cheap to collect, whatever the size of the pool.
 
+use std::sync::Arc;
+
 use onefold_jobs::{JobKind, JobState};
-use onefold_store::{MemoryStat, PoolStat, ScrubStatus};
+use onefold_store::{MemoryStat, PoolStat, ScrubStatus, Store};
 
 use crate::error::Result;
 use crate::health::Health;
@@ -104,14 +106,19 @@ impl Service {
     /// If the host does not report how much it has allocated, or if the pool has failed.
     pub fn measure(&self) -> Result<Measurements> {
         let clients = self.clients.as_ref();
-        let pool = self.store.stat()?;
+        let pool = self.stores.stat()?;
+        let stores = self.stores.all();
+        let damaged = stores.iter().map(|store| store.damaged_volumes().len());
+        let exported = stores
+            .iter()
+            .map(|store| store.exporter().ended_unix_seconds());
         Ok(Measurements {
             health: self.health_of(&pool),
             pool,
-            damaged_volumes: self.store.damaged_volumes().len() as u64,
-            scrub: self.store.scrub().status()?,
-            exported_unix_seconds: self.store.exporter().ended_unix_seconds(),
-            memory: self.store.memory_stat()?,
+            damaged_volumes: damaged.sum::<usize>() as u64,
+            scrub: scrub_of(&stores)?,
+            exported_unix_seconds: exported.max().unwrap_or_default(),
+            memory: memory_of(&stores)?,
             jobs: self.measure_jobs()?,
             nbd: clients
                 .map(|clients| clients.statistics())
@@ -146,4 +153,21 @@ impl Service {
         }
         Ok(kinds)
     }
+}
+
+/// The scrub of a pool with one owner. Groups of a shared pool have none.
+fn scrub_of(stores: &[Arc<Store>]) -> Result<ScrubStatus> {
+    match stores {
+        [store] => Ok(store.scrub().status()?),
+        _ => Ok(ScrubStatus::default()),
+    }
+}
+
+/// The memory of all stores together.
+fn memory_of(stores: &[Arc<Store>]) -> Result<MemoryStat> {
+    let mut all = MemoryStat::default();
+    for store in stores {
+        all += store.memory_stat()?;
+    }
+    Ok(all)
 }

@@ -1,9 +1,7 @@
 //! Requests about the whole pool.
 
 use clap::Args;
-use onefold_jobs::{
-    DedupTotals, JobCounts, Shrunk, dedup_now, grow_to, keeps_its_size, shrink_to, trim_now,
-};
+use onefold_jobs::{JobCounts, Shrunk, dedup_now, grow_to, keeps_its_size, shrink_to, trim_now};
 use onefold_store::{CheckReport, DedupMode, Finding, Store, VolumeSettings, VolumeStat, WhenFull};
 use serde::{Deserialize, Serialize};
 
@@ -104,7 +102,7 @@ impl Request for PoolStat {
     type Reply = PoolStatReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolStatReply> {
-        let mut stat = service.store.stat()?;
+        let mut stat = service.stores.stat()?;
         let health = service.health_of(&stat);
         let saved_blocks = stat.logical_blocks.saturating_sub(stat.physical_blocks);
         // An empty pool has the ratio of a pool without deduplication.
@@ -162,11 +160,12 @@ impl Request for PoolUpgrade {
     type Reply = PoolUpgradeReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
-        let before = service.store.format_version()?;
+        let store = service.stores.sole("an upgrade of the pool")?;
+        let before = store.format_version()?;
         if self.yes {
-            service.store.upgrade()?;
+            store.upgrade()?;
         }
-        let now = service.store.format_version()?;
+        let now = store.format_version()?;
         let text = |(major, minor): (u8, u8)| format!("{major}.{minor}");
         Ok(PoolUpgradeReply {
             format: text(now),
@@ -198,9 +197,10 @@ impl Request for PoolSet {
     type Reply = PoolSetReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolSetReply> {
-        service.store.set_when_full(self.when_full)?;
+        let store = service.stores.sole("a setting of the pool")?;
+        store.set_when_full(self.when_full)?;
         Ok(PoolSetReply {
-            when_full: service.store.when_full(),
+            when_full: store.when_full(),
         })
     }
 }
@@ -234,21 +234,27 @@ impl Request for PoolDedup {
     type Reply = PoolDedupReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolDedupReply> {
-        if service.store.space().shrinking_to()?.is_some() {
-            return Err(Error::failed(
-                "the pool is being made smaller, and nothing is shared until that is done; 'onefold pool \
-                 resize' continues or cancels it",
-            ));
+        let stores = match &self.volume {
+            Some(volume) => vec![service.store_of(volume)?],
+            None => service.stores.all(),
+        };
+        let (mut counts, mut seconds, mut was_broken_off) = (JobCounts::default(), 0.0, false);
+        for store in stores {
+            if store.space().shrinking_to()?.is_some() {
+                return Err(Error::failed(
+                    "the pool is being made smaller, and nothing is shared until that is done; 'onefold pool \
+                     resize' continues or cancels it",
+                ));
+            }
+            let mut progress = service.blocks_until_stopped(&mut *report);
+            let found = dedup_now(&store, self.volume.as_deref(), &mut progress)?;
+            counts += found.counts;
+            seconds += found.seconds;
+            was_broken_off = found.was_broken_off;
+            if was_broken_off {
+                break;
+            }
         }
-        let DedupTotals {
-            counts,
-            seconds,
-            was_broken_off,
-        } = dedup_now(
-            &service.store,
-            self.volume.as_deref(),
-            &mut service.blocks_until_stopped(report),
-        )?;
         if was_broken_off {
             return Err(Error::failed(format!(
                 "the daemon was stopped after {}; the rest is found later",
@@ -258,7 +264,7 @@ impl Request for PoolDedup {
         Ok(PoolDedupReply {
             bytes_per_second: (counts.bytes as f64 / seconds.max(1e-9)) as u64,
             counts,
-            block_size: service.store.block_size(),
+            block_size: service.stores.block_size(),
             seconds,
         })
     }
@@ -281,7 +287,7 @@ pub struct PoolResize {
 impl PoolResize {
     /// Plans to shrink the pool, and carries the plan out if the request says so.
     fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
-        let store = &service.store;
+        let store = &service.stores.sole("a change of the pool's size")?;
         let before = store.space().size_bytes()?;
         store.check_writable()?;
         // Deleted blocks do not have to be moved.
@@ -349,17 +355,15 @@ impl Request for PoolResize {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
-        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "pool")?;
-        let before = service.store.space().size_bytes()?;
+        let store = &service.stores.sole("a change of the pool's size")?;
+        let size_bytes = whole_blocks(self.size_bytes, store.block_size(), "pool")?;
+        let before = store.space().size_bytes()?;
         if size_bytes < before {
             return self.shrink(service, size_bytes, report);
         }
-        let shrinking = service.store.space().shrinking_to()?;
-        let grown = grow_to(
-            &service.store,
-            size_bytes,
-            &mut service.blocks_until_stopped(report),
-        )?;
+        let shrinking = store.space().shrinking_to()?;
+        let mut progress = service.blocks_until_stopped(report);
+        let grown = grow_to(store, size_bytes, &mut progress)?;
         if grown.is_break() {
             return Err(Error::failed(format!(
                 "the daemon was stopped before the new space was allocated; the pool keeps its {}",
@@ -424,7 +428,7 @@ impl Request for PoolCheck {
                 listed.push(finding);
             }
         };
-        let store = &service.store;
+        let store = service.stores.sole("a check")?;
         let totals = store.check_with_progress(self.repair, &mut list, report)?;
         Ok(PoolCheckReply { totals, listed })
     }
@@ -452,8 +456,9 @@ impl Request for PoolTrim {
     type Reply = PoolTrimReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolTrimReply> {
-        let before_bytes_on_disk = service.store.stat()?.pool_bytes_on_disk;
-        let trimmed = trim_now(&service.store, &mut service.blocks_until_stopped(report))?;
+        let store = service.stores.sole("trimming the pool")?;
+        let before_bytes_on_disk = store.stat()?.pool_bytes_on_disk;
+        let trimmed = trim_now(&store, &mut service.blocks_until_stopped(report))?;
         if trimmed.is_break() {
             return Err(Error::failed(
                 "the daemon was stopped before all free space was given back",
@@ -463,7 +468,7 @@ impl Request for PoolTrim {
             pool_bytes_on_disk,
             free_bytes_on_disk,
             ..
-        } = service.store.stat()?;
+        } = store.stat()?;
         Ok(PoolTrimReply {
             before_bytes_on_disk,
             pool_bytes_on_disk,

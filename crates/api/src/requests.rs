@@ -1,7 +1,7 @@
 //! The list of all requests.
 
 use crate::request::Request;
-use crate::{diff, index, job, loss, pool, scrub, snapshot, unshare, volume};
+use crate::{diff, group, index, job, loss, pool, scrub, snapshot, unshare, volume};
 
 /// A visitor that is called once for each type of request.
 pub trait Visitor {
@@ -43,4 +43,8 @@ pub fn visit_requests(visitor: &mut impl Visitor) {
     visitor.request::<diff::SnapshotDiff>();
     visitor.request::<snapshot::SnapshotDelete>();
     visitor.request::<snapshot::SnapshotRollback>();
+    visitor.request::<group::GroupList>();
+    visitor.request::<group::GroupCreate>();
+    visitor.request::<group::GroupTake>();
+    visitor.request::<group::HostList>();
 }

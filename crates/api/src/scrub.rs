@@ -5,7 +5,7 @@ use std::thread;
 
 use clap::Args;
 use onefold_jobs::{JobKind, JobState, Maintenance, scrub_now};
-use onefold_store::{AffectedPlace, ScrubStatus};
+use onefold_store::{AffectedPlace, ScrubStatus, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -79,7 +79,8 @@ impl PoolScrubReply {
     fn of(service: &Service) -> Result<Self> {
         let mut places: Vec<(u64, AffectedPlace)> = Vec::new();
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
-        let bad = service.store.scrub().bad_blocks(&mut |user| {
+        let store = service.stores.sole("a list of bad blocks")?;
+        let bad = store.scrub().bad_blocks(&mut |user| {
             *counts.entry(user.pba).or_default() += 1;
             if places.len() < PLACES_LISTED_MAX {
                 places.push((user.pba, user.place));
@@ -107,7 +108,7 @@ impl PoolScrubReply {
             left_blocks,
             ended_unix_seconds,
             ..
-        } = service.store.scrub().status()?;
+        } = store.scrub().status()?;
         Ok(Self {
             pool_blocks,
             next_block,
@@ -146,15 +147,16 @@ impl Request for PoolScrub {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolScrubReply> {
         let rate = self.bytes_per_second.unwrap_or(0);
+        let store = service.stores.sole("a scrub")?;
         match service.maintenance.as_deref() {
             Some(maintenance) => {
-                maintenance.begin_scrub(&service.store, self.percent, rate)?;
-                follow(service, maintenance, &mut service.blocks(report))?;
+                maintenance.begin_scrub(&store, self.percent, rate)?;
+                follow(service, &store, maintenance, &mut service.blocks(report))?;
             }
             None => {
-                service.store.scrub().begin(self.percent, rate)?;
+                store.scrub().begin(self.percent, rate)?;
                 let mut report = service.blocks(report);
-                let ended = scrub_now(&service.store, &mut |done, all| {
+                let ended = scrub_now(&store, &mut |done, all| {
                     report(done, all);
                     ControlFlow::Continue(())
                 });
@@ -167,10 +169,15 @@ impl Request for PoolScrub {
 
 /// Waits until the daemon's scrub ends, or until it cannot end without help: paused, failed, or the daemon
 /// stopping.
-fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> Result<()> {
-    let all = service.store.scrub().status()?.left_blocks;
+fn follow(
+    service: &Service,
+    store: &Store,
+    maintenance: &Maintenance,
+    report: Report<'_>,
+) -> Result<()> {
+    let all = store.scrub().status()?.left_blocks;
     loop {
-        let left = service.store.scrub().status()?.left_blocks;
+        let left = store.scrub().status()?.left_blocks;
         report(all.saturating_sub(left), all);
         if left == 0 {
             return Ok(());
@@ -180,7 +187,7 @@ fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> R
                 "the daemon was stopped; the scrub continues when it is started again",
             ));
         }
-        let jobs = maintenance.jobs_of(&service.store)?.into_iter();
+        let jobs = maintenance.jobs_of(store)?.into_iter();
         for job in jobs.filter(|job| job.kind == JobKind::Scrub) {
             match job.state {
                 JobState::Paused => {

@@ -13,6 +13,7 @@ use crate::limits::LIST_SEGMENTS_MAX;
 use crate::measure::NbdStatistics;
 use crate::request::{Report, Request};
 use crate::size;
+use crate::stores::Stores;
 
 /// A guard that keeps clients away from a volume while a request changes it.
 pub type Hold = Box<dyn Any + Send>;
@@ -67,8 +68,8 @@ pub struct LocalityReply {
 /// An open pool with its clients and jobs.
 #[derive(Clone)]
 pub struct Service {
-    /// The pool.
-    pub store: Arc<Store>,
+    /// The pool's stores that are open in this process.
+    pub stores: Stores,
     /// The NBD clients. Only a daemon has any.
     pub clients: Option<Arc<dyn Clients>>,
     /// The background jobs. Only a daemon has any.
@@ -85,7 +86,7 @@ impl Service {
     #[must_use]
     pub fn without_clients(store: Arc<Store>) -> Self {
         Self {
-            store,
+            stores: Stores::One(store),
             clients: None,
             maintenance: None,
             is_abandoned: None,
@@ -133,17 +134,25 @@ impl Service {
         maintenance.is_some_and(|maintenance| maintenance.is_stopping())
     }
 
-    /// Releases deleted volumes and snapshots. Under a daemon, its background job does that instead.
-    pub(crate) fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
+    /// The store with this volume or snapshot.
+    ///
+    /// # Errors
+    /// Those of [`Stores::of`].
+    pub fn store_of(&self, name: &str) -> Result<Arc<Store>> {
+        self.stores.of(name)
+    }
+
+    /// Releases deleted volumes and snapshots of a store. Under a daemon, its background job does that instead.
+    pub(crate) fn finish_deletions(&self, store: &Store, report: Report<'_>) -> Result<()> {
         if self.maintenance.is_none() {
-            self.store.deletions().finish(&mut self.blocks(report))?;
+            store.deletions().finish(&mut self.blocks(report))?;
         }
         Ok(())
     }
 
     /// Wraps a report in bytes as one that takes blocks.
     pub(crate) fn blocks<'a>(&self, report: Report<'a>) -> impl FnMut(u64, u64) + Send + use<'a> {
-        let block_size = u64::from(self.store.block_size());
+        let block_size = u64::from(self.stores.block_size());
         move |done, all| report(done * block_size, all * block_size)
     }
 
@@ -177,14 +186,13 @@ impl Service {
     pub(crate) fn data(&self, name: &str, among: usize) -> DataReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
         // `pool check` reports unreadable maps; a list shows the other volumes anyway.
-        let data = self
-            .store
-            .volume(name)
-            .and_then(|volume| self.store.accounting().data(&volume, segments_max))
-            .ok()
-            .flatten();
+        let counted = |store: Arc<Store>| {
+            let volume = store.volume(name).ok()?;
+            store.accounting().data(&volume, segments_max).ok()?
+        };
+        let data = self.store_of(name).ok().and_then(counted);
         DataReply {
-            data_bytes: data.map(|data| data.blocks * u64::from(self.store.block_size())),
+            data_bytes: data.map(|data| data.blocks * u64::from(self.stores.block_size())),
             data_as_of: data.and_then(|data| data.as_of_unix_seconds),
         }
     }
@@ -192,12 +200,11 @@ impl Service {
     /// The extents of a volume or snapshot, counted with the same budget as [`Service::data`].
     pub(crate) fn locality(&self, name: &str, among: usize) -> LocalityReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
-        let found = self
-            .store
-            .volume(name)
-            .and_then(|volume| self.store.accounting().locality(&volume, segments_max))
-            .ok()
-            .flatten();
+        let counted = |store: Arc<Store>| {
+            let volume = store.volume(name).ok()?;
+            store.accounting().locality(&volume, segments_max).ok()?
+        };
+        let found = self.store_of(name).ok().and_then(counted);
         let some = found.filter(|found| found.runs > 0);
         LocalityReply {
             extents: found.map(|found| found.runs),
@@ -208,13 +215,13 @@ impl Service {
 
     /// The data of a volume or snapshot in words, for a plan; counts it however long that takes.
     pub(crate) fn data_in_words(&self, name: &str) -> String {
-        match self
-            .store
-            .volume(name)
-            .and_then(|volume| self.store.accounting().data(&volume, u64::MAX))
-        {
+        let counted = self.store_of(name).and_then(|store| {
+            let volume = store.volume(name)?;
+            Ok(store.accounting().data(&volume, u64::MAX)?)
+        });
+        match counted {
             Ok(Some(data)) => {
-                let bytes = data.blocks * u64::from(self.store.block_size());
+                let bytes = data.blocks * u64::from(self.stores.block_size());
                 format!("{} of data", size::display(bytes))
             }
             Ok(None) => "data".to_owned(),
@@ -223,7 +230,7 @@ impl Service {
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<VolumeStat> {
-        Ok(self.store.volume_stat(name)?)
+        Ok(self.store_of(name)?.volume_stat(name)?)
     }
 
     /// Refuses the action and names the clients, if the volume is attached and `force` is not set.

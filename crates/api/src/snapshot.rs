@@ -1,6 +1,7 @@
 //! Requests about snapshots.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use clap::Args;
 use onefold_store::{Blocking, Change, DeletionStat, SnapshotStat, full_name, split_name};
@@ -157,7 +158,7 @@ pub struct SnapshotReply {
 
 impl SnapshotListReply {
     fn of(service: &Service, is_wanted: impl Fn(&str) -> bool) -> Result<Self> {
-        let stat = service.store.stat()?;
+        let stat = service.stores.stat()?;
         let block_size = u64::from(stat.block_size);
         let wanted = stat
             .snapshots
@@ -198,7 +199,20 @@ impl Request for SnapshotCreate {
         let wanted: Vec<_> = wanted
             .map(|name| (name.volume.clone(), name.snapshot.clone()))
             .collect();
-        service.store.create_snapshots(&wanted)?;
+        let mut stores = Vec::new();
+        for (volume, _) in &wanted {
+            stores.push(service.store_of(volume)?);
+        }
+        let Some((store, others)) = stores.split_first() else {
+            return Err(Error::usage("name at least one snapshot"));
+        };
+        if others.iter().any(|other| !Arc::ptr_eq(other, store)) {
+            return Err(Error::usage(
+                "the volumes are in several groups, and only volumes of one group can have snapshots of one moment: make \
+                 them one by one",
+            ));
+        }
+        store.create_snapshots(&wanted)?;
         SnapshotListReply::of(service, |made| {
             self.names.iter().any(|name| name.full() == made)
         })
@@ -243,19 +257,20 @@ impl Request for SnapshotDelete {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
-        let found = service.store.check_snapshot(volume, snapshot)?;
+        let store = service.store_of(volume)?;
+        let found = store.check_snapshot(volume, snapshot)?;
         let plan = vec![format!(
             "delete snapshot '{full}' with {}, of which at most {} is in no other",
             service.data_in_words(&full),
-            size::display(found.logical_blocks() * u64::from(service.store.block_size()))
+            size::display(found.logical_blocks() * u64::from(service.stores.block_size()))
         )];
         if !self.yes {
             service.check_detachable(&full, self.force, DELETE)?;
             return Ok(PlanReply::planned(service, &[full], plan));
         }
         let _hold = service.detach(&full, self.force, DELETE)?;
-        service.store.delete_snapshot(volume, snapshot)?;
-        service.finish_deletions(report)?;
+        store.delete_snapshot(volume, snapshot)?;
+        service.finish_deletions(&store, report)?;
         Ok(PlanReply::done(service, &full, plan))
     }
 }
@@ -284,7 +299,8 @@ impl Request for SnapshotRollback {
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
         let before = service.find(volume)?;
-        let to = service.store.check_snapshot(volume, snapshot)?;
+        let store = service.store_of(volume)?;
+        let to = store.check_snapshot(volume, snapshot)?;
         let mut plan = vec![format!(
             "take volume '{volume}' with {} back to '{full}' with {}",
             service.data_in_words(volume),
@@ -310,8 +326,8 @@ impl Request for SnapshotRollback {
             return Ok(PlanReply::planned(service, names, plan));
         }
         let _hold = service.detach(volume, self.force, ROLL_BACK)?;
-        service.store.roll_back(volume, snapshot)?;
-        service.finish_deletions(report)?;
+        store.roll_back(volume, snapshot)?;
+        service.finish_deletions(&store, report)?;
         Ok(PlanReply::done(service, volume, plan))
     }
 }
@@ -319,10 +335,8 @@ impl Request for SnapshotRollback {
 /// Counts the bytes in which a volume differs from one of its snapshots: with data in the volume, and
 /// without.
 fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]> {
-    let [volume, snapshot] = [
-        service.store.volume(volume)?,
-        service.store.volume(snapshot)?,
-    ];
+    let store = service.store_of(volume)?;
+    let [volume, snapshot] = [store.volume(volume)?, store.volume(snapshot)?];
     let sizes = [volume.size_bytes(), snapshot.size_bytes()];
     let (both, end) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
     let (mut written, mut trimmed, mut at) = (0, 0, 0);

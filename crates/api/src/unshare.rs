@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, RangeInclusive};
 
 use clap::Args;
 use onefold_jobs::{Unshared, unshare_now};
-use onefold_store::{MIN_RUN, UnsharePlan, range_parser};
+use onefold_store::{MIN_RUN, Store, UnsharePlan, range_parser};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -118,7 +118,7 @@ struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn run(&self, yes: bool, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
-        let store = &service.store;
+        let store = &service.store_of(self.name)?;
         if store.space().shrinking_to()?.is_some() {
             return Err(Error::failed(
                 "the pool is being made smaller, and has no room for copies until that is done; 'onefold \
@@ -147,7 +147,7 @@ impl Wanted<'_> {
         if !yes {
             return Ok(reply);
         }
-        let copied = self.copy(&plan, service, report)?;
+        let copied = self.copy(&plan, service, store, report)?;
         let stat = store.stat()?;
         reply.copied_blocks = copied;
         reply.copied_bytes = copied * u64::from(stat.block_size);
@@ -163,7 +163,13 @@ impl Wanted<'_> {
         Ok(reply)
     }
 
-    fn copy(&self, plan: &UnsharePlan, service: &Service, report: Report<'_>) -> Result<u64> {
+    fn copy(
+        &self,
+        plan: &UnsharePlan,
+        service: &Service,
+        store: &Store,
+        report: Report<'_>,
+    ) -> Result<u64> {
         let mut report = service.blocks(report);
         let mut progress = |copied: u64| {
             report(copied.min(plan.copied_blocks), plan.copied_blocks);
@@ -174,8 +180,8 @@ impl Wanted<'_> {
             }
         };
         let unshared = match &service.maintenance {
-            Some(jobs) => jobs.unshare(&service.store, self.name, self.min_run, &mut progress)?,
-            None => unshare_now(&service.store, self.name, self.min_run, &mut progress)?,
+            Some(jobs) => jobs.unshare(store, self.name, self.min_run, &mut progress)?,
+            None => unshare_now(store, self.name, self.min_run, &mut progress)?,
         };
         let Unshared {
             copied_blocks,

@@ -27,6 +27,10 @@ pub struct VolumeCreate {
     #[serde(flatten)]
     /// How the volume takes part in deduplication, and its share of the pool.
     pub options: NewVolumeOptions,
+    /// The group of the volume, for a pool that hosts share [default: an open one without volumes, or a new one].
+    #[arg(long, value_name = "NUMBER", hide_short_help = true)]
+    #[serde(default)]
+    pub group: Option<u64>,
 }
 
 /// A volume's current settings and figures.
@@ -155,7 +159,7 @@ impl VolumeReply {
 
     /// A reply for a list of `volumes` volumes, which together share the budget for counting data.
     fn among(service: &Service, mut stat: onefold_store::VolumeStat, volumes: usize) -> Self {
-        let block_size = u64::from(service.store.block_size());
+        let block_size = u64::from(service.stores.block_size());
         Self {
             usage: UsageReply::of(&stat.name, stat.usage, block_size),
             nbd_uri: service.nbd_uri(&stat.name),
@@ -181,9 +185,12 @@ impl Request for VolumeCreate {
     }
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
-        let size_bytes = volume_size(self.size_bytes, service.store.block_size())?;
+        let size_bytes = volume_size(self.size_bytes, service.stores.block_size())?;
         let options = self.options.volume_options(size_bytes);
-        service.store.create_volume(&self.name, &options)?;
+        let (name, stores) = (&self.name, &service.stores);
+        stores.create_volume(name, self.group, |store| {
+            Ok(store.create_volume(name, &options)?)
+        })?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
@@ -208,7 +215,8 @@ impl Request for VolumeClone {
     }
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
-        service.store.clone_volume(&self.source, &self.name)?;
+        let store = service.store_of(&self.source)?;
+        store.clone_volume(&self.source, &self.name)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
@@ -231,7 +239,7 @@ impl Request for VolumeList {
     type Reply = VolumeListReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeListReply> {
-        let stats = service.store.stat()?.volumes;
+        let stats = service.stores.stat()?.volumes;
         let count = stats.len();
         let volumes = stats.into_iter();
         Ok(VolumeListReply {
@@ -263,7 +271,8 @@ impl Request for VolumeStat {
         if !self.exact {
             return Ok(VolumeReply::of(service, stat));
         }
-        let is_complete = service.store.accounting().scan(&mut |done, all| {
+        let store = service.store_of(&self.name)?;
+        let is_complete = store.accounting().scan(&mut |done, all| {
             report(done, all);
             if service.is_stopping() {
                 ControlFlow::Break(())
@@ -299,7 +308,9 @@ impl Request for VolumeSet {
     }
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
-        service.store.set_volume(&self.name, &self.change)?;
+        service
+            .store_of(&self.name)?
+            .set_volume(&self.name, &self.change)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
@@ -333,7 +344,8 @@ impl Request for VolumeRename {
             return Err(Error::new(ErrorKind::Exists, message));
         }
         let _hold = service.detach(&self.name, self.force, "rename")?;
-        service.store.rename_volume(&self.name, &self.new_name)?;
+        let store = service.store_of(&self.name)?;
+        store.rename_volume(&self.name, &self.new_name)?;
         Ok(VolumeReply::of(service, service.find(&self.new_name)?))
     }
 }
@@ -412,8 +424,9 @@ impl Request for VolumeResize {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
-        let size_bytes = volume_size(self.size_bytes, service.store.block_size())?;
-        let volume = service.store.check_resizable(&self.name, size_bytes)?;
+        let size_bytes = volume_size(self.size_bytes, service.stores.block_size())?;
+        let store = service.store_of(&self.name)?;
+        let volume = store.check_resizable(&self.name, size_bytes)?;
         let old_bytes = volume.size_bytes();
         let shrinks = size_bytes < old_bytes;
         let mut plan = vec![format!(
@@ -447,7 +460,7 @@ impl Request for VolumeResize {
                 clients.join(", ")
             ));
         }
-        service.store.resize_volume(&self.name, size_bytes)?;
+        store.resize_volume(&self.name, size_bytes)?;
         drop(hold);
         Ok(PlanReply::done(service, &self.name, plan))
     }
@@ -484,7 +497,8 @@ impl Request for VolumeDelete {
             let name = snapshot.strip_prefix(&prefix);
             name.is_some_and(|name| self.snapshots || name.starts_with(BACKUP_SNAPSHOT))
         };
-        let deleted = service.store.check_deletable(&self.name, goes_along)?;
+        let store = service.store_of(&self.name)?;
+        let deleted = store.check_deletable(&self.name, goes_along)?;
         let mut plan = Vec::new();
         for volume in &deleted {
             let (name, size) = (volume.name(), size::display(volume.size_bytes()));
@@ -504,7 +518,7 @@ impl Request for VolumeDelete {
                 .try_for_each(|name| service.check_detachable(name, self.force, DELETE))?;
             let usage = service.find(&self.name)?.usage;
             plan.extend(usage.map(|usage| {
-                let block_size = u64::from(service.store.block_size());
+                let block_size = u64::from(service.stores.block_size());
                 let freed = size::display(usage.freed_with_snapshots_blocks * block_size);
                 format!("free {freed} of the pool, as the last accounting found it")
             }));
@@ -515,8 +529,8 @@ impl Request for VolumeDelete {
             .map(|name| service.detach(name, self.force, DELETE))
             .collect();
         let _holds = holds?;
-        service.store.delete_volume_and(&self.name, goes_along)?;
-        service.finish_deletions(report)?;
+        store.delete_volume_and(&self.name, goes_along)?;
+        service.finish_deletions(&store, report)?;
         Ok(PlanReply::done(service, &self.name, plan))
     }
 }

@@ -66,7 +66,8 @@ pub trait Cluster: Send + Sync {
     /// # Errors
     ///
     /// `InvalidInput` for a number below the last one, for blocks that the pool has already, and for more runs than
-    /// a record has room for: nothing changed.
+    /// a record has room for: nothing changed. `TimedOut` if the cluster has not answered for some time, in which case the
+    /// exchange may take effect later, and until then for each further call for the group.
     fn exchange(
         &self,
         group: GroupId,
@@ -76,7 +77,7 @@ pub trait Cluster: Send + Sync {
     ) -> io::Result<Exchanged>;
 
     /// The group's last exchange, unless it has had none. The same holds for its extents (P7). An exchange of this host whose
-    /// outcome is unknown takes no effect after this has returned.
+    /// outcome is unknown takes no effect after this has returned. `TimedOut` while one is in progress.
     fn last_exchange(&self, group: GroupId) -> io::Result<Option<Exchanged>>;
 
     /// The number of space extents, and of those that can be taken.

@@ -102,6 +102,10 @@ impl<T: Searchable> Guarded<T> {
         turn
     }
 
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Acquire)
+    }
+
     pub(crate) fn summary(&self) -> MutexGuard<'_, Summary> {
         self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,13 +13,13 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use onefold_engine::Blocking;
 use onefold_engine::cluster::{Answer, Reply};
 use onefold_format::index_message::{
-    INDEX_ANSWERS_MAX, INDEX_ITEMS_MAX, INDEX_ROWS_MAX, IndexItem, IndexReply, IndexReplyBody,
-    IndexRequest, IndexRequestBody, IndexRow, LookupAnswer, Refusal, RefusalCode,
+    INDEX_ANSWERS_MAX, INDEX_ITEMS_MAX, INDEX_ROWS_MAX, IndexItem, IndexOperation, IndexReply,
+    IndexReplyBody, IndexRequest, IndexRequestBody, IndexRow, LookupAnswer, Refusal, RefusalCode,
 };
 use onefold_format::{PoolId, Shard};
 
@@ -139,8 +139,11 @@ impl Served {
     /// then that call executes them.
     pub fn work(&self) {
         while !self.queue().waiting.is_empty() {
-            let Ok(_turn) = self.turn.try_lock() else {
-                return;
+            let _turn = match self.turn.try_lock() {
+                Ok(turn) => turn,
+                // A panic lost the requests that it executed, and the index knows whether it is good.
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
             };
             let Queue { waiting, .. } = std::mem::take(&mut *self.queue());
             self.execute_all(waiting);
@@ -193,24 +196,36 @@ impl Served {
 
     fn execute_together(&self, waiting: Vec<Waiting>) {
         let mut parts = Vec::with_capacity(waiting.len());
-        let mut callers = Vec::with_capacity(waiting.len());
         for Waiting { request, caller } in waiting {
             let from = match request.body {
                 IndexRequestBody::Recall { from, .. } => from,
                 _ => 0,
             };
             if let Some(part) = part_of(request) {
-                parts.push(part);
-                callers.push((caller, from));
+                parts.push((part, (caller, from)));
             }
         }
+        self.execute_parts(parts);
+    }
+
+    /// Executes parts in one frame. If there is no room for it, executes them one by one, those that make room first.
+    fn execute_parts(&self, parts: Vec<(ShardBatch, (Caller, u16))>) {
         if parts.is_empty() {
             return;
         }
+        let (parts, callers): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         match self.index.execute(&parts) {
             Ok(answers) => {
                 for ((caller, from), answers) in callers.into_iter().zip(answers) {
                     self.reply(caller, answered(answers, from));
+                }
+            }
+            Err(IndexError::NoRoom(_)) if parts.len() > 1 => {
+                let parts = parts.into_iter().zip(callers);
+                let (releases, others): (Vec<_>, Vec<_>) =
+                    parts.partition(|(part, _)| part.operation == IndexOperation::Decrement);
+                for part in releases.into_iter().chain(others) {
+                    self.execute_parts(vec![part]);
                 }
             }
             Err(error) => {

@@ -265,7 +265,7 @@ impl Sharded {
         calls
     }
 
-    /// Asks shards, all at once, and keeps what their replies tell.
+    /// Asks shards, all at once, and keeps the counts and states in their replies.
     fn ask(&self, calls: &[Call]) -> Vec<std::result::Result<IndexReplyBody, Failure>> {
         let replies = self.caller.ask(calls);
         let mut known = self.known();

@@ -11,6 +11,8 @@ use std::time::Instant;
 /// Work on free space, which the collector's thread does.
 pub(crate) struct FreeSpaceWork {
     target: SpareTarget,
+    /// When a group's free blocks were last compared with what it needs.
+    balanced: Option<Instant>,
     /// When the use of spare blocks was last noted.
     noted: Option<Instant>,
     /// When the work began.
@@ -33,6 +35,7 @@ impl FreeSpaceWork {
     pub(crate) fn new() -> Self {
         Self {
             target: SpareTarget::new(),
+            balanced: None,
             noted: None,
             began: Instant::now(),
             retry: Instant::now(),
@@ -46,6 +49,10 @@ impl FreeSpaceWork {
         guests_are_at_rest: bool,
     ) -> Result<FreeSpaceStep> {
         let space = store.space();
+        if self.is_balance_due() && space.balance()? {
+            self.balanced = None;
+            return Ok(FreeSpaceStep::Done);
+        }
         let is_host_short = space.is_host_short()?;
         self.keep_spare(store, is_host_short)?;
         // Spare blocks of an earlier process are found first, so that no others are made in their place.
@@ -67,6 +74,17 @@ impl FreeSpaceWork {
         } else {
             Ok(FreeSpaceStep::Nothing)
         }
+    }
+
+    /// Whether a group of a shared pool should compare its free blocks with what it needs.
+    fn is_balance_due(&mut self) -> bool {
+        let is_due = self
+            .balanced
+            .is_none_or(|balanced| balanced.elapsed() >= POLL_INTERVAL);
+        if is_due {
+            self.balanced = Some(Instant::now());
+        }
+        is_due
     }
 
     /// Sets how many spare blocks the pool keeps, from what guests used; none if the host needs the space.

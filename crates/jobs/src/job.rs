@@ -1,6 +1,7 @@
 //! The state of a job, and which jobs can be paused.
 
 use onefold_store::{BatchReport, CollectReport, CountReport, ScrubReport};
+use std::ops::AddAssign;
 
 /// A kind of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +138,26 @@ pub struct JobCounts {
     pub quarantined: u64,
     /// Found to be bad.
     pub bad: u64,
+}
+
+impl AddAssign for JobCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.scanned += other.scanned;
+        self.unique += other.unique;
+        self.duplicates += other.duplicates;
+        self.moved += other.moved;
+        self.cached += other.cached;
+        self.rejected += other.rejected;
+        self.declined += other.declined;
+        self.bytes += other.bytes;
+        self.passes += other.passes;
+        self.counted += other.counted;
+        self.released += other.released;
+        self.freed += other.freed;
+        self.deleted += other.deleted;
+        self.quarantined += other.quarantined;
+        self.bad += other.bad;
+    }
 }
 
 impl JobCounts {

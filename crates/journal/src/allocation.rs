@@ -1,13 +1,20 @@
 //! How blocks are handed out, and free space is corrected.
 
+use std::thread;
+use std::time::Duration;
+
 use onefold_format::space_page::Bitmap;
 use onefold_metadata::{
     Blocking, PbaRun, PbaRuns, Placement, Result, SpaceLimits, StoreError, StoreErrorKind,
 };
 
 use super::Journal;
+use super::room::FreeSpace;
 use super::state::Uncommitted;
 use super::watermarks::{PAGES_FOR_GUESTS, Purpose};
+
+/// The pause after which an import asks again for space that the cluster has not given.
+const LATE_PAUSE: Duration = Duration::from_millis(100);
 
 impl Journal {
     /// Hands out new blocks ([step 5 place]). If only deferred frees are left, a commit may free
@@ -66,7 +73,7 @@ impl Journal {
                 }
                 let is_full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
                 if allocated.as_ref().is_err_and(is_full)
-                    && self.free_space.take_more(placement.blocks())?
+                    && take_more(&self.free_space, placement.blocks(), purpose)?
                 {
                     allocated = allocate(&mut *self.state.uncommitted()?);
                 }
@@ -99,5 +106,17 @@ impl Journal {
             .metadata
             .space_mut()
             .rebuild_page(index, named)
+    }
+}
+
+/// Takes space from the shared pool. Guests' requests do not wait for a cluster that is late; an import does.
+fn take_more(free_space: &FreeSpace, blocks: u64, purpose: Purpose) -> Result<bool> {
+    loop {
+        match free_space.take_more(blocks) {
+            Err(error) if error.kind() == StoreErrorKind::Busy && purpose == Purpose::Import => {
+                thread::sleep(LATE_PAUSE);
+            }
+            taken => return taken,
+        }
     }
 }

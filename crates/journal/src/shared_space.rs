@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use onefold_metadata::Result;
 use onefold_metadata::sync::AtomicU64;
 
-/// Takes space for this many blocks from the pool. Returns whether there was any.
+/// Takes space for this many blocks from the pool. Returns whether there was any; `Busy` if the cluster has not answered
+/// in time.
 pub type MoreSpace = Box<dyn Fn(u64) -> Result<bool> + Send + Sync>;
 
 /// The space of the pool that is no group's, and how the group takes some. The numbers are hints: nothing else depends

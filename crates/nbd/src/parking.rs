@@ -65,7 +65,7 @@ impl<T: Task> Parking<T> {
         let mut state = self.lock();
         state.waiting += 1;
         if !state.has_thread {
-            tracing::warn!("there is no space, and writes wait for it");
+            tracing::warn!("there is no space yet, and writes wait for it");
             let (parking, workers) = (Arc::clone(self), Arc::clone(workers));
             let started = thread::Builder::new()
                 .name("nbd-parking".to_owned())

@@ -144,9 +144,14 @@ impl Changes for VolumeChanges {
     }
 }
 
-/// The error for the client; for lack of room, the request waits if the pool is set so.
+/// The error for the client. For lack of room, the request waits if the pool is set so; for a cluster that is late to give
+/// space, always.
 fn waits_or_fails(volume: &Volume, blocking: Blocking, error: StoreError) -> ExportError {
-    let waits = error.kind() == StoreErrorKind::NoSpace && volume.pauses_when_full();
+    let waits = match error.kind() {
+        StoreErrorKind::NoSpace => volume.pauses_when_full(),
+        StoreErrorKind::Busy => true,
+        _ => false,
+    };
     match blocking {
         Blocking::Yes if waits => ExportError::WaitForSpace(Box::new(error)),
         Blocking::No if waits => ExportError::WouldBlock,

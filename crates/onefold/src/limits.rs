@@ -110,3 +110,19 @@ pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long a stopping daemon then waits for commands in progress to end.
 pub(crate) const REQUESTS_END_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// The most groups of a shared pool that a host opens unless it is told otherwise: each has a thread and keeps a log.
+pub(crate) const GROUPS_OPEN_MAX: u64 = 64;
+
+/// The ring of a new group's log: as of a pool with one owner.
+pub(crate) const GROUP_LOG_BYTES: u64 = 32 << 20;
+
+/// How long a call to a shard may take. The cluster counts such times in whole seconds, and a shard whose host has died is
+/// asked for about as long before another host serves it.
+pub(crate) const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// The interval at which a daemon looks for shards that did not answer it.
+pub(crate) const SHARD_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The longest name of a host, as of a system's host name.
+pub(crate) const HOST_NAME_BYTES_MAX: usize = 64;

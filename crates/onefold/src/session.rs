@@ -12,7 +12,7 @@ use crate::pool::{self, Claim, Opening};
 use onefold_api::transfer::{Export, VolumeImport, VolumeImportReply};
 use onefold_api::transfer::{PieceReceiver, transfer};
 use onefold_api::{Error, Result};
-use onefold_api::{Report, Request, Service};
+use onefold_api::{Report, Request, Service, Stores};
 use onefold_engine::embedded::PoolLock;
 use onefold_store::{RecoveryReport, StoreErrorKind};
 use std::thread;
@@ -99,7 +99,11 @@ impl Session {
         let Self::Direct { service, .. } = self else {
             return Ok(());
         };
-        match service.store.close() {
+        // A command opens no other stores itself.
+        let Stores::One(store) = service.stores else {
+            return Ok(());
+        };
+        match store.close() {
             // A pool that takes no writes, such as one of a newer version, has nothing to write when it is
             // closed either; callers that tried to write received the error.
             Err(error) if error.kind() == StoreErrorKind::ReadOnly => Ok(()),

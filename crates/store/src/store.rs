@@ -317,6 +317,13 @@ impl Store {
         let _changing = self.catalogue.turn();
         let claim = self.catalogue.claim_name(name)?;
         self.ensure_version_for(options)?;
+        let reservation = options.settings.reservation_bytes / u64::from(self.block_size());
+        let mut shared_domain = None;
+        if let Some(group) = self.pool.group() {
+            // The cluster may take its time, so before the metadata is locked.
+            shared_domain = Some(group.shared().domain(&options.domain)?);
+            group.leases().take_to_keep(reservation)?;
+        }
         let metadata = self.pool.journal().metadata()?;
         let catalogue = &metadata.catalogue();
         let volume = VolumeRecord {
@@ -330,7 +337,10 @@ impl Store {
             map: TreeRoot::default(),
             counts: LayerCounts::default(),
             name: name.to_owned(),
-            domain: self.domain(catalogue, &options.domain)?,
+            domain: match shared_domain {
+                Some(domain) => domain,
+                None => domain_of(catalogue, &options.domain)?,
+            },
             domain_name: options.domain.clone(),
             settings: options.settings,
         };
@@ -351,26 +361,6 @@ impl Store {
         self.catalogue.write(&[put], Some(&admit))?;
         claim.keep();
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
-    }
-
-    /// The number of a domain, a new one if no volume is in it.
-    fn domain(&self, catalogue: &Catalogue, name: &str) -> Result<DomainId> {
-        if let Some(shared) = self.pool.group().map(Group::shared) {
-            return shared.domain(name);
-        }
-        if name == DEFAULT_DOMAIN {
-            return Ok(DomainId(0));
-        }
-        if let Some(domain) = catalogue.domain_by_name(name) {
-            return Ok(domain);
-        }
-        // Numbers are never used again: a domain's key is made from it.
-        let next = u16::try_from(catalogue.next_domain_id());
-        let none_left = |_| {
-            let message = "this pool has had 65,535 domains, which is all it can have";
-            StoreError::new(StoreErrorKind::Invalid, message)
-        };
-        next.map(DomainId).map_err(none_left)
     }
 
     /// Changes the settings of a volume in use. Shared blocks stay shared; a hash cache of another size
@@ -400,6 +390,12 @@ impl Store {
         self.ensure_version_for(&options)?;
         let change = |record: &mut VolumeRecord| record.settings = settings;
         let space_limits = &volume.layer().space_limits;
+        if let Some(group) = self.pool.group() {
+            let blocks = settings.reservation_bytes / u64::from(self.block_size());
+            let more = space_limits.unused_reservation_if(0, blocks);
+            let more = more.saturating_sub(space_limits.unused_reservation());
+            group.leases().take_to_keep(more)?;
+        }
         let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
             pool.journal().free_space().admit_reservation(
@@ -580,4 +576,21 @@ impl Store {
     pub fn wait_until_due(&self, timeout: Duration) {
         self.pool.journal().wait_until_due(timeout);
     }
+}
+
+/// The number of a domain of a pool with one owner, a new one if no volume is in it.
+fn domain_of(catalogue: &Catalogue, name: &str) -> Result<DomainId> {
+    if name == DEFAULT_DOMAIN {
+        return Ok(DomainId(0));
+    }
+    if let Some(domain) = catalogue.domain_by_name(name) {
+        return Ok(domain);
+    }
+    // Numbers are never used again: a domain's key is made from it.
+    let next = u16::try_from(catalogue.next_domain_id());
+    let none_left = |_| {
+        let message = "this pool has had 65,535 domains, which is all it can have";
+        StoreError::new(StoreErrorKind::Invalid, message)
+    };
+    next.map(DomainId).map_err(none_left)
 }

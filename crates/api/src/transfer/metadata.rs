@@ -1,7 +1,6 @@
 //! Exports all metadata of a pool.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -30,7 +29,7 @@ impl Export for MetadataExport {
     const PATH: &'static str = "/v1/pool/export-metadata";
 
     fn open(&self, service: &Service) -> Result<OpenExport> {
-        let store = Arc::clone(&service.store);
+        let store = service.stores.sole("an export of the metadata")?;
         // Checkpoints before the export begins can change this size, which affects only the progress bar.
         let bytes = store.exporter().bytes();
         Ok(OpenExport::new(bytes, move |pieces| {

@@ -38,6 +38,9 @@ pub struct VolumeImport {
     #[serde(flatten)]
     /// How the volume takes part in deduplication, and its share of the pool.
     pub options: NewVolumeOptions,
+    /// The group of the volume, for a pool that hosts share.
+    #[serde(default)]
+    pub group: Option<u64>,
 }
 
 /// An imported volume.
@@ -94,22 +97,24 @@ impl VolumeImport {
             .ok_or_else(|| Error::usage("the image is larger than any volume can be"))?;
         // Dropping this on an early return deletes the volume again.
         let options = self.options.volume_options(size_bytes);
-        let import = service.store.begin_import(&self.name, &options)?;
-        let store = &service.store;
+        let (name, stores) = (&self.name, &service.stores);
+        let (store, import) = stores.create_volume(name, self.group, |store| {
+            Ok(store.begin_import(name, &options)?)
+        })?;
         let (read_bytes, published) = match self.options.dedup {
             DedupMode::Off => {
                 let read_bytes = self.write_all(&mut pieces, &import, None)?;
                 (read_bytes, Published::default())
             }
             DedupMode::Offline | DedupMode::Inline | DedupMode::Auto => {
-                load_and_publish(store, &import, |loading| {
+                load_and_publish(&store, &import, |loading| {
                     self.write_all(&mut pieces, &import, Some(loading))
                 })?
             }
         };
         import.finish()?;
         let logical_blocks = service.find(&self.name)?.logical_blocks;
-        let bytes = |blocks: u64| blocks * u64::from(service.store.block_size());
+        let bytes = |blocks: u64| blocks * u64::from(service.stores.block_size());
         let sharing_failure = published.failure();
         let Published {
             unique_blocks,
@@ -243,7 +248,7 @@ impl Export for VolumeExport {
 
     fn open(&self, service: &Service) -> Result<OpenExport> {
         service.find(&self.name)?;
-        let volume = service.store.volume(&self.name)?;
+        let volume = service.store_of(&self.name)?.volume(&self.name)?;
         let size_bytes = volume.size_bytes();
         let source = VolumeSource {
             volume,

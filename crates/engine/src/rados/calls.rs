@@ -5,7 +5,8 @@
 //! watcher counts as unserved only if it ended at once: otherwise an owner that is gone by then may have answered it
 //! the first time.
 //!
-//! A notification may wait for the cluster for ever, so a call has a deadline of its own.
+//! A notification may wait for the cluster for ever, so a call has a deadline of its own. It keeps its memory until then,
+//! so a shard with several such notifications is called no more until some end.
 
 use super::head::SESSION_KEY;
 use super::messages::{self, Called};
@@ -28,6 +29,9 @@ const GRACE: Duration = Duration::from_secs(2);
 /// for longer. An owner that gives up has answered before its watch ends.
 const SENT_ONCE: Duration = Duration::from_secs(5);
 
+/// A shard with this many notifications that outlived their calls gets no further one.
+const OVERDUE_MAX: usize = 8;
+
 /// Calls that have no outcome yet.
 #[derive(Clone, Default)]
 pub(super) struct Calls {
@@ -38,12 +42,15 @@ pub(super) struct Calls {
 #[derive(Default)]
 struct State {
     pending: BTreeMap<u64, Pending>,
+    /// Notifications whose calls have ended by their deadline.
+    overdue: BTreeMap<u64, Shard>,
     next: u64,
     /// The sessions of the owners that answered last.
     sessions: BTreeMap<Shard, String>,
 }
 
 struct Pending {
+    shard: Shard,
     deadline: Instant,
     answered: Answered,
 }
@@ -84,12 +91,22 @@ impl Calls {
         }
         let began = Instant::now();
         let mut state = self.state();
+        let overdue = state.overdue.values().filter(|other| **other == shard);
+        if overdue.count() >= OVERDUE_MAX {
+            drop(state);
+            return answered(Err(timed_out()));
+        }
         let number = state.next;
         state.next += 1;
         // A timeout that no clock can count never ends.
         let deadline = began.checked_add(timeout.saturating_add(GRACE));
         let deadline = deadline.unwrap_or_else(|| began + Duration::from_secs(1 << 32));
-        state.pending.insert(number, Pending { deadline, answered });
+        let pending = Pending {
+            shard,
+            deadline,
+            answered,
+        };
+        state.pending.insert(number, pending);
         drop(state);
         let call = Call {
             calls: self.clone(),
@@ -106,7 +123,10 @@ impl Calls {
 
     /// Ends a call, unless it has ended.
     fn end(&self, number: u64, outcome: Outcome) {
-        let pending = self.state().pending.remove(&number);
+        let mut state = self.state();
+        let pending = state.pending.remove(&number);
+        state.overdue.remove(&number);
+        drop(state);
         if let Some(Pending { answered, .. }) = pending {
             answered(outcome);
         }
@@ -130,7 +150,16 @@ impl Calls {
         let overdue: Vec<u64> = overdue.map(|(number, _)| *number).collect();
         drop(state);
         for number in overdue {
-            self.end(number, Err(timed_out()));
+            let mut state = self.state();
+            let pending = state.pending.remove(&number);
+            if let Some(Pending {
+                shard, answered, ..
+            }) = pending
+            {
+                state.overdue.insert(number, shard);
+                drop(state);
+                answered(Err(timed_out()));
+            }
         }
     }
 }
@@ -245,14 +274,19 @@ mod tests {
             let answered: Answered = Box::new(move |outcome: Outcome| {
                 told.send((number, outcome.is_ok())).unwrap();
             });
-            let deadline = Instant::now() + after;
-            let pending = Pending { deadline, answered };
+            let pending = Pending {
+                shard: Shard(0),
+                deadline: Instant::now() + after,
+                answered,
+            };
             calls.state().pending.insert(number, pending);
         };
         begin(1, Duration::ZERO);
         begin(2, Duration::from_secs(3600));
         calls.end_overdue();
+        assert_eq!(calls.state().overdue.len(), 1);
         calls.end(1, Ok(Vec::new()));
+        assert!(calls.state().overdue.is_empty());
         calls.end(2, Ok(Vec::new()));
         calls.end_overdue();
         drop(told);

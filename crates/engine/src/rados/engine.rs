@@ -156,7 +156,7 @@ impl RadosEngine {
             let len = self.shared_data_bytes;
             return Ok(RadosDisk::open_shared(owner, part, len, name));
         }
-        owner.ownership.admit()?;
+        let _admitted = owner.ownership.admit()?;
         match owner.pool().stat(&self.first_object(part)) {
             Ok(_) => Ok(RadosDisk::open_shared(owner, part, OBJECT_BYTES, name)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.missing(part)),
@@ -304,7 +304,7 @@ impl Holding for RadosEngine {
                 format!("{} answers no calls: only shards do", self.title),
             ));
         }
-        self.held.ownership.admit()?;
+        let _admitted = self.held.ownership.admit()?;
         self.held.serve(answer, self.watched.host.queue()?);
         Ok(())
     }

@@ -17,6 +17,7 @@ use super::rows::{self, Found, invalid, took_effect};
 use super::space::{self, Bitmap, EXTENTS_END, FIRST, PAGE_EXTENTS, Space};
 use crate::cluster::{Exchanged, ExtentCounts};
 use onefold_format::record::EXCHANGE_ITEMS_MAX;
+use onefold_format::units::ID_END;
 use onefold_format::{GivenRun, GroupId, Pba, SpaceExtent};
 use onefold_rados::{Client, Create, Pool, Version, Wait, WhenFull};
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,6 +79,8 @@ pub(super) fn last_exchange(
     group: GroupId,
 ) -> io::Result<Option<Exchanged>> {
     let key = group_row(group);
+    // The group's former owner was fenced. From now on, reading makes the cluster refuse a late exchange from it.
+    client.wait_for_latest_osdmap()?;
     let (found, _) = rows::read_some(pool, EXTENTS, std::slice::from_ref(&key))?;
     let last = exchange_of(&found, &key)?;
     // The host that made the exchange may have died before it waited for this.
@@ -86,14 +89,14 @@ pub(super) fn last_exchange(
 }
 
 /// A group's request.
-pub(super) struct Exchange<'a> {
+pub(super) struct Exchange {
     pub(super) group: GroupId,
     pub(super) number: u64,
-    pub(super) give: &'a [GivenRun],
+    pub(super) give: Vec<GivenRun>,
     pub(super) take: u32,
 }
 
-impl Exchange<'_> {
+impl Exchange {
     /// Implements [`crate::Cluster::exchange`].
     pub(super) fn run(&self, client: &Client, pool: &Pool) -> io::Result<Exchanged> {
         // No more is read for it.
@@ -122,9 +125,9 @@ impl Exchange<'_> {
         let mut space = space_of(&found)?;
         let exchanged = Exchanged {
             number: self.number,
-            given: self.give.to_vec(),
+            given: self.give.clone(),
             taken: space
-                .exchange(self.give, self.take)
+                .exchange(&self.give, self.take)
                 .map_err(|why| self.refused(&why))?,
         };
         let mut set = vec![(group_row, exchange_row(&exchanged))];
@@ -154,7 +157,7 @@ impl Exchange<'_> {
     /// Reads all rows that the exchange depends on, as of one moment.
     fn read(&self, pool: &Pool, group_row: &str) -> io::Result<(Found, Version)> {
         let mut keys = BTreeSet::from([NEXT, LIMIT, FREE, group_row].map(str::to_owned));
-        for run in self.give {
+        for run in &self.give {
             let extent = run.pba.space_extent().0;
             keys.insert(page_row(extent / PAGE_EXTENTS));
             keys.insert(part_row(extent));
@@ -291,7 +294,11 @@ fn exchange_of(found: &Found, key: &str) -> io::Result<Option<Exchanged>> {
 
 fn parse_exchange(text: &str) -> Option<Exchanged> {
     let mut lines = text.split('\n');
-    let number = lines.next()?.parse().ok()?;
+    let number = lines
+        .next()?
+        .parse()
+        .ok()
+        .filter(|number| (1..ID_END).contains(number))?;
     let given = words(lines.next()?).map(parse_run);
     let taken = words(lines.next()?).map(parse_extent);
     let exchanged = Exchanged {

@@ -31,7 +31,7 @@ pub(super) struct Held {
     pub(super) ownership: Arc<Ownership>,
     /// Nothing once the estate was given up. Its lock is held while a watch begins or ends, and taken before `service`.
     watch: Mutex<Option<Watch>>,
-    /// Who answers calls. No other lock is taken while this one is held.
+    /// The answerer of calls. No other lock is taken while this one is held.
     service: Mutex<Service>,
     answered: Condvar,
     /// The cluster was asked for the head, and has not answered yet. Guards nothing else.
@@ -42,7 +42,7 @@ pub(super) struct Held {
     is_fenced: Arc<AtomicBool>,
 }
 
-/// Who answers calls.
+/// The answerer of calls.
 #[derive(Default)]
 struct Service {
     answer: Option<(Arc<dyn Answer>, Queue)>,
@@ -142,7 +142,9 @@ impl Held {
 
     /// Answers calls from now on.
     pub(super) fn serve(&self, answer: Arc<dyn Answer>, queue: Queue) {
-        self.service().answer = Some((answer, queue));
+        let former = self.service().answer.replace((answer, queue));
+        // Dropping it may wait for the cluster, so not under the lock, which threads of librados take.
+        drop(former);
     }
 
     /// Ends the answers for good.
@@ -239,17 +241,22 @@ impl Held {
     /// Answers no more calls. Waits for those that are being answered, unless this is inside of one.
     pub(super) fn end_service(&self) {
         let mut service = self.service();
-        service.answer = None;
+        let ended = service.answer.take();
         while service.running > 0 && !serving::is_serving() {
             let woken = self.answered.wait(service);
             service = woken.unwrap_or_else(PoisonError::into_inner);
         }
+        drop(service);
+        // It may have the last disk of the estate, which waits for the cluster.
+        drop(ended);
     }
 
-    /// Gives the estate up. The caller has waited for all operations.
+    /// Gives the estate up, once its operations have ended.
     pub(super) fn give_up(&self) {
         self.end_service();
         self.service().is_given_up = true;
+        // Other hosts that ask get answers until then.
+        self.ownership.give_up();
         // Dropped before the lock is released: this owner may not answer for the next one.
         let watch = self.watch().take();
         drop(watch);

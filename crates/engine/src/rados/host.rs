@@ -1,10 +1,12 @@
 //! This process as a client of one pool: what all that it owns there shares, and the thread that watches over it.
 
+use super::bounded::Bounded;
 use super::calls::Calls;
 use super::fences::Kept;
 use super::flights::{Flights, News};
 use super::held::{FENCED, Held};
 use super::names::{self, Estate};
+use super::ownership::Ownership;
 use super::serving::{Queue, Serving};
 use super::taking::Taker;
 use crate::cluster::{OnEvent, TakeError, TakeOptions};
@@ -24,18 +26,19 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// after some seconds.
 const LOOKS_MAX: usize = 16;
 
-/// What all that this process owns in a pool shares.
+/// State that all estates of this process in a pool share.
 pub(super) struct Host {
     pub(super) taker: Taker,
     /// The pool's run directory on this host.
     pub(super) run: PathBuf,
     pub(super) flights: Flights,
     pub(super) calls: Calls,
+    pub(super) bounded: Bounded,
     /// The object that is created to test whether the cluster has room.
     pub(super) room: String,
     /// Bytes by which parts have grown since the cluster was asked for room. Its lock is held while that is asked.
     pub(super) unasked_bytes: Mutex<u64>,
-    /// What this process owns. Its lock is not held while the cluster is waited for, or any other lock.
+    /// The estates that this process owns. Its lock is not held while the cluster is waited for, or any other lock.
     state: Mutex<State>,
     changed: Condvar,
     /// The threads that answer calls, once there is a shard. No other lock is taken while this one is held.
@@ -64,7 +67,7 @@ impl Host {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this process owns.
+    /// The estates that this process owns.
     fn held(&self) -> Vec<Arc<Held>> {
         self.state().held.clone()
     }
@@ -112,7 +115,7 @@ impl Host {
         Turn { host: self, estate }
     }
 
-    /// Gives up an estate. The caller has waited for all operations.
+    /// Gives up an estate, once its operations have ended.
     pub(super) fn give_up(&self, held: &Arc<Held>) {
         held.give_up();
         self.state().held.retain(|other| !Arc::ptr_eq(other, held));
@@ -125,6 +128,13 @@ impl Host {
             let ownership = &held.ownership;
             ownership.estate() == estate && ownership.session().number == number
         })
+    }
+
+    /// The right to change this estate, if this process owns it.
+    pub(super) fn ownership_of(&self, estate: Estate) -> Option<Arc<Ownership>> {
+        let mut held = self.held().into_iter();
+        let found = held.find(|held| held.ownership.estate() == estate)?;
+        Some(Arc::clone(&found.ownership))
     }
 
     /// Sets what makes the callback for events of an estate.
@@ -253,6 +263,7 @@ impl Watched {
             run,
             flights: Flights::default(),
             calls: Calls::default(),
+            bounded: Bounded::default(),
             unasked_bytes: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),

@@ -13,6 +13,7 @@
 //! `engine`; of shared pools `rows`, `space`, `extents`, `directory`, `calls` and `shared`.
 
 mod behind;
+mod bounded;
 mod calls;
 mod directory;
 mod disk;

@@ -64,9 +64,10 @@ impl Operations {
         when_full: WhenFull,
         ended: impl FnOnce(io::Result<()>) + Send + 'static,
     ) {
-        if let Err(error) = self.ownership.admit() {
-            return ended(Err(error));
-        }
+        let admitted = match self.ownership.admit() {
+            Ok(admitted) => admitted,
+            Err(error) => return ended(Err(error)),
+        };
         let ObjectChange { op, doing, bytes } = change;
         let ticket = self.host.flights.begin(doing, object, bytes);
         let (host, ownership) = (Arc::clone(&self.host), Arc::clone(&self.ownership));
@@ -77,6 +78,7 @@ impl Operations {
                 if let Err(error) = &changed {
                     check_owned(&host, &ownership, error);
                 }
+                drop(admitted);
                 ended(changed);
             });
     }
@@ -90,9 +92,10 @@ impl Operations {
         places: impl IntoIterator<Item = (u64, usize)>,
         ended: impl FnOnce(io::Result<Option<Vec<Vec<u8>>>>) + Send + 'static,
     ) {
-        if let Err(error) = self.ownership.admit() {
-            return ended(Err(error));
-        }
+        let admitted = match self.ownership.admit() {
+            Ok(admitted) => admitted,
+            Err(error) => return ended(Err(error)),
+        };
         let mut op = self.pool().read_op();
         for (offset, len) in places {
             op = op.read(offset, len);
@@ -101,14 +104,16 @@ impl Operations {
         let (host, ownership) = (Arc::clone(&self.host), Arc::clone(&self.ownership));
         self.pool().submit_read(object, op, move |read| {
             host.flights.end(ticket);
-            ended(match read {
+            let read = match read {
                 Ok(reply) => Ok(Some(reply.data)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => {
                     check_owned(&host, &ownership, &error);
                     Err(error)
                 }
-            });
+            };
+            drop(admitted);
+            ended(read);
         });
     }
 

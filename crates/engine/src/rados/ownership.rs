@@ -1,7 +1,7 @@
 //! The right to change an estate, and its end.
 //!
 //! An owner that the cluster no longer confirms submits no operation of the estate's parts until it is confirmed again;
-//! one that has lost the estate never submits any again.
+//! one that has lost the estate, or has given it up, never submits any again.
 
 use super::head::Session;
 use super::names::Estate;
@@ -20,6 +20,8 @@ pub(super) struct Ownership {
 
 struct State {
     standing: Standing,
+    /// Operations that were admitted and have not ended.
+    in_flight: usize,
     on_event: Option<Arc<OnEvent>>,
 }
 
@@ -28,7 +30,25 @@ enum Standing {
     Owner,
     /// The cluster no longer confirms the owner.
     Unconfirmed,
+    /// This process gives the estate up, and submits nothing more.
+    GivenUp,
     Lost(Loss),
+}
+
+/// An operation that was admitted. Dropped when it ends.
+#[must_use]
+pub(super) struct Admitted(Arc<Ownership>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.in_flight -= 1;
+        let was_last = state.in_flight == 0;
+        drop(state);
+        if was_last {
+            self.0.changed.notify_all();
+        }
+    }
 }
 
 /// Why an owner lost its estate.
@@ -75,6 +95,7 @@ impl Ownership {
             session,
             state: Mutex::new(State {
                 standing: Standing::Owner,
+                in_flight: 0,
                 on_event: None,
             }),
             changed: Condvar::new(),
@@ -94,19 +115,43 @@ impl Ownership {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until an operation may be submitted. Fails once the estate is lost.
-    pub(super) fn admit(&self) -> io::Result<()> {
+    /// Waits until an operation may be submitted. Fails once the estate is lost or given up.
+    pub(super) fn admit(self: &Arc<Self>) -> io::Result<Admitted> {
         let mut state = self.state();
         loop {
             match &state.standing {
-                Standing::Owner => return Ok(()),
-                Standing::Lost(loss) => return Err(loss.error(self.estate)),
-                Standing::Unconfirmed => {
-                    let woken = self.changed.wait(state);
-                    state = woken.unwrap_or_else(PoisonError::into_inner);
+                Standing::Owner => {
+                    state.in_flight += 1;
+                    return Ok(Admitted(Arc::clone(self)));
                 }
+                Standing::Lost(loss) => return Err(loss.error(self.estate)),
+                Standing::GivenUp => {
+                    let title = self.estate.title();
+                    return Err(io::Error::other(format!(
+                        "this process has given {title} up"
+                    )));
+                }
+                Standing::Unconfirmed => state = self.wait(state),
             }
         }
+    }
+
+    /// Admits no more operations, and waits for those in flight, unless the estate is lost: the next owner may rely on the
+    /// end of all operations of this one (P7).
+    pub(super) fn give_up(&self) {
+        let mut state = self.state();
+        if !matches!(state.standing, Standing::Lost(_)) {
+            state.standing = Standing::GivenUp;
+        }
+        self.changed.notify_all();
+        while state.in_flight > 0 && state.standing == Standing::GivenUp {
+            state = self.wait(state);
+        }
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let woken = self.changed.wait(state);
+        woken.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that another host has taken the estate.
@@ -150,7 +195,8 @@ impl Ownership {
         } else {
             Standing::Unconfirmed
         };
-        if state.standing == standing || matches!(state.standing, Standing::Lost(_)) {
+        let is_over = matches!(state.standing, Standing::GivenUp | Standing::Lost(_));
+        if state.standing == standing || is_over {
             return;
         }
         state.standing = standing;
@@ -199,13 +245,36 @@ mod tests {
     use std::time::Duration;
 
     #[test]
+    fn an_owner_gives_up_once_no_operation_is_in_flight() {
+        let session = Session {
+            id: "a".to_owned(),
+            number: 0,
+        };
+        let ownership = Arc::new(Ownership::new(Estate::Pool, session));
+        let in_flight = ownership.admit().unwrap();
+        let (told, hears) = mpsc::channel();
+        let gives_up = Arc::clone(&ownership);
+        let thread = thread::spawn(move || {
+            gives_up.give_up();
+            told.send(()).unwrap();
+        });
+        assert!(hears.recv_timeout(Duration::from_millis(50)).is_err());
+        let refused = ownership.admit().err().unwrap();
+        assert!(refused.to_string().contains("given"), "{refused}");
+        assert!(!ownership.is_lost());
+        drop(in_flight);
+        hears.recv().unwrap();
+        thread.join().unwrap();
+    }
+
+    #[test]
     fn an_unconfirmed_owner_waits_and_one_that_lost_the_pool_fails() {
         let session = Session {
             id: "a".to_owned(),
             number: 0,
         };
         let ownership = Arc::new(Ownership::new(Estate::Pool, session));
-        ownership.admit().unwrap();
+        drop(ownership.admit().unwrap());
         ownership.confirm(false);
         let (told, hears) = mpsc::channel();
         let waits = Arc::clone(&ownership);
@@ -218,13 +287,8 @@ mod tests {
         thread.join().unwrap();
         ownership.lose("a test");
         ownership.confirm(true);
-        assert!(
-            ownership
-                .admit()
-                .unwrap_err()
-                .to_string()
-                .contains("a test")
-        );
+        let refused = ownership.admit().err().unwrap();
+        assert!(refused.to_string().contains("a test"), "{refused}");
         let (told, hears) = mpsc::channel();
         ownership.set_on_event(Box::new(move |event| told.send(event).unwrap()));
         let reason = "a test".to_owned();

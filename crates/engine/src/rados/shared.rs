@@ -6,6 +6,7 @@
 //! Crash behaviour: creation makes `g.0` first and `pool` last, and removal begins with `pool` and ends with `g.0`. A pool
 //! with `g.0` alone was half created or half removed, and can only be removed.
 
+use super::bounded::Work;
 use super::directory::{self, RadosDirectory};
 use super::engine::{self, RadosEngine};
 use super::extents::Exchange;
@@ -38,7 +39,16 @@ const SHARDS_KEY: &str = "shards";
 /// Objects that a removal removes at a time.
 const REMOVALS_MAX: usize = 128;
 
-/// What a shared pool is, for as long as it exists.
+/// How long an exchange of space extents is waited for. A guest's request may be what waits.
+const EXCHANGE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How long a group's last exchange is waited for. Openings wait, and exchanges that follow one that was late.
+const LAST_EXCHANGE_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How long the count of the space extents is waited for.
+const COUNT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// The permanent properties of a shared pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolDescription {
     /// The pool's identity.
@@ -183,7 +193,7 @@ impl RadosHost {
         })
     }
 
-    /// What the pool is.
+    /// The pool's permanent properties.
     pub fn description(&self) -> PoolDescription {
         self.description
     }
@@ -355,26 +365,40 @@ impl Cluster for RadosHost {
         give: &[GivenRun],
         take: u32,
     ) -> io::Result<Exchanged> {
-        let (host, pool) = (self.host(), &self.pool);
-        let ticket = host.flights.begin("changing", EXTENTS, 0);
         let exchange = Exchange {
             group,
             number,
-            give,
+            give: give.to_vec(),
             take,
         };
-        let exchanged = exchange.run(&host.taker.client, pool);
-        host.flights.end(ticket);
+        let (host, pool) = (Arc::clone(self.host()), self.pool.clone());
+        let work = Work::Exchange(group);
+        // Looked up here, because an owner that has given the group up is not found any more.
+        let owner = host.ownership_of(Estate::Shared(Owned::Group(group)));
+        let exchanged = host.bounded.clone().run(work, EXCHANGE_TIME_MAX, move || {
+            // The next owner relies on the end of this operation (P7).
+            let _admitted = owner.map(|owner| owner.admit()).transpose()?;
+            let ticket = host.flights.begin("changing", EXTENTS, 0);
+            let exchanged = exchange.run(&host.taker.client, &pool);
+            host.flights.end(ticket);
+            exchanged
+        });
         exchanged.map_err(|error| self.failed("exchanging space extents of", error))
     }
 
     fn last_exchange(&self, group: GroupId) -> io::Result<Option<Exchanged>> {
-        let last = extents::last_exchange(&self.host().taker.client, &self.pool, group);
+        let (client, pool) = (self.host().taker.client.clone(), self.pool.clone());
+        let (bounded, work) = (&self.host().bounded, Work::Exchange(group));
+        let last = bounded.run(work, LAST_EXCHANGE_TIME_MAX, move || {
+            extents::last_exchange(&client, &pool, group)
+        });
         last.map_err(|error| self.failed("reading the space extents of", error))
     }
 
     fn extent_counts(&self) -> io::Result<ExtentCounts> {
-        let counts = extents::counts(&self.pool);
+        let pool = self.pool.clone();
+        let bounded = &self.host().bounded;
+        let counts = bounded.run(Work::Count, COUNT_TIME_MAX, move || extents::counts(&pool));
         counts.map_err(|error| self.failed("counting the space extents of", error))
     }
 
@@ -393,7 +417,7 @@ fn start(
     Watched::start(client, pool, Kept::InDirectory, run, fence_interval)
 }
 
-/// What the pool is. Fails, with a reason, if it is none that hosts share.
+/// Reads the pool's permanent properties. Fails, with a reason, if hosts cannot share it.
 fn describe(pool: &Pool, place: &RadosPlace) -> io::Result<PoolDescription> {
     let failed = |error| place.explain("opening", error);
     if let Some(description) = PoolDescription::read(pool).map_err(failed)? {

@@ -1,4 +1,4 @@
-//! What an exchange does to the space extents of a shared pool, apart from the rows that keep them.
+//! The effect of an exchange on the space extents of a shared pool, apart from the rows that keep them.
 //!
 //! Each extent that was ever taken is *out*, unless it was given as a whole. Of an extent that is out, the pool may have
 //! parts: blocks that groups gave. An extent whose blocks are all among them is taken by the group that gave the last one.

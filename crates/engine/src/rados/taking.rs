@@ -34,7 +34,7 @@ const QUESTION_PAUSE: Duration = Duration::from_millis(500);
 /// How long an owner that gives its estate up may take for its guests' requests and its last checkpoint.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// What takes estates: a client, its pool and its run directory.
+/// A client that takes estates, its pool, and the fences it has made.
 pub(super) struct Taker {
     pub(super) client: Client,
     pub(super) pool: Pool,
@@ -82,7 +82,9 @@ impl Taker {
         };
         let fenced = can_fence.and_then(|()| match self.kept {
             Kept::InHead => self.restore_fences(),
-            Kept::InDirectory => Ok(()),
+            // Another host may have fenced the owner before and given the estate up since. From now on, a write to an
+            // object makes the cluster know that fence (P7).
+            Kept::InDirectory => self.client.wait_for_latest_osdmap(),
         });
         let begun = fenced.and_then(|()| taking.begin(&mut run));
         if begun.is_err() {
@@ -107,11 +109,10 @@ impl Taker {
         let _ = self.pool.unlock(&head, LOCK, &ownership.session().id);
     }
 
-    /// Fences a client. If this process has fenced it before, it only makes sure that the cluster knows.
+    /// Fences a client. If this process has fenced it before, the cluster may have lost the fence since, but the pool has
+    /// kept the address.
     fn fence(&self, address: &str, may_wake: bool) -> io::Result<()> {
-        if self.has_fenced(address) {
-            return self.client.wait_for_latest_osdmap();
-        }
+        let may_wake = may_wake && !self.has_fenced(address);
         fences::fence(&self.client, &self.pool, self.kept, address, may_wake)?;
         let mut fenced = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
         fenced.insert(address.to_owned());
@@ -153,7 +154,11 @@ impl Taking<'_> {
             id: self.session.to_owned(),
             number: match self.estate {
                 Estate::Pool => 0,
-                Estate::Shared(_) => before.number + 1,
+                Estate::Shared(_) => before.number.checked_add(1).ok_or_else(|| {
+                    let message =
+                        format!("{} has had all numbers of sessions", self.estate.title());
+                    io::Error::new(io::ErrorKind::InvalidData, message)
+                })?,
             },
         };
         run.begin(&before.session, &session.id)?;
@@ -279,7 +284,7 @@ impl Taking<'_> {
     }
 }
 
-/// What became of a question to an owner.
+/// The outcome of a question to an owner.
 enum Asked {
     Answered(Presence),
     /// It has given up the lock.

@@ -16,6 +16,9 @@ const PAYLOAD_AT: usize = 56;
 /// Bytes of an item.
 pub(super) const ITEM_BYTES: usize = 2 + FINGERPRINT_BYTES + NUMBER_BYTES;
 
+/// Positions of a batch.
+const POSITIONS: u32 = 1 << 16;
+
 const RECALL: u8 = 4;
 const LOOKUP: u8 = 5;
 const ROWS: u8 = 6;
@@ -257,6 +260,9 @@ impl IndexRequestBody {
                 let batches = all(&mut rest, Cursor::u32)?;
                 if batches.len() > INDEX_SECURED_MAX {
                     return Err(impossible("number of batches", batches.len() as u64));
+                }
+                if let Some(items) = batches.iter().find(|items| **items > POSITIONS) {
+                    return Err(impossible("items of a batch", (*items).into()));
                 }
                 IndexRequestBody::Secure(batches)
             }

@@ -218,6 +218,14 @@ impl HashIndex {
     }
 }
 
+impl HashIndex {
+    /// Whether an error made the index refuse everything until it is opened again.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.guarded.has_failed()
+    }
+}
+
 impl IndexReader for HashIndex {
     fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
         self.guarded

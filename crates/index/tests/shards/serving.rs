@@ -256,6 +256,48 @@ fn a_lookup_that_memory_answers_waits_for_nothing() {
     assert_ne!(answers[3], LookupAnswer::Present(Pba(13)));
 }
 
+/// Increments for which there is no room do not keep out the releases that make room.
+#[test]
+fn a_release_is_executed_although_increments_that_wait_with_it_find_no_room() {
+    let owner = owner();
+    owner.ask(&request(1, increment(1, contents().take(1), 10)));
+    let secured = owner.ask(&request(1, IndexRequestBody::Secure(vec![1])));
+    assert_eq!(secured, IndexReplyBody::Secured);
+    let full = owner.served.index().bytes_on_disk().unwrap();
+    owner.engine.set_capacity(Part::Index, Some(full));
+    let replies = Replies::default();
+    for group in 2..17 {
+        let items = contents().skip(group as usize * 1000).take(1000);
+        owner.send(
+            &request(group, increment(1, items, group * 10_000)),
+            &replies,
+        );
+    }
+    let release = IndexRequestBody::Batch {
+        number: 2,
+        operation: IndexOperation::Decrement,
+        items: vec![IndexItem {
+            position: 0,
+            fingerprint: contents().next().unwrap(),
+            pba: Pba(10),
+        }],
+    };
+    let released = Replies::default();
+    owner.send(&request(1, release), &released);
+    owner.served.work();
+    let answers = vec![PositionedAnswer {
+        position: 0,
+        answer: IndexAnswer::Zero,
+    }];
+    let has_more = false;
+    let expected = IndexReplyBody::Answers { answers, has_more };
+    assert_eq!(*released.lock().unwrap(), [expected]);
+    let replies = replies.lock().unwrap();
+    let refused = replies.iter().filter_map(code);
+    assert!(refused.clone().count() > 0);
+    assert!(refused.into_iter().all(|code| code == RefusalCode::NoRoom));
+}
+
 #[test]
 fn a_shard_that_must_be_rebuilt_says_so_and_one_that_failed_too() {
     let owner = owner();

@@ -87,6 +87,25 @@ impl Space {
         scattered: bool,
     ) -> Result<Vec<GivenRun>> {
         let mut taken = Vec::new();
+        let ended = self.take_runs(&mut taken, most, kept, scattered);
+        if ended.is_err() {
+            for GivenRun { pba, count } in taken.drain(..) {
+                self.release(PbaRun {
+                    start: pba,
+                    count: count.into(),
+                })?;
+            }
+        }
+        ended.map(|()| taken)
+    }
+
+    fn take_runs(
+        &mut self,
+        taken: &mut Vec<GivenRun>,
+        most: usize,
+        kept: u64,
+        scattered: bool,
+    ) -> Result<()> {
         let mut spare = self.free_blocks().saturating_sub(kept);
         let pages: Vec<_> = self.free.iter().filter(|page| page.free > 0).collect();
         let (whole, parts): (Vec<_>, Vec<_>) = pages
@@ -115,7 +134,7 @@ impl Space {
                 });
             }
         }
-        Ok(taken)
+        Ok(())
     }
 
     /// The number of space extents whose blocks are all free and the group's.

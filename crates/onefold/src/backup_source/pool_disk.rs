@@ -80,7 +80,7 @@ impl Data {
     fn open(session: &Session, snapshot: &HostSnapshot) -> Result<Self> {
         let name = &snapshot.full_name;
         if let Session::Direct { service, .. } = session {
-            return Ok(Self::Store(service.store.volume(name)?));
+            return Ok(Self::Store(service.store_of(name)?.volume(name)?));
         }
         Ok(Self::Daemon {
             client: Some(attach(snapshot)?),

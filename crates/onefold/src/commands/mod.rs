@@ -23,10 +23,11 @@ use crate::pool::place::{CephOptions, PoolPlace};
 use crate::version;
 use clap::{Parser, Subcommand};
 use onefold_api::{
-    IndexConvert, IndexRebuild, IndexStat, JobList, JobPause, JobResume, PoolDedup, PoolResize,
-    PoolSet, PoolStat, PoolTrim, PoolUpgrade, Result, SnapshotCreate, SnapshotDelete, SnapshotDiff,
-    SnapshotList, SnapshotRollback, VolumeAcceptLoss, VolumeClone, VolumeCreate, VolumeDefrag,
-    VolumeDelete, VolumeList, VolumeRename, VolumeResize, VolumeSet, VolumeStat, VolumeUnshare,
+    GroupCreate, GroupList, GroupTake, HostList, IndexConvert, IndexRebuild, IndexStat, JobList,
+    JobPause, JobResume, PoolDedup, PoolResize, PoolSet, PoolStat, PoolTrim, PoolUpgrade, Result,
+    SnapshotCreate, SnapshotDelete, SnapshotDiff, SnapshotList, SnapshotRollback, VolumeAcceptLoss,
+    VolumeClone, VolumeCreate, VolumeDefrag, VolumeDelete, VolumeList, VolumeRename, VolumeResize,
+    VolumeSet, VolumeStat, VolumeUnshare,
 };
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -79,6 +80,12 @@ enum Noun {
     /// List, pause and resume the daemon's background jobs.
     #[command(subcommand)]
     Job(JobVerb),
+    /// List, create and move the groups of a pool that hosts share.
+    #[command(subcommand)]
+    Group(GroupVerb),
+    /// List the hosts of a pool that hosts share.
+    #[command(subcommand)]
+    Host(HostVerb),
     /// Measure how much deduplication would save, without a pool.
     ///
     /// Reads files, folders, block devices and raw disk images, and counts exactly which content occurs in
@@ -194,6 +201,26 @@ enum JobVerb {
 }
 
 #[derive(Debug, Subcommand)]
+enum GroupVerb {
+    /// List groups, with their hosts and volumes.
+    #[command(visible_alias = LIST)]
+    List(GroupList),
+    /// Create a group, and open it on this host.
+    Create(GroupCreate),
+    /// Open a group on this host, and serve its volumes here.
+    ///
+    /// A host that lives keeps the group, unless --take asks it to give the group up. A host that is dead is fenced.
+    Take(GroupTake),
+}
+
+#[derive(Debug, Subcommand)]
+enum HostVerb {
+    /// List the hosts that ever opened the pool, with their groups.
+    #[command(visible_alias = LIST)]
+    List(HostList),
+}
+
+#[derive(Debug, Subcommand)]
 enum VolumeVerb {
     /// Create an empty volume.
     Create(VolumeCreate),
@@ -271,6 +298,10 @@ impl Cli {
             Noun::Job(JobVerb::List(request)) => context.call_daemon(&request),
             Noun::Job(JobVerb::Pause(request)) => context.call_daemon(&request),
             Noun::Job(JobVerb::Resume(request)) => context.call_daemon(&request),
+            Noun::Group(GroupVerb::List(request)) => context.call(&request),
+            Noun::Group(GroupVerb::Create(request)) => context.call(&request),
+            Noun::Group(GroupVerb::Take(request)) => context.call(&request),
+            Noun::Host(HostVerb::List(request)) => context.call(&request),
             Noun::Backup(verb) => verb.run(&context),
             Noun::Analyze(args) => analyze::run(&context, &args),
             Noun::Bench(args) => bench::run(&context, &args),

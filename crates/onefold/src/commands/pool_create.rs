@@ -3,11 +3,12 @@
 use crate::context::Context;
 use crate::output::Render;
 use crate::overwriting::Overwritten;
-use crate::pool::place::PoolPlace;
+use crate::pool::place::{CephPlace, PoolPlace};
+use crate::pool::shared::{NewSharedPool, parse_shards};
 use crate::pool::{NewPool, create_in_ceph};
 use crate::progress::Progress;
 use crate::rendering::word;
-use onefold_api::size;
+use onefold_api::size::{self, count};
 use onefold_api::{Error, Result};
 use onefold_store::CreateOptions;
 use onefold_store::{IndexKind, Provisioning};
@@ -35,6 +36,11 @@ pub(super) struct Args {
     /// Store the blocks in a new file elsewhere, or on a block device.
     #[arg(long, value_name = "FILE|DEVICE")]
     data: Option<PathBuf>,
+
+    /// Make a pool that hosts share, with this many shards of its index: a power of two, 1 to 1024. It cannot be
+    /// changed later; 64 do for most clusters. Only for a pool in Ceph.
+    #[arg(long, value_parser = parse_shards, value_name = "N", hide_short_help = true)]
+    shards: Option<u16>,
 
     /// Block size, the unit of allocation and sharing: 4K, 8K, 16K or 64K.
     #[arg(long, value_parser = parse_block_size, default_value = "4K")]
@@ -79,6 +85,9 @@ struct PoolCreateReply {
     host_free_bytes: Option<u64>,
     /// The content of the device that is overwritten.
     overwrites: Option<String>,
+    /// Shards of the index of a pool that hosts share; absent for a pool with one owner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shards: Option<u16>,
     done: bool,
 }
 
@@ -97,6 +106,13 @@ impl Render for PoolCreateReply {
         )?;
         if let Some(data) = &self.data {
             writeln!(out, "{mark}: keep its blocks in {data}")?;
+        }
+        if let Some(shards) = self.shards {
+            writeln!(
+                out,
+                "{mark}: let hosts share it, with its index in {}",
+                count(u64::from(shards), "shard")
+            )?;
         }
         if self.provisioning == Provisioning::Thick {
             writeln!(out, "{mark}: allocate all of its space")?;
@@ -139,6 +155,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         provisioning,
         host_free_bytes: None,
         overwrites: None,
+        shards: None,
         done: false,
     };
     let options = CreateOptions {
@@ -149,15 +166,14 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         provisioning,
     };
     let directory = match place {
+        PoolPlace::Directory(_) if args.shards.is_some() => {
+            return Err(Error::usage(
+                "--shards is for pools in Ceph, which hosts can share; a pool in a directory has one owner",
+            ));
+        }
         PoolPlace::Directory(directory) => directory,
         PoolPlace::Ceph(ceph) => {
-            if args.data.is_some() {
-                return Err(Error::usage("--data is for pools in a directory"));
-            }
-            if args.allocate {
-                return Err(Error::usage("--allocate is for pools in a directory"));
-            }
-            create_in_ceph(&ceph, &options)?;
+            create_in_cluster(&ceph, &args, &options, &mut reply)?;
             reply.done = true;
             return context.print(&reply);
         }
@@ -191,6 +207,34 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         ));
     }
     context.print(&reply)
+}
+
+/// Creates a pool in Ceph, which hosts share if `--shards` is given.
+fn create_in_cluster(
+    ceph: &CephPlace,
+    args: &Args,
+    options: &CreateOptions,
+    reply: &mut PoolCreateReply,
+) -> Result<()> {
+    if args.data.is_some() {
+        return Err(Error::usage("--data is for pools in a directory"));
+    }
+    if args.allocate {
+        return Err(Error::usage("--allocate is for pools in a directory"));
+    }
+    let Some(shards) = args.shards else {
+        return create_in_ceph(ceph, options);
+    };
+    if args.index != IndexKind::Hash {
+        return Err(Error::usage(
+            "the index of a pool that hosts share is a hash index",
+        ));
+    }
+    let pool = NewSharedPool::new(options.block_size, options.size_bytes, shards)?;
+    pool.create(ceph)?;
+    reply.size_bytes = pool.size_bytes;
+    reply.shards = Some(shards);
+    Ok(())
 }
 
 /// Free space of the file system that contains this file or directory.

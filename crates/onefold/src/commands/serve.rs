@@ -2,7 +2,7 @@
 
 use crate::arguments::parse_duration;
 use crate::context::Context;
-use crate::daemon::{self, ServeOptions};
+use crate::daemon::{self, ServeOptions, Sharing};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use onefold_api::size;
 use onefold_api::{Error, Result, check_name};
@@ -34,6 +34,15 @@ pub(super) struct Args {
     /// Memory limit for all caches and requests together [default: 512M].
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     memory: Option<u64>,
+
+    /// Name of this host among those that share the pool [default: the system's host name].
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    host_name: Option<String>,
+
+    /// The most groups of a shared pool that this host opens at a time; each gets an equal share of the memory
+    /// [default: as many as the memory allows, at most 64].
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    groups_max: Option<u64>,
 
     /// Latency budget for guests' requests while duplicates are searched: if more than 1 % of the requests
     /// take longer, background work is throttled. For example 500us or 2ms.
@@ -90,6 +99,10 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             Cache::Direct => CacheMode::Direct,
         },
         memory_bytes,
+        sharing: Sharing {
+            host_name: args.host_name,
+            groups_max: args.groups_max,
+        },
         latency_budget: args.latency_budget,
         metrics: args.metrics,
         socket_mode: args.socket_mode,

@@ -35,6 +35,10 @@ pub(super) struct Args {
 
     #[command(flatten)]
     options: NewVolumeOptions,
+
+    /// The group of the volume, for a pool that hosts share [default: an open one without volumes, or a new one].
+    #[arg(long, value_name = "NUMBER", hide_short_help = true)]
+    group: Option<u64>,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
@@ -42,6 +46,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         name: args.name,
         image_bytes: 0,
         options: args.options,
+        group: args.group,
     };
     // Refuse an invalid request before opening the image.
     import.check()?;

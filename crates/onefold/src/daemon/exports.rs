@@ -1,6 +1,7 @@
 //! Serves the pool's volumes as NBD exports: their list, clients and addresses.
 
 use super::ServeOptions;
+use super::served::ServedStores;
 use crate::control::runtime_directories;
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use nix::unistd::Group;
@@ -82,16 +83,14 @@ impl NbdService {
         options: &ServeOptions,
         clients_max: usize,
         listeners: Vec<Listener>,
-        store: &Arc<Store>,
-        snapshot_reads: Arc<SnapshotReads>,
+        stores: &Arc<ServedStores>,
     ) -> Result<Self> {
         let addresses = listeners
             .iter()
             .map(|listener| listener.address().clone())
             .collect();
         let exports = Arc::new(VolumeExports {
-            store: Arc::clone(store),
-            snapshot_reads,
+            stores: Arc::clone(stores),
             held: Arc::new(Mutex::new(HashMap::new())),
             default_export: options.default_export.clone(),
         });
@@ -189,7 +188,7 @@ impl Clients for NbdService {
         let mut exports = Vec::new();
         for (name, export) in statistics.exports {
             // Names of deleted volumes must not fill memory or the metrics.
-            if !self.exports.store.volumes().has(&exported(&name)) && export.clients == 0 {
+            if self.exports.stores.of(&exported(&name)).is_none() && export.clients == 0 {
                 self.server.forget_statistics(&name);
                 continue;
             }
@@ -233,8 +232,7 @@ fn durations_of(op: Op, durations: &Histogram) -> OpDurations {
 
 /// The NBD server's view of the pool.
 struct VolumeExports {
-    store: Arc<Store>,
-    snapshot_reads: Arc<SnapshotReads>,
+    stores: Arc<ServedStores>,
     held: Arc<Mutex<Held>>,
     /// The volume for clients that name no export; if not set, the only volume.
     default_export: Option<String>,
@@ -251,14 +249,11 @@ impl Exports for VolumeExports {
             after => (Some(after.unwrap_or_default()), ""),
         };
         let mut names = volumes_after
-            .map(|after| self.store.volumes().names_after(after, names_max))
+            .map(|after| self.volume_names_after(after, names_max))
             .unwrap_or_default();
         let left = names_max - names.len();
-        names.extend(
-            self.store
-                .volumes()
-                .snapshot_names_after(snapshots_after, left),
-        );
+        let of_store = |store: &Store| store.volumes().snapshot_names_after(snapshots_after, left);
+        names.extend(self.stores.first_names(left, of_store));
         names
     }
 
@@ -269,7 +264,7 @@ impl Exports for VolumeExports {
 
     fn default_export(&self) -> Option<String> {
         self.default_export.clone().or_else(|| {
-            let mut volumes = self.store.volumes().names_after("", 2);
+            let mut volumes = self.volume_names_after("", 2);
             match volumes.len() {
                 1 => volumes.pop(),
                 _ => None,
@@ -278,16 +273,22 @@ impl Exports for VolumeExports {
     }
 
     fn devices(&self) -> usize {
-        self.store.volumes().count()
+        let stores = self.stores.all();
+        stores
+            .iter()
+            .map(|served| served.store.volumes().count())
+            .sum()
     }
 
     fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
         let of_volume = full_name(split_name(name).0, "");
         // Ask for one more, because the snapshot itself may be among the results.
-        let found = self
-            .store
-            .volumes()
-            .snapshot_names_after(&of_volume, snapshots_max + 1);
+        let store = self.stores.of(split_name(name).0);
+        let found = store.map(|served| {
+            let volumes = served.store.volumes();
+            volumes.snapshot_names_after(&of_volume, snapshots_max + 1)
+        });
+        let found = found.unwrap_or_default();
         let others = found.iter().filter(|other| *other != name);
         others
             .map_while(|other| other.strip_prefix(&of_volume).map(str::to_owned))
@@ -297,7 +298,7 @@ impl Exports for VolumeExports {
 
     fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
         let full = full_name(split_name(name).0, snapshot);
-        full != name && self.store.volumes().has(&full)
+        full != name && self.stores.of(&full).is_some()
     }
 
     fn attach(
@@ -327,7 +328,11 @@ impl Exports for VolumeExports {
                 None => volume,
                 Some(_) => Arc::new(CopiedSnapshot {
                     snapshot: volume,
-                    reads: Arc::clone(&self.snapshot_reads),
+                    reads: self
+                        .stores
+                        .of(name)
+                        .ok_or(AttachError::Unknown)?
+                        .snapshot_reads(),
                 }),
             },
         })
@@ -395,13 +400,18 @@ impl Export for CopiedSnapshot {
 }
 
 impl VolumeExports {
+    fn volume_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
+        let of_store = |store: &Store| store.volumes().names_after(after, names_max);
+        self.stores.first_names(names_max, of_store)
+    }
+
     fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
         // Avoid reading the catalogue just for the reason, which takes time and the lock of the uncommitted
         // state.
-        if !self.store.volumes().has(name) {
+        let Some(served) = self.stores.of(name) else {
             return Err(AttachError::Unknown);
-        }
-        match self.store.volume(name) {
+        };
+        match served.store.volume(name) {
             Ok(volume) => Ok(volume),
             Err(error) if error.kind() == StoreErrorKind::NotFound => Err(AttachError::Unknown),
             Err(error) => Err(AttachError::Refused(error.to_string())),

@@ -1,4 +1,4 @@
-//! Two threads: one runs the store's housekeeping about once a second, and sooner if much is due; the other
+//! Threads: one for each store runs its housekeeping about once a second, and sooner if much is due; another
 //! logs the pool's health. The health check may wait for a disk or a cluster, and commits must not wait for
 //! it.
 
@@ -10,22 +10,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-/// The two threads, which run until this is dropped.
+/// A thread, which runs until this is dropped.
 pub(super) struct Housekeeping {
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Housekeeping {
-    pub(super) fn start(service: Service) -> Self {
+    /// Starts the housekeeping of a store.
+    pub(super) fn tidy(store: Arc<Store>) -> Self {
+        Self::run(move |stopped| tidy(&store, stopped))
+    }
+
+    /// Starts logging the health of the pool.
+    pub(super) fn log_health(service: Service) -> Self {
+        Self::run(move |stopped| log_health(&service, stopped))
+    }
+
+    fn run(work: impl FnOnce(&AtomicBool) + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (store, stopped) = (Arc::clone(&service.store), Arc::clone(&stop));
-        let tidying = thread::spawn(move || tidy(&store, &stopped));
         let stopped = Arc::clone(&stop);
-        let logging = thread::spawn(move || log_health(&service, &stopped));
         Self {
             stop,
-            threads: vec![tidying, logging],
+            thread: Some(thread::spawn(move || work(&stopped))),
         }
     }
 }
@@ -33,7 +40,7 @@ impl Housekeeping {
 impl Drop for Housekeeping {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
+        if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // The panic was printed when it happened.
             let _ = thread.join();

@@ -1,4 +1,5 @@
-//! The process behind `onefold serve`: one pool, its volumes over NBD, and its control socket.
+//! The process behind `onefold serve`: one pool, its volumes over NBD, and its control socket. Of a pool that hosts
+//! share it serves the groups of this host (`shared.rs`).
 //!
 //! Invariant: the pool's lock is taken first and released last, so everything else here, including stale
 //! sockets, may be replaced without further checks.
@@ -10,6 +11,8 @@ mod exports;
 mod housekeeping;
 mod kept_data;
 mod metrics;
+mod served;
+mod shared;
 
 use crate::control::server::ControlSocket;
 use crate::descriptors;
@@ -23,13 +26,15 @@ use crate::session::recovery_line;
 use exports::{NbdService, listen};
 use housekeeping::Housekeeping;
 use metrics::MetricsServer;
-use onefold_api::Service;
 use onefold_api::{Error, Result};
+use onefold_api::{Service, Stores};
 use onefold_engine::embedded::CacheMode;
 use onefold_engine::rados::OwnerEvent;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
 use onefold_store::Store;
+use served::ServedStores;
+use shared::SharedHost;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,6 +53,8 @@ pub(crate) struct ServeOptions {
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
+    /// What only a pool that hosts share needs.
+    pub(crate) sharing: Sharing,
     /// The latency of guests' requests that background work must not exceed.
     pub(crate) latency_budget: Duration,
     /// Address for monitoring, if it is enabled.
@@ -57,6 +64,55 @@ pub(crate) struct ServeOptions {
     pub(crate) insecure_listen: bool,
     /// The volume for clients that name no export.
     pub(crate) default_export: Option<String>,
+}
+
+/// How this host takes part in a shared pool.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sharing {
+    /// The host's name in the pool, if it is not the system's.
+    pub(crate) host_name: Option<String>,
+    /// The most groups that are open at a time, if that is not what the memory allows.
+    pub(crate) groups_max: Option<u64>,
+}
+
+impl Sharing {
+    /// Refuses the options for a pool with one owner.
+    fn check_unused(&self) -> Result<()> {
+        let used = [
+            ("--host-name", self.host_name.is_some()),
+            ("--groups-max", self.groups_max.is_some()),
+        ];
+        match used.iter().find(|(_, is_used)| *is_used) {
+            Some((option, _)) => Err(Error::usage(format!(
+                "{option} is for pools that hosts share, and this pool has one owner"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The pool that this process has opened.
+enum OpenPool {
+    /// A pool with one owner.
+    One(Arc<Store>),
+    /// A pool that hosts share.
+    Shared(Arc<SharedHost>),
+}
+
+impl OpenPool {
+    fn stores(&self) -> Stores {
+        match self {
+            Self::One(store) => Stores::One(Arc::clone(store)),
+            Self::Shared(host) => Stores::Shared(host.clone()),
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        match self {
+            Self::One(store) => Ok(store.close()?),
+            Self::Shared(host) => host.close(),
+        }
+    }
 }
 
 /// Serves until a signal arrives, then closes the pool so that the next open has nothing to replay.
@@ -101,33 +157,42 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     let metrics = options.metrics;
     let metrics = metrics.map(|address| MetricsServer::start(address, options.insecure_listen));
     let metrics = metrics.transpose()?;
-    let store = open(options, kept_data, events)?;
-    if let Some(volume) = options
-        .default_export
-        .as_ref()
-        .filter(|volume| !store.volumes().has(volume))
-    {
-        tracing::warn!("the default export '{volume}' is not a volume yet");
-    }
+    let pool = open(options, kept_data, events)?;
+    check_default_export(options, &pool);
     if !is_kept {
         kept_data::keep(&options.pool);
     }
-    heed_host_errors(&store);
-    let served = serve_store(
+    if let OpenPool::One(store) = &pool {
+        heed_host_errors(store);
+    }
+    let served = serve_pool(
         options,
         sockets,
         metrics.as_ref(),
-        &store,
+        &pool,
         &runtime,
         &mut signals,
     );
     // Ends imports in progress, which then remove the data they stored.
     runtime.shutdown_timeout(REQUESTS_END_TIME_MAX);
-    let closed = store.close();
+    let closed = pool.close();
     if closed.is_ok() {
         tracing::info!("pool closed");
     }
-    served.and(closed.map_err(Error::from))
+    served.and(closed)
+}
+
+/// Warns of a default export that is no volume.
+fn check_default_export(options: &ServeOptions, pool: &OpenPool) {
+    let stores = pool.stores().all();
+    let is_there = |volume: &String| stores.iter().any(|store| store.volumes().has(volume));
+    if let Some(volume) = options
+        .default_export
+        .as_ref()
+        .filter(|volume| !is_there(volume))
+    {
+        tracing::warn!("the default export '{volume}' is not a volume yet");
+    }
 }
 
 /// Opens the pool. `events` receives changes of its ownership.
@@ -135,7 +200,11 @@ fn open(
     options: &ServeOptions,
     kept_data: Option<File>,
     events: UnboundedSender<OwnerEvent>,
-) -> Result<Arc<Store>> {
+) -> Result<OpenPool> {
+    if let Some(host) = pool::shared::open_host(&options.pool)? {
+        return Ok(OpenPool::Shared(SharedHost::open(options, host, events)?));
+    }
+    options.sharing.check_unused()?;
     let opening = Opening {
         cache: options.cache,
         memory_bytes: options.memory_bytes,
@@ -155,7 +224,7 @@ fn open(
             "the host does not let this process use io_uring: with --cache direct each write takes a thread"
         );
     }
-    Ok(store)
+    Ok(OpenPool::One(store))
 }
 
 /// Collects, in the background, the write errors that the host has had so far, including errors of other
@@ -187,11 +256,11 @@ struct Sockets {
 }
 
 /// Serves clients and commands until the daemon is to stop.
-fn serve_store(
+fn serve_pool(
     options: &ServeOptions,
     sockets: Sockets,
     metrics: Option<&MetricsServer>,
-    store: &Arc<Store>,
+    pool: &OpenPool,
     runtime: &Runtime,
     signals: &mut Signals,
 ) -> Result<()> {
@@ -201,22 +270,26 @@ fn serve_store(
     };
     let maintenance = Maintenance::start(maintenance_options)
         .map_err(|e| Error::io("cannot start the background jobs", &e))?;
-    let snapshot_reads = maintenance.add(Arc::clone(store));
     let maintenance = Arc::new(maintenance);
+    let stores = pool.stores();
+    let served = Arc::new(ServedStores::new(&maintenance));
+    stores.all().into_iter().for_each(|store| served.add(store));
     let nbd = Arc::new(NbdService::start(
         options,
         sockets.clients_max,
         sockets.listeners,
-        store,
-        snapshot_reads,
+        &served,
     )?);
     let service = Service {
-        store: Arc::clone(store),
+        stores,
         clients: Some(nbd.clone()),
         maintenance: Some(Arc::clone(&maintenance)),
         is_abandoned: None,
     };
-    let _housekeeping = Housekeeping::start(service.clone());
+    let _logging = Housekeeping::log_health(service.clone());
+    if let OpenPool::Shared(host) = pool {
+        host.begin(&served, &nbd)?;
+    }
     if let Some(metrics) = metrics {
         metrics.set(service.clone(), options.pool.to_string());
     }
@@ -227,34 +300,19 @@ fn serve_store(
             never = sockets.control.serve(service) => match never {},
         }
     });
-    match &end {
-        End::Signal(signal) => tracing::info!("{signal}: finishing the requests in flight"),
-        End::Wanted => {
-            tracing::info!("another host wants the pool: finishing the requests in flight")
-        }
-        End::Lost(reason) => tracing::error!(
-            "another host has taken the pool ({reason}): guests get errors from now on"
-        ),
-        End::Gone => tracing::error!(
-            "the cluster has the pool {} no more: guests get errors from now on",
-            options.pool
-        ),
-    }
+    end.log(&options.pool);
     // Stop jobs first, so that guests have the disk to themselves for their last requests.
+    if let OpenPool::Shared(host) = pool {
+        host.end();
+    }
     maintenance.stop();
     nbd.shut_down(DRAIN_TIME_MAX);
-    match end {
-        End::Signal(_) | End::Wanted => Ok(()),
-        End::Lost(_) => Err(Error::failed(format!(
-            "another host has taken the pool {}",
-            options.pool
-        ))),
-        End::Gone => Err(Error::failed(format!(
-            "the cluster has the pool {} no more: its head is gone, and perhaps the whole Ceph pool; \
-             restore its volumes from a backup",
-            options.pool
-        ))),
+    match pool {
+        OpenPool::One(_) => served.end(),
+        // A group is given up once nothing holds its store: then the next owner need not fence this process.
+        OpenPool::Shared(_) => served.remove_all(),
     }
+    end.into_result(&options.pool)
 }
 
 /// Creates a runtime with one thread for the control socket and signals, and a bounded number for requests.
@@ -277,6 +335,40 @@ enum End {
     Lost(String),
     /// The pool no longer exists in the cluster.
     Gone,
+}
+
+impl End {
+    fn log(&self, pool: &PoolPlace) {
+        match self {
+            Self::Signal(signal) => tracing::info!("{signal}: finishing the requests in flight"),
+            Self::Wanted => {
+                tracing::info!("another host wants the pool: finishing the requests in flight")
+            }
+            Self::Lost(reason) => tracing::error!(
+                "another host has taken the pool ({reason}): guests get errors from now on"
+            ),
+            Self::Gone => tracing::error!(
+                "the cluster has the pool {} no more: guests get errors from now on",
+                pool
+            ),
+        }
+    }
+
+    /// The result of a daemon that ended for this reason.
+    fn into_result(self, pool: &PoolPlace) -> Result<()> {
+        match self {
+            Self::Signal(_) | Self::Wanted => Ok(()),
+            Self::Lost(_) => Err(Error::failed(format!(
+                "another host has taken the pool {}",
+                pool
+            ))),
+            Self::Gone => Err(Error::failed(format!(
+                "the cluster has the pool {} no more: its head is gone, and perhaps the whole Ceph pool; \
+                 restore its volumes from a backup",
+                pool
+            ))),
+        }
+    }
 }
 
 /// Events that end a daemon: signals, and changes of the pool's ownership.

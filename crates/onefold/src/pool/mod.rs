@@ -2,14 +2,15 @@
 
 pub(crate) mod place;
 pub(crate) mod restoration;
+pub(crate) mod shared;
 
 use crate::control::socket_path;
 use crate::image::writer::is_block_device;
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_api::{Error, ErrorKind, Result};
-use onefold_engine::Engine;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
-use onefold_engine::rados::{OwnerEvent, RadosEngine, TakeError, TakeOptions};
+use onefold_engine::rados::{OwnerEvent, RadosEngine, RadosHost, TakeError, TakeOptions};
+use onefold_engine::{Engine, Holding};
 use onefold_nbd::SOCKET_PATH_BYTES_MAX;
 use onefold_store::{
     CreateOptions, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
@@ -34,7 +35,7 @@ const LOCK: &str = "lock";
 
 /// How often a pool's owner in Ceph verifies that former owners are still blocklisted. An entry that was
 /// removed is missing for this long at most, and each check costs the whole cluster a new map.
-const FENCE_INTERVAL: Duration = Duration::from_secs(3600);
+pub(crate) const FENCE_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The result of the attempt to open a pool exclusively.
 pub(crate) enum Claim {
@@ -128,6 +129,7 @@ pub(crate) fn open(
     let options = OpenOptions {
         memory_bytes: store_memory_bytes(opening.memory_bytes),
         rebuild_free_space: opening.repair,
+        shared: None,
     };
     Ok(Store::open(engine, &options)?)
 }
@@ -139,7 +141,15 @@ fn take(ceph: &CephPlace, opening: &Opening) -> Result<RadosEngine> {
         asks: opening.asks_owner,
         fence_interval: FENCE_INTERVAL,
     };
-    let engine = RadosEngine::take(&ceph.connect()?, &ceph.rados, options);
+    let client = ceph.connect()?;
+    // If this cannot be told, opening the pool says why.
+    if RadosHost::is_shared(&client, &ceph.rados).unwrap_or(false) {
+        return Err(Error::failed(format!(
+            "hosts share the pool {0}, and commands reach it through this host's daemon: start 'onefold serve --pool {0}'",
+            ceph.rados.title()
+        )));
+    }
+    let engine = RadosEngine::take(&client, &ceph.rados, options);
     let engine = engine.map_err(|error| match error {
         TakeError::Held { owner } => Error::failed(format!(
             "the pool {} is in use by {owner}; 'onefold serve --take' asks it to give the pool up",
@@ -149,7 +159,7 @@ fn take(ceph: &CephPlace, opening: &Opening) -> Result<RadosEngine> {
     })?;
     if let Some(on_event) = &opening.on_owner_event {
         let on_event = Arc::clone(on_event);
-        engine.on_event(move |event| on_event(event));
+        engine.on_event(Box::new(move |event| on_event(event)));
     }
     Ok(engine)
 }

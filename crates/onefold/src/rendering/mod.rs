@@ -2,6 +2,7 @@
 
 pub(crate) mod backup;
 pub(crate) mod diff;
+mod group;
 mod index;
 mod job;
 pub(crate) mod pool;

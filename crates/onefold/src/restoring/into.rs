@@ -126,7 +126,7 @@ impl DiskToOverwrite for PoolVolume<'_> {
 impl Access {
     fn open(session: &Session, name: &str, stat: &VolumeReply) -> Result<Self> {
         if let Session::Direct { service, .. } = session {
-            return Ok(Self::Store(service.store.volume(name)?));
+            return Ok(Self::Store(service.store_of(name)?.volume(name)?));
         }
         let uri = stat.nbd_uri.as_ref().ok_or_else(|| {
             Error::failed(format!(

@@ -32,6 +32,7 @@ pub(crate) fn target<'a>(
                 name: name.clone(),
                 image_bytes: 0,
                 options: request.options.clone(),
+                group: None,
             },
         })),
         (None, None, Some(file)) => Ok(Box::new(FileTarget::new(request, file)?)),

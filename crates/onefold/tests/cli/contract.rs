@@ -159,5 +159,5 @@ fn the_daemon_describes_itself() {
     let document: Value = serde_json::from_str(body).unwrap();
     assert!(document["openapi"].as_str().unwrap().starts_with("3."));
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 34, "{:?}", paths.keys());
+    assert_eq!(paths.len(), 38, "{:?}", paths.keys());
 }

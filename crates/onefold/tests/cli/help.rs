@@ -37,7 +37,7 @@ fn a_slip_of_the_pen_is_understood() {
         ),
         (
             &["ls"],
-            "did you mean 'volume list' or 'snapshot list' or 'job list' or 'backup list'?",
+            "did you mean 'volume list' or 'snapshot list' or 'job list' or 'group list' or 'host list' or 'backup list'?",
         ),
         (
             &["status"],

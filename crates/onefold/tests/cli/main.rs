@@ -26,6 +26,7 @@ mod contract;
 mod daemon;
 mod full;
 mod full_host;
+mod groups;
 mod harness;
 mod help;
 mod images;

@@ -445,7 +445,7 @@ fn a_later_format_is_only_read() {
     let page = fs::read(&superblock).unwrap();
     for (at, version, words) in [
         (5, 2, "format version 2.2: onefold 2.x or later can read it"),
-        (6, 3, "a later version of onefold wrote it"),
+        (6, 4, "a later version of onefold wrote it"),
     ] {
         let mut later = page.clone();
         later[at] = version;

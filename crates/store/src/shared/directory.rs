@@ -97,8 +97,10 @@ impl Names<'_> {
         self.update("adding a group", |rows| {
             let next = number::<u64>(rows, NEXT_GROUP, "")?.unwrap_or(1);
             let group = GroupId(next);
+            let after = next.checked_add(1);
+            let after = after.ok_or_else(|| damaged(NEXT_GROUP, ""))?;
             let changes = vec![
-                set(NEXT_GROUP, "", next + 1),
+                set(NEXT_GROUP, "", after),
                 set(GROUP, &group.to_string(), host),
             ];
             Ok((group, changes))

@@ -9,6 +9,8 @@
 //! up for the record before any block is handed out. An error of 2 leaves an unknown outcome; the next exchange asks for
 //! it first. The cluster keeps the outcome of one exchange, so its record is durable before the next exchange.
 
+use std::error::Error;
+use std::io;
 use std::sync::Arc;
 
 use onefold_engine::Cluster;
@@ -18,10 +20,13 @@ use onefold_format::units::BLOCKS_PER_SPACE_EXTENT;
 use onefold_format::{GivenRun, GroupId, Record};
 use onefold_journal::{Journal, SharedSpace};
 use onefold_metadata::sync::{Mutex, MutexGuard, lock};
-use onefold_metadata::{Blocking, Guard, PbaRun, Result, StoreError};
+use onefold_metadata::{Blocking, Guard, PbaRun, Result, StoreError, StoreErrorKind};
 
 /// A group with fewer free blocks takes a space extent.
 const FREE_BYTES_MIN: u64 = 64 << 20;
+
+/// The most runs that one exchange gives: its record has room for each space extent that they complete.
+const GIVEN_MAX: usize = EXCHANGE_ITEMS_MAX / 2;
 
 /// The most space extents that one exchange takes.
 const TAKEN_MAX: u32 = 16;
@@ -88,13 +93,28 @@ impl Leases {
     pub(crate) fn settle(&self) -> Result<()> {
         let mut turn = lock(&self.turn);
         self.learn_outcome(&mut turn)?;
-        self.look()
+        self.look_again();
+        Ok(())
     }
 
     /// Takes space extents if the group has few free blocks, and gives blocks to the pool if it has many. Returns whether
     /// it did either. Writes that find no free block wait for it, and no others.
+    ///
+    /// A group without volumes gives all of them, also single blocks of space extents that others have parts of: nobody
+    /// else could use them.
     pub(crate) fn balance(&self) -> Result<bool> {
+        match self.balance_now() {
+            // The engine logs what it waits for.
+            Err(error) if is_late(&error) => Ok(false),
+            balanced => balanced,
+        }
+    }
+
+    fn balance_now(&self) -> Result<bool> {
         self.journal.check_writable()?;
+        if self.journal.maps().layers().is_empty() {
+            return self.give_blocks(0);
+        }
         let metadata = self.journal.metadata()?;
         let (free, extents) = (
             metadata.space().free_blocks(),
@@ -125,9 +145,39 @@ impl Leases {
         Ok(())
     }
 
+    /// Takes space extents until this many blocks more can be kept free for a volume, unless the pool has too few.
+    pub(crate) fn take_to_keep(&self, blocks: u64) -> Result<()> {
+        loop {
+            let metadata = self.journal.metadata()?;
+            let free = metadata.space().free_blocks();
+            let (_, available) = self.journal.free_space().counts(&metadata);
+            drop(metadata);
+            let kept = self
+                .journal
+                .maps()
+                .unused_reservations()
+                .saturating_add(blocks);
+            if free >= kept || available < kept || self.take_extents(kept - free)? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
     /// Takes space extents for `blocks` blocks, or as many as there are. Returns whether there were any.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` if the cluster has not answered in time: then the request waits, and no thread for it.
     fn take_for(&self, blocks: u64) -> Result<bool> {
-        Ok(self.take_extents(blocks)? > 0)
+        match self.take_extents(blocks) {
+            Err(error) if is_late(&error) => {
+                let group = self.group;
+                let message =
+                    format!("group {group} has no free blocks, and gets none yet: {error}");
+                Err(StoreError::new(StoreErrorKind::Busy, message))
+            }
+            taken => taken.map(|taken| taken > 0),
+        }
     }
 
     fn take_extents(&self, blocks: u64) -> Result<usize> {
@@ -145,7 +195,7 @@ impl Leases {
     fn give_blocks(&self, kept: u64) -> Result<bool> {
         let mut turn = lock(&self.turn);
         let free_space = self.journal.free_space();
-        let given = free_space.take_to_give(EXCHANGE_ITEMS_MAX, kept, kept == 0)?;
+        let given = free_space.take_to_give(GIVEN_MAX, kept, kept == 0)?;
         if given.is_empty() {
             return Ok(false);
         }
@@ -165,16 +215,13 @@ impl Leases {
         given: Vec<GivenRun>,
         take: u32,
     ) -> Result<Exchanged> {
-        if let Err(error) = self.settle_pending(turn) {
-            self.take_back_given(&given)?;
-            return Err(error);
-        }
-        // The cluster keeps the outcome of one exchange only.
-        if std::mem::take(&mut turn.is_fresh) && Guard::ExchangeDurableBeforeNext.holds() {
-            let committed = self.journal.commit();
-            committed.or_else(|error| self.take_back_given(&given).and(Err(error)))?;
-        }
-        let number = turn.last.max(self.journal.metadata()?.exchanged()) + 1;
+        let number = match self.next_number(turn) {
+            Ok(number) => number,
+            Err(error) => {
+                self.take_back_given(&given)?;
+                return Err(error);
+            }
+        };
         let exchanged = self.cluster.exchange(self.group, number, &given, take);
         match exchanged {
             Ok(exchanged) => {
@@ -190,6 +237,17 @@ impl Leases {
                 Err(self.failed("exchanging space extents of", error))
             }
         }
+    }
+
+    /// The number of the next exchange. From now on, the cluster may forget the last one.
+    fn next_number(&self, turn: &mut Turn) -> Result<u64> {
+        self.settle_pending(turn)?;
+        if turn.is_fresh && Guard::ExchangeDurableBeforeNext.holds() {
+            self.journal.commit()?;
+        }
+        turn.is_fresh = false;
+        self.journal.check_writable()?;
+        Ok(turn.last.max(self.journal.metadata()?.exchanged()) + 1)
     }
 
     /// Finds out what became of an exchange whose outcome is unknown.
@@ -308,4 +366,12 @@ fn run_of(given: &GivenRun) -> PbaRun {
         start: given.pba,
         count: given.count.into(),
     }
+}
+
+/// Whether the cluster has not answered in time. The next exchange asks for the outcome.
+fn is_late(error: &StoreError) -> bool {
+    let source = error
+        .source()
+        .and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut)
 }

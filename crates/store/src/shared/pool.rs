@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::hash::Hasher;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onefold_engine::cluster::{Owned, TakeError, TakeOptions};
 use onefold_engine::{Cluster, Engine, Holding, Part};
@@ -191,6 +191,13 @@ impl SharedPool {
 
     // Groups.
 
+    /// An open group that has nothing: no volume, and nothing that is being imported or deleted.
+    #[must_use]
+    pub fn empty_group(&self) -> Option<Arc<Store>> {
+        let mut stores = self.stores().into_iter().map(|(_, store)| store);
+        stores.find(|store| store.pool.journal().maps().layers().is_empty())
+    }
+
     /// The stores of the groups that are open, by the groups' numbers.
     #[must_use]
     pub fn stores(&self) -> Vec<(GroupId, Arc<Store>)> {
@@ -252,7 +259,7 @@ impl SharedPool {
     ///
     /// # Errors
     ///
-    /// `Busy` if no more groups can be open; those of [`Store::create_group`].
+    /// `Busy` if no more groups can be open; `Io`.
     pub fn create_group(&self) -> Result<(GroupId, Arc<Store>)> {
         self.check_room_for_group()?;
         let group = self.names().add_group(&self.options.host)?;
@@ -261,19 +268,6 @@ impl SharedPool {
         self.make_parts(group, &*holding)?;
         let (store, _) = self.open_holding(group, holding)?;
         Ok((group, store))
-    }
-
-    /// A group for a new volume: an open one without volumes, whose free blocks are used first; else a new one.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedPool::create_group`].
-    pub fn group_for_volume(&self) -> Result<(GroupId, Arc<Store>)> {
-        let mut stores = self.stores().into_iter();
-        match stores.find(|(_, store)| store.volumes().count() == 0) {
-            Some(empty) => Ok(empty),
-            None => self.create_group(),
-        }
     }
 
     /// Opens a group, which becomes this host's. A live owner keeps it, unless `asks`: then it is asked to give it up.
@@ -316,7 +310,14 @@ impl SharedPool {
         match recovery::identify(holding) {
             Ok(_) => return Ok(()),
             Err(error) => match error.kind() {
-                StoreErrorKind::MissingPart | StoreErrorKind::Damaged => {}
+                StoreErrorKind::MissingPart | StoreErrorKind::Damaged => {
+                    // A group that was open has exchanged space, and is not made anew.
+                    let last = self.cluster.last_exchange(group);
+                    let failed = |e| StoreError::io(format_args!("opening group {group}"), e);
+                    if last.map_err(failed)?.is_some() {
+                        return Err(error);
+                    }
+                }
                 _ => return Err(error),
             },
         }
@@ -395,7 +396,8 @@ impl SharedPool {
 
     // Shards.
 
-    /// Serves the shards that this host prefers to all others, unless another host serves them.
+    /// Serves the shards that this host prefers to all others, unless another host serves them. An error of one shard does
+    /// not keep the others from being served.
     ///
     /// # Errors
     ///
@@ -404,10 +406,8 @@ impl SharedPool {
         let hosts: Vec<String> = self.hosts()?;
         let shards = (0..self.description.shards).map(Shard);
         let preferred = shards.filter(|shard| rank(*shard, &self.options.host, &hosts) == 0);
-        for shard in preferred {
-            self.serve_shard(shard)?;
-        }
-        Ok(())
+        let served = preferred.map(|shard| self.serve_shard(shard).map(drop));
+        served.fold(Ok(()), Result::and)
     }
 
     /// Serves a shard, unless a live host does. Returns whether this host serves it.
@@ -464,26 +464,41 @@ impl SharedPool {
     }
 
     /// Serves the shards that did not answer a call of this host, once the hosts that prefer them more have had their
-    /// time. Returns the shards that it serves now.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedPool::serve_preferred`].
-    pub fn serve_missed(&self) -> Result<Vec<Shard>> {
+    /// time; and its own shards again whose index has failed. Returns the shards that it serves now, and the first error.
+    pub fn serve_missed(&self) -> (Vec<Shard>, Result<()>) {
+        self.close_failed_shards();
         let missed = lock(&self.missed).clone();
-        let mut served = Vec::new();
+        let (mut served, mut first) = (Vec::new(), Ok(()));
         for (shard, since) in missed {
-            if since.elapsed() < self.patience_for(shard)? {
-                continue;
-            }
-            if self.serve_shard(shard)? {
-                served.push(shard);
-            } else {
-                // Its owner lives: if that does not answer again, a call says so.
-                lock(&self.missed).remove(&shard);
+            let taken = self.patience_for(shard).and_then(|patience| {
+                let is_due = since.elapsed() >= patience;
+                is_due.then(|| self.serve_shard(shard)).transpose()
+            });
+            match taken {
+                Ok(None) => {}
+                Ok(Some(true)) => served.push(shard),
+                Ok(Some(false)) => {
+                    // Its owner lives: if that does not answer again, a call says so.
+                    lock(&self.missed).remove(&shard);
+                }
+                Err(error) => first = first.and(Err(error)),
             }
         }
-        Ok(served)
+        (served, first)
+    }
+
+    /// An index that has failed refuses everything until it is opened again, here or on another host.
+    fn close_failed_shards(&self) {
+        let shards = lock(&self.shards);
+        let failed = shards.iter().filter(|(_, open)| open.index.has_failed());
+        let failed: Vec<Shard> = failed.map(|(shard, _)| *shard).collect();
+        drop(shards);
+        for shard in failed {
+            if let Err(error) = self.close_shard(shard) {
+                tracing::warn!("{} is opened again: {error}", Owned::Shard(shard));
+            }
+            lock(&self.missed).insert(shard, Instant::now());
+        }
     }
 
     /// Gives a shard up, so that another host can serve it.
@@ -624,6 +639,12 @@ mod tests {
         SharedPool::open(cluster.host(host), DESCRIPTION, options, None)
     }
 
+    fn served(pool: &SharedPool) -> Vec<Shard> {
+        let (served, ended) = pool.serve_missed();
+        assert!(ended.is_ok(), "{ended:?}");
+        served
+    }
+
     #[test]
     fn a_pool_whose_creation_did_not_end_is_refused() {
         let cluster = SimulatedCluster::new(1);
@@ -641,17 +662,17 @@ mod tests {
         cluster.set_extents(8);
         SharedPool::create(&*cluster.host(0), &DESCRIPTION, &options("").take).unwrap();
         let pool = open(&cluster, 1).unwrap();
-        assert_eq!(pool.serve_missed().unwrap(), []);
+        assert_eq!(served(&pool), []);
         // The figures need every shard.
         pool.stat().unwrap();
-        let mut served = Vec::new();
-        while served.len() < 4 {
-            served.extend(pool.serve_missed().unwrap());
+        let mut list = Vec::new();
+        while list.len() < 4 {
+            list.extend(served(&pool));
         }
         assert_eq!(pool.shards(), [0, 1, 2, 3].map(Shard));
         let stat = pool.stat().unwrap();
         assert_eq!((stat.pool_blocks, stat.unique_blocks), (8 * 16384, 0));
-        assert_eq!(pool.serve_missed().unwrap(), []);
+        assert_eq!(served(&pool), []);
         pool.close_shard(Shard(2)).unwrap();
         assert_eq!(pool.shards(), [0, 1, 3].map(Shard));
         pool.close().unwrap();

@@ -1,6 +1,6 @@
 //! The content of a shared pool, as one host counts it.
 
-use onefold_format::{IndexKind, MAJOR_VERSION, MINOR_OF_GROUPS, Provisioning};
+use onefold_format::{GroupId, IndexKind, MAJOR_VERSION, MINOR_OF_GROUPS, Provisioning};
 use onefold_index::IndexReader;
 use onefold_index::sharded::Sharded;
 use onefold_journal::SpaceLevel;
@@ -11,6 +11,9 @@ use crate::accounting::PoolStat;
 
 /// Blocks in a space extent.
 const EXTENT_BLOCKS: u64 = onefold_format::units::BLOCKS_PER_SPACE_EXTENT;
+
+/// A number that a group can have. A request to a shard names one.
+const FIRST_GROUP: GroupId = GroupId(1);
 
 impl SharedPool {
     /// Counts the content of the pool. Volumes, snapshots, and the blocks that only they have are those of the groups that
@@ -81,10 +84,9 @@ impl SharedPool {
         })
     }
 
-    /// The index, for questions that no group asks.
+    /// The index, for questions that are the same for every group.
     fn index(&self) -> Result<Sharded> {
-        let (group, _) = self.stores().into_iter().next().unzip();
-        Ok(self.sharded(group.unwrap_or_default())?)
+        Ok(self.sharded(FIRST_GROUP)?)
     }
 }
 

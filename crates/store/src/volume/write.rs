@@ -387,23 +387,16 @@ impl Volume {
         } else {
             Purpose::New
         };
-        match self
-            .pool
-            .journal()
-            .allocate(placement, &layer.space_limits, purpose, blocking)
-        {
-            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+        let journal = self.pool.journal();
+        match journal.allocate(placement, &layer.space_limits, purpose, blocking) {
+            Err(error)
+                if matches!(error.kind(), StoreErrorKind::NoSpace | StoreErrorKind::Busy) =>
+            {
                 let overwrites = self.replaces_data(layer, piece, placement)?;
                 if purpose == Purpose::Import || !overwrites {
                     return Err(error);
                 }
-                let pool = &self.pool;
-                pool.journal().allocate(
-                    placement,
-                    &layer.space_limits,
-                    Purpose::Overwrite,
-                    blocking,
-                )
+                journal.allocate(placement, &layer.space_limits, Purpose::Overwrite, blocking)
             }
             allocated => allocated,
         }

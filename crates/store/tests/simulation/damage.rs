@@ -330,7 +330,7 @@ fn newer_versions_are_refused_or_only_read() {
     assert_eq!(error.kind(), StoreErrorKind::NewerFormat, "{error}");
     assert!(error.to_string().contains("version 2.2"), "{error}");
 
-    let engine = change_superblock(|page| page[6] += 1);
+    let engine = change_superblock(|page| page[6] = 9);
     let image = engine.durable_image(Part::Meta);
     let log = engine.durable_image(Part::Log);
     let opened = world.open_after(Recovery::KILLED, engine);

@@ -77,7 +77,7 @@ pub(crate) fn power_loss(world: &World) -> Step {
 fn script(guard: Guard) -> Option<fn(u64) -> Step> {
     let script: fn(u64) -> Step = match guard {
         Guard::PublishedLocked | Guard::ReplacedWhenUnused => return None,
-        // Rules between groups: see `tests/cluster`.
+        // Rules between groups: see `tests/groups`.
         Guard::ReadersDrainedBeforeRelease
         | Guard::RecallBeforeRepeat
         | Guard::NumberKeptByShard

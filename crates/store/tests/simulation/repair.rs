@@ -194,6 +194,7 @@ fn free_space_without_its_inner_page_is_counted_again_on_request() {
     let options = OpenOptions {
         memory_bytes: LITTLE_MEMORY,
         rebuild_free_space: true,
+        shared: None,
     };
     let engine = damaged(&world, damage);
     let (store, report) = Store::open(Arc::new(engine.clone()), &options).unwrap();

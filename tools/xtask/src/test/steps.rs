@@ -436,7 +436,7 @@ fn simulation_command(workspace: &Workspace) -> Cmd {
         .args(["-p", "onefold-store", "-p", "onefold-backup"])
         .args(["--features", "onefold-store/simulation"])
         .args(["--features", "onefold-backup/simulation"])
-        .args(["--test", "simulation", "--test", "cluster"])
+        .args(["--test", "simulation", "--test", "groups"])
 }
 
 /// The simulation's first seed: from the environment, or else from the commit. Sources without a
@@ -518,16 +518,18 @@ fn sharing(workspace: &Workspace) -> Result<()> {
 /// Tests the library, the engine and the product on a cluster that only this step uses.
 fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
     let ceph = Ceph::start(workspace, POOL)?;
-    let tests: [(&str, &[&str]); 3] = [
+    let tests: [(&str, &[&str]); 4] = [
         ("onefold-rados", &["--test", "cluster"]),
         ("onefold-engine", &["--test", "conformance", "rados"]),
         ("onefold-engine", &["--test", "rados_cluster"]),
+        ("onefold", &["--test", "cli", "groups"]),
     ];
     for (package, test) in tests {
         let test = cargo_once(workspace)
             .args(CARGO_TEST)
             .args(TESTED)
-            .args(test);
+            .args(test)
+            .env("ONEFOLD_TEST_CEPH_POOL", POOL);
         keep(test.env(CEPH_CONF, ceph.conf()), said).with_context(|| package.to_owned())?;
     }
     let place = format!("ceph:{POOL}");

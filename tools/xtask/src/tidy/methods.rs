@@ -17,7 +17,7 @@ const FILES_MAX: usize = 8;
 const KNOWN: [(&str, usize, usize); 4] = [
     ("journal::Journal", 7, 53),
     ("store::Pool", 1, 20),
-    ("store::Store", 7, 70),
+    ("store::Store", 7, 69),
     ("store::Volume", 8, 90),
 ];
 

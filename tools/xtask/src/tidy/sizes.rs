@@ -16,7 +16,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 800;
 
 /// Lines of the product's largest file. May only go down.
-const LARGEST_FILE: usize = 676;
+const LARGEST_FILE: usize = 674;
 
 /// The product's long functions. May only go down.
 const LONG_FUNCTIONS: usize = 6;

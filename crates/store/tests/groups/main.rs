@@ -34,3 +34,11 @@ fn groups_share_what_they_have_in_common() {
         }
     }
 }
+
+#[test]
+fn writes_wait_for_a_cluster_that_is_late_and_then_succeed() {
+    for seed in 0..20 {
+        let ended = scenarios::filled_while_the_cluster_is_late(seed);
+        ended.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+    }
+}

@@ -1,10 +1,11 @@
 //! Sequences of events in which a rule matters, one for each rule that random events rarely need.
 
-use onefold_engine::simulated::CrashKind;
+use onefold_engine::simulated::{ClusterRates, CrashKind};
 use onefold_format::GroupId;
+use onefold_store::{Blocking, StoreErrorKind};
 
 use crate::oracle;
-use crate::world::{Step, VOLUME_BLOCKS, World};
+use crate::world::{BLOCK, Step, VOLUME_BLOCKS, World, bytes_of};
 
 /// Two groups on different hosts.
 const ONE: GroupId = GroupId(1);
@@ -66,5 +67,37 @@ pub(crate) fn released_by_a_dying_host(seed: u64) -> Step {
     world.find_duplicates(TWO)?;
     world.start(HOST_OF_ONE)?;
     world.collect(ONE)?;
+    rest(world)
+}
+
+/// The cluster does not answer exchanges while a group runs out of blocks: its writes can be repeated, and succeed once the
+/// cluster answers.
+pub(crate) fn filled_while_the_cluster_is_late(seed: u64) -> Step {
+    let mut world = World::new(seed, true)?;
+    world.cluster.set_extents(40);
+    let late = ClusterRates {
+        exchange_lost: 1.0,
+        ..ClusterRates::default()
+    };
+    let mut were_late = 0;
+    for lba in 0..VOLUME_BLOCKS {
+        let content = 100 + lba;
+        let (_, _, volume) = world.find(ONE).ok_or("the group is not open")?;
+        let write = || volume.write(lba * BLOCK, &bytes_of(content), Blocking::Yes);
+        world.cluster.set_rates(late);
+        let written = write();
+        world.cluster.set_rates(ClusterRates::default());
+        match written {
+            Err(error) if error.kind() == StoreErrorKind::Busy => {
+                were_late += 1;
+                write().map_err(|error| format!("after the cluster has answered: {error}"))?;
+            }
+            written => written.map_err(|error| format!("while it has not: {error}"))?,
+        }
+        world.write(ONE, lba, &[content])?;
+    }
+    if were_late == 0 {
+        return Err("the group has never run out of blocks".to_owned());
+    }
     rest(world)
 }

@@ -1,0 +1,212 @@
+//! Pools that hosts share: two run directories on one machine stand for two hosts.
+
+use crate::harness::{Daemon, Outcome, Scene, is_in_ceph, noise, run, wait_until};
+use serde_json::{Value, json};
+
+const IMAGE_BYTES: usize = 4 << 20;
+const IMAGE_BLOCKS: u64 = (IMAGE_BYTES / 4096) as u64;
+
+/// Two hosts that share a pool in Ceph.
+struct Hosts {
+    scene: Scene,
+}
+
+impl Hosts {
+    /// `None`, with a note, if pools are not in Ceph.
+    fn new() -> Option<Self> {
+        if !is_in_ceph() {
+            println!("left out for a pool in a directory: hosts share pools in Ceph only");
+            return None;
+        }
+        let scene = Scene::with_pool_options(&["--shards", "4", "--size", "1G"]);
+        Some(Self { scene })
+    }
+
+    fn daemon(&self, host: &str) -> Daemon {
+        let mut command = self.scene.command(&["serve", "--host-name", host]);
+        let mut daemon = Daemon::start(command.env("ONEFOLD_RUN", self.scene.path(host)));
+        daemon.wait_for_line("serving");
+        daemon
+    }
+
+    fn run(&self, host: &str, arguments: &[&str]) -> Outcome {
+        let mut command = self.scene.command(arguments);
+        command.env("ONEFOLD_RUN", self.scene.path(host));
+        Outcome::of(command.spawn().unwrap())
+    }
+
+    #[track_caller]
+    fn json(&self, host: &str, arguments: &[&str]) -> Value {
+        let outcome = self.run(host, &[&["--format", "json"], arguments].concat());
+        assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
+        outcome.json()
+    }
+
+    /// Blocks that are private to volumes of this host, and published blocks of the whole pool.
+    fn blocks(&self, host: &str) -> (u64, u64) {
+        let stat = self.json(host, &["pool", "stat"]);
+        let blocks = |name: &str| stat[name].as_u64().unwrap();
+        let private = blocks("private_blocks") + blocks("unsettled_blocks");
+        (private, blocks("unique_blocks") + blocks("shared_blocks"))
+    }
+
+    #[track_caller]
+    fn content(&self, host: &str, volume: &str) -> Vec<u8> {
+        let file = self.scene.path(&format!("{host}-{volume}.img"));
+        let outcome = self.run(host, &["volume", "export", volume, &file]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let content = std::fs::read(&file).unwrap();
+        std::fs::remove_file(file).unwrap();
+        content
+    }
+}
+
+#[test]
+fn only_pools_in_ceph_have_shards() {
+    for shards in ["0", "3", "2048", "x"] {
+        let created = run(&["pool", "create", "ceph:none/such", "--shards", shards]);
+        created.is_refusal(2, &["--shards", "a power of two from 1 to 1024"]);
+    }
+    run(&["pool", "create", "nowhere", "--shards", "4"]).is_refusal(2, &["--shards", "in Ceph"]);
+}
+
+#[test]
+fn a_pool_with_one_owner_has_no_groups() {
+    let scene = Scene::new();
+    for words in [
+        &["group", "list"][..],
+        &["group", "create"],
+        &["group", "take", "1"],
+        &["host", "list"],
+    ] {
+        scene.run(words).is_refusal(2, &["one owner", "--shards"]);
+    }
+    let create = ["volume", "create", "v", "--size", "1M", "--group", "1"];
+    scene.run(&create).is_refusal(2, &["--group", "one owner"]);
+    for option in [["--host-name", "kvm1"], ["--groups-max", "2"]] {
+        let serve = [&["serve"], &option[..]].concat();
+        let said = scene.run(&serve).stderr;
+        assert!(
+            said.contains(option[0]) && said.contains("one owner"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn hosts_store_the_same_content_once() {
+    let Some(hosts) = Hosts::new() else { return };
+    let (_one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    let content = noise(7, IMAGE_BYTES);
+    let image = hosts.scene.file("image", &content);
+    for (host, volume) in [("kvm1", "a"), ("kvm2", "b")] {
+        // Without dedup, the import publishes nothing: the finders do.
+        let import = ["volume", "import", volume, &image, "--dedup", "off"];
+        hosts.json(host, &import);
+        assert_eq!(hosts.blocks(host).0, IMAGE_BLOCKS);
+        let set = [
+            "volume",
+            "set",
+            volume,
+            "--dedup",
+            "offline",
+            "--interval",
+            "1",
+        ];
+        hosts.json(host, &[&set[..], &["--cold-passes", "1"]].concat());
+    }
+    wait_until("the finders of both hosts have shared the content", || {
+        let found = ["kvm1", "kvm2"].map(|host| hosts.blocks(host));
+        found == [(0, IMAGE_BLOCKS); 2]
+    });
+    assert_eq!(hosts.content("kvm1", "a"), content);
+    assert_eq!(hosts.content("kvm2", "b"), content);
+    let _without_groups = hosts.daemon("kvm3");
+    assert_eq!(hosts.blocks("kvm3"), (0, IMAGE_BLOCKS));
+}
+
+#[test]
+fn a_name_is_taken_on_all_hosts() {
+    let Some(hosts) = Hosts::new() else { return };
+    let (_one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    hosts.json("kvm1", &["volume", "create", "vm", "--size", "1M"]);
+    let taken = hosts.run("kvm2", &["volume", "create", "vm", "--size", "1M"]);
+    taken.is_refusal(1, &["'vm' exists already", "group 1"]);
+    let there = hosts.run("kvm2", &["volume", "stat", "vm"]);
+    there.is_refusal(1, &["group 1", "'kvm1'", "group take 1"]);
+    hosts.json("kvm2", &["volume", "create", "other", "--size", "1M"]);
+    let renamed = hosts.run("kvm2", &["volume", "rename", "other", "vm"]);
+    renamed.is_refusal(1, &["exists already"]);
+    // Requests about all blocks are refused, and change nothing.
+    for words in [
+        &["pool", "check"][..],
+        &["pool", "scrub"],
+        &["pool", "trim"],
+        &["pool", "resize", "--size", "2G"],
+        &["index", "rebuild"],
+        &["index", "convert", "--to", "btree"],
+        &["pool", "export-metadata", &hosts.scene.path("metadata")],
+    ] {
+        let outcome = hosts.run("kvm1", words);
+        outcome.is_refusal(2, &["concerns all groups of the shared pool"]);
+    }
+    let alone = hosts.scene.run(&["volume", "list"]);
+    alone.is_refusal(1, &["hosts share the pool", "onefold serve"]);
+}
+
+#[test]
+fn a_reservation_takes_space_from_the_pool() {
+    let Some(hosts) = Hosts::new() else { return };
+    let _one = hosts.daemon("kvm1");
+    let sized = ["volume", "create", "vm", "--size", "2G", "--reservation"];
+    let refused = hosts.run("kvm1", &[&sized[..], &["2G"]].concat());
+    refused.is_refusal(1, &["cannot be kept free"]);
+    hosts.json("kvm1", &[&sized[..], &["400M"]].concat());
+    let raised = ["volume", "set", "vm", "--reservation", "600M"];
+    hosts.json("kvm1", &raised);
+    // It is open here already.
+    hosts.json("kvm1", &["group", "take", "1"]);
+}
+
+#[test]
+fn a_group_moves_when_its_host_has_died_or_gives_it_up() {
+    let Some(hosts) = Hosts::new() else { return };
+    let (one, two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    let content = noise(8, IMAGE_BYTES);
+    let image = hosts.scene.file("image", &content);
+    hosts.json("kvm1", &["volume", "import", "vm", &image]);
+    let kept = hosts.run("kvm2", &["group", "take", "1"]);
+    kept.is_refusal(1, &["group 1", "in use by process", "--take"]);
+    one.kill();
+    let patient = ["--patience", "1s", "group", "take", "1"];
+    let taken = hosts.json("kvm2", &patient);
+    let moved = json!([{"number": 1, "host": "kvm2", "volumes": ["vm"], "is_open_here": true}]);
+    assert_eq!(taken["groups"], moved);
+    assert_eq!(hosts.content("kvm2", "vm"), content);
+    // The finder works on, with the shards of the host that died.
+    hosts.json("kvm2", &["volume", "import", "again", &image]);
+    wait_until("the shards of the dead host are served again", || {
+        hosts.run("kvm2", &["pool", "dedup"]).code == Some(0)
+            && hosts.blocks("kvm2") == (0, IMAGE_BLOCKS)
+    });
+    let one = hosts.daemon("kvm1");
+    let groups = hosts.json("kvm1", &["group", "list"]);
+    assert_eq!(groups["groups"][0]["host"], "kvm2");
+    hosts.json("kvm1", &["group", "take", "1", "--take"]);
+    assert_eq!(hosts.content("kvm1", "vm"), content);
+    let gone = hosts.run("kvm2", &["volume", "stat", "vm"]);
+    gone.is_refusal(1, &["'kvm1'"]);
+    for daemon in [one, two] {
+        assert_eq!(daemon.terminate().code(), Some(0));
+    }
+    // They gave everything up, so nobody has to be fenced.
+    let (one, two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    assert_eq!(hosts.content("kvm1", "vm"), content);
+    assert_eq!(hosts.content("kvm2", "again"), content);
+    for lines in [one, two].map(Daemon::end_and_lines) {
+        assert!(
+            !lines.iter().any(|line| line.contains("fencing")),
+            "{lines:?}"
+        );
+    }
+}
