@@ -94,6 +94,9 @@ const WORK_LIMIT: Duration = Duration::from_secs(120);
 /// A run of this many rounds must have seen shared blocks. A shorter one may end before the finder publishes any.
 const ROUNDS_WITH_SHARING: u64 = 4;
 
+/// How long fio may take to write or compare an area.
+const SETTLE_LIMIT: Duration = Duration::from_secs(300);
+
 /// How long fio may take to notice that its server is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -192,7 +195,15 @@ fn kill_and_verify(
         } else {
             one_round(&mut disks, &scratch, round)
         };
-        let outcome = one.with_context(|| format!("in round {round} of the kill loop"))?;
+        let outcome = one.with_context(|| {
+            let said = disks.said();
+            format!("in round {round} of the kill loop, and the server said\n{said}")
+        })?;
+        println!(
+            "round {round}: {} requests answered, killed and compared after {:.0} s",
+            outcome.answered,
+            start.elapsed().as_secs_f64()
+        );
         scribbled += outcome.answered;
         hits += outcome.hits;
         settled_hits += outcome.settled_hits;
@@ -423,7 +434,7 @@ fn settle(disks: &Disks, scratch: &Scratch, round: u64, verify_only: bool) -> Re
         .map(|(volume, _)| settle_one(disks, volume, round, verify_only).spawn_in(scratch, volume))
         .collect::<Result<_>>()?;
     both.iter_mut()
-        .try_for_each(|fio| fio.wait_for_success().map(drop))
+        .try_for_each(|fio| fio.wait_for_success_within(SETTLE_LIMIT).map(drop))
 }
 
 /// Runs one fio per volume: its data depends on its seed and on the numbers of its jobs, and both volumes should hold

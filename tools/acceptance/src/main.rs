@@ -12,6 +12,7 @@ mod ceph_faults;
 mod ceph_losses;
 mod ceph_refusals;
 mod clients;
+mod cluster;
 mod demo;
 mod demo_backup;
 mod docs;
@@ -64,6 +65,8 @@ enum Task {
     KillLoop(kill_loop::Arguments),
     /// Take over a pool in Ceph from a host that is alive, dead, or wakes up later
     Ownership(ownership::Arguments),
+    /// Share a pool in Ceph between three daemons; count, move and delete what they store, or let hosts and OSDs fail
+    Cluster(cluster::Arguments),
     /// Freeze, kill and fill the Ceph cluster below a pool, and check that the daemon reports each fault
     CephFaults,
     /// Remove objects and the Ceph pool below a pool, fill its cluster, and revoke a right
@@ -102,6 +105,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Metrics => metrics::run(&workspace),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Ownership(arguments) => ownership::run(&workspace, &arguments),
+        Task::Cluster(arguments) => cluster::run(&workspace, &arguments),
         Task::CephFaults => ceph_faults::run(&workspace),
         Task::CephLosses => ceph_losses::run(&workspace),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),

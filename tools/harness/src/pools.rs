@@ -25,8 +25,8 @@ pub const CEPH_CONF: &str = "ONEFOLD_CEPH_CONF";
 /// The prefix of the name of a pool in Ceph.
 const CEPH: &str = "ceph:";
 
-/// How long the removal of a pool's objects may take. A cluster that a failed check left without OSDs never answers.
-const REMOVAL_LIMIT: Duration = Duration::from_secs(60);
+/// How long the listing or removal of a pool's objects may take. A cluster that a failed check left without OSDs never answers.
+const OBJECTS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Options that choose the place of a check's pools.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -225,6 +225,13 @@ impl Place {
     }
 }
 
+impl CephPlace {
+    /// The names of the pool's objects.
+    pub fn objects(&self) -> Result<Vec<String>> {
+        self.namespace.objects()
+    }
+}
+
 /// The objects of a pool in Ceph.
 struct Namespace {
     ceph: Arc<Ceph>,
@@ -242,19 +249,24 @@ impl Namespace {
         Namespace { ceph, name }
     }
 
+    fn rados(&self) -> Cmd {
+        let seconds = OBJECTS_LIMIT.as_secs().to_string();
+        let bound = Cmd::new("timeout").args([&seconds, "rados", "--conf"]);
+        let rados = bound.arg(&self.ceph.conf);
+        rados.args(["--pool", &self.ceph.ceph_pool, "--namespace", &self.name])
+    }
+
+    fn objects(&self) -> Result<Vec<String>> {
+        let objects = self.rados().arg("ls").read()?;
+        Ok(objects.lines().map(str::to_owned).collect())
+    }
+
     fn remove(&self) -> Result<()> {
-        let seconds = REMOVAL_LIMIT.as_secs().to_string();
-        let rados = || {
-            let bound = Cmd::new("timeout").args([&seconds, "rados", "--conf"]);
-            let rados = bound.arg(&self.ceph.conf);
-            rados.args(["--pool", &self.ceph.ceph_pool, "--namespace", &self.name])
-        };
-        let objects = rados().arg("ls").read()?;
-        let objects: Vec<&str> = objects.lines().collect();
+        let objects = self.objects()?;
         if objects.is_empty() {
             Ok(())
         } else {
-            rados().arg("rm").args(objects).run()
+            self.rados().arg("rm").args(objects).run()
         }
     }
 }

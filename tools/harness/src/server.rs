@@ -628,6 +628,14 @@ impl Disks {
         }
     }
 
+    /// The last lines of each server's output, for messages.
+    pub fn said(&self) -> String {
+        self.daemons
+            .iter()
+            .map(|daemon| last_lines(&daemon.said()))
+            .collect()
+    }
+
     /// The server's own check of its storage.
     pub fn check(&self) -> Result<()> {
         match &self.backing {

@@ -84,7 +84,7 @@ impl Commands {
     fn switch(&mut self, volume: &Volume, random: &mut fastrand::Rng) -> Result<()> {
         let modes = [Mode::Inline, Mode::Inline, Mode::Auto, Mode::Offline];
         let mode = random.choice(&modes).unwrap_or(&Mode::Inline);
-        self.run(&["volume", "set", volume.name, "--dedup", mode.name()])
+        self.run(&["volume", "set", &volume.name, "--dedup", mode.name()])
     }
 
     fn snapshot(&mut self, volume: &Volume) -> Result<()> {
@@ -142,7 +142,7 @@ impl Commands {
     fn resize(&mut self, volume: &Volume, random: &mut fastrand::Rng) -> Result<()> {
         let mib = random.u64(SIZES_MIB);
         let size = format!("{mib}M");
-        let command = ["volume", "resize", volume.name, "--size", &size];
+        let command = ["volume", "resize", &volume.name, "--size", &size];
         self.change(volume, &command, |bytes| {
             let mut bytes = bytes.to_vec();
             bytes.resize((mib << 20) as usize, 0);

@@ -34,8 +34,7 @@ use onefold_harness::server::{Against, Disks, Setting, VolumeSpec};
 use onefold_harness::workspace::Workspace;
 
 use commands::Commands;
-use volume::Volume;
-pub(crate) use volume::read_all;
+pub(crate) use volume::{Kept, Volume, read_all};
 
 const VOLUMES: [VolumeSpec; 3] = [("red", 16 << 20), ("green", 16 << 20), ("blue", 16 << 20)];
 
@@ -53,22 +52,35 @@ const ROUNDS_WITH_EVERYTHING: u64 = 8;
 
 /// The state that the threads of a round share.
 #[derive(Default)]
-struct Round {
-    answered: AtomicU64,
+pub(crate) struct Round {
+    pub(crate) answered: AtomicU64,
     /// Set just before the server is killed: from then on requests may fail.
-    is_over: AtomicBool,
+    pub(crate) is_over: AtomicBool,
     has_failed: AtomicBool,
     /// The share of flushes, per thousand requests.
     flushes_per_mille: u32,
 }
 
 impl Round {
-    fn is_over(&self) -> bool {
+    /// A round with this share of flushes, per thousand requests.
+    pub(crate) fn new(flushes_per_mille: u32) -> Round {
+        Round {
+            flushes_per_mille,
+            ..Round::default()
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)
     }
 
+    /// Whether a request has failed that must not.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
+    }
+
     /// Returns an error as the test's finding, unless the server is being killed.
-    fn judge(&self, result: Result<()>) -> Result<()> {
+    pub(crate) fn judge(&self, result: Result<()>) -> Result<()> {
         if result.is_ok() || self.is_over() {
             return Ok(());
         }
@@ -76,10 +88,10 @@ impl Round {
         result
     }
 
-    fn wait_for_answers(&self, count: u64) -> Result<()> {
+    pub(crate) fn wait_for_answers(&self, count: u64) -> Result<()> {
         let start = Instant::now();
         while self.answered.load(Ordering::SeqCst) < count {
-            if self.has_failed.load(Ordering::SeqCst) {
+            if self.has_failed() {
                 return Ok(());
             }
             if start.elapsed() > WORK_LIMIT {
@@ -116,7 +128,7 @@ pub(crate) fn kill_and_compare(
     let mut disks = Disks::new(workspace, against, scratch.path(), &VOLUMES, setting)?;
     let volumes = VOLUMES
         .iter()
-        .map(|(name, bytes)| Volume::new(name, *bytes, &disks))
+        .map(|(name, bytes)| Volume::of_disks(name, *bytes, &disks))
         .collect::<Result<Vec<_>>>()?;
     let commands = disks.product().cloned();
     let mut commands = commands.map(|product| Commands::new(product, is_inline));
@@ -186,11 +198,8 @@ struct One<'a> {
 
 impl One<'_> {
     fn run(mut self) -> Result<Outcome> {
-        let round = Round {
-            // In two rounds of three, only commands make anything durable.
-            flushes_per_mille: *self.random.choice(&[0, 0, 10]).unwrap_or(&0),
-            ..Round::default()
-        };
+        // In two rounds of three, only commands make anything durable.
+        let round = Round::new(*self.random.choice(&[0, 0, 10]).unwrap_or(&0));
         let hits = self.load_and_kill(&round)?;
         let taken_over = self.open_again()?;
         compare(self.volumes, self.commands).context("after the kill")?;
@@ -259,7 +268,9 @@ impl One<'_> {
 
 /// Compares all volumes, snapshots and clones.
 fn compare(volumes: &[Volume], commands: &mut Option<Commands>) -> Result<()> {
-    volumes.iter().try_for_each(Volume::compare)?;
+    for volume in volumes {
+        volume.compare(Kept::Answered)?;
+    }
     match (commands, volumes.first()) {
         (Some(commands), Some(volume)) => commands.compare(volume),
         _ => Ok(()),

@@ -1,5 +1,6 @@
 //! A volume, its content as answered, and the requests that change it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
@@ -24,9 +25,8 @@ const REPEATED: u64 = 32;
 const READ_BYTES: usize = 1 << 20;
 
 /// A volume under load.
-pub(super) struct Volume {
-    pub(super) name: &'static str,
-    addresses: [Address; 2],
+pub(crate) struct Volume {
+    pub(crate) name: String,
     /// Whether the server zeroes trimmed ranges, which the protocol does not require.
     trims_to_zeros: bool,
     /// Requests hold it shared; a command that must run without requests in flight holds it alone.
@@ -34,8 +34,19 @@ pub(super) struct Volume {
     state: Mutex<State>,
 }
 
+/// The requests that must be found again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// All that were answered.
+    Answered,
+    /// Those that were answered before a flush. Of each later one, any byte may be lost.
+    Flushed,
+}
+
 /// The content that a volume must have.
 pub(super) struct State {
+    /// Where clients attach, in turn.
+    addresses: Vec<Address>,
     /// The content after all answered requests.
     pub(super) bytes: Arc<Vec<u8>>,
     /// The content if a command that has not returned was carried out.
@@ -44,6 +55,32 @@ pub(super) struct State {
     pub(super) generation: u64,
     /// Unanswered requests, none of which overlap.
     in_flight: Vec<Change>,
+    /// The bytes that requests have replaced since the last flush, oldest first.
+    replaced: VecDeque<Change>,
+    /// The number of changes whose replaced bytes are forgotten, because a flush came after them.
+    forgotten: u64,
+}
+
+impl State {
+    /// The number of answered changes since the start.
+    fn changes(&self) -> u64 {
+        self.forgotten + self.replaced.len() as u64
+    }
+
+    /// Applies an answered request.
+    fn apply(&mut self, mut change: Change) {
+        let range = change.range();
+        let bytes = &mut Arc::make_mut(&mut self.bytes)[range];
+        bytes.swap_with_slice(&mut change.bytes);
+        self.replaced.push_back(change);
+    }
+
+    /// Forgets the bytes that the first `changes` changes have replaced: these changes were flushed.
+    fn forget_replaced(&mut self, changes: u64) {
+        while self.forgotten < changes && self.replaced.pop_front().is_some() {
+            self.forgotten += 1;
+        }
+    }
 }
 
 /// A range and its content once the request is answered. A read does not change the content.
@@ -68,26 +105,51 @@ enum Kind {
 }
 
 impl Volume {
-    pub(super) fn new(name: &'static str, bytes: u64, disks: &Disks) -> Result<Volume> {
-        let address = |uri: String| uri.parse::<Address>().map_err(|error| anyhow!(error));
+    pub(super) fn of_disks(name: &str, bytes: u64, disks: &Disks) -> Result<Volume> {
+        let uris = [disks.uri(name), disks.second_uri(name)];
+        let volume = Volume::new(name, bytes, &uris)?;
+        Ok(Volume {
+            trims_to_zeros: disks.product().is_some(),
+            ..volume
+        })
+    }
+
+    /// An empty volume of the product, at these URIs.
+    pub(crate) fn new(name: &str, bytes: u64, uris: &[String]) -> Result<Volume> {
         let bytes = usize::try_from(bytes).context("the volume is too large for memory")?;
         Ok(Volume {
-            name,
-            addresses: [address(disks.uri(name))?, address(disks.second_uri(name))?],
-            trims_to_zeros: disks.product().is_some(),
+            name: name.to_owned(),
+            trims_to_zeros: true,
             gate: RwLock::default(),
             state: Mutex::new(State {
+                addresses: addresses(uris)?,
                 bytes: Arc::new(vec![0; bytes]),
                 other: None,
                 generation: 0,
                 in_flight: Vec::new(),
+                replaced: VecDeque::new(),
+                forgotten: 0,
             }),
         })
     }
 
+    /// Has clients attach at these URIs from now on.
+    pub(crate) fn move_to(&self, uris: &[String]) -> Result<()> {
+        let mut state = self.state();
+        state.addresses = addresses(uris)?;
+        state.generation += 1;
+        Ok(())
+    }
+
+    /// The content after all answered requests.
+    pub(crate) fn bytes(&self) -> Arc<Vec<u8>> {
+        Arc::clone(&self.state().bytes)
+    }
+
     /// Connects to another export of the same server.
     pub(super) fn connect_to(&self, export: &str) -> Result<Client> {
-        let address = self.addresses[0].with_export(export);
+        let addresses = &self.state().addresses;
+        let address = addresses.first().context("no server")?.with_export(export);
         Client::connect(&address).with_context(|| format!("cannot attach to {address}"))
     }
 
@@ -103,13 +165,12 @@ impl Volume {
     }
 
     /// Sends one request after another until the round is over.
-    pub(super) fn load(
+    pub(crate) fn load(
         &self,
         round: &Round,
         connection: usize,
         mut random: fastrand::Rng,
     ) -> Result<()> {
-        let address = &self.addresses[connection % self.addresses.len()];
         let mut attached: Option<(u64, Client)> = None;
         loop {
             let _shared = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -121,13 +182,17 @@ impl Volume {
             let client = match &mut attached {
                 Some((attached, client)) if *attached == generation => client,
                 stale => {
+                    let addresses = self.state().addresses.clone();
+                    let address = &addresses[connection % addresses.len()];
                     let client = Client::connect(address)
                         .with_context(|| format!("cannot attach to {address}"))?;
                     &mut stale.insert((generation, client)).1
                 }
             };
             if random.u32(..1000) < round.flushes_per_mille {
+                let answered = self.state().changes();
                 client.flush().context("a flush fails")?;
+                self.state().forget_replaced(answered);
             } else {
                 self.request(client, &mut random)?;
             }
@@ -160,7 +225,7 @@ impl Volume {
         let mut state = self.state();
         state.in_flight.retain(|other| other.start != change.start);
         if !matches!(kind, Kind::Read) {
-            Arc::make_mut(&mut state.bytes)[change.range()].copy_from_slice(&change.bytes);
+            state.apply(change);
         }
         Ok(())
     }
@@ -196,9 +261,9 @@ impl Volume {
         (kind, change)
     }
 
-    /// Flushes the volume, which must succeed, and compares it with the answered requests.
-    pub(super) fn compare(&self) -> Result<()> {
-        let mut client = self.connect_to(self.name)?;
+    /// Flushes the volume, which must succeed, and compares it with the requests that it must have kept.
+    pub(crate) fn compare(&self, kept: Kept) -> Result<()> {
+        let mut client = self.connect_to(&self.name)?;
         client.flush().context("the first flush fails")?;
         let found = read_all(&mut client)?;
         let mut state = self.state();
@@ -207,8 +272,12 @@ impl Volume {
         {
             state.bytes = other;
         }
+        let flushed = state.changes();
         let State {
-            bytes, in_flight, ..
+            bytes,
+            in_flight,
+            replaced,
+            ..
         } = &mut *state;
         let bytes = Arc::make_mut(bytes);
         ensure!(
@@ -218,7 +287,14 @@ impl Volume {
             found.len(),
             bytes.len()
         );
-        for change in in_flight.drain(..) {
+        let lost = match kept {
+            Kept::Answered => 0,
+            Kept::Flushed => replaced.len(),
+        };
+        for change in in_flight
+            .drain(..)
+            .chain(replaced.iter().take(lost).cloned())
+        {
             let range = change.range();
             let answered = bytes[range.clone()].iter_mut();
             for ((answered, found), changed) in answered.zip(&found[range]).zip(&change.bytes) {
@@ -227,8 +303,15 @@ impl Volume {
                 }
             }
         }
-        same(self.name, &found, bytes)
+        same(&self.name, &found, bytes)?;
+        state.forget_replaced(flushed);
+        Ok(())
     }
+}
+
+fn addresses(uris: &[String]) -> Result<Vec<Address>> {
+    let parse = |uri: &String| uri.parse::<Address>().map_err(|error| anyhow!(error));
+    uris.iter().map(parse).collect()
 }
 
 /// A random range. Trims cover whole blocks, because the server may choose how to treat parts of blocks.
@@ -332,6 +415,27 @@ mod tests {
         let aligned = bytes[2 * BLOCK_BYTES - 5000..].chunks_exact(BLOCK_BYTES);
         let different: std::collections::HashSet<_> = aligned.clone().collect();
         assert!(different.len() < aligned.len());
+    }
+
+    #[test]
+    fn replaced_bytes_are_forgotten_by_the_flush_that_followed() {
+        let volume = Volume::new("v", 8, &[]).unwrap();
+        let mut state = volume.state();
+        let change = |start, byte| Change {
+            start,
+            bytes: vec![byte; 2],
+        };
+        state.apply(change(0, 1));
+        let first = state.changes();
+        state.apply(change(1, 2));
+        let second = state.changes();
+        state.apply(change(4, 3));
+        assert_eq!(**state.bytes, [1, 2, 2, 0, 3, 3, 0, 0]);
+        // Flushes of two connections end in the other order.
+        state.forget_replaced(second);
+        state.forget_replaced(first);
+        let left: Vec<&[u8]> = state.replaced.iter().map(|old| &old.bytes[..]).collect();
+        assert_eq!(left, [[0, 0]]);
     }
 
     #[test]

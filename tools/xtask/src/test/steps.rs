@@ -17,6 +17,9 @@ use serde_json::Value;
 use super::changed;
 use crate::{compiled, fuzz, mutations, tidy};
 
+/// How long hosts and OSDs fail in CI: each kind of failure happens once, however long that takes.
+const CHAOS_SECONDS: &str = "1";
+
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "8";
 
@@ -538,6 +541,8 @@ fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
         &["kill-loop", "--pool", &place, "--rounds", CEPH_KILL_ROUNDS],
         &["ownership"],
         &["ceph-losses"],
+        &["cluster"],
+        &["cluster", "--chaos", CHAOS_SECONDS],
     ] {
         let check = acceptance(workspace)?.args(call);
         keep(check.env(CEPH_CONF, ceph.conf()), said)
