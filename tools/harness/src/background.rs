@@ -39,7 +39,7 @@ pub struct Work {
 /// Pending work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backlog {
-    /// Blocks that are pending dedup.
+    /// Blocks that are pending dedup, and those of a batch of the finder that has not ended.
     pub dirty: u64,
     /// Dropped references that are not released yet, and blocks that deletions have not released yet.
     pub queued: u64,
@@ -108,7 +108,8 @@ impl Product {
     pub fn backlog(&self) -> Result<Backlog> {
         let stat = self.stat()?;
         Ok(Backlog {
-            dirty: number(&stat, "pending_dedup_blocks").context("pool stat")?,
+            dirty: number(&stat, "pending_dedup_blocks").context("pool stat")?
+                + number(&stat, "unsettled_blocks").context("pool stat")?,
             queued: number(&stat, "pending_release_blocks").context("pool stat")?
                 + deleted_blocks(&stat),
             claimed: number(&stat, "claimed_blocks").context("pool stat")?,
