@@ -53,7 +53,7 @@ const SAID_LINES: usize = 5;
 /// A script that prints the replies to commands, in order. `ceph` would need a process per query of a placement group.
 /// A group that does not exist yet does not answer.
 const ASK: &str = r#"
-import json, rados, sys
+import json, os, rados, sys
 limits = {"rados_mon_op_timeout": "60", "rados_osd_op_timeout": "1"}
 cluster = rados.Rados(conffile=sys.argv[1], conf=limits)
 cluster.connect(timeout=60)
@@ -67,7 +67,9 @@ for command in json.loads(sys.argv[2]):
         if code:
             sys.exit(f"{text}: error {-code}: {why}")
     replies.append(json.loads(reply) if reply.startswith((b"{", b"\n{")) else None)
-print(json.dumps(replies))
+print(json.dumps(replies), flush=True)
+# Without ending librados, whose threads sometimes abort the process then.
+os._exit(0)
 "#;
 
 /// The ports of a cluster: two for the monitor, then the OSDs' ports, eight for each and new ones after a restart.
