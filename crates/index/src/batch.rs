@@ -87,11 +87,12 @@ pub(crate) fn decrement<R: Rows>(
     )
 }
 
-/// Executes items of several batches.
+/// Executes items of several batches. `may_remove` decides whether a row may lose its last reference.
 pub(crate) fn execute<R: Rows>(
     rows: &mut R,
     counts: &mut IndexCounts,
     items: &[OperationItem],
+    may_remove: &mut dyn FnMut(Fingerprint) -> bool,
 ) -> Result<Vec<IndexAnswer>> {
     apply(
         rows,
@@ -102,7 +103,14 @@ pub(crate) fn execute<R: Rows>(
         |rows, row, OperationItem { operation, item }| match operation {
             IndexOperation::Increment => insert(rows, row, item).into(),
             IndexOperation::CountExisting => count(row, item).into(),
-            IndexOperation::Decrement => release(row, item).into(),
+            IndexOperation::Decrement => {
+                let is_last = row.is_some_and(|row| row.pba == item.1 && row.references == 1);
+                if is_last && !may_remove(item.0) {
+                    Released::Held.into()
+                } else {
+                    release(row, item).into()
+                }
+            }
         },
     )
 }

@@ -17,6 +17,7 @@
 //! | `stream` | the last number of a stream and its answers |
 //! | [`shard`] | the parts of batches that a shard of a shared pool's index gets |
 //! | `guarded` | a back end's rows behind their locks, and whether they can be used |
+//! | [`holds`] | rows of a shard that stores may be about to refer to |
 //! | `header` | the first sector of the part: whose index it is, and whether it counts |
 //! | [`memory`] | all rows in memory; written out when the pool is closed |
 //! | `entry` | a row with its fingerprint |
@@ -53,6 +54,7 @@ pub mod fingerprint;
 mod guarded;
 pub mod hash;
 mod header;
+pub mod holds;
 pub mod memory;
 mod row;
 pub mod served;
@@ -104,6 +106,9 @@ pub enum Released {
     Mismatch,
     /// There is no row. Nothing was changed.
     Unknown,
+    /// It is the last reference, and a store may be about to refer to the block. Nothing was changed. Only a shard of a
+    /// shared pool's index answers so.
+    Held,
 }
 
 /// The result of looking a fingerprint up.

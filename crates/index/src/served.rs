@@ -5,6 +5,9 @@
 //! worker, which takes all waiting requests and executes them ([`Served::work`]): the parts of all streams' batches
 //! become durable in one frame, with one sync.
 //!
+//! A lookup that holds rows, too, is answered on the thread that brings it if that is possible without waiting. The first
+//! one of a store waits for the worker, which lists the store durably ([`holds`](crate::holds)).
+//!
 //! Invariants:
 //! - A reply goes out after the frame is durable, and without a lock.
 //! - The queue has limits (P9): beyond them a request is refused with "busy", and the caller repeats it.
@@ -24,9 +27,11 @@ use onefold_format::index_message::{
 use onefold_format::{PoolId, Shard};
 
 use crate::hash::{HashIndex, PartAnswers};
+use crate::holds::{Holds, Noted, ends_in_its_session};
 use crate::shard::{Positioned, ShardBatch, ShardWork};
 use crate::{
-    Fingerprint, FingerprintIndex, IndexError, IndexReader, LookedUp, Result, Row, StreamId,
+    Fingerprint, FingerprintIndex, IndexError, IndexReader, LookedUp, LookupAnswers, Result, Row,
+    StreamId,
 };
 
 /// Most requests that wait. A thousand hosts with a batch each are not refused.
@@ -37,6 +42,15 @@ const WAITING_BYTES_MAX: usize = 8 << 20;
 
 /// Most items of a frame, unless one part has more: the changes that `hash` accepts while merges are behind.
 const FRAME_ITEMS_MAX: usize = 65_536;
+
+/// Most rows that a store holds in all shards together. A hold has some 60 bytes, twice.
+const HELD_ROWS_MAX: usize = 65_536;
+
+/// Fewest rows that a store may hold in a shard: fingerprints scatter.
+const HELD_ROWS_MIN: usize = 1024;
+
+/// How often a lookup is tried while frames remove rows, before it finds nothing.
+const LOOKUPS_MAX: usize = 3;
 
 /// Most fingerprints that are looked up on the caller's thread: some tens of microseconds.
 const LOOKUPS_AT_ONCE_MAX: usize = 64;
@@ -77,6 +91,7 @@ pub struct Served {
     index: Arc<HashIndex>,
     shard: ServedShard,
     worker: Worker,
+    holds: Holds,
     /// The requests that wait for the worker. Held briefly, and never with another lock.
     queue: Mutex<Queue>,
     /// Held while requests are executed. Never waited for: who cannot have it leaves its requests to the holder.
@@ -109,7 +124,9 @@ impl Served {
     /// Serves the index of a shard.
     #[must_use]
     pub fn new(index: Arc<HashIndex>, shard: ServedShard, worker: Worker) -> Served {
+        let rows_max = (HELD_ROWS_MAX / usize::from(shard.shards)).max(HELD_ROWS_MIN);
         Served {
+            holds: Holds::new(index.holders(), rows_max),
             index,
             shard,
             worker,
@@ -167,13 +184,58 @@ impl Served {
             )
         };
         let (parts, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_part);
-        let is_lookup =
-            |waiting: &Waiting| matches!(waiting.request.body, IndexRequestBody::Lookup(_));
+        let is_lookup = |waiting: &Waiting| {
+            matches!(
+                waiting.request.body,
+                IndexRequestBody::Lookup(_) | IndexRequestBody::Hold { .. }
+            )
+        };
         let (lookups, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_lookup);
-        // Lookups wait for no frame.
+        let is_end =
+            |waiting: &Waiting| matches!(waiting.request.body, IndexRequestBody::EndHolds { .. });
+        let (ends, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_end);
+        // Lookups wait for no frame, but for the one that lists their stores.
         self.carry_out(lookups);
+        // Rows whose holds end can be removed by this frame.
+        self.end_holds(ends);
         self.execute(parts);
         self.carry_out(others);
+    }
+
+    /// Ends holds. Stores without any are taken off the list, together.
+    fn end_holds(&self, waiting: Vec<Waiting>) {
+        let (mut ended, mut is_shorter) = (Vec::new(), false);
+        for Waiting { request, caller } in waiting {
+            if let IndexRequestBody::EndHolds { version, is_last } = request.body {
+                is_shorter |= self.holds.end(StreamId(request.group.0), version, is_last);
+                ended.push(caller);
+            }
+        }
+        let listed = if is_shorter {
+            self.index.set_holders(self.holds.listed())
+        } else {
+            Ok(())
+        };
+        for caller in ended {
+            // After an error the store repeats this, and a later list lacks it.
+            self.reply(
+                caller,
+                match &listed {
+                    Ok(()) => IndexReplyBody::Ended,
+                    Err(error) => refused(error),
+                },
+            );
+        }
+    }
+
+    /// Lists a store, durably, so that it can hold rows.
+    fn list(&self, store: StreamId) -> Result<()> {
+        let mut holders = self.holds.listed();
+        if holders.insert(store) {
+            self.index.set_holders(holders)?;
+            self.holds.list([store]);
+        }
+        Ok(())
     }
 
     /// Executes parts of batches in as few frames as possible.
@@ -214,7 +276,7 @@ impl Served {
             return;
         }
         let (parts, callers): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-        match self.index.execute(&parts) {
+        match self.index.execute(&parts, &self.holds) {
             Ok(answers) => {
                 for ((caller, from), answers) in callers.into_iter().zip(answers) {
                     self.reply(caller, answered(answers, from));
@@ -243,6 +305,13 @@ impl Served {
                 IndexRequestBody::Lookup(fingerprints) => {
                     self.look_up(&fingerprints, Blocking::Yes)
                 }
+                IndexRequestBody::Hold {
+                    version,
+                    fingerprints,
+                } => {
+                    let holder = (StreamId(request.group.0), version);
+                    self.hold(holder, &fingerprints)
+                }
                 IndexRequestBody::Rows { from, max } => self.rows(from, max),
                 IndexRequestBody::Counts => {
                     let counts = self.index.counts();
@@ -253,8 +322,10 @@ impl Served {
                     })
                 }
                 IndexRequestBody::Secure(batches) => self.secure(&batches),
-                // These are parts, which are executed together.
-                IndexRequestBody::Batch { .. } | IndexRequestBody::Recall { .. } => continue,
+                // These are executed together.
+                IndexRequestBody::Batch { .. }
+                | IndexRequestBody::Recall { .. }
+                | IndexRequestBody::EndHolds { .. } => continue,
             };
             self.reply(caller, reply.unwrap_or_else(|error| refused(&error)));
         }
@@ -263,15 +334,44 @@ impl Served {
     fn look_up(&self, fingerprints: &[[u8; 16]], blocking: Blocking) -> Result<IndexReplyBody> {
         let fingerprints: Vec<Fingerprint> =
             fingerprints.iter().copied().map(Fingerprint).collect();
-        let answers = self.index.lookup(&fingerprints, blocking)?;
-        let answer = |looked_up: LookedUp| match looked_up {
-            LookedUp::Present(pba) => LookupAnswer::Present(pba),
-            LookedUp::Absent => LookupAnswer::Absent,
-            LookedUp::AbsentBySignature => LookupAnswer::AbsentBySignature,
-        };
-        Ok(IndexReplyBody::LookedUp(
-            answers.into_iter().map(answer).collect(),
-        ))
+        Ok(found(self.index.lookup(&fingerprints, blocking)?))
+    }
+
+    /// Looks fingerprints up and holds the rows that are found. The store may have to be listed first.
+    fn hold(&self, holder: (StreamId, u64), fingerprints: &[[u8; 16]]) -> Result<IndexReplyBody> {
+        match self.try_hold(holder, fingerprints, Blocking::Yes)? {
+            Some(found) => Ok(found),
+            None => {
+                self.list(holder.0)?;
+                let found = self.try_hold(holder, fingerprints, Blocking::Yes)?;
+                found.ok_or(IndexError::WouldBlock)
+            }
+        }
+    }
+
+    /// As [`Served::hold`], but nothing if the store has to be listed first.
+    fn try_hold(
+        &self,
+        holder: (StreamId, u64),
+        fingerprints: &[[u8; 16]],
+        blocking: Blocking,
+    ) -> Result<Option<IndexReplyBody>> {
+        let fingerprints: Vec<Fingerprint> =
+            fingerprints.iter().copied().map(Fingerprint).collect();
+        for _ in 0..LOOKUPS_MAX {
+            let removals = self.holds.removals();
+            let mut answers = self.index.lookup(&fingerprints, blocking)?;
+            let noted = self
+                .holds
+                .note(holder, removals, &fingerprints, &mut answers);
+            match noted {
+                Noted::Held => return Ok(Some(found(answers))),
+                Noted::Unlisted => return Ok(None),
+                Noted::Outdated => {}
+            }
+        }
+        let absent = LookupAnswers::from_elem(LookedUp::Absent, fingerprints.len());
+        Ok(Some(found(absent)))
     }
 
     fn rows(&self, from: [u8; 16], max: u32) -> Result<IndexReplyBody> {
@@ -312,13 +412,23 @@ impl Served {
         } else if (request.shard, request.shards) != (here.shard, here.shards) {
             let text = format!("this is shard {} of {}", here.shard, here.shards);
             (RefusalCode::WrongShard, 0, text)
-        } else if request.session != 0 && request.session != here.session {
+        } else if self.is_of_other_session(request) {
             let text = format!("the shard's session is {}", here.session);
             (RefusalCode::WrongSession, here.session, text)
         } else {
             return Ok(());
         };
         Err(Refusal { code, detail, text })
+    }
+
+    /// Whether a request is for another session of the shard. Holds are of one session, which the sender must know.
+    fn is_of_other_session(&self, request: &IndexRequest) -> bool {
+        let must_know = match request.body {
+            IndexRequestBody::Hold { .. } => true,
+            IndexRequestBody::EndHolds { .. } => request.session == 0 || ends_in_its_session(),
+            _ => request.session != 0,
+        };
+        must_know && request.session != self.shard.session
     }
 
     /// Puts a request into the queue, or gives it back if that is full.
@@ -382,6 +492,16 @@ impl Answer for Served {
         {
             return self.reply(caller, found);
         }
+        if let IndexRequestBody::Hold {
+            version,
+            fingerprints,
+        } = &request.body
+            && fingerprints.len() <= LOOKUPS_AT_ONCE_MAX
+            && let holder = (StreamId(request.group.0), *version)
+            && let Ok(Some(found)) = self.try_hold(holder, fingerprints, Blocking::No)
+        {
+            return self.reply(caller, found);
+        }
         if let Err(waiting) = self.enqueue(Waiting { request, caller }, bytes) {
             let refusal = Refusal {
                 code: RefusalCode::Busy,
@@ -395,6 +515,15 @@ impl Answer for Served {
             Worker::Woken(wake) => wake(),
         }
     }
+}
+
+fn found(answers: LookupAnswers) -> IndexReplyBody {
+    let answer = |looked_up: LookedUp| match looked_up {
+        LookedUp::Present(pba) => LookupAnswer::Present(pba),
+        LookedUp::Absent => LookupAnswer::Absent,
+        LookedUp::AbsentBySignature => LookupAnswer::AbsentBySignature,
+    };
+    IndexReplyBody::LookedUp(answers.into_iter().map(answer).collect())
 }
 
 /// The part of a batch that a request has, if it has one.

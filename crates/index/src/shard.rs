@@ -71,6 +71,7 @@ impl From<Released> for IndexAnswer {
             Released::Zero => IndexAnswer::Zero,
             Released::Mismatch => IndexAnswer::Mismatch,
             Released::Unknown => IndexAnswer::Unknown,
+            Released::Held => IndexAnswer::Held,
         }
     }
 }

@@ -11,6 +11,7 @@
 //! Crash behaviour: nothing is kept here. The store recalls the batch that is open in its log.
 
 mod calls;
+mod holding;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,6 +32,8 @@ use crate::{
     Result, Row, StreamId,
 };
 use calls::{Call, Caller, Failure, Trouble};
+use holding::Holding;
+pub use holding::{EndedHolds, HeldRows, NewSessions};
 
 /// Room that is secured for a batch at each shard beyond twice its even share: fingerprints scatter.
 const SECURED_BESIDE: usize = 64;
@@ -49,6 +52,7 @@ pub struct Sharded {
     caller: Caller,
     /// The last known state of each shard. Held briefly, and with no other lock.
     known: Mutex<Vec<Known>>,
+    holding: Holding,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,6 +89,7 @@ impl Sharded {
                 timeout,
             },
             known: Mutex::new(vec![Known::default(); shards.into()]),
+            holding: Holding::new(shards),
         })
     }
 
@@ -134,14 +139,14 @@ impl Sharded {
         operation: IndexOperation,
         is_sealing: bool,
     ) -> Result<Recalled> {
-        let recall = |shard, from| Call {
-            shard,
-            body: IndexRequestBody::Recall {
+        let recall = |shard, from| {
+            let body = IndexRequestBody::Recall {
                 number,
                 operation,
                 is_sealing,
                 from,
-            },
+            };
+            Call::any(shard, body)
         };
         let mut calls: Vec<Call> = self.shards().map(|shard| recall(shard, 0)).collect();
         let (mut answers, mut trouble) = (Vec::new(), self.trouble(number));
@@ -192,10 +197,7 @@ impl Sharded {
         let shares: Vec<u32> = batches.iter().map(share).collect();
         let mut trouble = self.trouble(0);
         for some in shares.chunks(INDEX_SECURED_MAX) {
-            let secure = |shard| Call {
-                shard,
-                body: IndexRequestBody::Secure(some.to_vec()),
-            };
+            let secure = |shard| Call::any(shard, IndexRequestBody::Secure(some.to_vec()));
             let calls: Vec<Call> = self.shards().map(secure).collect();
             for (call, reply) in calls.iter().zip(self.ask(&calls)) {
                 match reply {
@@ -256,10 +258,7 @@ impl Sharded {
                     operation,
                     items,
                 };
-                calls.push(Call {
-                    shard: of_shard[0].0,
-                    body,
-                });
+                calls.push(Call::any(of_shard[0].0, body));
             }
         }
         calls
@@ -295,6 +294,18 @@ impl Sharded {
         replies
     }
 
+    /// The places of fingerprints, by the shards that have them.
+    fn by_shard(&self, fingerprints: &[Fingerprint]) -> Vec<(Shard, usize)> {
+        let shards = self.caller.shards;
+        let mut order: Vec<(Shard, usize)> = fingerprints
+            .iter()
+            .map(|fingerprint| shard_of(&fingerprint.0, shards))
+            .zip(0..)
+            .collect();
+        order.sort_unstable();
+        order
+    }
+
     fn shards(&self) -> impl Iterator<Item = Shard> {
         (0..self.caller.shards).map(Shard)
     }
@@ -314,22 +325,13 @@ impl IndexReader for Sharded {
         if blocking == Blocking::No {
             return Err(IndexError::WouldBlock);
         }
-        let shards = self.caller.shards;
-        let mut order: Vec<(Shard, usize)> = fingerprints
-            .iter()
-            .map(|fingerprint| shard_of(&fingerprint.0, shards))
-            .zip(0..)
-            .collect();
-        order.sort_unstable();
-        let pieces: Vec<&[(Shard, usize)]> = order
-            .chunk_by(|one, other| one.0 == other.0)
-            .flat_map(|of_shard| of_shard.chunks(INDEX_LOOKUPS_MAX))
-            .collect();
-        let call = |piece: &&[(Shard, usize)]| Call {
-            shard: piece[0].0,
-            body: IndexRequestBody::Lookup(
-                piece.iter().map(|(_, at)| fingerprints[*at].0).collect(),
-            ),
+        let order = self.by_shard(fingerprints);
+        let pieces = pieces(&order);
+        let call = |piece: &&[(Shard, usize)]| {
+            Call::any(
+                piece[0].0,
+                IndexRequestBody::Lookup(fingerprints_of(piece, fingerprints)),
+            )
         };
         let calls: Vec<Call> = pieces.iter().map(call).collect();
         let mut answers = LookupAnswers::from_elem(LookedUp::Absent, fingerprints.len());
@@ -352,10 +354,7 @@ impl IndexReader for Sharded {
 
     /// Asks all shards. A shard that does not answer counts as it did when it last answered.
     fn counts(&self) -> IndexCounts {
-        let call = |shard| Call {
-            shard,
-            body: IndexRequestBody::Counts,
-        };
+        let call = |shard| Call::any(shard, IndexRequestBody::Counts);
         self.ask(&self.shards().map(call).collect::<Vec<_>>());
         let mut sum = IndexCounts::default();
         for Known { counts, .. } in &*self.known() {
@@ -372,13 +371,11 @@ impl IndexReader for Sharded {
         while let Some(from) = next.filter(|_| rows.len() < max) {
             let shard = shard_of(&from.0, shards);
             let page = (max - rows.len()).min(INDEX_ROWS_MAX);
-            let call = Call {
-                shard,
-                body: IndexRequestBody::Rows {
-                    from: from.0,
-                    max: page as u32,
-                },
+            let body = IndexRequestBody::Rows {
+                from: from.0,
+                max: page as u32,
             };
+            let call = Call::any(shard, body);
             let mut trouble = self.trouble(0);
             let reply = self.ask(std::slice::from_ref(&call)).pop();
             match reply {
@@ -409,6 +406,18 @@ impl IndexReader for Sharded {
     fn needs_rebuild(&self) -> bool {
         self.known().iter().any(|known| known.is_unready)
     }
+}
+
+/// The pieces that a request each looks up.
+fn pieces(order: &[(Shard, usize)]) -> Vec<&[(Shard, usize)]> {
+    order
+        .chunk_by(|one, other| one.0 == other.0)
+        .flat_map(|of_shard| of_shard.chunks(INDEX_LOOKUPS_MAX))
+        .collect()
+}
+
+fn fingerprints_of(piece: &[(Shard, usize)], fingerprints: &[Fingerprint]) -> Vec<[u8; 16]> {
+    piece.iter().map(|(_, at)| fingerprints[*at].0).collect()
 }
 
 /// Whether these are the answers to exactly the items of a request.
@@ -457,6 +466,7 @@ fn released(answer: IndexAnswer) -> Option<Released> {
         IndexAnswer::Zero => Some(Released::Zero),
         IndexAnswer::Mismatch => Some(Released::Mismatch),
         IndexAnswer::Unknown => Some(Released::Unknown),
+        IndexAnswer::Held => Some(Released::Held),
         _ => None,
     }
 }

@@ -136,11 +136,12 @@ const SHARED: u8 = 1;
 const FULL: u8 = 2;
 
 /// Each value at the index of its number on disk.
-const RELEASED: [Released; 4] = [
+const RELEASED: [Released; 5] = [
     Released::Remaining,
     Released::Zero,
     Released::Mismatch,
     Released::Unknown,
+    Released::Held,
 ];
 
 fn released_number(answer: Released) -> u8 {
@@ -149,6 +150,7 @@ fn released_number(answer: Released) -> u8 {
         Released::Zero => 1,
         Released::Mismatch => 2,
         Released::Unknown => 3,
+        Released::Held => 4,
     }
 }
 
@@ -358,7 +360,7 @@ mod tests {
             (1, 1, &[3]),
             (1, 1, &[SHARED, 1, 0, 0, 0]),
             (1, 1, &[SHARED, 0, 0, 0, 0, 0]),
-            (2, 1, &[4]),
+            (2, 1, &[5]),
             (2, 2, &[0]),
         ] {
             assert_eq!(

@@ -27,6 +27,8 @@ pub enum IndexAnswer {
     Mismatch,
     /// No reference was released: there is no row.
     Unknown,
+    /// No reference was released: it is the last one of a row that a store may be about to refer to.
+    Held,
 }
 
 impl IndexAnswer {
@@ -39,7 +41,8 @@ impl IndexAnswer {
             IndexAnswer::Remaining
             | IndexAnswer::Zero
             | IndexAnswer::Mismatch
-            | IndexAnswer::Unknown => operation == IndexOperation::Decrement,
+            | IndexAnswer::Unknown
+            | IndexAnswer::Held => operation == IndexOperation::Decrement,
         }
     }
 
@@ -52,6 +55,7 @@ impl IndexAnswer {
             IndexAnswer::Zero => 4,
             IndexAnswer::Mismatch => 5,
             IndexAnswer::Unknown => 6,
+            IndexAnswer::Held => 7,
         }
     }
 }
@@ -98,6 +102,7 @@ pub fn decode_answers(bytes: &[u8]) -> Result<Vec<PositionedAnswer>, FormatError
             4 => IndexAnswer::Zero,
             5 => IndexAnswer::Mismatch,
             6 => IndexAnswer::Unknown,
+            7 => IndexAnswer::Held,
             other => return Err(impossible("answer", other.into())),
         };
         answers.push(PositionedAnswer { position, answer });

@@ -24,6 +24,7 @@ const LOOKED_UP: u8 = 3;
 const ROWS: u8 = 4;
 const COUNTS: u8 = 5;
 const SECURED: u8 = 6;
+const ENDED: u8 = 7;
 
 /// The reply of a shard to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub enum IndexReplyBody {
     },
     /// Room is secured.
     Secured,
+    /// The holds have ended.
+    Ended,
 }
 
 /// Why a request was refused.
@@ -225,6 +228,7 @@ impl IndexReplyBody {
                 }
             }
             IndexReplyBody::Secured => bytes[6] = SECURED,
+            IndexReplyBody::Ended => bytes[6] = ENDED,
         }
     }
 
@@ -260,6 +264,7 @@ impl IndexReplyBody {
                 references: rest.u64()?,
             },
             SECURED => IndexReplyBody::Secured,
+            ENDED => IndexReplyBody::Ended,
             other => return Err(impossible("kind", other.into())),
         };
         rest.finish()?;

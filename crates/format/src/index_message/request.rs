@@ -24,6 +24,8 @@ const LOOKUP: u8 = 5;
 const ROWS: u8 = 6;
 const COUNTS: u8 = 7;
 const SECURE: u8 = 8;
+const HOLD: u8 = 9;
+const END_HOLDS: u8 = 10;
 
 /// A request to a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +80,20 @@ pub enum IndexRequestBody {
     Counts,
     /// Secures room for batches with these numbers of items.
     Secure(Vec<u32>),
+    /// Looks these fingerprints up, and holds the rows that it finds: none of them loses its last reference.
+    Hold {
+        /// The lookup version of the sender.
+        version: u64,
+        /// The fingerprints.
+        fingerprints: Vec<[u8; FINGERPRINT_BYTES]>,
+    },
+    /// Ends the sender's holds of all lookup versions up to this one.
+    EndHolds {
+        /// The last lookup version.
+        version: u64,
+        /// The sender has no holds of later versions.
+        is_last: bool,
+    },
 }
 
 /// An item of a batch.
@@ -172,11 +188,15 @@ impl IndexRequest {
             IndexRequestBody::Batch { items, .. } => {
                 items.iter().try_for_each(|item| check(&item.fingerprint))
             }
-            IndexRequestBody::Lookup(fingerprints) => fingerprints.iter().try_for_each(check),
+            IndexRequestBody::Lookup(fingerprints)
+            | IndexRequestBody::Hold { fingerprints, .. } => {
+                fingerprints.iter().try_for_each(check)
+            }
             IndexRequestBody::Rows { from, .. } => check(from),
             IndexRequestBody::Recall { .. }
             | IndexRequestBody::Counts
-            | IndexRequestBody::Secure(_) => Ok(()),
+            | IndexRequestBody::Secure(_)
+            | IndexRequestBody::EndHolds { .. } => Ok(()),
         }
     }
 }
@@ -225,14 +245,28 @@ impl IndexRequestBody {
                 let items = batches.iter().map(|items| items.to_le_bytes());
                 items.for_each(|items| bytes.extend(items));
             }
+            IndexRequestBody::Hold {
+                version,
+                fingerprints,
+            } => {
+                bytes[6] = HOLD;
+                put(bytes, 40, &version.to_le_bytes());
+                fingerprints.iter().for_each(|one| bytes.extend(one));
+            }
+            IndexRequestBody::EndHolds { version, is_last } => {
+                bytes[6] = END_HOLDS;
+                put(bytes, 40, &version.to_le_bytes());
+                bytes.push(u8::from(*is_last));
+            }
         }
     }
 
     fn take(bytes: &[u8]) -> Result<IndexRequestBody, FormatError> {
         let kind = bytes[6];
         let (number, batch) = (u64_at(bytes, 40), bytes[52]);
-        if (1..=RECALL).contains(&kind) != is_id(number) || kind > RECALL && number != 0 {
-            return Err(impossible("number of the batch", number));
+        let has_number = !matches!(kind, LOOKUP | ROWS | COUNTS | SECURE);
+        if has_number != is_id(number) || !has_number && number != 0 {
+            return Err(impossible("number", number));
         }
         if kind != RECALL && batch != 0 {
             return Err(impossible("kind of the recalled batch", batch.into()));
@@ -265,6 +299,17 @@ impl IndexRequestBody {
                     return Err(impossible("items of a batch", (*items).into()));
                 }
                 IndexRequestBody::Secure(batches)
+            }
+            HOLD => IndexRequestBody::Hold {
+                version: number,
+                fingerprints: all(&mut rest, Cursor::take)?,
+            },
+            END_HOLDS => {
+                let [is_last] = rest.take()?;
+                IndexRequestBody::EndHolds {
+                    version: number,
+                    is_last: flag("last", is_last)?,
+                }
             }
             _ => IndexRequestBody::Batch {
                 number,

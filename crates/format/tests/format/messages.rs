@@ -50,6 +50,14 @@ pub(crate) fn requests() -> Vec<IndexRequest> {
         },
         IndexRequestBody::Counts,
         IndexRequestBody::Secure(vec![16_384, 7]),
+        IndexRequestBody::Hold {
+            version: 0x2122_2324,
+            fingerprints: vec![fingerprint(6)],
+        },
+        IndexRequestBody::EndHolds {
+            version: 0x2122_2324,
+            is_last: true,
+        },
     ];
     let request = |body| IndexRequest {
         pool: POOL,
@@ -75,6 +83,7 @@ pub(crate) fn replies() -> Vec<IndexReply> {
         IndexAnswer::Zero,
         IndexAnswer::Mismatch,
         IndexAnswer::Unknown,
+        IndexAnswer::Held,
     ];
     let positioned = |(position, answer)| PositionedAnswer { position, answer };
     let bodies = vec![
@@ -106,6 +115,7 @@ pub(crate) fn replies() -> Vec<IndexReply> {
             references: 7,
         },
         IndexReplyBody::Secured,
+        IndexReplyBody::Ended,
     ];
     let reply = |body| IndexReply {
         session: 0x1112_1314_1516,
@@ -200,6 +210,14 @@ fn index_request_bodies() -> impl Strategy<Value = IndexRequestBody> {
             .prop_map(|(from, max)| IndexRequestBody::Rows { from, max }),
         Just(IndexRequestBody::Counts),
         vec(0..=65_536u32, 0..=INDEX_SECURED_MAX).prop_map(IndexRequestBody::Secure),
+        (number(), vec(any::<[u8; 16]>(), 0..60)).prop_map(|(version, fingerprints)| {
+            IndexRequestBody::Hold {
+                version,
+                fingerprints,
+            }
+        }),
+        (number(), any::<bool>())
+            .prop_map(|(version, is_last)| IndexRequestBody::EndHolds { version, is_last }),
     ]
 }
 
@@ -221,7 +239,8 @@ fn any_request() -> impl Strategy<Value = IndexRequest> {
                     item.fingerprint = here(item.fingerprint);
                 }
             }
-            IndexRequestBody::Lookup(fingerprints) => {
+            IndexRequestBody::Lookup(fingerprints)
+            | IndexRequestBody::Hold { fingerprints, .. } => {
                 for fingerprint in fingerprints {
                     *fingerprint = here(*fingerprint);
                 }
@@ -249,6 +268,7 @@ fn any_reply() -> impl Strategy<Value = IndexReply> {
         Just(IndexAnswer::Zero),
         Just(IndexAnswer::Mismatch),
         Just(IndexAnswer::Unknown),
+        Just(IndexAnswer::Held),
     ];
     let answers = btree_map(any::<u16>(), answer, 0..60).prop_map(|answers| {
         let positioned = |(position, answer)| PositionedAnswer { position, answer };

@@ -5,16 +5,16 @@
 //! | 4 | merges |
 //! | | each: generation, 8 bytes; first fingerprint, 16; segments replaced, 4; segments, 4; those, 48 each |
 //! | 24 | rows with one reference, rows with more, references: after the batch |
-//! | 4 | streams: only in a frame of parts; else there is one |
-//! | | each: id, 8 bytes; length, 4 bytes; last batch |
+//! | 4 | streams: only in a frame of parts or of holders; else there is one |
+//! | | each: id, 8 bytes; and, except in a frame of holders, length, 4 bytes; last batch |
 //! | 26 each | the rows that the batch changed, in order; one that is gone is zeros behind its fingerprint |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::log::FrameKind;
 use super::root::{
-    Fields, SEGMENT_BYTES, SegmentRecord, decode_counts, decode_stream, encode_counts,
-    encode_stream,
+    Fields, SEGMENT_BYTES, SegmentRecord, decode_counts, decode_holders, decode_stream,
+    encode_counts, encode_holders, encode_stream,
 };
 use crate::entry::{ENTRY_BYTES, Entry, EntryBytes};
 use crate::fingerprint::FINGERPRINT_BYTES;
@@ -34,13 +34,15 @@ pub(super) struct Change {
     pub(super) segments: Vec<SegmentRecord>,
 }
 
-/// The last batches of the streams that a frame changes.
+/// The streams in a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Streams {
     /// The last batch of a stream whose batches come whole.
     One(StreamId, LastBatch),
     /// The last batches of streams whose batches come in parts.
     Many(BTreeMap<StreamId, LastBatch>),
+    /// The streams that may hold rows from here on.
+    Holders(BTreeSet<StreamId>),
 }
 
 impl Streams {
@@ -49,14 +51,20 @@ impl Streams {
         match self {
             Streams::One(..) => FrameKind::Batch,
             Streams::Many(_) => FrameKind::Parts,
+            Streams::Holders(_) => FrameKind::Holders,
         }
     }
 
-    /// Puts the batches in place of earlier ones.
-    pub(super) fn replace_in(self, all: &mut BTreeMap<StreamId, LastBatch>) {
+    /// Puts the batches, or the list of holders, in place of earlier ones.
+    pub(super) fn replace_in(
+        self,
+        batches: &mut BTreeMap<StreamId, LastBatch>,
+        holders: &mut BTreeSet<StreamId>,
+    ) {
         match self {
-            Streams::One(stream, last) => drop(all.insert(stream, last)),
-            Streams::Many(streams) => all.extend(streams),
+            Streams::One(stream, last) => drop(batches.insert(stream, last)),
+            Streams::Many(streams) => batches.extend(streams),
+            Streams::Holders(streams) => *holders = streams,
         }
     }
 
@@ -69,6 +77,7 @@ impl Streams {
                     encode_stream(*stream, last, into);
                 }
             }
+            Streams::Holders(holders) => encode_holders(holders, into),
         }
     }
 
@@ -85,6 +94,7 @@ impl Streams {
                 let is_sorted = streams.is_sorted_by(|one, other| one.0 < other.0);
                 is_sorted.then(|| Streams::Many(streams.into_iter().collect()))
             }
+            FrameKind::Holders => decode_holders(fields).map(Streams::Holders),
         }
     }
 }

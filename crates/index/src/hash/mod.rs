@@ -43,6 +43,7 @@ mod shuttle_tests;
 mod space;
 mod table;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use onefold_engine::{Blocking, Disk};
@@ -54,6 +55,7 @@ use crate::batch::{self, Item};
 use crate::entry;
 use crate::guarded::{Guarded, Phase, Turn};
 use crate::header::{self, Content};
+use crate::holds::Holds;
 use crate::shard::ShardBatch;
 use crate::stream::Answer;
 use crate::{
@@ -135,7 +137,11 @@ pub fn decode_anything(bytes: &[u8]) {
     if let Some(checkpoint) = root::Checkpoint::decode(bytes) {
         assert_eq!(checkpoint.encode(), bytes);
     }
-    for kind in [log::FrameKind::Batch, log::FrameKind::Parts] {
+    for kind in [
+        log::FrameKind::Batch,
+        log::FrameKind::Parts,
+        log::FrameKind::Holders,
+    ] {
         if let Some(frame) = frame::Frame::decode(kind, bytes) {
             assert_eq!(frame.encoded(), bytes);
         }
@@ -171,7 +177,8 @@ pub struct HashIndex {
 pub type PartAnswers = Result<Vec<PositionedAnswer>>;
 
 impl HashIndex {
-    /// Carries out parts of batches, in order. All of their changes are durable together, in one frame of the log.
+    /// Carries out parts of batches, in order. All of their changes are durable together, in one frame of the log. A row
+    /// that is held does not lose its last reference.
     ///
     /// A part of a batch with a higher number than the stream's last one replaces it; parts with the last number add to
     /// its answers. Items whose positions have an answer get that, and change nothing.
@@ -185,8 +192,22 @@ impl HashIndex {
     /// [`IndexError::Sealed`]: crate::IndexError::Sealed
     /// [`IndexError::Forgotten`]: crate::IndexError::Forgotten
     /// [`IndexError::BadBlock`]: crate::IndexError::BadBlock
-    pub fn execute(&self, parts: &[ShardBatch]) -> Result<Vec<PartAnswers>> {
-        self.change(Turn::ready, |table| table.execute(parts))
+    pub fn execute(&self, parts: &[ShardBatch], holds: &Holds) -> Result<Vec<PartAnswers>> {
+        self.change(Turn::ready, |table| table.execute(parts, holds))
+    }
+
+    /// The streams that may hold rows, as they are durably listed. None before a rebuild has ended.
+    pub(crate) fn holders(&self) -> BTreeSet<StreamId> {
+        let holders = self.change(Turn::ready, |table| Ok(table.holders().clone()));
+        holders.unwrap_or_default()
+    }
+
+    /// Lists the streams that may hold rows. Durable when it returns.
+    ///
+    /// # Errors
+    /// Those of [`FingerprintIndex::increment`].
+    pub(crate) fn set_holders(&self, holders: BTreeSet<StreamId>) -> Result<()> {
+        self.change(Turn::ready, |table| table.set_holders(holders))
     }
 
     /// Changes the table, and keeps its counts.

@@ -31,11 +31,12 @@
 //! | 116 | 4 | streams |
 //! | 120 | 48 each | segments |
 //! | | | streams: id, 8 bytes; length, 4 bytes; last batch |
+//! | | | only in a shard, and only if there are any: the number of streams that may hold rows, 4 bytes; each: id, 8 bytes |
 //!
 //! A segment is its first fingerprint (16 bytes), its run's first page, generation and rows (8 bytes
 //! each; no rows: no run), and the last frame whose changes are in the run (8 bytes).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_engine::Disk;
 use onefold_format::PoolId;
@@ -209,6 +210,8 @@ pub(super) struct Checkpoint {
     pub(super) log: Position,
     pub(super) segments: Vec<SegmentRecord>,
     pub(super) streams: BTreeMap<StreamId, LastBatch>,
+    /// The streams that may hold rows.
+    pub(super) holders: BTreeSet<StreamId>,
 }
 
 impl Checkpoint {
@@ -232,6 +235,9 @@ impl Checkpoint {
         for (stream, last) in &self.streams {
             encode_stream(*stream, last, &mut bytes);
         }
+        if !self.holders.is_empty() {
+            encode_holders(&self.holders, &mut bytes);
+        }
         bytes
     }
 
@@ -252,6 +258,11 @@ impl Checkpoint {
         let segments = segments.collect::<Option<Vec<_>>>()?;
         let streams = (0..streams).map(|_| decode_stream(&mut fields));
         let streams = streams.collect::<Option<Vec<_>>>()?;
+        let holders = if fields.0.is_empty() {
+            BTreeSet::new()
+        } else {
+            decode_holders(&mut fields).filter(|holders| !holders.is_empty())?
+        };
         let is_possible = fields.0.is_empty()
             && log.at <= extent.bytes()
             && streams.is_sorted_by(|one, other| one.0 < other.0);
@@ -264,6 +275,7 @@ impl Checkpoint {
             log,
             segments,
             streams: streams.into_iter().collect(),
+            holders,
         })
     }
 }
@@ -294,6 +306,21 @@ pub(super) fn decode_stream(fields: &mut Fields<'_>) -> Option<(StreamId, LastBa
     let bytes = fields.small_number()? as usize;
     let last = LastBatch::decode(fields.some(bytes)?)?;
     Some((stream, last))
+}
+
+pub(super) fn encode_holders(holders: &BTreeSet<StreamId>, into: &mut Vec<u8>) {
+    into.extend((holders.len() as u32).to_le_bytes());
+    for stream in holders {
+        into.extend(stream.0.to_le_bytes());
+    }
+}
+
+pub(super) fn decode_holders(fields: &mut Fields<'_>) -> Option<BTreeSet<StreamId>> {
+    let count = fields.small_number()?;
+    let holders = (0..count).map(|_| fields.number().map(StreamId));
+    let holders = holders.collect::<Option<Vec<_>>>()?;
+    let is_sorted = holders.is_sorted_by(|one, other| one < other);
+    is_sorted.then(|| holders.into_iter().collect())
 }
 
 /// The bytes that are left to decode.

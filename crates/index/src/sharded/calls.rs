@@ -1,6 +1,8 @@
 //! Calls to many shards at once, with one wait for all of them.
 
 use std::io;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +18,9 @@ use crate::{IndexError, NEEDS_REBUILD, Result, StreamId};
 /// whether there is an owner.
 const ATTEMPTS: usize = 2;
 
+/// Most brief calls of a store that have no outcome yet.
+const IN_FLIGHT_MAX: usize = 128;
+
 /// Asks shards on behalf of a store.
 pub(super) struct Caller {
     pub(super) cluster: Arc<dyn Cluster>,
@@ -28,7 +33,20 @@ pub(super) struct Caller {
 /// A call to a shard.
 pub(super) struct Call {
     pub(super) shard: Shard,
+    /// The session of the shard's owner; 0 for any.
+    pub(super) session: u64,
     pub(super) body: IndexRequestBody,
+}
+
+impl Call {
+    /// A call that any owner of the shard may answer.
+    pub(super) fn any(shard: Shard, body: IndexRequestBody) -> Call {
+        Call {
+            shard,
+            session: 0,
+            body,
+        }
+    }
 }
 
 /// Why a shard did not carry out a request.
@@ -38,6 +56,8 @@ pub(super) enum Failure {
     Away(String),
     /// The shard did not carry out the request.
     Refused(Refusal),
+    /// The shard has this session, and not the one that the request names.
+    OtherSession(u64),
 }
 
 /// The outcome of a single attempt.
@@ -76,10 +96,48 @@ impl Caller {
             .collect()
     }
 
+    /// Makes all calls once, and waits for them at most this long. Nothing stands for an outcome that is not there in
+    /// time, or unknown: its call may still be executed. If too many
+    /// calls of those `in_flight` have no outcome, a further one is not made, as if nobody served the shard.
+    pub(super) fn ask_briefly(
+        &self,
+        calls: &[Call],
+        patience: Duration,
+        in_flight: Option<&Arc<AtomicUsize>>,
+    ) -> Vec<Option<std::result::Result<IndexReplyBody, Failure>>> {
+        let messages: Vec<Vec<u8>> = calls.iter().map(|call| self.message(call)).collect();
+        let gathering = Gathering::of(calls.len());
+        for (at, (call, message)) in calls.iter().zip(&messages).enumerate() {
+            let slot = Slot {
+                gathering: Arc::clone(&gathering),
+                at,
+            };
+            let flight = in_flight.map(Flight::begin);
+            if matches!(flight, Some(None)) {
+                slot.fill(Err(CallError::Unserved));
+                continue;
+            }
+            let ended = Box::new(move |outcome| {
+                drop(flight);
+                slot.fill(outcome);
+            });
+            self.cluster
+                .call(call.shard, message.clone(), self.timeout, ended);
+        }
+        let outcomes = gathering.wait_briefly(patience).into_iter();
+        let outcomes = outcomes.zip(&messages).map(|(outcome, message)| {
+            match Attempt::of(outcome?, message) {
+                Attempt::Ended(outcome) => Some(outcome),
+                Attempt::Unknown(_) => None,
+            }
+        });
+        outcomes.collect()
+    }
+
     fn message(&self, call: &Call) -> Vec<u8> {
         IndexRequest {
             pool: self.pool,
-            session: 0,
+            session: call.session,
             group: self.group,
             shard: call.shard,
             shards: self.shards,
@@ -129,9 +187,10 @@ impl Attempt {
                 ..
             }) => match refusal.code {
                 RefusalCode::Busy => Attempt::Unknown(refusal.text),
-                RefusalCode::Failed | RefusalCode::WrongSession => {
-                    Attempt::Ended(Err(Failure::Away(refusal.text)))
+                RefusalCode::WrongSession => {
+                    Attempt::Ended(Err(Failure::OtherSession(refusal.detail)))
                 }
+                RefusalCode::Failed => Attempt::Ended(Err(Failure::Away(refusal.text))),
                 _ => Attempt::Ended(Err(Failure::Refused(refusal))),
             },
             Ok(reply) => Attempt::Ended(Ok(reply.body)),
@@ -191,9 +250,40 @@ impl Gathering {
             .collect()
     }
 
+    /// The outcomes that are there in time.
+    fn wait_briefly(
+        &self,
+        patience: Duration,
+    ) -> Vec<Option<std::result::Result<Vec<u8>, CallError>>> {
+        let (mut outcomes, _) = self
+            .is_complete
+            .wait_timeout_while(self.outcomes(), patience, |outcomes| outcomes.missing > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        outcomes.by_call.iter_mut().map(Option::take).collect()
+    }
+
     /// The outcomes, even after a panic: nothing under the lock panics half-way.
     fn outcomes(&self) -> MutexGuard<'_, Outcomes> {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call that nobody may wait for any more. Counted until it has its outcome, so that calls to a shard that does not answer
+/// are few.
+struct Flight(Arc<AtomicUsize>);
+
+impl Flight {
+    fn begin(in_flight: &Arc<AtomicUsize>) -> Option<Flight> {
+        // Relaxed: it only counts.
+        let before = in_flight.fetch_add(1, Relaxed);
+        let flight = Flight(Arc::clone(in_flight));
+        (before < IN_FLIGHT_MAX).then_some(flight)
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -246,6 +336,9 @@ impl Trouble {
     pub(super) fn add(&mut self, shard: Shard, failure: Failure) {
         match failure {
             Failure::Away(reason) => self.add_away(shard, reason),
+            Failure::OtherSession(session) => {
+                self.add_away(shard, format!("its session is {session} now"));
+            }
             Failure::Refused(refusal) => {
                 let error = self.error_of(shard, refusal);
                 self.refused.get_or_insert(error);

@@ -203,7 +203,7 @@ impl Hosts {
                 let mut state = self.state();
                 let of_shard = state.late.iter().position(|late| late.0 == shard);
                 of_shard
-                    .filter(|_| state.random.bool())
+                    .filter(|_| state.random.u32(..8) == 0)
                     .map(|at| state.late.swap_remove(at).1)
             };
             if let Some(late) = companion {

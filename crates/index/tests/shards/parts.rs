@@ -1,10 +1,13 @@
 //! Parts of batches at one shard.
 
+use std::collections::BTreeSet;
+
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_format::Pba;
 use onefold_format::index_message::{IndexAnswer, IndexOperation, PositionedAnswer};
 use onefold_index::hash::{self, HashIndex};
+use onefold_index::holds::Holds;
 use onefold_index::shard::{Positioned, ShardBatch, ShardWork};
 use onefold_index::{Fingerprint, FingerprintIndex, IndexError, IndexReader, Result, StreamId};
 
@@ -40,9 +43,14 @@ fn recall(number: u64, operation: IndexOperation, is_sealing: bool) -> ShardBatc
     part(1, number, operation, ShardWork::Recall { is_sealing })
 }
 
+/// No store holds a row.
+fn nobody() -> Holds {
+    Holds::new(BTreeSet::new(), 0)
+}
+
 /// Carries out a single part.
 fn one(index: &HashIndex, part: ShardBatch) -> Result<Vec<(u16, IndexAnswer)>> {
-    let mut answers = index.execute(&[part])?;
+    let mut answers = index.execute(&[part], &nobody())?;
     let pair = |at: PositionedAnswer| (at.position, at.answer);
     Ok(answers.remove(0)?.into_iter().map(pair).collect())
 }
@@ -76,7 +84,7 @@ fn a_part_that_comes_twice_is_executed_once_even_in_one_frame() {
     let (_engine, index) = shard();
     let items = [item(0, 7, 70), item(1, 7, 71)];
     let twice = [execute(1, Increment, &items), execute(1, Increment, &items)];
-    let answers = index.execute(&twice).unwrap();
+    let answers = index.execute(&twice, &nobody()).unwrap();
     assert_eq!(answers[0].as_ref().unwrap(), answers[1].as_ref().unwrap());
     assert_eq!(index.counts().references, 2);
     let items = [item(0, 7, 70)];
@@ -159,7 +167,7 @@ fn what_waits_together_takes_one_frame_and_one_sync() {
         of(4, 1, Increment, &[item(0, 9, 0)]),
     ];
     engine.reset_counts();
-    let answers = index.execute(&parts).unwrap();
+    let answers = index.execute(&parts, &nobody()).unwrap();
     assert_eq!(engine.count(Part::Index, Op::Sync).count, 1);
     let given: Vec<String> = answers
         .iter()
@@ -187,7 +195,7 @@ fn what_waits_together_takes_one_frame_and_one_sync() {
     let index = open(&engine.crash(CrashKind::PowerLoss));
     let recalled = one(&index, recall(2, Decrement, false)).unwrap();
     assert_eq!(recalled, [(4, Remaining)]);
-    let late = index.execute(&[of(2, 8, Increment, &[item(7, 8, 81)])]);
+    let late = index.execute(&[of(2, 8, Increment, &[item(7, 8, 81)])], &nobody());
     assert!(matches!(late.unwrap()[0], Err(IndexError::Sealed { .. })));
     assert_eq!((index.counts().rows(), index.counts().references), (1, 1));
 }
@@ -210,7 +218,7 @@ fn a_crash_leaves_all_parts_of_a_frame_or_none() {
                 part(stream, 3, Increment, ShardWork::Execute(items.to_vec()))
             };
             let parts: Vec<ShardBatch> = (1..5).map(of).collect();
-            let executed = index.execute(&parts);
+            let executed = index.execute(&parts, &nobody());
             let index = open(&engine.crash(kind));
             let references = index.counts().references;
             assert!(references == 9 || references == 1 && executed.is_err());

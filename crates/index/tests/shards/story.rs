@@ -1,9 +1,10 @@
 //! Several stores, whose calls are lost, late and doubled, and owners that die, against a plain model: every item takes
-//! effect once, and its answer never changes.
+//! effect once, and its answer never changes; no block is freed that a store refers to, or may be about to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use onefold_engine::Blocking;
 use onefold_engine::simulated::CrashKind;
@@ -11,8 +12,9 @@ use onefold_format::Pba;
 use onefold_format::Shard;
 use onefold_format::index_message::{IndexAnswer, IndexOperation};
 use onefold_index::hash::{forget_positions, forget_shard_numbers};
+use onefold_index::holds::{HoldRule, break_hold_rule};
 use onefold_index::shard::{AnswerAt, Positioned};
-use onefold_index::sharded::{Recalled, Sharded};
+use onefold_index::sharded::{HeldRows, NewSessions, Recalled, Sharded};
 use onefold_index::{Fingerprint, IndexError, IndexReader, Result};
 
 use crate::hosts::{Faults, Hosts, fingerprint};
@@ -21,7 +23,16 @@ use IndexOperation::{CountExisting, Decrement, Increment};
 const SHARDS: u16 = 4;
 const STORES: u64 = 3;
 const CONTENTS: u64 = 12;
-const STEPS: usize = 70;
+const STEPS: usize = 120;
+
+/// Every outcome is there at once.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// Seeds within which a rule that is broken is found.
+const RULE_SEEDS: u64 = 4000;
+
+/// Lookup versions of an owner of a store; the next owner's are above.
+const VERSIONS: u64 = 1 << 32;
 
 /// A reference that a store has: an entry of a map.
 type Reference = (Fingerprint, Pba);
@@ -32,6 +43,12 @@ struct Store {
     number: u64,
     open: Option<Batch>,
     held: Vec<Reference>,
+    /// The lookup version.
+    version: u64,
+    /// Blocks that were found under the present version.
+    found: Vec<Reference>,
+    /// References that the index does not count yet.
+    claims: VecDeque<Reference>,
 }
 
 struct Batch {
@@ -52,6 +69,10 @@ struct World {
     /// Blocks whose last reference was released.
     freed: BTreeSet<Pba>,
     next_block: u64,
+    /// The number of stores in line.
+    in_line: usize,
+    /// The number of contents.
+    contents: u64,
 }
 
 impl World {
@@ -62,9 +83,15 @@ impl World {
             number: 0,
             open: None,
             held: Vec::new(),
+            version: VERSIONS,
+            found: Vec::new(),
+            claims: VecDeque::new(),
         };
+        let mut random = fastrand::Rng::with_seed(!seed);
         World {
-            random: fastrand::Rng::with_seed(!seed),
+            in_line: random.usize(1..=STORES as usize),
+            contents: random.u64(2..=CONTENTS),
+            random,
             stores: (1..=STORES).map(store).collect(),
             hosts,
             freed: BTreeSet::new(),
@@ -76,7 +103,7 @@ impl World {
         for _ in 0..STEPS {
             self.hosts.set_faults(Faults {
                 lost: self.random.u32(..15),
-                late: self.random.u32(..20),
+                late: self.random.u32(..40),
                 reply_lost: self.random.u32(..15),
                 doubled: self.random.u32(..20),
                 killed: self.random.u32(..10),
@@ -98,9 +125,70 @@ impl World {
     }
 
     fn step(&mut self, store: usize) {
+        match self.random.u32(..12) {
+            _ if store >= self.in_line => {}
+            0..=3 => return self.look_up(store),
+            4 => return self.hit(store),
+            5 | 6 => return self.end_holds(store),
+            7 if self.random.u32(..4) == 0 => return self.die(store),
+            _ => {}
+        }
         if self.stores[store].open.is_none() {
             self.begin(store);
         }
+        self.go_on(store);
+    }
+
+    /// Looks some contents up, and has their rows held.
+    fn look_up(&mut self, store: usize) {
+        let first = self.random.u64(..self.contents);
+        let contents: Vec<Fingerprint> = (first..first + self.random.u64(1..4))
+            .map(fingerprint)
+            .collect();
+        let store = &mut self.stores[store];
+        let HeldRows { answers, met } = store.index.hold(store.version, &contents, PATIENCE);
+        let found = contents.iter().zip(answers);
+        let found = found.filter_map(|(content, answer)| Some((*content, answer.pba()?)));
+        store.found.extend(found);
+        store.meet(&met);
+    }
+
+    /// Refers to a block that was found.
+    fn hit(&mut self, store: usize) {
+        let Some(found) = self.random.choice(&self.stores[store].found).copied() else {
+            return;
+        };
+        assert!(
+            !self.freed.contains(&found.1),
+            "a block that is free is hit"
+        );
+        self.stores[store].held.push(found);
+        self.stores[store].claims.push_back(found);
+    }
+
+    /// Voids earlier lookups, and ends their holds if their claims are counted.
+    fn end_holds(&mut self, store: usize) {
+        let store = &mut self.stores[store];
+        let version = store.version;
+        store.raise();
+        let open = store.open.as_ref();
+        let is_counting = open.is_some_and(|batch| batch.operation == CountExisting);
+        if store.claims.is_empty() && !is_counting {
+            let ended = store.index.end_holds(version, PATIENCE);
+            store.meet(&ended.met);
+        }
+    }
+
+    /// The store dies, and another host opens it.
+    fn die(&mut self, store: usize) {
+        let group = store as u64 + 1;
+        let store = &mut self.stores[store];
+        store.index = self.hosts.group(group);
+        store.version += VERSIONS;
+        store.found.clear();
+    }
+
+    fn go_on(&mut self, store: usize) {
         let is_sealing = self.stores[store]
             .open
             .as_ref()
@@ -117,7 +205,7 @@ impl World {
     fn begin(&mut self, store: usize) {
         let operation = *self
             .random
-            .choice(&[Increment, Increment, Decrement, CountExisting])
+            .choice(&[Increment, Decrement, CountExisting])
             .unwrap();
         let count = self.random.u16(1..12);
         let mut references = Vec::new();
@@ -125,14 +213,14 @@ impl World {
             references.extend(match operation {
                 Increment => {
                     self.next_block += 1;
-                    let content = self.random.u64(..CONTENTS);
+                    let content = self.random.u64(..self.contents);
                     Some((fingerprint(content), Pba(self.next_block)))
                 }
                 Decrement => {
                     let held = &mut self.stores[store].held;
                     (!held.is_empty()).then(|| held.swap_remove(self.random.usize(..held.len())))
                 }
-                CountExisting => self.random.choice(&self.stores[store].held).copied(),
+                CountExisting => self.stores[store].claims.pop_front(),
             });
         }
         let item = |(position, (fingerprint, pba)): (u16, Reference)| Positioned {
@@ -215,14 +303,15 @@ impl World {
         };
         self.record(store, &recalled);
         let store = &mut self.stores[store];
-        if let Some(batch) = store.open.take()
-            && batch.operation == Decrement
-        {
+        if let Some(batch) = store.open.take() {
             let items = batch.items.iter();
             let left = items.filter(|item| !batch.settled.contains(&item.position));
-            store
-                .held
-                .extend(left.map(|item| (item.fingerprint, item.pba)));
+            let left = left.map(|item| (item.fingerprint, item.pba));
+            match batch.operation {
+                Increment => {}
+                CountExisting => store.claims.extend(left),
+                Decrement => store.held.extend(left),
+            }
         }
     }
 
@@ -245,6 +334,7 @@ impl World {
     }
 
     fn record(&mut self, store: usize, given: &[(u16, IndexAnswer)]) {
+        let mut zero = Vec::new();
         let store = &mut self.stores[store];
         let Some(batch) = &mut store.open else {
             return;
@@ -259,20 +349,28 @@ impl World {
             }
             let own = (item.fingerprint, item.pba);
             match (batch.operation, *answer) {
-                (Increment | CountExisting, IndexAnswer::Inserted) => store.held.push(own),
+                (Increment, IndexAnswer::Inserted) => store.held.push(own),
+                (CountExisting, IndexAnswer::Inserted) => {}
+                (Decrement, IndexAnswer::Held) => store.held.push(own),
                 (Increment, IndexAnswer::Shared(pba)) => store.held.push((own.0, pba)),
                 (Decrement, IndexAnswer::Remaining) => {}
                 (Decrement, IndexAnswer::Zero) => {
                     assert!(self.freed.insert(own.1), "a block is freed twice");
+                    zero.push(own.1);
                 }
                 (operation, answer) => panic!("{answer:?} to {operation:?} of {own:?}"),
             }
-            if batch.operation != Decrement {
+            if batch.operation == Increment {
                 let named = store.held.last().map(|held| held.1);
                 let is_free = named.is_some_and(|pba| self.freed.contains(&pba));
                 assert!(!is_free, "a block that is free is named");
             }
         }
+        let mut named = self.stores.iter().flat_map(|store| &store.held);
+        assert!(
+            !named.any(|held| zero.contains(&held.1)),
+            "a block is freed that a store refers to"
+        );
     }
 
     /// Ends all batches without faults, delivers what is late, and compares.
@@ -280,12 +378,17 @@ impl World {
         self.hosts.set_faults(Faults::default());
         for store in 0..self.stores.len() {
             let mut steps = 0;
-            while self.stores[store].open.is_some() {
+            loop {
                 // A stop that was planned before may come now.
                 self.hosts.revive(100);
-                self.step(store);
+                match &self.stores[store] {
+                    Store { open: Some(_), .. } => self.go_on(store),
+                    Store { claims, .. } if !claims.is_empty() => self.begin(store),
+                    Store { index, .. } if index.may_hold() => self.end_holds(store),
+                    _ => break,
+                }
                 steps += 1;
-                assert!(steps < 1000, "a batch has no end");
+                assert!(steps < 1000, "a batch, or a hold, has no end");
             }
         }
         self.hosts.revive(100);
@@ -314,6 +417,20 @@ impl World {
         let found = index.lookup(&all, Blocking::Yes).unwrap();
         for (fingerprint, found) in all.iter().zip(found) {
             assert_eq!(found.pba(), model.get(fingerprint).map(|row| row.0));
+        }
+    }
+}
+
+impl Store {
+    fn raise(&mut self) {
+        self.version += 1;
+        self.found.clear();
+    }
+
+    fn meet(&mut self, sessions: &NewSessions) {
+        if !sessions.is_empty() {
+            self.raise();
+            self.index.meet(sessions);
         }
     }
 }
@@ -356,6 +473,23 @@ fn is_found(seed: u64) -> bool {
 fn every_item_takes_effect_once() {
     for seed in 0..400 {
         assert!(!is_found(seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_rule_about_holds_is_needed() {
+    for rule in [
+        HoldRule::HeldBeforeAnswered,
+        HoldRule::HeldNotFreed,
+        HoldRule::HoldersListed,
+        HoldRule::OwingFreesNothing,
+        HoldRule::EndOfThisSession,
+    ] {
+        break_hold_rule(Some(rule));
+        let seed = (0..RULE_SEEDS).find(|seed| is_found(*seed));
+        break_hold_rule(None);
+        println!("without {rule:?}: seed {seed:?}");
+        assert!(seed.is_some(), "{rule:?}");
     }
 }
 

@@ -18,6 +18,8 @@ pub struct CollectReport {
     pub freed: u64,
     /// Released references that the index did not know: their blocks are left alone.
     pub quarantined: u64,
+    /// References that are not released, and wait again: another group of the pool may be about to refer to their blocks.
+    pub held: u64,
 }
 
 impl Batches {
@@ -99,6 +101,7 @@ impl Batches {
             let release = match answer {
                 Released::Remaining if Guard::FreeOnlyAtZero.holds() => Release::Remaining,
                 Released::Remaining | Released::Zero => Release::Freed,
+                Released::Held => Release::Held,
                 Released::Mismatch | Released::Unknown => {
                     tracing::error!(
                         "block {} of the pool was released, but the index does not have it: it is \
@@ -108,7 +111,8 @@ impl Batches {
                     Release::Quarantined
                 }
             };
-            report.released += 1;
+            report.released += u64::from(release != Release::Held);
+            report.held += u64::from(release == Release::Held);
             report.freed += u64::from(release == Release::Freed);
             report.quarantined += u64::from(release == Release::Quarantined);
             if release == Release::Freed {

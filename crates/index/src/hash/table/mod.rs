@@ -32,7 +32,7 @@ mod lookup;
 mod merging;
 mod parts;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use onefold_engine::{Blocking, Disk};
@@ -101,6 +101,8 @@ pub(super) struct Table {
     space: Space,
     log: Log,
     streams: BTreeMap<StreamId, LastBatch>,
+    /// The streams that may hold rows, of a shard.
+    holders: BTreeSet<StreamId>,
     counts: IndexCounts,
     /// The segment of this fingerprint is merged next.
     cursor: Fingerprint,
@@ -199,6 +201,7 @@ impl Table {
             space,
             log,
             streams: BTreeMap::new(),
+            holders: BTreeSet::new(),
             counts: IndexCounts::default(),
             cursor: Fingerprint::default(),
             next_generation: 1,
@@ -249,11 +252,12 @@ impl Table {
         let mut directory =
             Directory::from_records(&records).ok_or_else(|| damaged("its segments"))?;
         let (mut counts, mut streams) = (checkpoint.counts, checkpoint.streams);
+        let mut holders = checkpoint.holders;
         let log = reader.replay(shape.log_pages, &mut |sequence, kind, body| {
             let frame = Frame::decode(kind, body).ok_or_else(|| damaged("a frame of its log"))?;
             if sequence > checkpoint.last {
                 counts = frame.counts;
-                frame.streams.replace_in(&mut streams);
+                frame.streams.replace_in(&mut streams, &mut holders);
             }
             for entry in frame.rows.iter().map(Entry::from_bytes) {
                 let at = directory.at(entry.fingerprint);
@@ -271,6 +275,7 @@ impl Table {
         let space = space.ok_or_else(|| damaged("two things in one place"))?;
         let table = Table {
             streams,
+            holders,
             counts,
             cursor: checkpoint.cursor,
             next_generation,
@@ -324,7 +329,7 @@ impl Table {
         self.note(&changed);
         self.buffers.changed = changed;
         self.counts = counts;
-        streams.replace_in(&mut self.streams);
+        streams.replace_in(&mut self.streams, &mut self.holders);
         put_off(self.go_on_with_checkpoint())?;
         put_off(self.maintain())?;
         put_off(self.log.secure(&*self.disk, &mut self.space, 0))
@@ -545,6 +550,7 @@ impl Table {
             log,
             segments,
             streams: self.streams.clone(),
+            holders: self.holders.clone(),
         };
         let mut bytes = checkpoint.encode();
         let extent = self.space.take(pages_for(bytes.len()));

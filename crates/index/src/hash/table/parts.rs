@@ -1,16 +1,23 @@
 //! Parts of batches of many streams, in one frame.
 
+use std::collections::BTreeSet;
+
 use super::{Lookup, Table};
-use crate::Result;
 use crate::batch;
 use crate::hash::PartAnswers;
 use crate::hash::frame::Streams;
 use crate::hash::plan::Plan;
+use crate::holds::Holds;
 use crate::shard::ShardBatch;
+use crate::{Result, StreamId};
 
 impl Table {
     /// Carries out parts of batches, with one frame and one sync for all, or none if nothing changes.
-    pub(in crate::hash) fn execute(&mut self, parts: &[ShardBatch]) -> Result<Vec<PartAnswers>> {
+    pub(in crate::hash) fn execute(
+        &mut self,
+        parts: &[ShardBatch],
+        holds: &Holds,
+    ) -> Result<Vec<PartAnswers>> {
         let mut plan = Plan::default();
         for part in parts {
             plan.add(part, self.streams.get(&part.stream));
@@ -21,10 +28,27 @@ impl Table {
         self.catch_up(0)?;
         let mut counts = self.counts;
         let mut lookup = Lookup::new(self);
-        let executed = batch::execute(&mut lookup, &mut counts, plan.items())?;
+        let mut removing = holds.removing();
+        let executed = batch::execute(&mut lookup, &mut counts, plan.items(), &mut |row| {
+            removing.may_remove(row)
+        })?;
         let changed = lookup.into_changed();
         let streams = plan.streams(&executed);
         self.complete(Streams::Many(streams), counts, changed)?;
         Ok(plan.into_answers(&executed))
+    }
+
+    /// The streams that may hold rows.
+    pub(in crate::hash) fn holders(&self) -> &BTreeSet<StreamId> {
+        &self.holders
+    }
+
+    /// Replaces the list of streams that may hold rows. Durable when it returns.
+    ///
+    /// # Errors
+    /// [`IndexError::NoRoom`](crate::IndexError::NoRoom) leaves everything as it was.
+    pub(in crate::hash) fn set_holders(&mut self, holders: BTreeSet<StreamId>) -> Result<()> {
+        self.catch_up(0)?;
+        self.complete(Streams::Holders(holders), self.counts, Vec::new())
     }
 }
