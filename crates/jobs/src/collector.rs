@@ -50,6 +50,8 @@ struct State {
     failures: u32,
     /// Since when references gather for the next batch.
     gathers_since: Option<Instant>,
+    /// Other groups of a shared pool held all blocks of the last batch.
+    are_held: bool,
     deletion: Deletion,
     free_space: FreeSpaceWork,
     /// The store's jobs that could not work in the last turn.
@@ -62,6 +64,7 @@ impl State {
             rebuilds: true,
             not_before: None,
             failures: 0,
+            are_held: false,
             gathers_since: None,
             deletion: Deletion::new(),
             free_space: FreeSpaceWork::new(),
@@ -209,7 +212,7 @@ impl Collector {
             return self.long_step.is_none() && self.rebuild_index(jobs, state);
         }
         if let Some(since) = state.gathers_since {
-            if self.gathers(jobs, since) {
+            if self.gathers(jobs, since, state.are_held) {
                 return self.tend_free_space(jobs, state);
             }
             state.gathers_since = None;
@@ -253,7 +256,9 @@ impl Collector {
         match collected {
             Ok(report) => {
                 state.failures = 0;
-                end_batch(jobs, &report.unwrap_or_default());
+                let report = report.unwrap_or_default();
+                state.are_held = report.released == 0 && report.held > 0;
+                end_batch(jobs, &report);
                 self.foreground
                     .rest_after_unless(worked, &|| job.is_leaving());
                 true
@@ -269,10 +274,11 @@ impl Collector {
     }
 
     /// Whether references that were released last at `since` still gather: until a batch is full or has waited long
-    /// enough, because a batch costs the disk the same however few items it has.
-    fn gathers(&self, jobs: &StoreJobs, since: Instant) -> bool {
+    /// enough, because a batch costs the disk the same however few items it has. References to blocks that other groups
+    /// hold gather however many they are.
+    fn gathers(&self, jobs: &StoreJobs, since: Instant, are_held: bool) -> bool {
         since.elapsed() < self.gathering_time(jobs.store())
-            && !is_batch_whole(jobs.store())
+            && (are_held || !is_batch_whole(jobs.store()))
             && !Deletions::are_urgent(jobs)
     }
 

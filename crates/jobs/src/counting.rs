@@ -1,4 +1,4 @@
-//! The thread that has the index count claims, store by store.
+//! The thread that has the index count claims, store by store, and ends the holds of counted ones in a shared pool.
 //!
 //! Counting has its own thread because it must not wait for anything else: once claims reach their
 //! limit, every further hit is refused, and the guest pays for a write that sharing would have saved.
@@ -8,7 +8,7 @@ use crate::foreground::{Foreground, PacedJob};
 use crate::handle::{JobHandle, Step};
 use crate::limits::{
     COLLECT_INTERVAL, COUNT_BATCH_BLOCKS, COUNT_IN_TURNS_BLOCKS, COUNT_PRESSING_DIVISOR,
-    COUNTING_SHARE_FLOOR,
+    COUNTING_SHARE_FLOOR, HOLDS_INTERVAL, HOLDS_RETRY_INTERVAL,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
@@ -69,6 +69,8 @@ struct Claims {
     gathered: Instant,
     /// After a failure, no batch begins before this time.
     not_before: Instant,
+    /// When holds in the shards of a shared pool are ended next.
+    holds_end: Instant,
     failures: u32,
 }
 
@@ -101,6 +103,7 @@ impl Claims {
             pressing_blocks,
             gathered: now + COLLECT_INTERVAL,
             not_before: now,
+            holds_end: now,
             failures: 0,
         }
     }
@@ -116,7 +119,8 @@ impl Claims {
         if claimed < self.pressing_blocks {
             self.watch.pressing.set(None);
         }
-        let due = self.due(claimed);
+        let holds_end = jobs.store().dedup().may_hold().then_some(self.holds_end);
+        let due = self.due(claimed).into_iter().chain(holds_end).min();
         due.filter(|_| self.job.may_work())
     }
 
@@ -138,6 +142,7 @@ impl Claims {
 
     /// Counts one batch, if one is due. Returns whether it did, or tried.
     fn turn(&mut self, jobs: &StoreJobs, turns: &FlushTurns, foreground: &mut Foreground) -> bool {
+        self.end_holds(jobs);
         let (store, job, now) = (jobs.store(), &jobs.counting, Instant::now());
         let claimed = || claimed_blocks(store);
         let is_due = self.due(claimed()).is_some_and(|due| due <= now);
@@ -165,6 +170,32 @@ impl Claims {
         }
         self.gathered = Instant::now() + COLLECT_INTERVAL;
         true
+    }
+
+    /// Ends holds, if they are due.
+    fn end_holds(&mut self, jobs: &StoreJobs) {
+        let (store, job) = (jobs.store(), &jobs.counting);
+        let due = self.holds_end.max(self.not_before);
+        if Instant::now() < due || !store.dedup().may_hold() || !job.begin() {
+            return;
+        }
+        let ended = store.dedup().end_holds();
+        let pause = match &ended {
+            Ok(true) => HOLDS_INTERVAL,
+            Ok(false) | Err(_) => HOLDS_RETRY_INTERVAL,
+        };
+        self.holds_end = Instant::now() + pause;
+        match ended {
+            Ok(_) => {
+                self.failures = 0;
+                job.end();
+            }
+            Err(error) => {
+                self.failures += 1;
+                job.fail(&error);
+                self.not_before = Instant::now() + retry_pause(self.failures);
+            }
+        }
     }
 
     /// Returns whether the batch succeeded.

@@ -145,6 +145,13 @@ pub(crate) const COUNT_PRESSING_DIVISOR: u64 = 2;
 /// How long claims, or references that fill less than a batch, may gather.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How often a store of a shared pool ends the holds of its lookups in line, while it has any. Rows that are held cannot be
+/// freed.
+pub(crate) const HOLDS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The same if a shard did not answer: asking it takes some time, in which nothing is counted.
+pub(crate) const HOLDS_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
 /// How long references may gather while guests are busy and the pool has room: most turns are left to the finder.
 pub(crate) const COLLECT_INTERVAL_BUSY: Duration = Duration::from_secs(20);
 

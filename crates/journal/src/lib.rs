@@ -21,7 +21,7 @@
 //! | `left_behind.rs` `losses.rs` | the losses of a failed sync |
 //! | `data_disk.rs` `doubted.rs` `block_set.rs` `failure.rs` | the data; reads and writes that are refused after a failed sync |
 //! | `allocation.rs` | hands out blocks |
-//! | `leases.rs` | takes space extents for a group of a shared pool, and gives blocks back |
+//! | `shared_space.rs` | the space of a shared pool, as far as one of its groups knows it |
 //! | `reuse.rs` `epoch.rs` | frees blocks once they have no readers |
 //! | `room.rs` `watermarks.rs` | free blocks, and those kept for some purpose |
 //! | `host_space.rs` | returns free space to the host, and has some of it ready |
@@ -241,11 +241,13 @@ impl Journal {
         self.lookup_version.now()
     }
 
-    /// Makes all earlier answers of the index unfit for a hit, because the index is being counted
-    /// again.
-    pub fn outdate_lookups(&self) -> Result<()> {
-        self.state.uncommitted()?.metadata.outdate_lookups();
-        Ok(())
+    /// Makes all earlier answers of the index unfit for a hit. Returns the lookup version before, and the number from which
+    /// on claims are later: those of this version and earlier ones have lower numbers.
+    pub fn outdate_lookups(&self) -> Result<(u64, u64)> {
+        let mut uncommitted = self.state.uncommitted()?;
+        let before = self.lookup_version.now();
+        uncommitted.metadata.outdate_lookups();
+        Ok((before, uncommitted.metadata.claims().numbers().end))
     }
 
     /// Stops writes from making claims, or lets them again: see

@@ -36,6 +36,7 @@ impl Journal {
         self.root.write(&next)?;
         *root = next;
         log.session = session;
+        self.lookup_version.begin_session(session);
         Ok(())
     }
 

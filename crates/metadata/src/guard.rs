@@ -4,6 +4,9 @@
 //! `simulation` feature one guard can be turned off, and the simulation must then find the loss:
 //! this shows that both guard and simulation work.
 
+#[cfg(feature = "simulation")]
+use onefold_index::holds::HoldRule;
+
 /// A rule of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Guard {
@@ -72,6 +75,16 @@ pub enum Guard {
     RecallBeforeRepeat,
     /// P4: a shard keeps the number of each group's last batch, and executes no batch before it.
     NumberKeptByShard,
+    /// P3: a shard holds a row before it answers the lookup that found it.
+    HeldBeforeAnswered,
+    /// P3: a row that is held does not lose its last reference.
+    HeldNotFreed,
+    /// P3: a group is listed, durably, before its first hold in a shard.
+    HoldersListed,
+    /// P3: the new owner of a shard removes no row before the groups that were listed have ended their holds.
+    OwingFreesNothing,
+    /// P3: a group ends its holds once the claims that came of them are counted.
+    HoldsEndAfterCount,
     /// P4: an exchange of space extents is recorded with its number, and once.
     ExtentNumberRecorded,
     /// P4: the record of an exchange is durable before the next exchange.
@@ -174,7 +187,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 77] = [
+    pub const ALL: [Self; 82] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -207,6 +220,11 @@ impl Guard {
         Self::ReadersDrainedBeforeRelease,
         Self::RecallBeforeRepeat,
         Self::NumberKeptByShard,
+        Self::HeldBeforeAnswered,
+        Self::HeldNotFreed,
+        Self::HoldersListed,
+        Self::OwingFreesNothing,
+        Self::HoldsEndAfterCount,
         Self::ExtentNumberRecorded,
         Self::ExchangeDurableBeforeNext,
         Self::FreeOnlyAtZero,
@@ -267,12 +285,25 @@ impl Guard {
         OFF.get() != Some(self)
     }
 
+    /// The rule of the index that it is.
+    #[cfg(feature = "simulation")]
+    fn hold_rule(self) -> Option<HoldRule> {
+        Some(match self {
+            Self::HeldBeforeAnswered => HoldRule::HeldBeforeAnswered,
+            Self::HeldNotFreed => HoldRule::HeldNotFreed,
+            Self::HoldersListed => HoldRule::HoldersListed,
+            Self::OwingFreesNothing => HoldRule::OwingFreesNothing,
+            _ => return None,
+        })
+    }
+
     /// Turns off one guard, or none, on this thread from now on.
     #[cfg(feature = "simulation")]
     pub fn turn_off(guard: Option<Self>) {
         OFF.set(guard);
         onefold_index::forget_answers(guard == Some(Self::RepeatTakesFirstAnswers));
         onefold_index::hash::forget_shard_numbers(guard == Some(Self::NumberKeptByShard));
+        onefold_index::holds::break_hold_rule(guard.and_then(Self::hold_rule));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The state that records change besides the maps.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 use super::batch::Batches;
 use super::catalogue::Catalogue;
@@ -36,15 +36,24 @@ pub struct MetadataState {
 
 /// A counter that changes whenever earlier answers of the index become invalid: published blocks
 /// became free and may hold other content; or the index is being counted again, and a batch that the
-/// old one had answered may end otherwise.
+/// old one had answered may end otherwise; or, in a shared pool, the rows that were found are not held any longer.
 #[derive(Default)]
 pub struct LookupVersion(AtomicU64);
+
+/// Bits of a lookup version within a session: enough for a million changes a second for an hour, and no session makes
+/// nearly as many.
+const VERSION_BITS: u32 = 32;
 
 impl LookupVersion {
     /// The version to read before a lookup: after seeing a version, a lookup sees the index as it was
     /// then, or later.
     pub fn now(&self) -> u64 {
         self.0.load(Acquire)
+    }
+
+    /// Raises the version above those of all earlier sessions.
+    pub fn begin_session(&self, session: u64) {
+        self.0.store(session << VERSION_BITS, Release);
     }
 
     /// The caller holds the metadata, so that no hit is being admitted.

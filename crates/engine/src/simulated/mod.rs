@@ -42,7 +42,7 @@
 //!     that knows the fence. A process knows the fences that are older than its start, or than the last group or extent
 //!     that it got. Both rules can be turned off.
 //!   - Death in the middle of any I/O or operation on the cluster, of one process with all that it owns; the memory that
-//!     outlives it is of one host and one group.
+//!     outlives it is of one host and one group, until another host owns the group.
 //!   - Operations on the cluster that fail, and have happened or not.
 //!   - Calls whose request or reply is lost; that reach an owner twice, or late: then the owner of that moment, between
 //!     any two I/Os, also after the caller's death; that reach an owner that is dead, frozen or cut off.

@@ -9,18 +9,25 @@
 //! references.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use onefold_format::index_message::IndexOperation;
 use onefold_format::{BatchItem, Pba};
 use onefold_index::shard::{AnswerAt, Positioned};
-use onefold_index::sharded::{Recalled, Sharded};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex, IndexError, IndexReader, Released};
-use onefold_metadata::{Guard, OpenBatch, Result, StoreError};
+use onefold_index::sharded::{NewSessions, Recalled, Sharded};
+use onefold_index::{
+    Counted, Fingerprint, FingerprintIndex, IndexError, IndexReader, LookupAnswers, Released,
+};
+use onefold_journal::Journal;
+use onefold_metadata::{Blocking, Guard, OpenBatch, Result, StoreError};
 
 use super::index::{STREAM, last_answers};
 use crate::blocks::Fingerprinted;
 
-/// What executes batches.
+/// How long a guest's write waits for a lookup in other hosts: a device's write takes about as long.
+const LOOKUP_PATIENCE: Duration = Duration::from_millis(5);
+
+/// The index that executes batches and answers lookups.
 pub(crate) enum Executor {
     /// An index that this store has alone.
     Own(Arc<dyn FingerprintIndex>),
@@ -53,6 +60,30 @@ impl Executor {
         match self {
             Executor::Own(index) => &**index,
             Executor::Shared(index) => &**index,
+        }
+    }
+
+    /// Looks fingerprints up for a write in line, under a lookup version of the store. In a shared pool the rows that are
+    /// found are held, and a row that no answer names within [`LOOKUP_PATIENCE`] counts as absent.
+    ///
+    /// # Errors
+    ///
+    /// As [`IndexReader::lookup`]; shards are only asked if the caller may wait.
+    pub(crate) fn look_up(
+        &self,
+        journal: &Journal,
+        version: u64,
+        fingerprints: &[Fingerprint],
+        blocking: Blocking,
+    ) -> onefold_index::Result<LookupAnswers> {
+        match self {
+            Executor::Own(index) => index.lookup(fingerprints, blocking),
+            Executor::Shared(_) if blocking == Blocking::No => Err(IndexError::WouldBlock),
+            Executor::Shared(index) => {
+                let held = index.hold(version, fingerprints, LOOKUP_PATIENCE);
+                meet(journal, index, &held.met);
+                Ok(held.answers)
+            }
         }
     }
 
@@ -115,6 +146,13 @@ impl Executor {
                 DECREMENT.execute(index, batch, may_be_repeated, fingerprints)
             }
         }
+    }
+}
+
+/// Uses sessions of shards that a store has learned of. The answers of their former owners are outdated first.
+pub(crate) fn meet(journal: &Journal, index: &Sharded, sessions: &NewSessions) {
+    if !sessions.is_empty() && journal.outdate_lookups().is_ok() {
+        index.meet(sessions);
     }
 }
 

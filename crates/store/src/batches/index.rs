@@ -128,7 +128,7 @@ impl IndexSlot {
         self.shared.is_some()
     }
 
-    /// What executes batches, if the index's rows match the maps.
+    /// The executor of batches, if the index's rows match the maps.
     pub(crate) fn executor(&self) -> Result<Executor> {
         match &self.shared {
             Some(index) => Ok(Executor::Shared(Arc::clone(index))),

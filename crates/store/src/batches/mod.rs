@@ -28,6 +28,7 @@ use crate::shared::Leases;
 pub(crate) use claims::{ClaimedFingerprints, ClaimsAlarm};
 pub use collector::CollectReport;
 pub use counting::CountReport;
+pub(crate) use execute::{Executor, meet};
 pub use finder::BatchReport;
 pub(crate) use index::{IndexSlot, STREAM, create, create_uncounted};
 

@@ -35,7 +35,7 @@ pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
 
 impl Dedup {
     /// Releases up to [`COLLECT_BATCH_BLOCKS`] references, after all claims have been counted. If it
-    /// releases none, none are left.
+    /// releases none, none are left, except those that other groups of a shared pool hold.
     ///
     /// # Errors
     ///

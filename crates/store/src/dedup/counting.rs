@@ -9,13 +9,19 @@
 //!    is reported (P8)
 //!
 //! The entries do not change, for they have had their references from the beginning. Until a claim is
-//! counted, the collector releases nothing.
+//! counted, the collector releases nothing. In a shared pool, shards hold the rows of claims against the releases of other
+//! groups until [`Dedup::end_holds`].
+
+use std::time::Duration;
 
 use onefold_journal::Journal;
-use onefold_metadata::Result;
+use onefold_metadata::{Guard, Result};
 
 use super::Dedup;
-use crate::batches::{ClaimsAlarm, CountReport, Urgency};
+use crate::batches::{ClaimsAlarm, CountReport, Executor, Urgency, meet};
+
+/// How long shards have to end holds.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 
 /// While this is held, writes make no claims.
 #[must_use]
@@ -60,6 +66,39 @@ impl Dedup {
         pool.index().executor()?;
         pool.batches().settle_open_batch()?;
         pool.batches().count_claims(urgency)
+    }
+
+    /// Whether shards of a shared pool's index may hold rows for this store, which [`Dedup::end_holds`] ends.
+    #[must_use]
+    pub fn may_hold(&self) -> bool {
+        match self.pool.index().executor() {
+            Ok(Executor::Shared(index)) => index.may_hold(),
+            Ok(Executor::Own(_)) | Err(_) => false,
+        }
+    }
+
+    /// Ends the holds that shards have for this store's lookups so far, once the claims that came of them are counted.
+    /// Returns whether all shards have answered.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dedup::count_batch`].
+    pub fn end_holds(&self) -> Result<bool> {
+        let pool = &self.pool;
+        let _job = pool.batches().job_for(Urgency::AtOnce)?;
+        pool.journal().check_writable()?;
+        let Executor::Shared(index) = pool.index().executor()? else {
+            return Ok(true);
+        };
+        let (version, later) = pool.journal().outdate_lookups()?;
+        pool.batches().settle_open_batch()?;
+        while Guard::HoldsEndAfterCount.holds()
+            && pool.journal().metadata()?.claims().numbers().start < later
+            && pool.batches().count_claims(Urgency::AtOnce)?.items() > 0
+        {}
+        let ended = index.end_holds(version, END_PATIENCE);
+        meet(pool.journal(), &index, &ended.met);
+        Ok(ended.unanswered == 0)
     }
 
     /// Calls `alarm` whenever the number of claims passes a multiple of `every`. It must not wait for a

@@ -1,4 +1,4 @@
-//! What a group has in common with the other groups of its pool, and the pool as one host serves it.
+//! The common parts of the groups of a pool, and the pool as one host serves it.
 
 mod directory;
 mod leases;
@@ -21,7 +21,7 @@ pub use self::pool::{GROUP_BYTES_MIN, HostOptions, SharedDescription, SharedPool
 use crate::pool::Pool;
 use crate::volume_options::DEFAULT_DOMAIN;
 
-/// What the groups of a pool have in common, as one of them uses it.
+/// The common parts of the groups of a pool, as one group uses them.
 #[derive(Clone)]
 pub struct Shared {
     /// The group.
@@ -78,7 +78,7 @@ impl Shared {
     }
 }
 
-/// What a group of a shared pool has, and a pool with one owner has not.
+/// The parts of a group that a pool with one owner does not have.
 pub(crate) struct Group {
     shared: Shared,
     leases: Arc<Leases>,

@@ -391,7 +391,10 @@ impl SharedPool {
     /// Those of [`Store::close`]; the group is given up all the same.
     pub fn close_group(&self, group: GroupId) -> Result<()> {
         let open = lock(&self.groups).remove(&group);
-        open.map_or(Ok(()), |open| open.store.close())
+        open.map_or(Ok(()), |open| {
+            end_holds(group, &open.store);
+            open.store.close()
+        })
     }
 
     // Shards.
@@ -605,6 +608,19 @@ fn rank(shard: Shard, host: &str, hosts: &[String]) -> u32 {
     let own = weight(host);
     let before = hosts.iter().filter(|other| weight(other) > own);
     before.count() as u32
+}
+
+/// Ends the holds of a group that is being closed. Otherwise they last until it is opened again: rows stay that could go.
+fn end_holds(group: GroupId, store: &Store) {
+    // The first call may only find out who owns the shards.
+    for _ in 0..2 {
+        if store.dedup().may_hold()
+            && let Err(error) = store.dedup().end_holds()
+        {
+            tracing::debug!("closing group {group}: {error}");
+            return;
+        }
+    }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -77,7 +77,7 @@ impl Volume {
         if self.is_importing() || !self.inline.looks_up(settings.dedup) {
             return Ok(None);
         }
-        let Ok(index) = self.pool.index().ready() else {
+        let Ok(index) = self.pool.index().executor() else {
             return Ok(None);
         };
         let mut resolved = Resolved {
@@ -91,7 +91,8 @@ impl Volume {
         let answers = if fingerprints.is_empty() {
             Ok(SmallVec::new())
         } else {
-            index.lookup(&fingerprints, blocking)
+            let version = resolved.lookup_version;
+            index.look_up(self.pool.journal(), version, &fingerprints, blocking)
         };
         // A replacement of the index waits for this.
         drop(index);

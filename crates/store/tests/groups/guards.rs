@@ -11,7 +11,7 @@ use crate::world::Step;
 /// A rule, events in which it matters, and the seeds within which these find a loss without it.
 type Rule = (Guard, fn(u64) -> Step, u64);
 
-const RULES: [Rule; 5] = [
+const RULES: [Rule; 10] = [
     (
         Guard::ReadersDrainedBeforeRelease,
         released_while_read,
@@ -19,6 +19,11 @@ const RULES: [Rule; 5] = [
     ),
     (Guard::RecallBeforeRepeat, released_by_a_dying_host, SEEDS),
     (Guard::NumberKeptByShard, run, SEEDS),
+    (Guard::HeldBeforeAnswered, run, SEEDS),
+    (Guard::HeldNotFreed, run, SEEDS),
+    (Guard::HoldersListed, run, SEEDS),
+    (Guard::OwingFreesNothing, run, SEEDS),
+    (Guard::HoldsEndAfterCount, run, SEEDS),
     (Guard::ExtentNumberRecorded, run, SEEDS),
     (Guard::ExchangeDurableBeforeNext, run, SEEDS),
 ];

@@ -13,7 +13,12 @@ const EVENTS: u64 = 150;
 const CONTENTS: u64 = 12;
 
 /// Runs one seed.
-pub(crate) fn run(seed: u64) -> Result<(), Violation> {
+pub(crate) fn run(seed: u64) -> Step {
+    hits_of(seed).map(drop)
+}
+
+/// Runs one seed. Returns how many blocks were not written because of hits.
+pub(crate) fn hits_of(seed: u64) -> Result<u64, Violation> {
     let mut world = World::new(seed, seed % 3 != 0)?;
     world.cluster.set_rates(ClusterRates {
         request_lost: 0.03,
@@ -31,7 +36,8 @@ pub(crate) fn run(seed: u64) -> Result<(), Violation> {
     world.come_to_rest()?;
     oracle::check(&world)?;
     world.delete_all()?;
-    oracle::check_empty(&world)
+    oracle::check_empty(&world)?;
+    Ok(world.hits)
 }
 
 fn any_group(world: &mut World) -> GroupId {
@@ -42,7 +48,7 @@ fn any_group(world: &mut World) -> GroupId {
 fn event(world: &mut World) -> Step {
     let group = any_group(world);
     let host = world.random.below(HOSTS as u64) as usize;
-    match world.random.below(40) {
+    match world.random.below(50) {
         0..=11 => {
             let count = 1 + world.random.below(6);
             let lba = world.random.below(VOLUME_BLOCKS - count);
@@ -106,7 +112,9 @@ fn event(world: &mut World) -> Step {
             Some(_) => world.open(host, group),
             None => Ok(()),
         },
-        _ => world.stop(host),
+        39 => world.stop(host),
+        40 | 41 => world.count(group).map(drop),
+        _ => world.end_holds(group).map(drop),
     }
 }
 

@@ -9,8 +9,8 @@ use onefold_engine::cluster::{Owned, TakeOptions};
 use onefold_engine::simulated::{CrashKind, SimulatedCluster};
 use onefold_format::{GroupId, PoolId, Shard, WhenFull};
 use onefold_store::{
-    Blocking, HostOptions, Lba, PreparedRead, Ready, SharedDescription, SharedPool, Store,
-    StoreError, StoreErrorKind, Volume, VolumeOptions,
+    Blocking, DedupMode, HostOptions, Lba, PreparedRead, Ready, SharedDescription, SharedPool,
+    Store, StoreError, StoreErrorKind, Volume, VolumeOptions, VolumeSettings,
 };
 
 use crate::model::{Block, Content, VolumeModel};
@@ -19,6 +19,9 @@ pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const HOSTS: usize = 3;
 pub(crate) const GROUPS: usize = 4;
 pub(crate) const SHARDS: u16 = 4;
+
+/// So many groups find their duplicates off-line, and the others in line.
+const OFF_LINE: usize = 2;
 pub(crate) const VOLUME_BLOCKS: u64 = 48;
 
 /// The least free blocks of a group where they are scarce; at most twice as many are left.
@@ -66,6 +69,8 @@ pub(crate) struct World {
     pub(crate) volumes: BTreeMap<GroupId, VolumeModel>,
     /// Reads that have found their blocks and have not read them.
     pending: Vec<PendingRead>,
+    /// Blocks that were not written because of hits.
+    pub(crate) hits: u64,
     /// Groups have few free blocks, and the pool has no more.
     is_scarce: bool,
     trace: bool,
@@ -130,6 +135,7 @@ impl World {
             homes: BTreeMap::new(),
             volumes: BTreeMap::new(),
             pending: Vec::new(),
+            hits: 0,
             is_scarce: false,
             trace: std::env::var_os("ONEFOLD_SIM_TRACE").is_some(),
         };
@@ -140,7 +146,14 @@ impl World {
             let host = n % HOSTS;
             let process = world.process(host)?;
             let made = process.pool.create_group().and_then(|(group, store)| {
-                let options = VolumeOptions::new(VOLUME_BLOCKS * BLOCK);
+                let options = VolumeOptions::new(VOLUME_BLOCKS * BLOCK).with(VolumeSettings {
+                    dedup: if n < OFF_LINE {
+                        DedupMode::Offline
+                    } else {
+                        DedupMode::Inline
+                    },
+                    ..VolumeSettings::default()
+                });
                 store.create_volume(&format!("vm{n}"), &options)?;
                 Ok(group)
             });
@@ -222,15 +235,21 @@ impl World {
     /// Opens a group on a host, which takes it from its owner unless that is alive.
     pub(crate) fn open(&mut self, host: usize, group: GroupId) -> Step {
         self.note(|| format!("host {host} opens group {group}"));
+        let owner = self.cluster.owner(Owned::Group(group));
         let opened = self.process(host)?.pool.open_group(group, false);
-        let before = self.homes.get(&group).copied();
+        // A host that takes a group may die before it has opened it.
+        let is_taken = !opened.as_ref().is_err_and(|error| {
+            let is_held = error.kind() == StoreErrorKind::Busy;
+            is_held && self.cluster.owner(Owned::Group(group)) == owner
+        });
+        if is_taken
+            && self.homes.get(&group) != Some(&host)
+            && let Some(volume) = self.volumes.get_mut(&group)
+        {
+            volume.blocks.iter_mut().for_each(Block::lose);
+        }
         match opened {
             Ok(_) => {
-                if before != Some(host)
-                    && let Some(volume) = self.volumes.get_mut(&group)
-                {
-                    volume.blocks.iter_mut().for_each(Block::lose);
-                }
                 self.homes.insert(group, host);
                 self.leave_few(group)
             }
@@ -295,7 +314,10 @@ impl World {
             .iter()
             .flat_map(|content| bytes_of(*content))
             .collect();
-        match volume.write(lba * BLOCK, &bytes, Blocking::Yes) {
+        let hits_before = volume.inline_stat().hit_blocks;
+        let written = volume.write(lba * BLOCK, &bytes, Blocking::Yes);
+        self.hits += volume.inline_stat().hit_blocks - hits_before;
+        match written {
             Ok(()) => {
                 for (n, content) in contents.iter().enumerate() {
                     self.block(group, lba + n as u64).answered(*content);
@@ -457,6 +479,38 @@ impl World {
         }
     }
 
+    /// Has the index count one batch of claims.
+    pub(crate) fn count(&mut self, group: GroupId) -> Result<bool, Violation> {
+        let Some((host, store, _)) = self.find(group) else {
+            return Ok(false);
+        };
+        self.note(|| format!("count {group}"));
+        match store.dedup().count_batch() {
+            Ok(report) if report.quarantined > 0 => Err(format!(
+                "P4: group {group} has {} claims on blocks that the index does not know",
+                report.quarantined
+            )),
+            Ok(report) => Ok(report.counted > 0),
+            Err(error) => self.excused(host, "counting", &error).map(|()| true),
+        }
+    }
+
+    /// Ends a group's holds. Returns whether there may be some.
+    pub(crate) fn end_holds(&mut self, group: GroupId) -> Result<bool, Violation> {
+        let Some((host, store, _)) = self.find(group) else {
+            return Ok(false);
+        };
+        if !store.dedup().may_hold() {
+            return Ok(false);
+        }
+        self.note(|| format!("end holds {group}"));
+        let ended = store.dedup().end_holds();
+        ended.map_or_else(
+            |error| self.excused(host, "ending holds", &error).map(|()| true),
+            |_| Ok(true),
+        )
+    }
+
     pub(crate) fn tidy(&mut self, group: GroupId, commit: bool) -> Step {
         let Some((host, store, _)) = self.find(group) else {
             return Ok(());
@@ -550,6 +604,8 @@ impl World {
             for group in &groups {
                 is_busy |= self.find_duplicates(*group)?;
                 is_busy |= self.collect(*group)?;
+                is_busy |= self.count(*group)?;
+                is_busy |= self.end_holds(*group)?;
                 self.flush(*group)?;
                 self.tidy(*group, true)?;
             }

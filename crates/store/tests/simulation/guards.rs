@@ -81,6 +81,11 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::ReadersDrainedBeforeRelease
         | Guard::RecallBeforeRepeat
         | Guard::NumberKeptByShard
+        | Guard::HeldBeforeAnswered
+        | Guard::HeldNotFreed
+        | Guard::HoldersListed
+        | Guard::OwingFreesNothing
+        | Guard::HoldsEndAfterCount
         | Guard::ExtentNumberRecorded
         | Guard::ExchangeDurableBeforeNext => return None,
         Guard::LookupValidated => writes::layer_emptied_while_read,

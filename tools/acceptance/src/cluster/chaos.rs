@@ -1,7 +1,8 @@
 //! Hosts and OSDs fail in turn while guests, finders and collectors work.
 //!
 //! # A turn
-//! 1. Guests of all hosts write, zero, trim and read, with flushes in between.
+//! 1. Guests of all hosts write, zero, trim and read, with flushes in between. Every second volume finds its duplicates in
+//!    line.
 //! 2. Something fails ([`Event`]); in some turns an OSD is killed at the same time. Guests of other hosts continue: none
 //!    of their requests may fail, and they must get answers after the failure.
 //! 3. The volumes of a host that failed are served again: by the same host, which must find every answered request, or
@@ -110,7 +111,7 @@ pub(super) fn check(
     };
     chaos.create_volumes()?;
     let start = Instant::now();
-    let (mut turns, mut answered, mut blocks) = (0, 0, 0);
+    let (mut turns, mut answered, mut blocks, mut hits) = (0, 0, 0, 0);
     while start.elapsed() < duration || turns < EVENTS.len() {
         let event = EVENTS[turns % EVENTS.len()];
         answered += chaos.turn(event).with_context(|| {
@@ -119,6 +120,7 @@ pub(super) fn check(
                 chaos.said()
             )
         })?;
+        hits = chaos.hits()?.max(hits);
         turns += 1;
         if turns % COUNT_EACH == 0 {
             blocks = chaos
@@ -129,9 +131,10 @@ pub(super) fn check(
         println!("  {seconds:6.1} s  turn {turns}: {event:?}");
     }
     chaos.finish()?;
+    ensure!(hits > 0, "no write in line has found its content");
     println!(
         "{turns} failures in {:.0} s: each of {answered} answered requests was found, and at the last count each of \
-         {blocks} distinct blocks was stored once",
+         {blocks} distinct blocks was stored once; at least {hits} blocks were found in line",
         start.elapsed().as_secs_f64()
     );
     Ok(())
@@ -145,7 +148,8 @@ impl Chaos<'_> {
             let size = VOLUME_BYTES.to_string();
             let create = ["volume", "create", &name, "--size", &size];
             let eager = ["--interval", "1", "--cold-passes", "1"];
-            on.run(&[&create[..], &eager].concat())?;
+            let dedup = ["--dedup", if n % 2 == 0 { "offline" } else { "inline" }];
+            on.run(&[&create[..], &eager, &dedup].concat())?;
             let groups = on.groups()?;
             let group = groups.iter().find(|group| group.volumes.contains(&name));
             self.guests.push(Guest {
@@ -236,6 +240,15 @@ impl Chaos<'_> {
             .iter()
             .map(|round| round.answered.load(Ordering::SeqCst))
             .sum())
+    }
+
+    /// Blocks that writes found in line, since each group was opened.
+    fn hits(&self) -> Result<u64> {
+        let hits = self.guests.iter().map(|guest| {
+            let product = &self.hosts.hosts[guest.host].product;
+            Ok(product.inline(&guest.volume.name)?.hits)
+        });
+        hits.sum()
     }
 
     /// Counts the blocks of the pool, which must be the distinct ones of all volumes. Returns their number.

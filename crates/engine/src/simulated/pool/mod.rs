@@ -90,6 +90,8 @@ struct Host {
     boot_id: [u8; 16],
     /// The last machine of each holding since the host was started, which has the memory that outlives processes.
     machines: BTreeMap<Owned, Arc<Machine>>,
+    /// The sessions of these machines.
+    sessions: BTreeMap<Owned, u64>,
     ios: u64,
     ios_until_death: Option<u64>,
 }
@@ -136,6 +138,7 @@ impl Host {
             is_fenced: false,
             boot_id: ((n as u128 + 1) << 64).to_le_bytes(),
             machines: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             ios: 0,
             ios_until_death: None,
         }
@@ -151,6 +154,7 @@ impl Host {
             is_fenced: false,
             boot_id: self.boot_id,
             machines: std::mem::take(&mut self.machines),
+            sessions: std::mem::take(&mut self.sessions),
             ios: 0,
             ios_until_death: None,
         };

@@ -88,6 +88,7 @@ impl PoolState {
         let step = 1 + self.random.below(SESSION_STEP_MAX);
         let (n, client) = (member.host, member.client);
         let record = self.record(what)?;
+        let session_before = record.session;
         record.session += step;
         let session = record.session;
         let mut parts = std::mem::take(&mut record.parts);
@@ -111,7 +112,11 @@ impl PoolState {
         let missing = || io::Error::other("there is no such host");
         let host = self.hosts.get_mut(&n).ok_or_else(missing)?;
         state.boot_id = host.boot_id;
-        if let Some(last) = host.machines.get(&what) {
+        // The memory is of no use once another host was the owner.
+        let session_here = host.sessions.insert(what, session);
+        if let Some(last) = host.machines.get(&what)
+            && session_here == Some(session_before)
+        {
             state.host_memory = last.state().host_memory.clone();
         }
         let machine = Arc::new(Machine {
