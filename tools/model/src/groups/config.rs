@@ -359,7 +359,7 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         Guard::AllStreamsInRebuild => "share-rebuild-late",
         Guard::OpenBatchesListed => "share-rebuild-owner",
         Guard::CalledOffIsHeld => "share-rebuild-bad",
-        Guard::ClaimedKeepRows | Guard::LookupsEndAtRebuild => "share-inline-rebuild",
+        Guard::ClaimsEndAtRebuild | Guard::LookupsEndAtRebuild => "share-inline-rebuild",
         Guard::LostAnswerStaysShared => "share-inline-rebuild-bad",
     }
 }

@@ -29,8 +29,8 @@ guards! {
         "holds: an end from before the shard's session does not end what the group owes";
     SessionRaisesVersion, "session-raises-version", "P3",
         "lookup: a group that meets a new session of a shard raises its lookup version first";
-    ClaimedKeepRows, "claimed-keep-rows", "P4, P6",
-        "rebuild: a claimed block has a row, with no references if need be";
+    ClaimsEndAtRebuild, "claims-end-at-rebuild", "P4, P6",
+        "rebuild: a group's claims on rows of the shard end once their entries are counted";
     LostAnswerStaysShared, "lost-answer-stays-shared", "P6",
         "rebuild: a block whose publication is called off afterwards does not become private again";
     CalledOffIsHeld, "called-off-is-held", "P3",

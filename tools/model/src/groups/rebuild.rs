@@ -33,6 +33,9 @@ impl Groups {
         let rebuilt = &state.shards[shard];
         (rebuilt.is_lost && rebuilt.contributions[group].is_none()).then_some(())?;
         let session = rebuilt.session + 1;
+        if self.on(Guard::ClaimsEndAtRebuild) {
+            self.end_claims(state, group, shard);
+        }
         let owner = &mut state.groups[group];
         if let Some(batch) = &mut owner.batch {
             batch.is_rebuilt = true;
@@ -49,6 +52,34 @@ impl Groups {
         }
         state.shards[shard].contributions[group] = Some(contribution(owner));
         Some(())
+    }
+
+    /// Ends a group's claims on rows of the shard, those of an open counting batch included: their entries are counted now.
+    fn end_claims(&self, state: &mut State, group: usize, shard: usize) {
+        let contents = state.contents;
+        let is_here = |block: u8| self.config.shard(contents[usize::from(block)]) == shard;
+        let owner = &state.groups[group];
+        let counting = owner.batch.filter(|batch| batch.kind == Kind::Counting);
+        let counting = counting.map_or(Few::NONE, |batch| batch.items);
+        let claimed = owner.claims.iter().map(|claim| claim.block);
+        for block in claimed.chain(counting.iter().map(|item| item.block)) {
+            if is_here(block) {
+                self.reach(Milestone::RebuiltWithClaim);
+                if is_published_by_other(state, group, block) {
+                    self.reach(Milestone::RebuiltWithClaimOnUnsettled);
+                }
+            }
+        }
+        let owner = &mut state.groups[group];
+        owner.claims.retain(|claim| !is_here(claim.block));
+        if let Some(batch) = &mut owner.batch
+            && batch.kind == Kind::Counting
+        {
+            batch.items.retain(|item| !is_here(item.block));
+            if batch.items.is_empty() {
+                owner.batch = None;
+            }
+        }
     }
 
     /// Makes the rows of the counted blocks, and takes the streams up where the groups are.
@@ -120,7 +151,7 @@ impl Groups {
         }
     }
 
-    /// Makes the rows of blocks that entries, dropped references and claims name.
+    /// Makes the rows of blocks that entries and dropped references name.
     fn make_rows(&self, state: &mut State, shard: usize, all: &[Contribution; GROUPS]) {
         for block in 0..BLOCKS {
             let at = usize::from(block);
@@ -134,14 +165,7 @@ impl Groups {
                 counted.references[at] + released
             });
             let references: i8 = references.sum();
-            let is_claimed = all.iter().any(|counted| counted.claimed.has(block));
-            if is_claimed {
-                self.reach(Milestone::RebuiltWithClaim);
-            }
-            if is_claimed && is_published_by_other(state, block) {
-                self.reach(Milestone::RebuiltWithClaimOnUnsettled);
-            }
-            if references > 0 || is_claimed && self.on(Guard::ClaimedKeepRows) {
+            if references > 0 {
                 let row = state.row(content);
                 let is_second = row.is_some();
                 *row = Some(Row { block, references });
@@ -165,8 +189,8 @@ impl Groups {
     ) -> [Option<Stream>; GROUPS] {
         let mut decided = [None; GROUPS];
         let union = |of: fn(&Contribution) -> Bits| all.iter().map(of).fold(Bits::NONE, Bits::or);
-        // A claimed block is held, so no release has freed it.
-        let kept = union(|counted| counted.kept).minus(union(|counted| counted.claimed));
+        // A block that has references was not freed: a group may publish it that has not settled it.
+        let kept = union(|counted| counted.kept).minus(union(Contribution::referenced));
         let mut freed = Bits::NONE;
         for (group, stream) in decided.iter_mut().enumerate() {
             let open = state.groups[group].batch;
@@ -215,12 +239,9 @@ impl Groups {
     }
 }
 
-/// Whether one group has a claim on a block that is an unsettled item of another one's finder.
-fn is_published_by_other(state: &State, block: u8) -> bool {
-    let is_claimed = |group: &Group| group.claims.iter().any(|claim| claim.block == block);
-    let is_item = |group: &Group| unsettled(group).any(|item| item.block == block);
-    let [first, second] = &state.groups;
-    is_claimed(first) && is_item(second) || is_claimed(second) && is_item(first)
+/// Whether a block is an unsettled item of the other group's finder.
+fn is_published_by_other(state: &State, group: usize, block: u8) -> bool {
+    unsettled(&state.groups[1 - group]).any(|item| item.block == block)
 }
 
 /// The unsettled items of a group's open finder batch, which is executed again.
@@ -249,10 +270,8 @@ fn contribution(group: &Group) -> Contribution {
         }
     }
     group.queue.iter().for_each(|block| add(block, 1));
-    let mut claimed = Bits::NONE;
     for claim in group.claims.iter() {
         add(claim.block, -1);
-        claimed.insert(claim.block);
     }
     let mut releases = [0; BLOCKS as usize];
     if let Some(batch) = group.batch {
@@ -260,14 +279,10 @@ fn contribution(group: &Group) -> Contribution {
             match batch.kind {
                 Kind::Finder => {}
                 Kind::Collector => releases[usize::from(item.block)] += 1,
-                Kind::Counting => {
-                    add(item.block, -1);
-                    claimed.insert(item.block);
-                }
+                Kind::Counting => add(item.block, -1),
             }
         }
     }
-    counted.claimed = claimed;
     counted.releases = releases;
     counted.kept = group.free.or(group.deferred);
     for block in group.entries.iter().filter_map(|entry| entry.private()) {
@@ -281,9 +296,19 @@ fn contribution(group: &Group) -> Contribution {
 }
 
 impl Contribution {
+    /// Blocks with references.
+    fn referenced(&self) -> Bits {
+        let mut blocks = Bits::NONE;
+        for (block, references) in self.references.iter().enumerate() {
+            if *references > 0 {
+                blocks.insert(block as u8);
+            }
+        }
+        blocks
+    }
+
     const NONE: Contribution = Contribution {
         references: [0; BLOCKS as usize],
-        claimed: Bits::NONE,
         releases: [0; BLOCKS as usize],
         kept: Bits::NONE,
         last_number: 0,

@@ -9,6 +9,7 @@ use super::state::{
     Answer, CalledItem, Hold, Kind, LBAS_MAX, Lookup, Message, Positioned, Row, Shard, State,
     Stream,
 };
+use crate::bits::Bits;
 
 impl Groups {
     /// A message arrives. If it arrives twice, it also stays in flight.
@@ -244,7 +245,7 @@ impl Groups {
         Some(())
     }
 
-    /// A shard loses its rows and streams. Its head, with the session and the holders, is another object.
+    /// A shard loses its rows, its streams, and the list of holders, which is beside them.
     pub(super) fn lose_index(&self, state: &mut State, shard: usize) -> Option<()> {
         (!state.shards[shard].is_lost).then_some(())?;
         take_one(&mut state.budget.index_losses)?;
@@ -256,6 +257,9 @@ impl Groups {
         let shard = &mut state.shards[shard];
         shard.begin_session();
         shard.is_lost = true;
+        shard.holders = Bits::NONE;
+        shard.unsettled = Bits::NONE;
+        shard.owing = Bits::NONE;
         shard.streams = [Stream {
             number: 0,
             answers: Few::NONE,

@@ -207,8 +207,6 @@ pub struct Hold {
 pub struct Contribution {
     /// Entries and dropped references, less claims, for each block.
     pub references: [i8; BLOCKS as usize],
-    /// Blocks that the group has claims on.
-    pub claimed: Bits,
     /// Unsettled items of an open collector batch, for each block.
     pub releases: [i8; BLOCKS as usize],
     /// Blocks in the group's custody: free, private, or being published.
