@@ -1,0 +1,270 @@
+//! `cargo xtask bench hosts`: compares a group of a pool that hosts share with a pool that has one owner, and writes in line
+//! with writes off-line, on one throw-away cluster.
+//!
+//! A round measures each row with both, one after the other, and compares them within the round. All daemons of the
+//! cluster and its clients share this machine, so the ratios mean something and the rates do not.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::hosts_report::{self, Figures};
+use crate::page;
+use onefold_harness::ceph::POOL;
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Cmd;
+use onefold_harness::fio::{Fio, Section};
+use onefold_harness::inline::Mode;
+use onefold_harness::packages;
+use onefold_harness::pools::{Ceph, Pools};
+use onefold_harness::server::{Daemon, Product};
+use onefold_harness::workspace::Workspace;
+
+/// The size of each volume, in MiB.
+pub(crate) const DISK_MIB: u64 = 256;
+
+/// How long each row is measured, in seconds.
+pub(crate) const SECONDS: u32 = 10;
+
+/// Data that a volume in line gets and another volume has, in MiB.
+pub(crate) const DUPLICATES_MIB: u64 = 32;
+
+/// The shards of the pool.
+pub(crate) const SHARDS: &str = "64";
+
+/// Groups, shards and memory of a daemon that is idle.
+pub(crate) const IDLE_GROUPS: usize = 50;
+pub(crate) const IDLE_SHARDS: &str = "16";
+pub(crate) const IDLE_MEMORY_MIB: u64 = 2048;
+
+/// The block size of the pools.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Options of `cargo xtask bench hosts`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Run only one round, for a quick impression
+    #[arg(long)]
+    quick: bool,
+    /// Rounds of the rows whose intervals count
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+}
+
+/// A load.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) title: &'static str,
+    rw: &'static str,
+    bs: &'static str,
+    depth: u32,
+}
+
+const fn load(title: &'static str, rw: &'static str, bs: &'static str, depth: u32) -> Load {
+    Load {
+        title,
+        rw,
+        bs,
+        depth,
+    }
+}
+
+/// Loads of a group, and of a pool with one owner.
+pub(crate) const GROUP_ROWS: [Load; 4] = [
+    load("4 KiB random writes, depth 1", "randwrite", "4k", 1),
+    load("4 KiB random writes, depth 32", "randwrite", "4k", 32),
+    load("4 KiB random reads, depth 1", "randread", "4k", 1),
+    load("4 KiB random reads, depth 32", "randread", "4k", 32),
+];
+
+/// Loads of new data, in line and off-line.
+pub(crate) const INLINE_ROWS: [Load; 2] = [
+    load("unique 1 MiB sequential writes, depth 4", "write", "1m", 4),
+    load(
+        "unique 4 KiB random writes, depth 32",
+        "randwrite",
+        "4k",
+        32,
+    ),
+];
+
+impl Load {
+    /// Runs the load and returns its requests per second.
+    fn measure(&self, product: &Product, volume: &str) -> Result<f64> {
+        let job = section("row", product, volume)
+            .set("rw", self.rw)
+            .set("bs", self.bs)
+            .set("iodepth", self.depth)
+            .set("time_based", 1)
+            .set("runtime", SECONDS)
+            .set("ramp_time", 1);
+        let results = fio(product, "row").job(job).run()?;
+        let result = results.first().context("fio reported no job")?;
+        Ok(result.read.iops + result.write.iops)
+    }
+}
+
+/// `cargo xtask bench hosts`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let start = Instant::now();
+    let pools = Pools::Ceph(Ceph::open(workspace, POOL)?.into());
+    let rounds = if arguments.quick { 1 } else { arguments.rounds };
+    let figures = measure(workspace, &pools, rounds)?;
+    let conditions = page::conditions(workspace, "cargo xtask bench hosts", start.elapsed())?;
+    let page = hosts_report::page(&conditions, &figures);
+    println!("\n{page}");
+    if arguments.quick {
+        return Ok(());
+    }
+    page::write(workspace, hosts_report::NAME, &page, &figures.raw())
+}
+
+fn measure(workspace: &Workspace, pools: &Pools, rounds: usize) -> Result<Figures> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), "hosts")?;
+    let product = |name: &str, options: &[&str]| {
+        let directory = scratch.path().join(name);
+        std::fs::create_dir(&directory)?;
+        let product = Product::build_in(workspace, pools, &directory)?;
+        product.create_pool_with("16G", options)?;
+        anyhow::Ok(product)
+    };
+    let alone = product("alone", &[])?;
+    let shared = product("shared", &["--shards", SHARDS])?;
+    let (of_one, of_host) = (serve(&alone, &[])?, serve(&shared, &[])?);
+    let mut figures = Figures::default();
+    for (product, volume, mode) in [
+        (&alone, "disk", Mode::Offline),
+        (&shared, "disk", Mode::Offline),
+        (&shared, "inline", Mode::Inline),
+    ] {
+        create(product, volume, mode)?;
+        fill(product, volume, DISK_MIB, 1)?;
+    }
+    for round in 1..=rounds {
+        for (n, load) in GROUP_ROWS.iter().enumerate() {
+            // Whoever comes first in a round comes second in the next.
+            let mut rates = [0.0; 2];
+            for turn in 0..2 {
+                let of = (round + turn) % 2;
+                rates[of] = load.measure([&shared, &alone][of], "disk")?;
+            }
+            println!(
+                "round {round}, {}: {:.0} and {:.0} a second",
+                load.title, rates[0], rates[1]
+            );
+            figures.groups[n].push(rates);
+        }
+        for (n, load) in INLINE_ROWS.iter().enumerate() {
+            let mut rates = [0.0; 2];
+            for turn in 0..2 {
+                let of = (round + turn) % 2;
+                rates[of] = load.measure(&shared, ["inline", "disk"][of])?;
+            }
+            println!(
+                "round {round}, {}: {:.0} and {:.0} a second",
+                load.title, rates[0], rates[1]
+            );
+            figures.inline[n].push(rates);
+        }
+    }
+    of_one.stop()?;
+    figures.hits = hits(&shared)?;
+    println!("{:.2} of the blocks of a copy were hits", figures.hits);
+    of_host.stop()?;
+    let idle = product("idle", &["--shards", IDLE_SHARDS])?;
+    figures.idle_mib = idle_mib(&idle)?;
+    println!("{:.0} MiB with {IDLE_GROUPS} idle groups", figures.idle_mib);
+    Ok(figures)
+}
+
+/// Starts the daemon. Finder and collector are paused, and claims are counted.
+fn serve(product: &Product, options: &[&str]) -> Result<Daemon> {
+    let daemon = product.serve(options, &[])?;
+    for job in ["finder", "collector"] {
+        product
+            .command()
+            .args(["--quiet", "job", "pause", job])
+            .run()?;
+    }
+    Ok(daemon)
+}
+
+fn create(product: &Product, volume: &str, mode: Mode) -> Result<()> {
+    let size = format!("{DISK_MIB}M");
+    let create = product
+        .command()
+        .args(["--quiet", "volume", "create", volume]);
+    create.args(["--size", &size, "--dedup", mode.name()]).run()
+}
+
+/// Writes a volume's first part in order, with content of this seed.
+fn fill(product: &Product, volume: &str, mib: u64, seed: u64) -> Result<()> {
+    let job = section("fill", product, volume)
+        .set("rw", "write")
+        .set("bs", "1m")
+        .set("iodepth", 4)
+        .set("size", format!("{mib}M"))
+        .set("randseed", seed);
+    fio(product, "fill").job(job).run().map(drop)
+}
+
+/// A job on a volume, with new content in each request.
+fn section(name: &str, product: &Product, volume: &str) -> Section {
+    Section::new(name, &product.default_address().uri(volume))
+        .set("size", format!("{DISK_MIB}M"))
+        .set("refill_buffers", 1)
+}
+
+fn fio(product: &Product, name: &str) -> Fio {
+    Fio::new(product.place().directory(), name)
+}
+
+/// The share of blocks that are hits when a volume in line is written with the content of another, 4 KiB at a time.
+fn hits(shared: &Product) -> Result<f64> {
+    let run = |arguments: &[&str]| shared.command().arg("--quiet").args(arguments).run();
+    create(shared, "source", Mode::Offline)?;
+    create(shared, "copy", Mode::Inline)?;
+    fill(shared, "source", DUPLICATES_MIB, 2)?;
+    run(&["pool", "dedup", "--volume", "source"])?;
+    let before = shared.inline("copy")?;
+    Cmd::new("nbdcopy")
+        .args(["--requests=1", "--connections=1", "--request-size=4096"])
+        .arg(shared.default_address().uri("source"))
+        .arg(shared.default_address().uri("copy"))
+        .run()?;
+    let after = shared.inline("copy")?;
+    let blocks = DUPLICATES_MIB * (1 << 20) / BLOCK_BYTES;
+    let (hits, scanned) = (after.hits - before.hits, after.scanned - before.scanned);
+    let data = scanned - (after.zeros - before.zeros);
+    ensure!(data >= blocks, "{data} blocks were looked up of {blocks}");
+    Ok(hits as f64 / data as f64)
+}
+
+/// The highest memory of a daemon with many groups and shards that nobody uses, in MiB.
+fn idle_mib(idle: &Product) -> Result<f64> {
+    let memory = format!("{IDLE_MEMORY_MIB}M");
+    let daemon = serve(idle, &["--memory", &memory])?;
+    for _ in 0..IDLE_GROUPS {
+        idle.command().args(["--quiet", "group", "create"]).run()?;
+    }
+    let peak = daemon.peak_memory_bytes()?;
+    daemon.stop()?;
+    Ok(peak as f64 / f64::from(1 << 20))
+}
+
+impl Figures {
+    pub(crate) fn raw(&self) -> Value {
+        let rows = |loads: &[Load], rates: &[Vec<[f64; 2]>], names: [&str; 2]| {
+            let rows = loads.iter().zip(rates).map(|(load, rates)| {
+                let of = |n: usize| rates.iter().map(|pair| pair[n]).collect::<Vec<_>>();
+                json!({"row": load.title, names[0]: of(0), names[1]: of(1)})
+            });
+            rows.collect::<Vec<_>>()
+        };
+        json!({"groups": rows(&GROUP_ROWS, &self.groups, ["group", "one_owner"]),
+               "inline": rows(&INLINE_ROWS, &self.inline, ["inline", "offline"]),
+               "hits": self.hits, "idle_mib": self.idle_mib})
+    }
+}

@@ -1,0 +1,94 @@
+//! The page of `cargo xtask bench hosts`.
+
+use crate::goals::{self, Goal};
+use crate::hosts::{
+    DISK_MIB, DUPLICATES_MIB, GROUP_ROWS, IDLE_GROUPS, IDLE_MEMORY_MIB, IDLE_SHARDS, INLINE_ROWS,
+    Load, SECONDS, SHARDS,
+};
+use crate::page::{Conditions, Page};
+use crate::statistics::Estimate;
+use crate::table::{Row, Table};
+
+/// The page's name in `docs/`, and that of its raw results.
+pub(crate) const NAME: &str = "benchmarks-hosts";
+
+/// All results of the benchmark.
+#[derive(Default)]
+pub(crate) struct Figures {
+    /// For each of [`GROUP_ROWS`] and round, the requests per second of a group, and of a pool with one owner.
+    pub(crate) groups: [Vec<[f64; 2]>; GROUP_ROWS.len()],
+    /// For each of [`INLINE_ROWS`] and round, the requests per second in line, and off-line.
+    pub(crate) inline: [Vec<[f64; 2]>; INLINE_ROWS.len()],
+    /// The share of duplicates that were hits.
+    pub(crate) hits: f64,
+    /// The highest memory of a daemon with idle groups, in MiB.
+    pub(crate) idle_mib: f64,
+}
+
+/// The most memory of an idle daemon beyond its `--memory`, in MiB.
+const BESIDE_MIB: u64 = 64;
+
+fn ratio(rates: &[[f64; 2]]) -> Option<Estimate> {
+    Estimate::over(rates.iter().map(|[one, other]| one / other))
+}
+
+fn rows<'a>(loads: &'a [Load], rates: &'a [Vec<[f64; 2]>]) -> impl Iterator<Item = Row> + use<'a> {
+    loads.iter().zip(rates).map(|(load, rates)| {
+        let medians = [0, 1].map(|of| Estimate::over(rates.iter().map(|pair| pair[of])));
+        Row::of(load.title)
+            .numbers(medians.map(|rate| rate.map(|rate| rate.median)), 0)
+            .maybe(ratio(rates))
+    })
+}
+
+impl Figures {
+    fn goals(&self) -> Vec<Goal> {
+        let goal = |title: &str, rates: &[[f64; 2]], other: &str, must, aim| {
+            let ratio = ratio(rates).map(|ratio| ratio.median);
+            Goal::at_least(format!("{title}, relative to {other}"), ratio, must, aim)
+        };
+        let groups = GROUP_ROWS.iter().zip(&self.groups);
+        let groups = groups.map(|(load, rates)| goal(load.title, rates, "one owner", 0.95, 1.0));
+        let inline = INLINE_ROWS.iter().zip(&self.inline);
+        let inline = inline.map(|(load, rates)| goal(load.title, rates, "off-line", 0.7, 0.9));
+        let memory_max = (IDLE_MEMORY_MIB + BESIDE_MIB) as f64;
+        let others = [
+            Goal::at_least("duplicates that were hits", Some(self.hits), 0.5, None),
+            Goal::at_most(
+                "memory of idle groups, MiB",
+                Some(self.idle_mib),
+                memory_max,
+                None,
+            ),
+        ];
+        groups.chain(inline).chain(others).collect()
+    }
+}
+
+pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
+    let mut page = Page::new(
+        "Benchmarks of hosts that share a pool",
+        Some(NAME),
+        conditions,
+    );
+    page.add(format!(
+        "A Ceph cluster of one monitor and three OSDs (BlueStore on files, three copies), the daemons and all clients are on \
+         this machine. Volumes of {DISK_MIB} MiB, over NBD; {} rounds of {SECONDS} s for each row and side, in turn. Ratios \
+         are within a round, with their median's interval. The shared pool has {SHARDS} shards, all of which one host serves.",
+        figures.groups[0].len(),
+    ));
+    let header = "| | group, requests/s | one owner, requests/s | ratio |";
+    page.add(Table::new(header).with(rows(&GROUP_ROWS, &figures.groups)));
+    page.add(
+        "The blocks above are private, and rewritten in place. Below, two volumes of the shared pool get data that is nowhere \
+         else: in line, each block is looked up in its shard first. A lookup that takes longer than 5 ms is a miss.",
+    );
+    let header = "| | in line, requests/s | off-line, requests/s | ratio |";
+    page.add(Table::new(header).with(rows(&INLINE_ROWS, &figures.inline)));
+    page.add(format!(
+        "Hits: {DUPLICATES_MIB} MiB that another volume has are written in line, 4 KiB at a time, one request at a time. Memory: a \
+         daemon with {IDLE_GROUPS} groups without volumes, {IDLE_SHARDS} shards and `--memory {IDLE_MEMORY_MIB}M`."
+    ));
+    page.add(goals::table(figures.goals()));
+    page.to_string()
+}
