@@ -59,7 +59,10 @@ fn mirror(directory: &Path, mut from: Value, mut to: Value) -> Result<()> {
     let mut monitor = daemon.take_stdin()?;
     let mut ask = |command: &str, arguments: Value| {
         let request = json!({ "execute": command, "arguments": arguments });
-        writeln!(monitor, "{request}").context("QEMU's monitor has gone")
+        writeln!(monitor, "{request}").with_context(|| {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            format!("QEMU ended before it took {command}: {said}")
+        })
     };
     ask("qmp_capabilities", json!({}))?;
     ask("blockdev-add", from)?;
