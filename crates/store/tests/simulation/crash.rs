@@ -324,6 +324,7 @@ impl World {
         let mut state = self.state();
         if state.pending_happened(&sizes, discarded_layers(&store)) {
             let known: Vec<u64> = state.volumes.iter().map(|volume| volume.id).collect();
+            state.cut_was_not_answered();
             state.settle_pending();
             for volume in &mut state.volumes {
                 volume.is_unanswered = !known.contains(&volume.id);

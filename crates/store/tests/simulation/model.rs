@@ -478,6 +478,19 @@ impl VolumeModel {
         count
     }
 
+    /// Cutting the volume at `size` was not answered: the block of the new end was written again, and no
+    /// flush says that this is durable.
+    pub(crate) fn may_lose_the_cut_block(&mut self, size: u64, block_size: u64) {
+        let end = size / SECTOR;
+        let mut cut = end..size.next_multiple_of(block_size) / SECTOR;
+        let is_rewritten = cut.any(|sector| self.open.contains_key(&sector));
+        if let (true, Some(kept)) = (is_rewritten, end.checked_sub(1)) {
+            self.clock += 1;
+            let unchanged = self.settled(kept);
+            self.push(kept, unchanged, false);
+        }
+    }
+
     /// Cuts or extends it. Content beyond a smaller end is gone.
     pub(crate) fn resize(&mut self, size: u64) {
         self.size = size;

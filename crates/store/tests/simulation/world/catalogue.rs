@@ -313,6 +313,14 @@ pub(crate) fn discarded_layers(store: &Store) -> usize {
 }
 
 impl State {
+    /// A pending change of a volume's size that has happened was not answered.
+    pub(crate) fn cut_was_not_answered(&mut self) {
+        if let Some(Pending::Resize(id, size)) = self.pending {
+            let resized = self.volumes.iter_mut().filter(|volume| volume.id == id);
+            resized.for_each(|volume| volume.may_lose_the_cut_block(size, self.block_size));
+        }
+    }
+
     /// The pending change has happened.
     pub(crate) fn settle_pending(&mut self) {
         let find = |volumes: &mut Vec<VolumeModel>, id: u64| {
