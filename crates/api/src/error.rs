@@ -92,7 +92,7 @@ impl From<StoreError> for Error {
             StoreErrorKind::Invalid => ErrorKind::Usage,
             StoreErrorKind::NotFound => ErrorKind::NotFound,
             StoreErrorKind::Exists => ErrorKind::Exists,
-            StoreErrorKind::Busy => ErrorKind::InUse,
+            StoreErrorKind::Busy | StoreErrorKind::Paused => ErrorKind::InUse,
             StoreErrorKind::NoSpace | StoreErrorKind::QuotaReached => ErrorKind::NoSpace,
             StoreErrorKind::ReadOnly => ErrorKind::ReadOnly,
             StoreErrorKind::Damaged => ErrorKind::Damaged,

@@ -35,5 +35,8 @@ pub(crate) const DIFF_EXTENTS_MAX: usize = 4096;
 /// bounded.
 pub(crate) const PLACES_LISTED_MAX: usize = 10_000;
 
+/// How often a check of a shared pool asks for an answer of a group that counts.
+pub(crate) const CENSUS_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// How often a request polls the daemon's scrub for its progress.
 pub(crate) const SCRUB_POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::health::{PoolState, Problem};
-use crate::limits::FINDINGS_LISTED_MAX;
+use crate::limits::{CENSUS_POLL_INTERVAL, FINDINGS_LISTED_MAX};
 use crate::loss::{self, DamagedVolumeReply};
 use crate::request::{Report, Request};
 use crate::service::{DataReply, Service, whole_blocks};
 use crate::size;
 use crate::snapshot::DeletionReply;
+use crate::stores::Stores;
 use crate::volume::PlanReply;
 
 /// Shows the pool's state, space and deduplication.
@@ -428,8 +429,18 @@ impl Request for PoolCheck {
                 listed.push(finding);
             }
         };
-        let store = service.stores.sole("a check")?;
-        let totals = store.check_with_progress(self.repair, &mut list, report)?;
+        let totals = match &service.stores {
+            Stores::One(store) => store.check_with_progress(self.repair, &mut list, report)?,
+            Stores::Shared(_) if self.repair => {
+                return Err(Error::usage(
+                    "--repair is not possible in a pool that hosts share; without it, the pool is checked",
+                ));
+            }
+            Stores::Shared(groups) => {
+                let mut wait = || std::thread::sleep(CENSUS_POLL_INTERVAL);
+                groups.pool().check(&mut wait, &mut list, report)?
+            }
+        };
         Ok(PoolCheckReply { totals, listed })
     }
 }

@@ -1,5 +1,5 @@
-//! What the hosts of a shared pool have in common: the right to own groups and shards, calls to the owners of shards,
-//! the space extents, and the directory.
+//! What the hosts of a shared pool have in common: the right to own groups and shards, calls to their owners, the space
+//! extents, and the directory.
 //!
 //! Crash behaviour: each method that changes the cluster takes effect once and entirely, or not at all. After an error
 //! it is unknown which, unless the method says otherwise.
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,9 +48,9 @@ pub trait Cluster: Send + Sync {
     /// Removes a group or a shard that this host owns, with its parts. The data stays.
     fn remove(&self, holding: Arc<dyn Holding>) -> io::Result<()>;
 
-    /// Asks the owner of a shard. `answered` is called once, on any thread, perhaps before this returns; it must not
-    /// wait.
-    fn call(&self, shard: Shard, request: Vec<u8>, timeout: Duration, answered: Answered);
+    /// Asks the owner of a group or a shard. `answered` is called once, on any thread, perhaps before this returns; it
+    /// must not wait.
+    fn call(&self, what: Owned, request: Vec<u8>, timeout: Duration, answered: Answered);
 
     /// Gives blocks to the pool, and takes up to `take` space extents from it, or all if there are fewer. A group's exchanges
     /// have ascending numbers; a repeat of the last number changes nothing and returns the same (P4).
@@ -83,6 +84,10 @@ pub trait Cluster: Send + Sync {
     /// The number of space extents, and of those that can be taken.
     fn extent_counts(&self) -> io::Result<ExtentCounts>;
 
+    /// The blocks with these numbers that no group has: of extents that can be taken, and those that groups gave of
+    /// others. In ascending order, and not next to each other.
+    fn given_blocks(&self, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>>;
+
     /// Names, groups and hosts.
     fn directory(&self) -> &dyn Directory;
 }
@@ -115,7 +120,7 @@ pub trait Holding: Engine {
     /// The session of this owner: greater than the session of every earlier owner.
     fn session(&self) -> u64;
 
-    /// Answers calls to the shard from now on, until it is given up or lost.
+    /// Answers calls to the group or the shard from now on, until it is given up or lost.
     fn serve(&self, answer: Arc<dyn Answer>) -> io::Result<()>;
 
     /// Sets the callback for events of the ownership, instead of an earlier one. It is called on threads that must not
@@ -156,7 +161,7 @@ pub type Answered = Box<dyn FnOnce(Result<Vec<u8>, CallError>) + Send>;
 /// Why a call has no reply.
 #[derive(Debug)]
 pub enum CallError {
-    /// The shard has no owner: the call has no effect.
+    /// There is no owner that answers calls: the call has no effect.
     Unserved,
     /// No reply came in time, or it was lost: whether the call has an effect, now or later, is unknown.
     Unknown(io::Error),

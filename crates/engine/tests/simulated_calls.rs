@@ -101,7 +101,7 @@ fn call(pool: &SimulatedCluster, n: usize) -> Outcomes {
         });
     });
     pool.host(n).call(
-        Shard(0),
+        Owned::Shard(Shard(0)),
         b"asked".to_vec(),
         Duration::from_secs(5),
         answered,
@@ -280,7 +280,7 @@ impl Answer for Busy {
         });
         self.pool
             .host(0)
-            .call(Shard(1), request, Duration::ZERO, answered);
+            .call(Owned::Shard(Shard(1)), request, Duration::ZERO, answered);
     }
 }
 

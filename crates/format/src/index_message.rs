@@ -42,20 +42,20 @@ pub use answer::{IndexAnswer, PositionedAnswer, decode_answers, encode_answers};
 pub use reply::{IndexReply, IndexReplyBody, IndexRow, LookupAnswer, Refusal, RefusalCode};
 pub use request::{IndexItem, IndexRequest, IndexRequestBody};
 
-use crate::bytes::{put, u16_at, u32_at};
 use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
+use crate::message::{MESSAGE_BYTES_MAX, REPLY_HEADER_BYTES};
 use crate::units::{PBA_END, SHARDS_MAX};
 use crate::{Pba, Shard};
 
-/// Most bytes of a message: a notification in Ceph carries this much without trouble.
-pub const INDEX_MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of a message.
+pub const INDEX_MESSAGE_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
 /// Bytes of a request before its payload.
 pub const INDEX_REQUEST_HEADER_BYTES: usize = 64;
 
 /// Bytes of a reply before its payload.
-pub const INDEX_REPLY_HEADER_BYTES: usize = 32;
+pub const INDEX_REPLY_HEADER_BYTES: usize = REPLY_HEADER_BYTES;
 
 const REQUEST_PAYLOAD_MAX: usize = INDEX_MESSAGE_BYTES_MAX - INDEX_REQUEST_HEADER_BYTES;
 const REPLY_PAYLOAD_MAX: usize = INDEX_MESSAGE_BYTES_MAX - INDEX_REPLY_HEADER_BYTES;
@@ -79,8 +79,6 @@ const FINGERPRINT_BYTES: usize = 16;
 
 /// Bytes of an address, or of a number of references.
 const NUMBER_BYTES: usize = 5;
-
-const VERSION: u16 = 1;
 
 /// A batch's effect on the rows of its items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -137,75 +135,6 @@ pub fn first_fingerprint(shard: Shard, shards: u16) -> [u8; FINGERPRINT_BYTES] {
     let mut fingerprint = [0; FINGERPRINT_BYTES];
     fingerprint[..2].copy_from_slice(&[(first >> 8) as u8, first as u8]);
     fingerprint
-}
-
-/// The payload of a message whose magic, length, version and checksum are right.
-fn open(
-    bytes: &[u8],
-    header_bytes: usize,
-    magic: &[u8; 4],
-    payload_at: usize,
-) -> Result<(), FormatError> {
-    if bytes.len() < header_bytes {
-        return Err(FormatError::Short {
-            needed: header_bytes,
-            got: bytes.len(),
-        });
-    }
-    let (expected, found) = (u32::from_le_bytes(*magic), u32_at(bytes, 0));
-    if found != expected {
-        return Err(FormatError::Magic { expected, found });
-    }
-    let payload = u32_at(bytes, payload_at);
-    let is_possible =
-        bytes.len() <= INDEX_MESSAGE_BYTES_MAX && payload as usize == bytes.len() - header_bytes;
-    if !is_possible {
-        return Err(impossible("payload", payload.into()));
-    }
-    let (expected, found) = (
-        u32_at(bytes, header_bytes - 4),
-        checksum(bytes, header_bytes),
-    );
-    if found != expected {
-        return Err(FormatError::Checksum { expected, found });
-    }
-    let version = u16_at(bytes, 4);
-    if version != VERSION {
-        return Err(impossible("version", version.into()));
-    }
-    Ok(())
-}
-
-/// Fills in the length of the payload, and the checksum: the last field of the header.
-///
-/// # Panics
-///
-/// For payloads that are too long, which is the writer's mistake.
-fn seal(bytes: &mut [u8], header_bytes: usize, payload_at: usize) {
-    assert!(
-        bytes.len() <= INDEX_MESSAGE_BYTES_MAX,
-        "a message of {} bytes",
-        bytes.len()
-    );
-    let payload = (bytes.len() - header_bytes) as u32;
-    put(bytes, payload_at, &payload.to_le_bytes());
-    let checksum = checksum(bytes, header_bytes);
-    put(bytes, header_bytes - 4, &checksum.to_le_bytes());
-}
-
-/// The checksum that a message should have in the last field of its header.
-fn checksum(bytes: &[u8], header_bytes: usize) -> u32 {
-    let head = crc32c::crc32c(&bytes[..header_bytes - 4]);
-    let gap = crc32c::crc32c_append(head, &[0; 4]);
-    crc32c::crc32c_append(gap, &bytes[header_bytes..])
-}
-
-fn flag(field: &'static str, byte: u8) -> Result<bool, FormatError> {
-    match byte {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(impossible(field, other.into())),
-    }
 }
 
 fn put_number(out: &mut Vec<u8>, number: u64) {

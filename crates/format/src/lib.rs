@@ -28,12 +28,14 @@
 //! | [`scrub_page`] | the scrub's progress, and the list of bad blocks |
 //! | [`loss_page`] | the losses of a failed sync |
 //! | [`index_message`] | messages between a store and a shard of the fingerprint index |
+//! | [`census_message`] | messages between the host that counts a shared pool and the owner of a group |
 //! | [`backup`] | the objects of a backup repository |
 
 pub mod backup;
 pub mod batch_page;
 mod bytes;
 pub mod catalogue_page;
+pub mod census_message;
 mod cursor;
 pub mod entry;
 mod error;
@@ -42,6 +44,7 @@ pub mod frame;
 pub mod index_message;
 pub mod loss_page;
 pub mod map_page;
+mod message;
 pub mod node;
 pub mod page;
 pub mod queue_page;

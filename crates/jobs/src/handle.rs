@@ -6,7 +6,7 @@
 use crate::job::{JobCounts, JobKind, JobState, JobStatus};
 use crate::rate::Rate;
 use crate::thread::{JobThread, StoreFlags};
-use onefold_store::{PoolStat, StoreError, Volume};
+use onefold_store::{PoolStat, StoreError, StoreErrorKind, Volume};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -184,6 +184,9 @@ impl JobHandle {
             job.is_in_batch = false;
             job.is_under_way = false;
             job.has_begun = true;
+            if error.kind() == StoreErrorKind::Paused {
+                return;
+            }
             if job.failure.is_none() {
                 tracing::warn!("{} failed and will be retried: {error}", self.name());
             }

@@ -35,6 +35,8 @@ pub enum StoreErrorKind {
     Gone,
     /// Cannot be done just now.
     Busy,
+    /// The jobs of a group of a shared pool are paused, because the blocks of all groups are counted.
+    Paused,
     /// A part of the pool is missing.
     MissingPart,
     /// Written by a newer version that this one cannot read.

@@ -82,7 +82,9 @@ pub use onefold_metadata::{
     full_name, parse_bytes, split_name,
 };
 pub use recovery::{OpenOptions, RecoveryReport};
-pub use shared::{GROUP_BYTES_MIN, HostOptions, Shared, SharedDescription, SharedPool, groups_max};
+pub use shared::{
+    GROUP_BYTES_MIN, HostOptions, Shared, SharedDescription, SharedPool, Wake, groups_max,
+};
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use snapshots::{DeletionStat, Deletions};
 pub use space::{Released, ShrinkPlan, ShrinkReport, Space};

@@ -1,18 +1,17 @@
-//! Calls of this host to the owners of shards.
+//! Calls of this host to the owners of groups and shards.
 //!
-//! A call is a notification on the shard's head. librados sends a notification again when it has lost the connection,
+//! A call is a notification on the head of what is owned. librados sends a notification again when it has lost the connection,
 //! or the cluster's map has changed; so a call may arrive twice. It does not say whether it did, so a call that found no
 //! watcher counts as unserved only if it ended at once: otherwise an owner that is gone by then may have answered it
 //! the first time.
 //!
 //! A notification may wait for the cluster for ever, so a call has a deadline of its own. It keeps its memory until then,
-//! so a shard with several such notifications is called no more until some end.
+//! so an owner with several such notifications is called no more until some end.
 
 use super::head::SESSION_KEY;
 use super::messages::{self, Called};
 use super::names::Estate;
 use crate::cluster::{Answered, CallError, Owned};
-use onefold_format::Shard;
 use onefold_rados::{Pool, Replies};
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// for longer. An owner that gives up has answered before its watch ends.
 const SENT_ONCE: Duration = Duration::from_secs(5);
 
-/// A shard with this many notifications that outlived their calls gets no further one.
+/// An owner with this many notifications that outlived their calls gets no further one.
 const OVERDUE_MAX: usize = 8;
 
 /// Calls that have no outcome yet.
@@ -43,14 +42,14 @@ pub(super) struct Calls {
 struct State {
     pending: BTreeMap<u64, Pending>,
     /// Notifications whose calls have ended by their deadline.
-    overdue: BTreeMap<u64, Shard>,
+    overdue: BTreeMap<u64, Owned>,
     next: u64,
     /// The sessions of the owners that answered last.
-    sessions: BTreeMap<Shard, String>,
+    sessions: BTreeMap<Owned, String>,
 }
 
 struct Pending {
-    shard: Shard,
+    what: Owned,
     deadline: Instant,
     answered: Answered,
 }
@@ -59,7 +58,7 @@ struct Pending {
 struct Call {
     calls: Calls,
     number: u64,
-    shard: Shard,
+    what: Owned,
     pool: Pool,
     began: Instant,
 }
@@ -72,11 +71,11 @@ impl Calls {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the owner of a shard. `answered` receives the outcome, once.
+    /// Calls the owner of a group or a shard. `answered` receives the outcome, once.
     pub(super) fn begin(
         &self,
         pool: &Pool,
-        shard: Shard,
+        what: Owned,
         request: &[u8],
         timeout: Duration,
         answered: Answered,
@@ -91,7 +90,7 @@ impl Calls {
         }
         let began = Instant::now();
         let mut state = self.state();
-        let overdue = state.overdue.values().filter(|other| **other == shard);
+        let overdue = state.overdue.values().filter(|other| **other == what);
         if overdue.count() >= OVERDUE_MAX {
             drop(state);
             return answered(Err(timed_out()));
@@ -102,7 +101,7 @@ impl Calls {
         let deadline = began.checked_add(timeout.saturating_add(GRACE));
         let deadline = deadline.unwrap_or_else(|| began + Duration::from_secs(1 << 32));
         let pending = Pending {
-            shard,
+            what,
             deadline,
             answered,
         };
@@ -111,11 +110,11 @@ impl Calls {
         let call = Call {
             calls: self.clone(),
             number,
-            shard,
+            what,
             pool: pool.clone(),
             began,
         };
-        let head = Estate::Shared(Owned::Shard(shard)).head();
+        let head = Estate::Shared(what).head();
         pool.notify(&head, &messages::call(request), timeout, move |replies| {
             call.take_replies(replies);
         });
@@ -152,11 +151,8 @@ impl Calls {
         for number in overdue {
             let mut state = self.state();
             let pending = state.pending.remove(&number);
-            if let Some(Pending {
-                shard, answered, ..
-            }) = pending
-            {
-                state.overdue.insert(number, shard);
+            if let Some(Pending { what, answered, .. }) = pending {
+                state.overdue.insert(number, what);
                 drop(state);
                 answered(Err(timed_out()));
             }
@@ -173,7 +169,7 @@ impl Call {
     fn take_replies(self, replies: io::Result<Replies>) {
         let replies = match replies {
             Ok(replies) => replies,
-            // There is no such shard.
+            // There is no such group or shard.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return self.end(Err(CallError::Unserved));
             }
@@ -193,7 +189,7 @@ impl Call {
                 timed_out()
             }));
         }
-        let known = self.calls.state().sessions.get(&self.shard).cloned();
+        let known = self.calls.state().sessions.get(&self.what).cloned();
         if answers.len() == 1
             && let Some(known) = known
             && known == answers[0].session
@@ -205,7 +201,7 @@ impl Call {
 
     /// Asks the head for the present session, and ends with the answer of its owner.
     fn ask_for_session(self, answers: Vec<Said>) {
-        let head = Estate::Shared(Owned::Shard(self.shard)).head();
+        let head = Estate::Shared(self.what).head();
         let op = self.pool.read_op().xattrs();
         self.pool
             .clone()
@@ -216,7 +212,7 @@ impl Call {
                     let session = session.and_then(|(_, value)| String::from_utf8(value).ok());
                     let session = session.unwrap_or_default();
                     let mut state = self.calls.state();
-                    state.sessions.insert(self.shard, session.clone());
+                    state.sessions.insert(self.what, session.clone());
                     drop(state);
                     self.end_with(answers, &session);
                 }
@@ -231,7 +227,7 @@ impl Call {
             Some(Some(reply)) => Ok(reply),
             Some(None) => Err(CallError::Unserved),
             None => Err(CallError::Unknown(io::Error::other(
-                "a former owner of the shard answered",
+                "a former owner answered",
             ))),
         });
     }
@@ -256,13 +252,14 @@ fn answer(payload: &[u8]) -> Option<Said> {
 }
 
 fn timed_out() -> CallError {
-    let message = "no reply in time: ask again, when the shard has an owner";
+    let message = "no reply in time: ask again, when there is an owner";
     CallError::Unknown(io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use onefold_format::Shard;
     use std::sync::mpsc;
 
     #[test]
@@ -275,7 +272,7 @@ mod tests {
                 told.send((number, outcome.is_ok())).unwrap();
             });
             let pending = Pending {
-                shard: Shard(0),
+                what: Owned::Shard(Shard(0)),
                 deadline: Instant::now() + after,
                 answered,
             };

@@ -298,10 +298,10 @@ impl Holding for RadosEngine {
     }
 
     fn serve(&self, answer: Arc<dyn Answer>) -> io::Result<()> {
-        if !matches!(self.owned(), Owned::Shard(_)) {
+        if matches!(self.operations.estate, Estate::Pool) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{} answers no calls: only shards do", self.title),
+                format!("{} answers no calls: it has one owner", self.title),
             ));
         }
         let _admitted = self.held.ownership.admit()?;

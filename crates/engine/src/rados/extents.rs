@@ -17,11 +17,15 @@ use super::rows::{self, Found, invalid, took_effect};
 use super::space::{self, Bitmap, EXTENTS_END, FIRST, PAGE_EXTENTS, Space};
 use crate::cluster::{Exchanged, ExtentCounts};
 use onefold_format::record::EXCHANGE_ITEMS_MAX;
-use onefold_format::units::ID_END;
+use onefold_format::units::{BLOCKS_PER_SPACE_EXTENT, ID_END};
 use onefold_format::{GivenRun, GroupId, Pba, SpaceExtent};
 use onefold_rados::{Client, Create, Pool, Version, Wait, WhenFull};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
+
+/// The bitmaps of extents that one operation reads: 2 MiB.
+const PARTS_AT_ONCE: usize = 1024;
 
 const NEXT: &str = "next";
 const LIMIT: &str = "limit";
@@ -70,6 +74,28 @@ pub(super) fn counts(pool: &Pool) -> io::Result<ExtentCounts> {
         free: space.free + (space.limit - space.next),
         all: space.limit - FIRST,
     })
+}
+
+/// Implements [`crate::Cluster::given_blocks`].
+pub(super) fn given_blocks(pool: &Pool, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let extents =
+        blocks.start / BLOCKS_PER_SPACE_EXTENT..blocks.end.div_ceil(BLOCKS_PER_SPACE_EXTENT);
+    let pages = extents.start / PAGE_EXTENTS..extents.end.div_ceil(PAGE_EXTENTS);
+    let keys = [NEXT, LIMIT, FREE].map(str::to_owned);
+    let keys: Vec<String> = keys.into_iter().chain(pages.map(page_row)).collect();
+    let parts: Vec<String> = extents.map(part_row).collect();
+    let space = rows::retried(|| {
+        let (mut found, version) = rows::read_some(pool, EXTENTS, &keys)?;
+        for some in parts.chunks(PARTS_AT_ONCE) {
+            let (parts, at) = rows::read_some(pool, EXTENTS, some)?;
+            if at != version {
+                return Ok(None);
+            }
+            found.extend(parts);
+        }
+        space_of(&found).map(Some)
+    })?;
+    Ok(space.given(blocks))
 }
 
 /// Implements [`crate::Cluster::last_exchange`].

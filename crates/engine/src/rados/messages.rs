@@ -9,7 +9,7 @@ pub(super) const ARE_YOU_THERE: &[u8] = b"are you there";
 /// Asks the owner to give the estate up.
 pub(super) const RELEASE: &[u8] = b"release";
 
-/// The beginning of a call to a shard; the request follows.
+/// The beginning of a call to an owner; the request follows.
 const CALL: &[u8] = b"call\n";
 
 const HERE: &str = "here ";
@@ -51,7 +51,7 @@ pub(super) fn question(payload: &[u8]) -> Option<Question<'_>> {
     }
 }
 
-/// A call to a shard.
+/// A call to the owner of a group or a shard.
 pub(super) fn call(request: &[u8]) -> Vec<u8> {
     [CALL, request].concat()
 }

@@ -1,4 +1,4 @@
-//! The threads on which this host answers calls to its shards.
+//! The threads on which this host answers calls to its groups and shards.
 //!
 //! A notification arrives on a thread of librados, which must not wait. So calls queue for threads of their own.
 

@@ -23,9 +23,10 @@ use crate::cluster::{
 };
 use crate::failure::explain;
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SHARDS_MAX};
-use onefold_format::{GivenRun, GroupId, PoolId, Shard};
+use onefold_format::{GivenRun, GroupId, PoolId};
 use onefold_rados::{Client, Create, Pool, WhenFull};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -353,9 +354,9 @@ impl Cluster for RadosHost {
         Ok(())
     }
 
-    fn call(&self, shard: Shard, request: Vec<u8>, timeout: Duration, answered: Answered) {
+    fn call(&self, what: Owned, request: Vec<u8>, timeout: Duration, answered: Answered) {
         let calls = &self.host().calls;
-        calls.begin(&self.pool, shard, &request, timeout, answered);
+        calls.begin(&self.pool, what, &request, timeout, answered);
     }
 
     fn exchange(
@@ -400,6 +401,11 @@ impl Cluster for RadosHost {
         let bounded = &self.host().bounded;
         let counts = bounded.run(Work::Count, COUNT_TIME_MAX, move || extents::counts(&pool));
         counts.map_err(|error| self.failed("counting the space extents of", error))
+    }
+
+    fn given_blocks(&self, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        let given = extents::given_blocks(&self.pool, blocks);
+        given.map_err(|error| self.failed("reading the space extents of", error))
     }
 
     fn directory(&self) -> &dyn Directory {

@@ -7,6 +7,7 @@ use onefold_format::record::EXCHANGE_ITEMS_MAX;
 use onefold_format::units::{BLOCKS_PER_SPACE_EXTENT, PBA_END};
 use onefold_format::{GivenRun, SpaceExtent};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The first extent that groups take; the one before has the pool's label.
 pub(super) const FIRST: u64 = 1;
@@ -120,6 +121,32 @@ impl Space {
         Ok(taken.into_iter().map(SpaceExtent).collect())
     }
 
+    /// The blocks of this range that the pool has. The caller has read the pages and parts of its extents.
+    pub(super) fn given(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let extents =
+            range.start / BLOCKS_PER_SPACE_EXTENT..range.end.div_ceil(BLOCKS_PER_SPACE_EXTENT);
+        let extents = extents.start.max(FIRST)..extents.end.min(self.limit);
+        let mut given: Vec<Range<u64>> = Vec::new();
+        let mut add = |blocks: Range<u64>| {
+            let blocks = blocks.start.max(range.start)..blocks.end.min(range.end);
+            match given.last_mut() {
+                Some(last) if last.end == blocks.start => last.end = blocks.end,
+                _ if blocks.is_empty() => {}
+                _ => given.push(blocks),
+            }
+        };
+        for extent in extents {
+            let first = extent * BLOCKS_PER_SPACE_EXTENT;
+            if !self.is_out(extent) {
+                add(first..first + BLOCKS_PER_SPACE_EXTENT);
+            } else if let Some(part) = self.parts.get(&extent) {
+                part.ones()
+                    .for_each(|block| add(first + block..first + block + 1));
+            }
+        }
+        given
+    }
+
     /// Adds the blocks to the parts that the pool has.
     fn add(&mut self, run: &GivenRun) -> Result<(), String> {
         let blocks = blocks(run).ok_or_else(|| {
@@ -195,7 +222,7 @@ impl Space {
 }
 
 /// The run's blocks, counted from the start of their extent. Nothing if they are not of one extent of a pool.
-pub(super) fn blocks(run: &GivenRun) -> Option<std::ops::Range<u64>> {
+pub(super) fn blocks(run: &GivenRun) -> Option<Range<u64>> {
     let first = run.pba.0 % BLOCKS_PER_SPACE_EXTENT;
     let end = first + u64::from(run.count);
     let is_run = run.count > 0 && end <= BLOCKS_PER_SPACE_EXTENT && run.pba.0 < PBA_END;
@@ -323,6 +350,25 @@ mod tests {
             exchange(&mut space, &[run(2, 0, 10), run(2, 20, ALL)], 1),
             [1, 2]
         );
+    }
+
+    #[test]
+    fn given_blocks_are_those_of_extents_that_nobody_has_and_of_parts() {
+        const EXTENT: u64 = BLOCKS_PER_SPACE_EXTENT;
+        let mut space = space(4, 6);
+        exchange(&mut space, &[run(1, 0, ALL), run(2, 0, 3), run(2, 7, 9)], 0);
+        let all = [
+            EXTENT..2 * EXTENT + 3,
+            2 * EXTENT + 7..2 * EXTENT + 9,
+            4 * EXTENT..6 * EXTENT,
+        ];
+        assert_eq!(space.given(0..9 * EXTENT), all);
+        let some = [
+            2 * EXTENT + 2..2 * EXTENT + 3,
+            2 * EXTENT + 7..2 * EXTENT + 8,
+        ];
+        assert_eq!(space.given(2 * EXTENT + 2..2 * EXTENT + 8), some);
+        assert!(space.given(3 * EXTENT..4 * EXTENT).is_empty());
     }
 
     #[test]

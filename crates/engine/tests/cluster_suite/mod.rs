@@ -460,6 +460,14 @@ fn extents_are_completed(hosts: &dyn Hosts) {
     assert_eq!(error_of(refused), ErrorKind::InvalidInput);
     assert_eq!(taken(b.exchange(two, 1, &[part(5, 100)], 0)), []);
     assert_eq!(free_extents(&a), 0);
+    let (first, end) = (all.pba.0, all.pba.0 + u64::from(all.count));
+    let given = |blocks| -> Vec<(u64, u64)> {
+        let runs = b.given_blocks(blocks).unwrap().into_iter();
+        runs.map(|run| (run.start, run.end)).collect()
+    };
+    assert_eq!(given(0..2 * end), [(first, first + 1000)]);
+    assert_eq!(given(first + 7..first + 9), [(first + 7, first + 9)]);
+    assert!(given(first + 1000..end).is_empty());
     assert_eq!(
         taken(b.exchange(two, 2, &[part(1000, all.count)], 0)),
         [extent]
@@ -469,7 +477,9 @@ fn extents_are_completed(hosts: &dyn Hosts) {
         [extent]
     );
     assert_eq!(free_extents(&a), 0);
+    assert!(given(0..2 * end).is_empty());
     assert_eq!(taken(b.exchange(two, 3, &[all], 0)), []);
+    assert_eq!(given(0..2 * end), [(first, end)]);
     assert_eq!(taken(a.exchange(one, 3, &[], 1)), [extent]);
 }
 
@@ -599,10 +609,15 @@ impl Answer for Later {
     }
 }
 
-fn call(host: &Arc<dyn Cluster>, request: &[u8], timeout: Duration) -> Result<Vec<u8>, CallError> {
+fn call(
+    host: &Arc<dyn Cluster>,
+    what: Owned,
+    request: &[u8],
+    timeout: Duration,
+) -> Result<Vec<u8>, CallError> {
     let (ended, end) = mpsc::channel();
     let answered = Box::new(move |outcome| ended.send(outcome).unwrap());
-    host.call(Shard(3), request.to_vec(), timeout, answered);
+    host.call(what, request.to_vec(), timeout, answered);
     let outcome = end.recv().unwrap();
     assert!(end.recv().is_err(), "answered twice");
     outcome
@@ -613,21 +628,33 @@ fn is_unserved(outcome: Result<Vec<u8>, CallError>) -> bool {
 }
 
 fn calls_reach_the_owner(hosts: &dyn Hosts) {
+    for what in [GROUP, SHARD] {
+        calls_reach_the_owner_of(hosts, what);
+    }
+}
+
+fn calls_reach_the_owner_of(hosts: &dyn Hosts, what: Owned) {
     let (a, b) = (hosts.host(0), hosts.host(1));
-    a.create(SHARD).unwrap();
-    assert!(is_unserved(call(&a, b"x", CALL_TIMEOUT)));
-    let holding = take(&a, SHARD);
+    a.create(what).unwrap();
+    assert!(is_unserved(call(&a, what, b"x", CALL_TIMEOUT)));
+    let holding = take(&a, what);
     holding.serve(Arc::new(Named(b" of a"))).unwrap();
     for host in [&a, &b] {
-        assert_eq!(call(host, b"asked", CALL_TIMEOUT).unwrap(), b"asked of a");
-        let dropped = call(host, b"", SHORT_TIMEOUT);
+        assert_eq!(
+            call(host, what, b"asked", CALL_TIMEOUT).unwrap(),
+            b"asked of a"
+        );
+        let dropped = call(host, what, b"", SHORT_TIMEOUT);
         assert!(matches!(dropped, Err(CallError::Unknown(_))), "{dropped:?}");
     }
     let long = vec![9; 64 << 10];
-    assert_eq!(call(&b, &long, CALL_TIMEOUT).unwrap().len(), long.len() + 5);
+    assert_eq!(
+        call(&b, what, &long, CALL_TIMEOUT).unwrap().len(),
+        long.len() + 5
+    );
     drop(holding);
-    assert!(is_unserved(call(&b, b"x", CALL_TIMEOUT)));
-    let holding = take(&b, SHARD);
+    assert!(is_unserved(call(&b, what, b"x", CALL_TIMEOUT)));
+    let holding = take(&b, what);
     let (sender, asked) = mpsc::channel::<(Vec<u8>, Reply)>();
     holding.serve(Arc::new(Later(sender))).unwrap();
     let owner = thread::spawn(move || {
@@ -636,7 +663,10 @@ fn calls_reach_the_owner(hosts: &dyn Hosts) {
         }
     });
     for host in [&a, &b, &a] {
-        assert_eq!(call(host, b"asked", CALL_TIMEOUT).unwrap(), b"asked of b");
+        assert_eq!(
+            call(host, what, b"asked", CALL_TIMEOUT).unwrap(),
+            b"asked of b"
+        );
     }
     owner.join().unwrap();
 }
@@ -675,13 +705,19 @@ fn the_dead_are_replaced(hosts: &dyn Hosts) {
     let taken_shard = b.take(SHARD, &options).unwrap();
     assert!(taken_shard.session() > shard.session());
     taken_shard.serve(Arc::new(Named(b" of b"))).unwrap();
-    assert_eq!(call(&b, b"asked", CALL_TIMEOUT).unwrap(), b"asked of b");
+    assert_eq!(
+        call(&b, SHARD, b"asked", CALL_TIMEOUT).unwrap(),
+        b"asked of b"
+    );
     // A host that comes back takes what its own dead process had.
     drop((one, two, shard, log, data));
     let again = hosts.host(0);
     let _own = again.take(OTHER, &options).unwrap();
     assert!(is_held(&again, GROUP));
-    assert_eq!(call(&again, b"asked", CALL_TIMEOUT).unwrap(), b"asked of b");
+    assert_eq!(
+        call(&again, SHARD, b"asked", CALL_TIMEOUT).unwrap(),
+        b"asked of b"
+    );
 }
 
 fn removed_with_its_parts(hosts: &dyn Hosts) {

@@ -1,22 +1,21 @@
 //! Replies of a shard.
 
 use super::{
-    FINGERPRINT_BYTES, INDEX_REPLY_HEADER_BYTES, NUMBER_BYTES, PositionedAnswer, VERSION,
-    decode_answers, encode_answers, flag, open, put_number, seal, take_block, take_number,
+    FINGERPRINT_BYTES, INDEX_REPLY_HEADER_BYTES, NUMBER_BYTES, PositionedAnswer, decode_answers,
+    encode_answers, put_number, take_block, take_number,
 };
 use crate::Pba;
-use crate::bytes::{put, u32_at, u64_at};
-use crate::cursor::{Cursor, impossible, put_text};
+use crate::bytes::{put, u64_at};
+use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
+use crate::message::{
+    REPLY_PAYLOAD_AT, VERSION, flag, open_reply, put_sentence, seal, take_sentence,
+};
 
 const MAGIC: [u8; 4] = *b"1FIA";
-const PAYLOAD_AT: usize = 20;
 
 /// Bytes of a row.
 pub(super) const ROW_BYTES: usize = FINGERPRINT_BYTES + 2 * NUMBER_BYTES;
-
-/// The most bytes of the text of a refusal.
-const TEXT_BYTES_MAX: usize = 1024;
 
 const ANSWERS: u8 = 1;
 const REFUSED: u8 = 2;
@@ -162,7 +161,7 @@ impl IndexReply {
         put(&mut bytes, 8, &self.session.to_le_bytes());
         put(&mut bytes, 16, &self.request.to_le_bytes());
         self.body.put(&mut bytes);
-        seal(&mut bytes, INDEX_REPLY_HEADER_BYTES, PAYLOAD_AT);
+        seal(&mut bytes, INDEX_REPLY_HEADER_BYTES, REPLY_PAYLOAD_AT);
         bytes
     }
 
@@ -172,20 +171,7 @@ impl IndexReply {
     ///
     /// Any [`FormatError`].
     pub fn decode(bytes: &[u8], request: u32) -> Result<IndexReply, FormatError> {
-        open(bytes, INDEX_REPLY_HEADER_BYTES, &MAGIC, PAYLOAD_AT)?;
-        if u32_at(bytes, 24) != 0 {
-            return Err(FormatError::Reserved {
-                structure: "index reply",
-            });
-        }
-        let found = u32_at(bytes, 16);
-        if found != request {
-            return Err(FormatError::Address {
-                field: "checksum of the request",
-                expected: request.into(),
-                found: found.into(),
-            });
-        }
+        open_reply(bytes, &MAGIC, "index reply", request)?;
         Ok(IndexReply {
             session: u64_at(bytes, 8),
             request,
@@ -277,11 +263,7 @@ impl Refusal {
         let number = CODES.iter().position(|code| *code == self.code);
         out.extend((number.map_or(0, |number| number + 1) as u16).to_le_bytes());
         out.extend(self.detail.to_le_bytes());
-        let mut end = self.text.len().min(TEXT_BYTES_MAX);
-        while !self.text.is_char_boundary(end) {
-            end -= 1;
-        }
-        put_text(out, &self.text.as_bytes()[..end]);
+        put_sentence(out, &self.text);
     }
 
     fn take(rest: &mut Cursor<'_>) -> Result<Refusal, FormatError> {
@@ -289,15 +271,11 @@ impl Refusal {
         let code = usize::from(number)
             .checked_sub(1)
             .and_then(|at| CODES.get(at));
-        let refusal = Refusal {
+        Ok(Refusal {
             code: *code.ok_or_else(|| impossible("reason", number.into()))?,
             detail: rest.u64()?,
-            text: rest.utf8("text of a refusal")?,
-        };
-        if refusal.text.len() > TEXT_BYTES_MAX {
-            return Err(impossible("text of a refusal", refusal.text.len() as u64));
-        }
-        Ok(refusal)
+            text: take_sentence(rest, "text of a refusal")?,
+        })
     }
 }
 

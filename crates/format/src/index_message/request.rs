@@ -2,11 +2,12 @@
 
 use super::{
     FINGERPRINT_BYTES, INDEX_REQUEST_HEADER_BYTES, INDEX_SECURED_MAX, IndexOperation, NUMBER_BYTES,
-    VERSION, flag, is_shard_count, open, put_number, seal, shard_of, take_block,
+    is_shard_count, put_number, shard_of, take_block,
 };
 use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
 use crate::cursor::{Cursor, impossible};
 use crate::error::FormatError;
+use crate::message::{VERSION, flag, open, seal};
 use crate::units::is_id;
 use crate::{GroupId, Pba, PoolId, Shard};
 

@@ -4,6 +4,7 @@
 //! difference must be in the field's row. Rows of reserved bytes are tried the other way round: the
 //! decoder must refuse them when they are not zero. The rows must tile the structure.
 
+mod census;
 mod log;
 mod messages;
 mod pages;
@@ -183,6 +184,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("loss_page", 3),
         pair!("trace", 7),
         pair!("index_message", 24),
+        pair!("census_message", 20),
     ];
     for (source, document, count) in pairs {
         let fields = fields_in(source);

@@ -9,6 +9,9 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use onefold_format::census_message::{
+    CENSUS_REPLY_HEADER_BYTES, CENSUS_REQUEST_BYTES, CensusReply, CensusRequest,
+};
 use onefold_format::frame;
 use onefold_format::index_message::{IndexReply, IndexRequest};
 use onefold_format::node::Node;
@@ -21,6 +24,7 @@ use onefold_format::{
 };
 use onefold_format::{batch_page, catalogue_page, map_page, queue_page, space_page};
 
+use crate::census;
 use crate::messages;
 use crate::samples::{self, POOL, PageSample, page};
 
@@ -41,7 +45,7 @@ fn has(version: &str, name: &str) -> bool {
         _ => {}
     }
     match name {
-        "index_message" => version == NEWEST,
+        "census_message" | "index_message" => version == NEWEST,
         _ => true,
     }
 }
@@ -382,6 +386,41 @@ fn golden_index_message() {
     assert_eq!(read(&kept), (requests, replies));
 }
 
+/// Requests, then replies, one after the other.
+#[test]
+fn golden_census_message() {
+    let (requests, replies) = (census::requests(), census::replies());
+    let messages = requests.iter().map(CensusRequest::encode);
+    let written: Vec<u8> = messages
+        .chain(replies.iter().map(CensusReply::encode))
+        .flatten()
+        .collect();
+    let read = |bytes: &[u8]| -> (Vec<CensusRequest>, Vec<CensusReply>) {
+        let (mut requests, mut replies, mut at) = (Vec::new(), Vec::new(), 0);
+        while at < bytes.len() {
+            if bytes[at..].starts_with(b"1FNQ") {
+                let message = &bytes[at..at + CENSUS_REQUEST_BYTES];
+                requests.push(CensusRequest::decode(message).expect("it opens"));
+                at += CENSUS_REQUEST_BYTES;
+            } else {
+                let end = at + CENSUS_REPLY_HEADER_BYTES + field(bytes, at + 20, 4) as usize;
+                let reply = CensusReply::decode(&bytes[at..end], census::CENSUS_REQUEST);
+                replies.push(reply.expect("it opens"));
+                at = end;
+            }
+        }
+        (requests, replies)
+    };
+    let kept = golden("census_message", &written, |bytes| {
+        let (requests, replies) = read(bytes);
+        let requests = requests.iter().map(|request| format!("{request:#?}\n"));
+        requests
+            .chain(replies.iter().map(|reply| format!("{reply:#?}\n")))
+            .collect()
+    });
+    assert_eq!(read(&kept), (requests, replies));
+}
+
 #[test]
 fn golden_record() {
     let dump = |bytes: &[u8]| {
@@ -436,6 +475,7 @@ fn every_golden_file_is_read_by_a_test() {
     let structures = [
         "batch_page",
         "catalogue_page",
+        "census_message",
         "data_label",
         "entry",
         "export",

@@ -7,6 +7,7 @@
 )]
 
 mod backup;
+mod census;
 mod damage;
 mod damage_records;
 mod documents;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use onefold_engine::cluster::{CallError, Cluster};
+use onefold_engine::cluster::{CallError, Cluster, Owned};
 use onefold_format::index_message::{
     IndexReply, IndexReplyBody, IndexRequest, IndexRequestBody, Refusal, RefusalCode,
 };
@@ -121,8 +121,12 @@ impl Caller {
                 drop(flight);
                 slot.fill(outcome);
             });
-            self.cluster
-                .call(call.shard, message.clone(), self.timeout, ended);
+            self.cluster.call(
+                Owned::Shard(call.shard),
+                message.clone(),
+                self.timeout,
+                ended,
+            );
         }
         let outcomes = gathering.wait_briefly(patience).into_iter();
         let outcomes = outcomes.zip(&messages).map(|(outcome, message)| {
@@ -159,7 +163,7 @@ impl Caller {
             };
             // No lock is held: the cluster may call back before it returns.
             self.cluster.call(
-                shard,
+                Owned::Shard(shard),
                 message.clone(),
                 self.timeout,
                 Box::new(move |outcome| slot.fill(outcome)),

@@ -1,6 +1,7 @@
 //! Calls of a store to all shards.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -238,12 +239,12 @@ fn refusals_come_back_as_the_errors_that_they_were() {
 /// Calls that are carried out on another thread.
 struct Threaded {
     hosts: Arc<Hosts>,
-    calls: Sender<(Shard, Vec<u8>, Answered)>,
+    calls: Sender<(Owned, Vec<u8>, Answered)>,
 }
 
 impl Cluster for Threaded {
-    fn call(&self, shard: Shard, request: Vec<u8>, _timeout: Duration, answered: Answered) {
-        self.calls.send((shard, request, answered)).unwrap();
+    fn call(&self, what: Owned, request: Vec<u8>, _timeout: Duration, answered: Answered) {
+        self.calls.send((what, request, answered)).unwrap();
     }
 
     fn create(&self, what: Owned) -> std::io::Result<()> {
@@ -276,6 +277,10 @@ impl Cluster for Threaded {
         self.hosts.extent_counts()
     }
 
+    fn given_blocks(&self, blocks: Range<u64>) -> std::io::Result<Vec<Range<u64>>> {
+        self.hosts.given_blocks(blocks)
+    }
+
     fn directory(&self) -> &dyn Directory {
         self.hosts.directory()
     }
@@ -284,15 +289,15 @@ impl Cluster for Threaded {
 #[test]
 fn calls_that_other_threads_answer_are_waited_for() {
     let hosts = Hosts::new(4, 7);
-    let (calls, waiting) = channel::<(Shard, Vec<u8>, Answered)>();
+    let (calls, waiting) = channel::<(Owned, Vec<u8>, Answered)>();
     let owner = std::thread::spawn({
         let hosts = Arc::clone(&hosts);
         move || {
             // The first call is dropped without an answer.
             let mut dropped = waiting.recv().ok();
-            for (shard, request, answered) in &waiting {
+            for (what, request, answered) in &waiting {
                 drop(dropped.take());
-                hosts.call(shard, request, Duration::ZERO, answered);
+                hosts.call(what, request, Duration::ZERO, answered);
             }
         }
     });

@@ -1,6 +1,7 @@
 //! Hosts that own shards, and the messages to them. Everything runs on the caller's thread, so a seed replays.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -240,7 +241,10 @@ fn unknown() -> CallError {
 }
 
 impl Cluster for Hosts {
-    fn call(&self, shard: Shard, request: Vec<u8>, _timeout: Duration, answered: Answered) {
+    fn call(&self, what: Owned, request: Vec<u8>, _timeout: Duration, answered: Answered) {
+        let Owned::Shard(shard) = what else {
+            return answered(Err(CallError::Unserved));
+        };
         let (faults, fate) = {
             let mut state = self.state();
             state.calls.push((shard, request.len()));
@@ -293,6 +297,10 @@ impl Cluster for Hosts {
     }
 
     fn extent_counts(&self) -> io::Result<ExtentCounts> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn given_blocks(&self, _: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

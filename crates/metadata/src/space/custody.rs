@@ -21,7 +21,7 @@ pub enum SpaceOf {
 
 impl SpaceOf {
     /// The content of a page that is not stored.
-    pub(super) fn absent_page(self, index: u64) -> Box<Bitmap> {
+    pub fn absent_page(self, index: u64) -> Box<Bitmap> {
         let mut named = Box::new(EMPTY_BITMAP);
         if self == SpaceOf::Group {
             // The pool's label is never named.

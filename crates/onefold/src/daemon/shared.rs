@@ -1,7 +1,7 @@
 //! A pool that hosts share, as this host serves it: its groups, and its shards of the index.
 //!
-//! Threads: one executes the calls to this host's shards; another closes groups that other hosts ask for, and serves the
-//! shards that did not answer this host.
+//! Threads: one executes the calls to this host's shards; one counts the blocks of this host's groups, when a host checks
+//! the pool; another closes groups that other hosts ask for, and serves the shards that did not answer this host.
 //!
 //! Crash behaviour: the directory of the pool keeps which host opens which group. The next start opens the groups of this
 //! host again, unless another host has taken them.
@@ -17,7 +17,7 @@ use onefold_engine::cluster::Owned;
 use onefold_engine::rados::{OwnerEvent, RadosHost};
 use onefold_format::{GroupId, Shard};
 use onefold_store::{
-    HostOptions, RecoveryReport, SharedPool, Store, StoreErrorKind, WhenFull, groups_max,
+    HostOptions, RecoveryReport, SharedPool, Store, StoreErrorKind, Wake, WhenFull, groups_max,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -34,8 +34,9 @@ use crate::session::recovery_line;
 /// A shared pool, and what this host owns of it.
 pub(super) struct SharedHost {
     pool: SharedPool,
-    bell: Arc<Bell>,
-    /// Ends and joins the two threads. Held briefly, and with no other lock.
+    calls: Arc<Bell>,
+    census: Arc<Bell>,
+    /// Ends and joins the threads. Held briefly, and with no other lock.
     threads: Mutex<Threads>,
     is_ending: AtomicBool,
     /// Receives the loss of the whole host.
@@ -59,10 +60,11 @@ struct Serving {
 #[derive(Default)]
 struct Threads {
     answering: Option<JoinHandle<()>>,
+    counting: Option<JoinHandle<()>>,
     watching: Option<JoinHandle<()>>,
 }
 
-/// Wakes the thread that executes calls.
+/// Wakes a thread that has work from time to time.
 #[derive(Default)]
 struct Bell {
     state: Mutex<Rung>,
@@ -76,6 +78,11 @@ struct Rung {
 }
 
 impl Bell {
+    fn wake(self: &Arc<Self>) -> Arc<dyn Fn() + Send + Sync> {
+        let bell = Arc::clone(self);
+        Arc::new(move || bell.change(|state| state.has_work = true))
+    }
+
     fn change(&self, change: impl FnOnce(&mut Rung)) {
         change(&mut lock(&self.state));
         self.changed.notify_all();
@@ -114,13 +121,16 @@ impl SharedHost {
             OwnerEvent::ReleaseWanted | OwnerEvent::Gone => _ = events.send((owned, event)),
         });
         let description = shared_description(&host);
-        let bell = Arc::<Bell>::default();
-        let rung = Arc::clone(&bell);
-        let wake = Arc::new(move || rung.change(|state| state.has_work = true));
+        let (calls, census) = (Arc::<Bell>::default(), Arc::<Bell>::default());
+        let wake = Wake {
+            calls: calls.wake(),
+            census: census.wake(),
+        };
         let pool = SharedPool::open(Arc::new(host), description, host_options, Some(wake))?;
         let shared = Arc::new(Self {
             pool,
-            bell,
+            calls,
+            census,
             threads: Mutex::default(),
             is_ending: AtomicBool::new(false),
             lost: losing,
@@ -129,19 +139,31 @@ impl SharedHost {
             placing: Mutex::default(),
             changing: Mutex::default(),
         });
-        let (answers, bell) = (Arc::clone(&shared), Arc::clone(&shared.bell));
-        let answering = spawn("shards", &shared.lost, move || {
-            while bell.wait() {
-                answers.pool.answer_calls();
-            }
-        })?;
+        let answering = shared.work("shards", &shared.calls, SharedPool::answer_calls)?;
         lock(&shared.threads).answering = Some(answering);
+        let counting = shared.work("census", &shared.census, SharedPool::count_groups)?;
+        lock(&shared.threads).counting = Some(counting);
         let opened = shared.open_all(options.take);
         if opened.is_err() {
             // Report the original error, whether or not this succeeds.
             let _ = shared.close();
         }
         opened.map(|()| shared)
+    }
+
+    /// Starts a thread that works when it is woken.
+    fn work(
+        self: &Arc<Self>,
+        name: &'static str,
+        bell: &Arc<Bell>,
+        work: fn(&SharedPool),
+    ) -> Result<JoinHandle<()>> {
+        let (host, bell) = (Arc::clone(self), Arc::clone(bell));
+        spawn(name, &self.lost, move || {
+            while bell.wait() {
+                work(&host.pool);
+            }
+        })
     }
 
     /// A damaged group or shard stays closed, and does not keep the guests of other groups from their volumes.
@@ -264,11 +286,13 @@ impl SharedHost {
     /// Closes all groups and shards. Calls are answered until then, because closing a group may need its own shards.
     pub(super) fn close(&self) -> Result<()> {
         let closed = self.pool.close();
-        self.bell.change(|state| state.is_ending = true);
-        let answering = lock(&self.threads).answering.take();
-        if let Some(answering) = answering {
+        for bell in [&self.calls, &self.census] {
+            bell.change(|state| state.is_ending = true);
+        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in [threads.answering, threads.counting].into_iter().flatten() {
             // The panic was printed when it happened.
-            let _ = answering.join();
+            let _ = thread.join();
         }
         Ok(closed?)
     }

@@ -139,8 +139,7 @@ fn a_name_is_taken_on_all_hosts() {
     renamed.is_refusal(1, &["exists already"]);
     // Requests about all blocks are refused, and change nothing.
     for words in [
-        &["pool", "check"][..],
-        &["pool", "scrub"],
+        &["pool", "scrub"][..],
         &["pool", "trim"],
         &["pool", "resize", "--size", "2G"],
         &["index", "rebuild"],
@@ -150,8 +149,50 @@ fn a_name_is_taken_on_all_hosts() {
         let outcome = hosts.run("kvm1", words);
         outcome.is_refusal(2, &["concerns all groups of the shared pool"]);
     }
+    let repair = hosts.run("kvm1", &["pool", "check", "--repair"]);
+    repair.is_refusal(2, &["--repair is not possible in a pool that hosts share"]);
     let alone = hosts.scene.run(&["volume", "list"]);
     alone.is_refusal(1, &["hosts share the pool", "onefold serve"]);
+}
+
+#[test]
+fn a_check_counts_the_blocks_of_all_groups() {
+    let Some(hosts) = Hosts::new() else { return };
+    let (one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    let image = hosts.scene.file("image", &noise(9, IMAGE_BYTES));
+    for (host, volume, dedup) in [
+        ("kvm1", "a", "offline"),
+        ("kvm2", "b", "offline"),
+        ("kvm2", "c", "off"),
+    ] {
+        hosts.json(
+            host,
+            &["volume", "import", volume, &image, "--dedup", dedup],
+        );
+    }
+    for host in ["kvm1", "kvm2"] {
+        let report = hosts.json(host, &["pool", "check"]);
+        assert_eq!(
+            (&report["findings"], &report["listed"]),
+            (&json!(0), &json!([]))
+        );
+        assert_eq!(report["mapped_blocks"], json!(3 * IMAGE_BLOCKS));
+    }
+    // The jobs continue.
+    hosts.json("kvm1", &["volume", "delete", "a", "--yes"]);
+    wait_until("the collector releases the references of a volume", || {
+        hosts.json("kvm1", &["pool", "stat"])["pending_release_blocks"] == json!(0)
+    });
+    assert_eq!(hosts.json("kvm2", &["pool", "check"])["findings"], json!(0));
+    drop(one);
+    let without = hosts.run("kvm2", &["pool", "check"]);
+    // The command has said before that it waits.
+    let is_named = |part: &&str| without.stderr.contains(*part);
+    let parts = ["group 1 cannot be checked", "group take 1"];
+    assert!(
+        without.code == Some(1) && parts.iter().all(is_named),
+        "{without:?}"
+    );
 }
 
 #[test]

@@ -98,16 +98,26 @@ impl Batches {
         &self.claimed
     }
 
-    /// Takes the job lock; fails if a job ended by a panic. Only the next opening settles that job's
+    /// Takes the job lock; fails if a job ended by a panic, and with `Paused` during a census of the pool. Only the next opening settles that job's
     /// unfinished work, in the index too, and guests are served until then. The lock's holder, which
     /// may be waiting for an idle processor, is hurried while the caller waits.
     pub(crate) fn job(&self) -> Result<MutexGuard<'_, ()>> {
-        lock_hurrying(&self.background, &self.jobs).map_err(job_panicked)
+        let job = lock_hurrying(&self.background, &self.jobs).map_err(job_panicked)?;
+        self.check_not_paused()?;
+        Ok(job)
     }
 
     /// Like [`Batches::job`], but does not hurry the holder, because nothing waits for the caller.
     pub(crate) fn job_in_background(&self) -> Result<MutexGuard<'_, ()>> {
-        self.jobs.lock().map_err(job_panicked)
+        let job = self.jobs.lock().map_err(job_panicked)?;
+        self.check_not_paused()?;
+        Ok(job)
+    }
+
+    /// The pause begins under the job lock.
+    fn check_not_paused(&self) -> Result<()> {
+        let leases = self.leases.as_ref();
+        leases.map_or(Ok(()), |leases| leases.pause().check())
     }
 
     pub(crate) fn job_for(&self, urgency: Urgency) -> Result<MutexGuard<'_, ()>> {

@@ -103,6 +103,22 @@ impl Window {
         &self.owned
     }
 
+    /// A bitmap of the blocks that have references, claimed or not.
+    pub(crate) fn referenced_bits(&self) -> &[u64] {
+        &self.referenced
+    }
+
+    /// Notes `more` references to the block, which may be none if all of them are claimed.
+    pub(crate) fn refer_many(&mut self, pba: Pba, more: u64) {
+        let place = self.place(pba);
+        bits::fill(&mut self.referenced, place..place + 1, true);
+        let count = self.counted(pba) + more;
+        self.counted[place] = u16::try_from(count).unwrap_or(u16::MAX);
+        if count >= u64::from(u16::MAX) {
+            self.many.insert(pba.0, count);
+        }
+    }
+
     /// Blocks with references, in ascending order.
     pub(crate) fn referenced(&self) -> impl Iterator<Item = Pba> + '_ {
         let places = bits::ones(&self.referenced, 0..self.counted.len());

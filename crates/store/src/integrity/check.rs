@@ -10,6 +10,8 @@
 //! `--repair` makes free space and index agree with the maps, which are the truth. It never changes
 //! a map and never frees anything while some page of a map cannot be read: in doubt it leaks (P8).
 
+mod survey;
+
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,6 +22,7 @@ use onefold_index::{Fingerprint, IndexError, IndexReader, Row};
 use onefold_journal::{CheckpointReader, MapPage};
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
+pub(crate) use self::survey::{Survey, survey};
 use super::scrub::Scrub;
 use crate::blocks::what_is_wrong;
 use crate::dedup::{PoolIndex, Window};
@@ -97,6 +100,8 @@ pub(crate) fn check(
         snapshot: Rc::new(snapshot),
         repair,
         report,
+        is_cancelled: &|| false,
+        pool_end: 0,
         counts: CheckReport::default(),
         is_map_unreadable: false,
         is_index_unreadable: false,
@@ -105,6 +110,7 @@ pub(crate) fn check(
         done: 0,
         all: 0,
     };
+    check.pool_end = check.snapshot.root.pool_blocks;
     if let Some(problem) = index_problem {
         check.find_in_index(problem.to_string());
     }
@@ -136,6 +142,10 @@ struct Check<'a> {
     index: Option<Arc<dyn IndexReader>>,
     repair: bool,
     report: &'a mut dyn FnMut(Finding),
+    /// Whether the check has to end early.
+    is_cancelled: &'a dyn Fn() -> bool,
+    /// The first block beyond the pool.
+    pool_end: u64,
     counts: CheckReport,
     /// Some page of a map could not be read: its blocks are not known.
     is_map_unreadable: bool,
@@ -200,10 +210,11 @@ impl Check<'_> {
                 continue;
             }
             let (pba, what) = (bad.pba, what_is_wrong(bad.fault));
-            self.find(
-                false,
-                format!("PBA {pba}: the block {what}; `pool scrub --list` names who uses it"),
-            );
+            let mut message = format!("PBA {pba}: the block {what}");
+            if self.pool.group().is_none() {
+                message += "; `pool scrub --list` names who uses it";
+            }
+            self.find(false, message);
         }
         if let Some(problem) = self.pool.bad().problem() {
             self.find(
@@ -229,6 +240,9 @@ impl Check<'_> {
     fn count_owners(&mut self, window: &mut Window) -> Result<()> {
         let snapshot = Rc::clone(&self.snapshot);
         snapshot.each_map_page(&|_| true, &mut |volume, page| {
+            if (self.is_cancelled)() {
+                return Err(StoreError::new(StoreErrorKind::Gone, "the check was ended"));
+            }
             let segment = page.segment;
             if let Some(entries) = self.readable(volume, page, window)? {
                 self.count_segment(volume, segment, &entries, window);
@@ -304,7 +318,7 @@ impl Check<'_> {
             let Some(pba) = entry.pba() else { continue };
             self.counts.mapped_blocks += u64::from(is_first_pass);
             let place = || format!("volume '{}', LBA {lba}, PBA {pba}", volume.name);
-            if pba.0 >= self.snapshot.root.pool_blocks {
+            if pba.0 >= self.pool_end {
                 if is_first_pass {
                     self.find(false, format!("{}: beyond the pool's end", place()));
                 }
@@ -441,7 +455,8 @@ impl Check<'_> {
         owned: &[u64],
     ) -> Result<Option<Box<space_page::Bitmap>>> {
         let Some(pointer) = self.snapshot.space_page(index)? else {
-            return Ok(Some(Box::new(space_page::EMPTY_BITMAP)));
+            let of = self.pool.journal().metadata()?.space().of();
+            return Ok(Some(of.absent_page(index)));
         };
         self.counts.pages_read += 1;
         let page = self.snapshot.read_space_page(index, pointer);

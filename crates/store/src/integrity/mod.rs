@@ -7,6 +7,6 @@ mod losses;
 mod scrub;
 
 pub use affected::{AffectedPlace, BadBlockStat, BlockUse};
-pub(crate) use check::check;
 pub use check::{CheckReport, Finding};
+pub(crate) use check::{Survey, check, survey};
 pub use scrub::{Scrub, ScrubReport, ScrubRun, ScrubStatus};

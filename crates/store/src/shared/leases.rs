@@ -13,6 +13,7 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
+use super::Pause;
 use onefold_engine::Cluster;
 use onefold_engine::cluster::Exchanged;
 use onefold_format::record::EXCHANGE_ITEMS_MAX;
@@ -36,6 +37,7 @@ pub(crate) struct Leases {
     journal: Arc<Journal>,
     cluster: Arc<dyn Cluster>,
     group: GroupId,
+    pause: Pause,
     /// Held during an exchange.
     turn: Mutex<Turn>,
 }
@@ -68,6 +70,7 @@ impl Leases {
             journal,
             cluster,
             group,
+            pause: Pause::default(),
             turn: Mutex::new(Turn {
                 pending: None,
                 take: 1,
@@ -83,6 +86,11 @@ impl Leases {
             }));
         }
         leases
+    }
+
+    /// The pause of the group's jobs. No block is given to the pool as long as it lasts.
+    pub(crate) fn pause(&self) -> &Pause {
+        &self.pause
     }
 
     fn space(&self) -> Option<&SharedSpace> {
@@ -194,6 +202,9 @@ impl Leases {
     /// Gives blocks to the pool, at least `kept` fewer than are free. Returns whether there were any.
     fn give_blocks(&self, kept: u64) -> Result<bool> {
         let mut turn = lock(&self.turn);
+        if self.pause.is_on() {
+            return Ok(false);
+        }
         let free_space = self.journal.free_space();
         let given = free_space.take_to_give(GIVEN_MAX, kept, kept == 0)?;
         if given.is_empty() {

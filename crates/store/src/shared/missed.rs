@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,10 @@ impl Cluster for Noting {
         self.cluster.remove(holding)
     }
 
-    fn call(&self, shard: Shard, request: Vec<u8>, timeout: Duration, answered: Answered) {
+    fn call(&self, what: Owned, request: Vec<u8>, timeout: Duration, answered: Answered) {
+        let Owned::Shard(shard) = what else {
+            return self.cluster.call(what, request, timeout, answered);
+        };
         let missed = Arc::clone(&self.missed);
         let noted: Answered = Box::new(move |outcome| {
             if outcome.is_ok() {
@@ -44,7 +48,7 @@ impl Cluster for Noting {
             }
             answered(outcome);
         });
-        self.cluster.call(shard, request, timeout, noted);
+        self.cluster.call(what, request, timeout, noted);
     }
 
     fn exchange(
@@ -63,6 +67,10 @@ impl Cluster for Noting {
 
     fn extent_counts(&self) -> io::Result<ExtentCounts> {
         self.cluster.extent_counts()
+    }
+
+    fn given_blocks(&self, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        self.cluster.given_blocks(blocks)
     }
 
     fn directory(&self) -> &dyn Directory {

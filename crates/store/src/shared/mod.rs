@@ -1,8 +1,12 @@
 //! The common parts of the groups of a pool, and the pool as one host serves it.
 
+mod census;
+mod check;
+mod counted;
 mod directory;
 mod leases;
 mod missed;
+mod pause;
 mod pool;
 mod stat;
 
@@ -17,7 +21,10 @@ use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
 use self::directory::Names;
 pub(crate) use self::leases::Leases;
-pub use self::pool::{GROUP_BYTES_MIN, HostOptions, SharedDescription, SharedPool, groups_max};
+use self::pause::Pause;
+pub use self::pool::{
+    GROUP_BYTES_MIN, HostOptions, SharedDescription, SharedPool, Wake, groups_max,
+};
 use crate::pool::Pool;
 use crate::volume_options::DEFAULT_DOMAIN;
 

@@ -20,14 +20,18 @@ use onefold_metadata::{Result, StoreError, StoreErrorKind};
 use rustc_hash::FxHasher;
 
 use super::Shared;
+use super::counted::GroupCensus;
 use super::directory::Names;
 use super::missed::{Missed, Noting};
 use crate::creation::{self, GroupOptions};
 use crate::recovery::{self, OpenOptions, RecoveryReport};
 use crate::store::Store;
 
-/// The part of the memory for shards; the rest is for groups.
+/// The part of the memory for shards.
 const SHARDS_MEMORY_PART: u64 = 8;
+
+/// The part of the memory for a check of the pool; the rest is for groups.
+pub(super) const CHECK_MEMORY_PART: u64 = 16;
 
 /// The least memory of a group's store, in bytes.
 pub const GROUP_BYTES_MIN: u64 = 16 << 20;
@@ -72,13 +76,21 @@ pub struct SharedPool {
     /// The turn to take a shard, which may wait for its owner. Before the lock of the shards, which calls need.
     taking_shard: Mutex<()>,
     missed: Arc<Missed>,
-    /// Wakes the thread that executes the calls to this host's shards. Without one, the thread that brings a call executes
-    /// it.
-    wake: Option<Arc<dyn Fn() + Send + Sync>>,
+    wake: Option<Wake>,
+}
+
+/// Wakes the threads of a host.
+#[derive(Clone)]
+pub struct Wake {
+    /// Called when [`SharedPool::answer_calls`] has work.
+    pub calls: Arc<dyn Fn() + Send + Sync>,
+    /// Called when [`SharedPool::count_groups`] has work.
+    pub census: Arc<dyn Fn() + Send + Sync>,
 }
 
 struct OpenGroup {
     store: Arc<Store>,
+    census: Arc<GroupCensus>,
     /// Given up after the store is closed.
     _holding: Arc<dyn Holding>,
 }
@@ -119,8 +131,8 @@ impl SharedPool {
         Names(cluster.directory()).set_created()
     }
 
-    /// A pool of which this host owns nothing yet. `wake` is called when [`SharedPool::answer_calls`] has work; without it
-    /// calls are executed by the threads that bring them, which then wait.
+    /// A pool of which this host owns nothing yet. Without `wake`, calls to shards are executed by the threads that bring
+    /// them, which then wait.
     ///
     /// # Errors
     ///
@@ -129,7 +141,7 @@ impl SharedPool {
         cluster: Arc<dyn Cluster>,
         description: SharedDescription,
         options: HostOptions,
-        wake: Option<Arc<dyn Fn() + Send + Sync>>,
+        wake: Option<Wake>,
     ) -> Result<Self> {
         let most = groups_max(options.memory_bytes);
         if options.groups_max == 0 || options.groups_max > most {
@@ -169,6 +181,15 @@ impl SharedPool {
 
     pub(super) fn cluster(&self) -> &dyn Cluster {
         &*self.cluster
+    }
+
+    pub(super) fn call_timeout(&self) -> Duration {
+        self.options.call_timeout
+    }
+
+    /// The memory of all groups and shards together, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.options.memory_bytes
     }
 
     /// The host's name among those that share the pool.
@@ -357,9 +378,8 @@ impl SharedPool {
     ) -> Result<(Arc<Store>, RecoveryReport)> {
         let cluster = Arc::clone(&self.cluster);
         let index = self.sharded(group)?;
-        let memory = self.options.memory_bytes - self.options.memory_bytes / SHARDS_MEMORY_PART;
         let options = OpenOptions {
-            memory_bytes: memory / self.options.groups_max,
+            memory_bytes: groups_memory(self.options.memory_bytes) / self.options.groups_max,
             rebuild_free_space: false,
             shared: Some(Shared {
                 group,
@@ -369,8 +389,15 @@ impl SharedPool {
         };
         let engine: Arc<dyn Engine> = holding.clone();
         let (store, report) = Store::open(engine, &options)?;
+        let who = (self.description.pool, group, holding.session());
+        let wake = self.wake.as_ref().map(|wake| Arc::clone(&wake.census));
+        let census = Arc::new(GroupCensus::new(&store, who, wake));
+        holding
+            .serve(census.clone())
+            .map_err(|error| StoreError::io(format_args!("opening group {group}"), error))?;
         let open = OpenGroup {
             store: Arc::clone(&store),
+            census,
             _holding: holding,
         };
         lock(&self.groups).insert(group, open);
@@ -384,6 +411,18 @@ impl SharedPool {
         Sharded::new(cluster, pool, group, shards, timeout)
     }
 
+    /// Does what a census of the pool asks of the groups that are open here.
+    pub fn count_groups(&self) {
+        let censuses: Vec<Arc<GroupCensus>> = {
+            let groups = lock(&self.groups);
+            groups
+                .values()
+                .map(|open| Arc::clone(&open.census))
+                .collect()
+        };
+        censuses.iter().for_each(|census| census.work());
+    }
+
     /// Closes a group and gives it up. No request to its volumes may be in progress, and no thread may use its store.
     ///
     /// # Errors
@@ -392,6 +431,7 @@ impl SharedPool {
     pub fn close_group(&self, group: GroupId) -> Result<()> {
         let open = lock(&self.groups).remove(&group);
         open.map_or(Ok(()), |open| {
+            open.census.close();
             end_holds(group, &open.store);
             open.store.close()
         })
@@ -461,7 +501,7 @@ impl SharedPool {
         lock(&self.missed).remove(&shard);
         if let Some(wake) = &self.wake {
             // For calls that came before the shard was listed.
-            wake();
+            (wake.calls)();
         }
         Ok(true)
     }
@@ -552,7 +592,7 @@ impl SharedPool {
     fn worker(&self) -> Worker {
         match &self.wake {
             Some(wake) => {
-                let wake = Arc::clone(wake);
+                let wake = Arc::clone(&wake.calls);
                 Worker::Woken(Box::new(move || wake()))
             }
             None => Worker::Caller,
@@ -566,7 +606,10 @@ impl SharedPool {
     /// The first error; the others are closed all the same.
     pub fn close(&self) -> Result<()> {
         let groups = std::mem::take(&mut *lock(&self.groups));
-        let closed = groups.values().map(|open| open.store.close());
+        let closed = groups.values().map(|open| {
+            open.census.close();
+            open.store.close()
+        });
         let mut first = closed.fold(Ok(()), Result::and);
         drop(groups);
         let shards = std::mem::take(&mut *lock(&self.shards));
@@ -580,7 +623,12 @@ impl SharedPool {
 /// The most groups that can be open with this memory.
 #[must_use]
 pub fn groups_max(memory_bytes: u64) -> u64 {
-    ((memory_bytes - memory_bytes / SHARDS_MEMORY_PART) / GROUP_BYTES_MIN).max(1)
+    (groups_memory(memory_bytes) / GROUP_BYTES_MIN).max(1)
+}
+
+/// The memory of all groups together, in bytes.
+fn groups_memory(memory_bytes: u64) -> u64 {
+    memory_bytes - memory_bytes / SHARDS_MEMORY_PART - memory_bytes / CHECK_MEMORY_PART
 }
 
 fn take_owned(

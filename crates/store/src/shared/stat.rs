@@ -85,7 +85,7 @@ impl SharedPool {
     }
 
     /// The index, for questions that are the same for every group.
-    fn index(&self) -> Result<Sharded> {
+    pub(super) fn index(&self) -> Result<Sharded> {
         Ok(self.sharded(FIRST_GROUP)?)
     }
 }

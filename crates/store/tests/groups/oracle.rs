@@ -141,7 +141,7 @@ fn rows(world: &World) -> Result<BTreeMap<u64, u64>, String> {
     Ok(all)
 }
 
-/// Every block of an extent that was leased is free in one group, or has a row.
+/// Every block of an extent that was leased is free in one group, has a row, or was given to the pool.
 fn custody(world: &World, rows: BTreeSet<u64>) -> Step {
     let mut keepers: BTreeMap<u64, GroupId> = BTreeMap::new();
     let mut extents: BTreeSet<u64> = rows.iter().map(|block| block / EXTENT).collect();
@@ -165,9 +165,13 @@ fn custody(world: &World, rows: BTreeSet<u64>) -> Step {
             }
         }
     }
+    let given = world.cluster.given_blocks();
+    let given: BTreeSet<u64> = given.iter().map(|block| block.0).collect();
+    let is_known =
+        |block: &u64| rows.contains(block) || keepers.contains_key(block) || given.contains(block);
     let missing = |extent: &u64| {
         let blocks = (extent * EXTENT).max(1)..(extent + 1) * EXTENT;
-        let mut lost = blocks.filter(|block| !rows.contains(block) && !keepers.contains_key(block));
+        let mut lost = blocks.filter(|block| !is_known(block));
         lost.next()
     };
     match extents.iter().find_map(missing) {

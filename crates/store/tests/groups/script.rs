@@ -14,11 +14,12 @@ const CONTENTS: u64 = 12;
 
 /// Runs one seed.
 pub(crate) fn run(seed: u64) -> Step {
-    hits_of(seed).map(drop)
+    counts_of(seed).map(drop)
 }
 
-/// Runs one seed. Returns how many blocks were not written because of hits.
-pub(crate) fn hits_of(seed: u64) -> Result<u64, Violation> {
+/// Runs one seed. Returns how many blocks were not written because of hits, and how many checks of the pool ended among the
+/// events.
+pub(crate) fn counts_of(seed: u64) -> Result<(u64, u64), Violation> {
     let mut world = World::new(seed, seed % 3 != 0)?;
     world.cluster.set_rates(ClusterRates {
         request_lost: 0.03,
@@ -33,11 +34,15 @@ pub(crate) fn hits_of(seed: u64) -> Result<u64, Violation> {
         event(&mut world)?;
         notice_deaths(&mut world);
     }
+    let checks = world.checks;
+    world.come_to_rest()?;
+    oracle::check(&world)?;
+    (0..HOSTS).try_for_each(|host| world.check(host))?;
     world.come_to_rest()?;
     oracle::check(&world)?;
     world.delete_all()?;
     oracle::check_empty(&world)?;
-    Ok(world.hits)
+    Ok((world.hits, checks))
 }
 
 fn any_group(world: &mut World) -> GroupId {
@@ -114,6 +119,15 @@ fn event(world: &mut World) -> Step {
         },
         39 => world.stop(host),
         40 | 41 => world.count(group).map(drop),
+        42 | 43 => {
+            // Most often some group has no owner, and then nothing is counted.
+            for host in 0..HOSTS {
+                if world.hosts[host].is_none() {
+                    world.start(host)?;
+                }
+            }
+            world.check(host)
+        }
         _ => world.end_holds(group).map(drop),
     }
 }

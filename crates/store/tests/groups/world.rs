@@ -71,6 +71,8 @@ pub(crate) struct World {
     pending: Vec<PendingRead>,
     /// Blocks that were not written because of hits.
     pub(crate) hits: u64,
+    /// Checks of the pool that ended before the groups came to rest.
+    pub(crate) checks: u64,
     /// Groups have few free blocks, and the pool has no more.
     is_scarce: bool,
     trace: bool,
@@ -102,7 +104,7 @@ pub(crate) fn take_options() -> TakeOptions {
     }
 }
 
-fn options(host: usize) -> HostOptions {
+pub(crate) fn options(host: usize) -> HostOptions {
     HostOptions {
         host: format!("host{host}"),
         memory_bytes: 256 << 20,
@@ -136,6 +138,7 @@ impl World {
             volumes: BTreeMap::new(),
             pending: Vec::new(),
             hits: 0,
+            checks: 0,
             is_scarce: false,
             trace: std::env::var_os("ONEFOLD_SIM_TRACE").is_some(),
         };
@@ -180,6 +183,10 @@ impl World {
         self.cluster.set_extents(0);
         self.is_scarce = true;
         groups.iter().try_for_each(|group| self.leave_few(*group))
+    }
+
+    pub(crate) fn is_scarce(&self) -> bool {
+        self.is_scarce
     }
 
     fn leave_few(&mut self, group: GroupId) -> Step {
@@ -325,6 +332,14 @@ impl World {
                 Ok(())
             }
             Err(error) => self.excused(host, "writing", &error),
+        }
+    }
+
+    /// Notes a write of one block that has ended.
+    pub(crate) fn wrote(&mut self, group: GroupId, lba: u64, content: Content, is_answered: bool) {
+        self.begin(group, lba, content);
+        if is_answered {
+            self.block(group, lba).answered(content);
         }
     }
 
@@ -550,11 +565,14 @@ impl World {
 
     /// An error is a violation unless something explains it: the host's state, an operation of the cluster whose outcome
     /// is lost, or a shard that does not answer.
-    fn excused(&self, host: usize, doing: &str, error: &StoreError) -> Step {
+    pub(crate) fn excused(&self, host: usize, doing: &str, error: &StoreError) -> Step {
         self.note(|| format!("  {doing}: {:?}: {error}", error.kind()));
         let is_known = matches!(
             error.kind(),
-            StoreErrorKind::Busy | StoreErrorKind::ReadOnly | StoreErrorKind::Io
+            StoreErrorKind::Busy
+                | StoreErrorKind::Paused
+                | StoreErrorKind::ReadOnly
+                | StoreErrorKind::Io
         ) || self.is_scarce && error.kind() == StoreErrorKind::NoSpace;
         if !self.is_well(host) || is_known {
             Ok(())

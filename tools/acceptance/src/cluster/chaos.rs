@@ -3,7 +3,7 @@
 //! # A turn
 //! 1. Guests of all hosts write, zero, trim and read, with flushes in between. Every second volume finds its duplicates in
 //!    line.
-//! 2. Something fails ([`Event`]); in some turns an OSD is killed at the same time. Guests of other hosts continue: none
+//! 2. Something fails, or a host checks the pool ([`Event`]); in some turns an OSD is killed at the same time. Guests of other hosts continue: none
 //!    of their requests may fail, and they must get answers after the failure.
 //! 3. The volumes of a host that failed are served again: by the same host, which must find every answered request, or
 //!    by another one, which must find every flushed one.
@@ -54,7 +54,7 @@ const COUNT_EACH: usize = 4;
 
 const BLOCK_BYTES: usize = 4096;
 
-/// A failure.
+/// A failure, or work on the whole pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     /// An OSD is killed and started again.
@@ -69,12 +69,15 @@ enum Event {
     HostFrozen,
     /// Another host asks for a group.
     GroupTaken,
+    /// A host checks the pool, and finds nothing.
+    PoolChecked,
 }
 
-/// The failures of a run, in turn.
-const EVENTS: [Event; 6] = [
+/// The events of a run, in turn.
+const EVENTS: [Event; 7] = [
     Event::HostReplaced,
     Event::OsdKilled,
+    Event::PoolChecked,
     Event::HostFrozen,
     Event::GroupTaken,
     Event::HostKilled,
@@ -133,7 +136,7 @@ pub(super) fn check(
     chaos.finish()?;
     ensure!(hits > 0, "no write in line has found its content");
     println!(
-        "{turns} failures in {:.0} s: each of {answered} answered requests was found, and at the last count each of \
+        "{turns} turns in {:.0} s: each of {answered} answered requests was found, and at the last count each of \
          {blocks} distinct blocks was stored once; at least {hits} blocks were found in line",
         start.elapsed().as_secs_f64()
     );
@@ -269,6 +272,7 @@ impl Chaos<'_> {
             distinct.len(),
             self.said()
         );
+        self.hosts.check_pool()?;
         Ok(distinct.len())
     }
 
@@ -311,8 +315,12 @@ type Moved = (usize, usize, Kept);
 
 impl Failing<'_> {
     fn happen(&self, hosts: &mut Hosts) -> Result<Vec<Moved>> {
-        let is_about_osd = matches!(self.event, Event::OsdKilled | Event::OsdFrozen);
-        let kills_osd = self.osd_fails && !is_about_osd;
+        // A check fails if the cluster is late.
+        let needs_osds = matches!(
+            self.event,
+            Event::OsdKilled | Event::OsdFrozen | Event::PoolChecked
+        );
+        let kills_osd = self.osd_fails && !needs_osds;
         if kills_osd {
             self.osd.kill()?;
         }
@@ -363,6 +371,10 @@ impl Failing<'_> {
                 self.osd.freeze()?;
                 std::thread::sleep(Duration::from_secs(10));
                 self.osd.thaw()?;
+                Ok(Vec::new())
+            }
+            Event::PoolChecked => {
+                hosts.check_pool()?;
                 Ok(Vec::new())
             }
             Event::HostKilled => {

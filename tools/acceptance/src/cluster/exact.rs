@@ -83,6 +83,7 @@ pub(super) fn check(workspace: &Workspace, pools: &Pools) -> Result<()> {
             blocks == expected,
             "the pool holds {blocks} blocks, but there are {expected} distinct ones"
         );
+        hosts.check_pool()?;
         Ok(format!(": {blocks} blocks"))
     })?;
     step(
@@ -108,6 +109,7 @@ pub(super) fn check(workspace: &Workspace, pools: &Pools) -> Result<()> {
     step("nothing is left", &mut hosts, &|hosts| {
         delete(hosts, &images, |import| import.domain != OWN)?;
         super::expect_empty(hosts)?;
+        hosts.check_pool()?;
         Ok(String::new())
     })?;
     hosts.stop()

@@ -113,6 +113,11 @@ impl Hosts {
         }
     }
 
+    /// Has a host check the pool, which fails at any finding.
+    pub(super) fn check_pool(&self) -> Result<()> {
+        self.any()?.product.check().map(drop)
+    }
+
     fn blocks(&self) -> Result<u64> {
         let mut blocks = 0;
         for host in &self.hosts {

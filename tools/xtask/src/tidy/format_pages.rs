@@ -11,7 +11,7 @@ const FOLDERS: [(&str, &str); 2] = [
 ];
 
 /// Files of the format crate that are not a structure on disk.
-const NOT_STRUCTURES: &[&str] = &["bytes", "cursor", "error", "lib", "mod", "units"];
+const NOT_STRUCTURES: &[&str] = &["bytes", "cursor", "error", "lib", "message", "mod", "units"];
 
 /// Pages without a file of that crate: the overview, and the layout of the index crate.
 const NOT_ABOUT_ONE: &[&str] = &["README", "index"];

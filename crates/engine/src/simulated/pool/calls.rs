@@ -1,4 +1,4 @@
-//! Calls to the owners of shards, which are lost, doubled, kept and delivered late.
+//! Calls to the owners of groups and shards, which are lost, doubled, kept and delivered late.
 //!
 //! The owner's code runs on the caller's thread, without any lock of the simulation. A call ends once: with the reply,
 //! with the loss of the reply, when the owner drops it, or when a test lets it time out.
@@ -7,7 +7,6 @@ use super::super::random::Random;
 use super::data::Client;
 use super::{Pool, Standing, faults::ClusterRates};
 use crate::cluster::{Answer, Answered, CallError, Owned, Reply};
-use onefold_format::Shard;
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -22,7 +21,7 @@ pub(super) struct Calls {
 /// A request on its way.
 #[derive(Clone)]
 struct Kept {
-    shard: Shard,
+    what: Owned,
     request: Vec<u8>,
     is_doubled: bool,
 }
@@ -69,7 +68,7 @@ impl Waiting {
 struct ReplyTo {
     waiting: Option<Arc<Waiting>>,
     pool: Weak<Pool>,
-    shard: Shard,
+    what: Owned,
     session: u64,
     is_lost: bool,
 }
@@ -79,14 +78,14 @@ impl ReplyTo {
         let owns = self
             .pool
             .upgrade()
-            .is_some_and(|pool| pool.owns(Owned::Shard(self.shard), self.session));
+            .is_some_and(|pool| pool.owns(self.what, self.session));
         if let Some(waiting) = &self.waiting {
             if self.is_lost {
                 waiting.end_unknown("the reply was lost");
             } else if owns {
                 waiting.end(Ok(bytes));
             } else {
-                waiting.end_unknown("the owner has lost the shard");
+                waiting.end_unknown("the owner has lost it");
             }
         }
     }
@@ -140,7 +139,7 @@ impl Pool {
     pub(super) fn send(
         self: &Arc<Pool>,
         client: Client,
-        shard: Shard,
+        what: Owned,
         request: Vec<u8>,
         waiting: &Arc<Waiting>,
     ) {
@@ -157,7 +156,7 @@ impl Pool {
         if let Journey::Delayed | Journey::Doubled = journey {
             let is_doubled = journey == Journey::Doubled;
             state.calls.kept.push(Kept {
-                shard,
+                what,
                 request: request.clone(),
                 is_doubled,
             });
@@ -168,7 +167,7 @@ impl Pool {
             Journey::Delayed => waiting.end_unknown("the request is late"),
             Journey::Plain | Journey::Doubled | Journey::ReplyLost => {
                 let is_lost = journey == Journey::ReplyLost;
-                self.deliver(shard, request, Some(waiting), is_lost);
+                self.deliver(what, request, Some(waiting), is_lost);
             }
         }
         // A caller that died in its owner's code learns nothing.
@@ -180,17 +179,17 @@ impl Pool {
     /// Brings a request to the owner of this moment. No caller waits for a late one.
     fn deliver(
         self: &Arc<Pool>,
-        shard: Shard,
+        what: Owned,
         request: Vec<u8>,
         waiting: Option<&Arc<Waiting>>,
         is_lost: bool,
     ) {
-        match self.find(shard) {
+        match self.find(what) {
             Found::Owner(answer, session) => {
                 let reply = ReplyTo {
                     waiting: waiting.cloned(),
                     pool: Arc::downgrade(self),
-                    shard,
+                    what,
                     session,
                     is_lost,
                 };
@@ -205,7 +204,7 @@ impl Pool {
                 let mut state = self.state();
                 if state.random.coin() {
                     state.calls.kept.push(Kept {
-                        shard,
+                        what,
                         request,
                         is_doubled: false,
                     });
@@ -218,10 +217,10 @@ impl Pool {
         }
     }
 
-    /// Looks for the owner of a shard. The cluster may not have noticed yet that an owner is dead.
-    fn find(&self, shard: Shard) -> Found {
+    /// Looks for an owner. The cluster may not have noticed yet that an owner is dead.
+    fn find(&self, what: Owned) -> Found {
         let mut state = self.state();
-        let record = state.owned.get(&Owned::Shard(shard));
+        let record = state.owned.get(&what);
         let Some(owner) = record.and_then(|record| record.owner.as_ref()) else {
             return Found::Nobody;
         };
@@ -236,9 +235,9 @@ impl Pool {
     }
 
     /// Keeps the request of a caller that died as it sent it.
-    pub(super) fn keep(&self, shard: Shard, request: Vec<u8>) {
+    pub(super) fn keep(&self, what: Owned, request: Vec<u8>) {
         self.state().calls.kept.push(Kept {
-            shard,
+            what,
             request,
             is_doubled: false,
         });
@@ -272,7 +271,7 @@ impl Pool {
             state.counts.calls_late += 1;
         }
         drop(state);
-        self.deliver(kept.shard, kept.request, None, false);
+        self.deliver(kept.what, kept.request, None, false);
         true
     }
 

@@ -7,6 +7,7 @@ use onefold_format::units::BLOCKS_PER_SPACE_EXTENT;
 use onefold_format::{GivenRun, GroupId, Pba, SpaceExtent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 
 /// The first extent that groups lease; the one before has the block whose number is not valid.
 const FIRST: u64 = 1;
@@ -156,6 +157,32 @@ impl Extents {
             free: self.limit.saturating_sub(self.next) + returned,
             all: self.limit - FIRST,
         }
+    }
+
+    /// The blocks of this range that the pool has.
+    pub(super) fn given(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut given: Vec<Range<u64>> = Vec::new();
+        let mut add = |blocks: Range<u64>| {
+            let blocks = blocks.start.max(range.start)..blocks.end.min(range.end);
+            match given.last_mut() {
+                Some(last) if last.end == blocks.start => last.end = blocks.end,
+                _ if blocks.is_empty() => {}
+                _ => given.push(blocks),
+            }
+        };
+        let first = (range.start / BLOCKS_PER_SPACE_EXTENT).max(FIRST);
+        for extent in first..range.end.div_ceil(BLOCKS_PER_SPACE_EXTENT).min(self.limit) {
+            let first = SpaceExtent(extent).first().0;
+            if !self.is_out(SpaceExtent(extent)) {
+                add(first..first + BLOCKS_PER_SPACE_EXTENT);
+            }
+            let parts = self.parts.get(&SpaceExtent(extent));
+            parts
+                .into_iter()
+                .flatten()
+                .for_each(|block| add(block.0..block.0 + 1));
+        }
+        given
     }
 
     /// Whether some of the extent's blocks are not the pool's.

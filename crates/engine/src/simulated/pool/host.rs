@@ -13,8 +13,9 @@ use crate::cluster::{
     Answer, Answered, CallError, Cluster, Directory, Exchanged, ExtentCounts, Holding, Owned, Rows,
     TakeError, TakeOptions,
 };
-use onefold_format::{GivenRun, GroupId, Shard};
+use onefold_format::{GivenRun, GroupId};
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,15 +141,15 @@ impl Cluster for SimulatedHost {
         removed.map(drop)
     }
 
-    fn call(&self, shard: Shard, request: Vec<u8>, _timeout: Duration, answered: Answered) {
+    fn call(&self, what: Owned, request: Vec<u8>, _timeout: Duration, answered: Answered) {
         let waiting = Waiting::new(&self.pool, answered);
         match self.begin(|_| 0.0) {
             Ok(End::Known | End::Unknown { .. }) => {
-                self.pool.send(self.client, shard, request, &waiting);
+                self.pool.send(self.client, what, request, &waiting);
             }
             Ok(end @ End::Dies { happens }) => {
                 if happens {
-                    self.pool.keep(shard, request);
+                    self.pool.keep(what, request);
                 }
                 waiting.end(Err(CallError::Unknown(unknown(end))));
             }
@@ -197,6 +198,10 @@ impl Cluster for SimulatedHost {
 
     fn extent_counts(&self) -> io::Result<ExtentCounts> {
         self.run(|_| 0.0, |state| Ok(state.extents.counts()))
+    }
+
+    fn given_blocks(&self, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        self.run(|_| 0.0, |state| Ok(state.extents.given(blocks)))
     }
 
     fn directory(&self) -> &dyn Directory {

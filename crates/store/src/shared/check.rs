@@ -1,0 +1,340 @@
+//! The check of a shared pool: every block is exactly one of the pool's, free in one group, owned by one entry of one
+//! group, or shared, with as many references as the index counts (P6).
+//!
+//! The pool is checked in windows. For each of them, the groups report their use of its blocks, all rows of the index
+//! are read, and the pool's own blocks before and after. A group may take space extents in between: a block that the
+//! pool had before is not missed, and one that it has afterwards is nobody else's.
+//!
+//! Nothing is repaired. The findings of a window are reported once all groups are known to have been paused.
+
+use std::ops::Range;
+
+use onefold_format::census_message::BlockRun;
+use onefold_format::units::BLOCKS_PER_SPACE_EXTENT;
+use onefold_format::{GroupId, Pba};
+use onefold_index::{Fingerprint, IndexError, IndexReader, Row};
+use onefold_metadata::{Result, StoreError, bits};
+
+use super::SharedPool;
+use super::census::Census;
+use super::pool::CHECK_MEMORY_PART;
+use crate::dedup::Window;
+use crate::integrity::{CheckReport, Finding};
+
+/// Rows of the index read together.
+const ROWS_AT_ONCE: usize = 4096;
+
+/// Memory for a block of the window: its references, its group, and six bits.
+const BYTES_PER_BLOCK: u64 = 6;
+
+/// The first block that a group can have; the label is before it.
+const FIRST_BLOCK: u64 = BLOCKS_PER_SPACE_EXTENT;
+
+impl SharedPool {
+    /// Checks the pool, while it is in use. Each finding is passed to `report`. `progress` gets the number of blocks of the
+    /// pool that were checked, and of all. `wait` is called when a group has not answered yet, and waits a moment.
+    ///
+    /// Jobs of all groups are paused until it has ended.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` if a group or a shard of the index is not served by any host, if it cannot settle its open batch, or if it
+    /// gets another owner during the check. Damage is a finding, not an error.
+    pub fn check(
+        &self,
+        wait: &mut dyn FnMut(),
+        report: &mut dyn FnMut(Finding),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CheckReport> {
+        let extents = self.cluster().extent_counts();
+        let extents = extents.map_err(|error| StoreError::io("checking the pool", error))?;
+        let pool_end = FIRST_BLOCK + extents.all * BLOCKS_PER_SPACE_EXTENT;
+        let bytes = self.memory_bytes() / CHECK_MEMORY_PART / BYTES_PER_BLOCK;
+        let step = bytes.next_multiple_of(BLOCKS_PER_SPACE_EXTENT);
+        let mut counts = CheckReport::default();
+        let mut census = Census::begin(self, Pba(pool_end), wait)?;
+        for start in (0..pool_end).step_by(step as usize) {
+            let end = pool_end.min(start + step);
+            let mut window = PoolWindow::new(start..end, pool_end, census.groups());
+            window.count(self, &mut census)?;
+            census.confirm()?;
+            counts.findings += window.findings.len() as u64;
+            counts.leaked_blocks += window.leaked_blocks;
+            counts.passes += 1;
+            for message in window.findings {
+                report(Finding {
+                    message,
+                    repairable: false,
+                });
+            }
+            progress(end, pool_end);
+        }
+        for totals in census.totals() {
+            counts.mapped_blocks += totals.mapped_blocks;
+            counts.pages_read += totals.pages_read;
+        }
+        Ok(counts)
+    }
+
+    /// The blocks of this range that the pool has, as a bitmap.
+    fn given_blocks(&self, blocks: &Range<u64>) -> Result<Vec<u64>> {
+        let given = self.cluster().given_blocks(blocks.clone());
+        let given = given.map_err(|error| StoreError::io("checking the pool", error))?;
+        let mut words = vec![0; (blocks.end - blocks.start) as usize / 64];
+        for Range { start, end } in given {
+            let (start, end) = (start.max(blocks.start), end.min(blocks.end));
+            if start < end {
+                let bits = (start - blocks.start) as usize..(end - blocks.start) as usize;
+                bits::fill(&mut words, bits, true);
+            }
+        }
+        Ok(words)
+    }
+}
+
+/// Some blocks of the pool, and their use by all groups.
+struct PoolWindow {
+    pool_end: u64,
+    groups: Vec<GroupId>,
+    /// Owned blocks, and references.
+    uses: Window,
+    /// A bitmap of the blocks that are free in a group.
+    free: Vec<u64>,
+    /// For each block that is free or owned, the place of its group in `groups`.
+    holder: Vec<u16>,
+    findings: Vec<String>,
+    leaked_blocks: u64,
+}
+
+impl PoolWindow {
+    fn new(blocks: Range<u64>, pool_end: u64, groups: Vec<GroupId>) -> Self {
+        let count = (blocks.end - blocks.start) as usize;
+        Self {
+            pool_end,
+            groups,
+            uses: Window::new(blocks),
+            free: vec![0; count / 64],
+            holder: vec![0; count],
+            findings: Vec::new(),
+            leaked_blocks: 0,
+        }
+    }
+
+    fn count(&mut self, pool: &SharedPool, census: &mut Census<'_>) -> Result<()> {
+        let blocks = self.uses.blocks.clone();
+        let range = (Pba(blocks.start), Pba(blocks.end));
+        let given_before = pool.given_blocks(&blocks)?;
+        let groups = self.groups.clone();
+        for group in &groups {
+            census.prepare(*group, range)?;
+        }
+        for (place, group) in groups.iter().enumerate() {
+            census.blocks_of(*group, range, &mut |run| self.add(place, run))?;
+            census.findings_of(*group, &mut |text| {
+                self.findings.push(format!("group {group}: {text}"));
+            })?;
+        }
+        let has_row = self.compare_rows(pool, census)?;
+        let given_after = pool.given_blocks(&blocks)?;
+        self.compare_uses(&given_after);
+        if let Some(has_row) = has_row {
+            self.find_leaked(&given_before, &has_row);
+        }
+        Ok(())
+    }
+
+    /// Adds a group's use of blocks.
+    fn add(&mut self, place: usize, run: &BlockRun) {
+        let blocks = &self.uses.blocks;
+        let start = run.first.0.max(blocks.start);
+        let end = (run.first.0 + run.count).min(blocks.end);
+        for pba in (start..end).map(Pba) {
+            let usage = run.usage;
+            if usage.is_free || usage.is_owned {
+                self.hold(place, pba, usage.is_free);
+            }
+            if usage.is_owned {
+                self.uses.own(pba);
+            }
+            if let Some(references) = usage.references {
+                self.uses.refer_many(pba, references);
+            }
+            if usage.is_free && (usage.is_owned || usage.references.is_some()) {
+                let group = self.groups[place];
+                self.findings.push(format!(
+                    "PBA {pba}: counted as free in group {group}, but its entries refer to it"
+                ));
+            }
+        }
+    }
+
+    /// Notes that a block is free or owned in a group, which must be the only one.
+    fn hold(&mut self, place: usize, pba: Pba, is_free: bool) {
+        let bit = self.bit(pba);
+        if self.is_held(bit) {
+            let (one, other) = (self.holder_of(bit), self.groups[place]);
+            let one_has = self.custody(bit);
+            let other_has = custody(is_free);
+            self.findings.push(format!(
+                "PBA {pba}: {one_has} group {one}, and {other_has} group {other}"
+            ));
+        }
+        if is_free {
+            bits::fill(&mut self.free, bit..bit + 1, true);
+        }
+        self.holder[bit] = place as u16;
+    }
+
+    fn bit(&self, pba: Pba) -> usize {
+        (pba.0 - self.uses.blocks.start) as usize
+    }
+
+    fn is_held(&self, bit: usize) -> bool {
+        let has = |words: &[u64]| bits::all(words, bit..bit + 1, true);
+        has(&self.free) || has(self.uses.owned())
+    }
+
+    fn custody(&self, bit: usize) -> &'static str {
+        custody(bits::all(&self.free, bit..bit + 1, true))
+    }
+
+    fn holder_of(&self, bit: usize) -> GroupId {
+        self.groups[usize::from(self.holder[bit])]
+    }
+
+    /// Compares the rows of the index with the references of all groups. Returns the blocks that have rows, unless the
+    /// index cannot be read.
+    fn compare_rows(
+        &mut self,
+        pool: &SharedPool,
+        census: &mut Census<'_>,
+    ) -> Result<Option<Vec<u64>>> {
+        let index = pool.index()?;
+        let mut has_row = vec![0; self.free.len()];
+        let mut from = Some(Fingerprint::default());
+        while let Some(start) = from {
+            let rows = match index.rows(start, ROWS_AT_ONCE) {
+                Ok(rows) => rows,
+                Err(error @ (IndexError::Io(_) | IndexError::Away { .. })) => {
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    let message = format!("the fingerprint index cannot be read: {error}");
+                    self.findings.push(message);
+                    return Ok(None);
+                }
+            };
+            census.keep()?;
+            from = rows.last().and_then(|(last, _)| last.successor());
+            for (_, row) in &rows {
+                if self.uses.blocks.contains(&row.pba.0) {
+                    self.compare_row(&mut has_row, row);
+                } else if self.uses.blocks.start == 0 && row.pba.0 >= self.pool_end {
+                    let pba = row.pba;
+                    let message = format!("PBA {pba}: in the index, and beyond the pool's end");
+                    self.findings.push(message);
+                }
+            }
+        }
+        let missing = self.uses.referenced();
+        let missing =
+            missing.filter(|pba| !bits::all(&has_row, self.bit(*pba)..self.bit(*pba) + 1, true));
+        let missing: Vec<String> = missing
+            .map(|pba| format!("PBA {pba}: shared by entries, but not in the index"))
+            .collect();
+        self.findings.extend(missing);
+        Ok(Some(has_row))
+    }
+
+    fn compare_row(&mut self, has_row: &mut [u64], row: &Row) {
+        let Row { pba, references } = *row;
+        let bit = self.bit(pba);
+        let counted = self.uses.counted(pba);
+        if bits::all(has_row, bit..bit + 1, true) {
+            self.findings.push(format!("PBA {pba}: twice in the index"));
+        } else if counted != references {
+            self.findings.push(format!(
+                "PBA {pba}: the index counts {references} references, the maps of all groups make {counted}"
+            ));
+        }
+        if self.is_held(bit) {
+            let (has, group) = (self.custody(bit), self.holder_of(bit));
+            self.findings
+                .push(format!("PBA {pba}: in the index, and {has} group {group}"));
+        }
+        bits::fill(has_row, bit..bit + 1, true);
+    }
+
+    /// Finds blocks that are used in two ways, or are the pool's and a group's.
+    fn compare_uses(&mut self, given: &[u64]) {
+        let (owned, referenced) = (self.uses.owned(), self.uses.referenced_bits());
+        let shared: Vec<u64> = (0..self.free.len())
+            .map(|n| (self.free[n] | owned[n]) & referenced[n])
+            .collect();
+        let twice: Vec<u64> = (0..self.free.len())
+            .map(|n| (self.free[n] | owned[n] | referenced[n]) & given[n])
+            .collect();
+        for bit in bits::ones(&shared, 0..shared.len() * 64) {
+            let (has, group) = (self.custody(bit), self.holder_of(bit));
+            let pba = self.uses.blocks.start + bit as u64;
+            self.findings.push(format!(
+                "PBA {pba}: {has} group {group}, but entries share it"
+            ));
+        }
+        for run in bits::set_runs(&twice, 0) {
+            let what = if self.is_held(run.start) {
+                let has = self.custody(run.start);
+                format!("{has} group {}", self.holder_of(run.start))
+            } else {
+                "shared by entries".to_owned()
+            };
+            let message = format!(
+                "{}: the pool can lease {} to any group, but the first is {what}",
+                self.place(&run),
+                if run.len() == 1 {
+                    "the block"
+                } else {
+                    "the blocks"
+                },
+            );
+            self.findings.push(message);
+        }
+    }
+
+    /// Finds blocks that nobody has.
+    fn find_leaked(&mut self, given: &[u64], has_row: &[u64]) {
+        let (owned, referenced) = (self.uses.owned(), self.uses.referenced_bits());
+        let mut leaked: Vec<u64> = (0..self.free.len())
+            .map(|n| !(self.free[n] | owned[n] | referenced[n] | given[n] | has_row[n]))
+            .collect();
+        if self.uses.blocks.start < FIRST_BLOCK {
+            let label = (FIRST_BLOCK - self.uses.blocks.start) as usize;
+            bits::fill(&mut leaked, 0..label, false);
+        }
+        for run in bits::set_runs(&leaked, 0) {
+            self.leaked_blocks += run.len() as u64;
+            let message = format!(
+                "{}: leaked: no group has it, nor the pool",
+                self.place(&run)
+            );
+            self.findings.push(message);
+        }
+    }
+
+    /// The blocks of a run, for people.
+    fn place(&self, run: &Range<usize>) -> String {
+        let first = self.uses.blocks.start + run.start as u64;
+        match run.len() as u64 {
+            1 => format!("PBA {first}"),
+            count => format!("PBA {first} to {}", first + count - 1),
+        }
+    }
+}
+
+fn custody(is_free: bool) -> &'static str {
+    if is_free {
+        "free in"
+    } else {
+        "owned by an entry of"
+    }
+}
