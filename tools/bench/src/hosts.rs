@@ -1,10 +1,11 @@
-//! `cargo xtask bench hosts`: compares a group of a pool that hosts share with a pool that has one owner, and writes in line
-//! with writes off-line, on one throw-away cluster.
+//! `cargo xtask bench hosts`: compares a group of a pool that hosts share with a pool that has one owner, writes in line
+//! with writes off-line, and deduplication by three hosts with that by one, on one throw-away cluster.
 //!
 //! A round measures each row with both, one after the other, and compares them within the round. All daemons of the
 //! cluster and its clients share this machine, so the ratios mean something and the rates do not.
 
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use onefold_harness::ceph::POOL;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::fio::{Fio, Section};
+use onefold_harness::images;
 use onefold_harness::inline::Mode;
 use onefold_harness::packages;
 use onefold_harness::pools::{Ceph, Pools};
@@ -37,6 +39,18 @@ pub(crate) const SHARDS: &str = "64";
 pub(crate) const IDLE_GROUPS: usize = 50;
 pub(crate) const IDLE_SHARDS: &str = "16";
 pub(crate) const IDLE_MEMORY_MIB: u64 = 2048;
+
+/// Hosts that deduplicate together, and their rounds.
+pub(crate) const HOSTS: usize = 3;
+pub(crate) const HOSTS_ROUNDS: usize = 5;
+
+/// How often each image is imported.
+const COPIES: usize = 2;
+
+/// How long the finders may take to share all blocks.
+const SHARED_LIMIT: Duration = Duration::from_secs(600);
+
+const SHARED_POLL: Duration = Duration::from_millis(500);
 
 /// The block size of the pools.
 const BLOCK_BYTES: u64 = 4096;
@@ -176,7 +190,75 @@ fn measure(workspace: &Workspace, pools: &Pools, rounds: usize) -> Result<Figure
     let idle = product("idle", &["--shards", IDLE_SHARDS])?;
     figures.idle_mib = idle_mib(&idle)?;
     println!("{:.0} MiB with {IDLE_GROUPS} idle groups", figures.idle_mib);
+    for round in 1..=rounds.min(HOSTS_ROUNDS) {
+        let mut micros = [0.0; 2];
+        for turn in 0..2 {
+            let of = (round + turn) % 2;
+            let hosts = [HOSTS, 1][of];
+            let pool = product(&format!("dedup-{round}-{hosts}"), &["--shards", SHARDS])?;
+            micros[of] = dedup_micros(workspace, &pool, hosts)?;
+        }
+        println!(
+            "round {round}: {:.1} us a block with {HOSTS} hosts, and {:.1} with one",
+            micros[0], micros[1]
+        );
+        figures.dedup_micros.push(micros);
+    }
     Ok(figures)
+}
+
+/// The processor time of all daemons for each block that their finders share, in microseconds.
+fn dedup_micros(workspace: &Workspace, pool: &Product, hosts: usize) -> Result<f64> {
+    let images = images::make_three(workspace)?;
+    let hosts = (1..=hosts).map(|n| {
+        let name = format!("kvm{n}");
+        let product = pool.on_host(&name)?;
+        let daemon = product.serve(&["--host-name", &name], &[])?;
+        Ok((product, daemon))
+    });
+    let hosts = hosts.collect::<Result<Vec<_>>>()?;
+    let volume = |n: usize| (&hosts[n % hosts.len()].0, format!("vm{n}"));
+    for n in 0..images.len() * COPIES {
+        let (product, name) = volume(n);
+        import(product, &name, &images[n / COPIES].path)?;
+    }
+    let cpu_seconds = || -> Result<f64> {
+        let seconds = hosts.iter().map(|(_, daemon)| daemon.cpu_seconds());
+        seconds.sum()
+    };
+    let private = || -> Result<u64> {
+        let blocks = hosts.iter().map(|(product, _)| {
+            let number = |key| product.stat_number(key);
+            Ok(number("private_blocks")? + number("unsettled_blocks")?)
+        });
+        blocks.sum()
+    };
+    let (blocks, before, start) = (private()?, cpu_seconds()?, Instant::now());
+    for n in 0..images.len() * COPIES {
+        let (product, name) = volume(n);
+        let set = ["--quiet", "volume", "set", &name, "--dedup", "offline"];
+        let eager = ["--interval", "1", "--cold-passes", "1"];
+        product.command().args(set).args(eager).run()?;
+    }
+    while private()? > 0 {
+        ensure!(
+            start.elapsed() < SHARED_LIMIT,
+            "the finders do not come to an end"
+        );
+        std::thread::sleep(SHARED_POLL);
+    }
+    let used = cpu_seconds()? - before;
+    hosts
+        .into_iter()
+        .try_for_each(|(_, daemon)| daemon.stop().map(drop))?;
+    Ok(used * 1e6 / blocks as f64)
+}
+
+fn import(product: &Product, volume: &str, image: &Path) -> Result<()> {
+    let import = product
+        .command()
+        .args(["--quiet", "volume", "import", volume]);
+    import.arg(image).args(["--dedup", "off"]).run()
 }
 
 /// Starts the daemon. Finder and collector are paused, and claims are counted.
@@ -265,6 +347,6 @@ impl Figures {
         };
         json!({"groups": rows(&GROUP_ROWS, &self.groups, ["group", "one_owner"]),
                "inline": rows(&INLINE_ROWS, &self.inline, ["inline", "offline"]),
-               "hits": self.hits, "idle_mib": self.idle_mib})
+               "hits": self.hits, "idle_mib": self.idle_mib, "dedup_micros": self.dedup_micros})
     }
 }

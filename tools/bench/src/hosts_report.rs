@@ -2,8 +2,8 @@
 
 use crate::goals::{self, Goal};
 use crate::hosts::{
-    DISK_MIB, DUPLICATES_MIB, GROUP_ROWS, IDLE_GROUPS, IDLE_MEMORY_MIB, IDLE_SHARDS, INLINE_ROWS,
-    Load, SECONDS, SHARDS,
+    DISK_MIB, DUPLICATES_MIB, GROUP_ROWS, HOSTS, IDLE_GROUPS, IDLE_MEMORY_MIB, IDLE_SHARDS,
+    INLINE_ROWS, Load, SECONDS, SHARDS,
 };
 use crate::page::{Conditions, Page};
 use crate::statistics::Estimate;
@@ -23,6 +23,9 @@ pub(crate) struct Figures {
     pub(crate) hits: f64,
     /// The highest memory of a daemon with idle groups, in MiB.
     pub(crate) idle_mib: f64,
+    /// For each round, the processor time of all daemons for a block that finders share, in microseconds: with [`HOSTS`]
+    /// hosts, and with one.
+    pub(crate) dedup_micros: Vec<[f64; 2]>,
 }
 
 /// The most memory of an idle daemon beyond its `--memory`, in MiB.
@@ -60,6 +63,12 @@ impl Figures {
                 memory_max,
                 None,
             ),
+            Goal::at_most(
+                format!("processor time for a shared block, {HOSTS} hosts relative to one"),
+                ratio(&self.dedup_micros).map(|ratio| ratio.median),
+                1.3,
+                1.1,
+            ),
         ];
         groups.chain(inline).chain(others).collect()
     }
@@ -89,6 +98,13 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
         "Hits: {DUPLICATES_MIB} MiB that another volume has are written in line, 4 KiB at a time, one request at a time. Memory: a \
          daemon with {IDLE_GROUPS} groups without volumes, {IDLE_SHARDS} shards and `--memory {IDLE_MEMORY_MIB}M`."
     ));
+    let header = format!("| | {HOSTS} hosts, us a block | one host, us a block | ratio |");
+    let medians = [0, 1].map(|of| Estimate::over(figures.dedup_micros.iter().map(|pair| pair[of])));
+    let row =
+        Row::of("processor time of all daemons while their finders share the blocks of six images")
+            .numbers(medians.map(|micros| micros.map(|micros| micros.median)), 1)
+            .maybe(ratio(&figures.dedup_micros));
+    page.add(Table::new(&header).with([row]));
     page.add(goals::table(figures.goals()));
     page.to_string()
 }
