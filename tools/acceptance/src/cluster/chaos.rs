@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use onefold_harness::ceph::{Cluster, OSDS, Osd};
 use onefold_harness::command::last_lines;
 use onefold_harness::pools::Pools;
@@ -24,7 +24,8 @@ use onefold_harness::workspace::Workspace;
 use rustix::process::Signal;
 
 use super::exact::move_all;
-use super::hosts::{Host, Hosts};
+use super::hosts::{Host, Hosts, PATIENCE};
+use super::join_all;
 use crate::answered::{Kept, Round, Volume};
 
 const HOSTS: usize = 3;
@@ -108,7 +109,7 @@ pub(super) fn check(
     let cluster = pools.ceph().context("the pool is not in Ceph")?;
     let mut chaos = Chaos {
         cluster: cluster.must_be_throw_away()?,
-        hosts: Hosts::start(workspace, pools, "8G", HOSTS)?,
+        hosts: Hosts::start(workspace, pools, "8G", HOSTS, &PATIENCE)?,
         guests: Vec::new(),
         random: fastrand::Rng::with_seed(seed),
     };
@@ -219,15 +220,7 @@ impl Chaos<'_> {
             for round in &rounds {
                 round.is_over.store(true, Ordering::SeqCst);
             }
-            let ended = threads.into_iter().map(|thread| {
-                let ended = thread.join();
-                ended.unwrap_or_else(|_| Err(anyhow!("a thread of the load panicked")))
-            });
-            let ended = ended
-                .collect::<Vec<_>>()
-                .into_iter()
-                .collect::<Result<()>>();
-            ended.and(continued)
+            join_all(threads).and(continued)
         })?;
         self.cluster.wait_until_clean()?;
         for (guest, to, kept) in moved {

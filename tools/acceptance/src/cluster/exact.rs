@@ -9,7 +9,7 @@ use onefold_harness::images::{self, Image};
 use onefold_harness::pools::Pools;
 use onefold_harness::workspace::Workspace;
 
-use super::hosts::{Group, Host, Hosts};
+use super::hosts::{Group, Host, Hosts, PATIENCE};
 use crate::clients::compare;
 
 /// A volume: the number of its host, the number of its image, its domain, and when its duplicates are found.
@@ -62,7 +62,7 @@ pub(super) fn check(workspace: &Workspace, pools: &Pools) -> Result<()> {
     });
     let domains = domains.into_iter().collect::<Result<Vec<_>>>()?;
     let expected = domains.iter().map(|(_, blocks)| blocks).sum::<u64>();
-    let mut hosts = Hosts::start(workspace, pools, "16G", HOSTS)?;
+    let mut hosts = Hosts::start(workspace, pools, "16G", HOSTS, &PATIENCE)?;
     let step = |title: &str, hosts: &mut Hosts, step: &dyn Fn(&mut Hosts) -> Result<String>| {
         let start = Instant::now();
         let said = step(hosts).with_context(|| {

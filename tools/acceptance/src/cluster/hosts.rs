@@ -20,7 +20,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(180);
 const SETTLE_POLL: Duration = Duration::from_millis(200);
 
 /// How long a dead or frozen host is asked before its groups are taken.
-const PATIENCE: [&str; 2] = ["--patience", "2s"];
+pub(super) const PATIENCE: [&str; 2] = ["--patience", "2s"];
 
 /// The hosts of a pool.
 pub(super) struct Hosts {
@@ -33,6 +33,8 @@ pub(super) struct Hosts {
 pub(super) struct Host {
     pub(super) name: String,
     pub(super) product: Product,
+    /// Options of the daemon.
+    options: Vec<String>,
     daemon: Option<Daemon>,
 }
 
@@ -45,17 +47,18 @@ pub(super) struct Group {
 }
 
 impl Hosts {
-    /// Creates a pool of this size, and starts this many hosts.
+    /// Creates a pool of this size, and starts this many hosts, one after the other, with these options of the daemon.
     pub(super) fn start(
         workspace: &Workspace,
         pools: &Pools,
         size: &str,
         count: usize,
+        options: &[&str],
     ) -> Result<Hosts> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "cluster")?;
         let pool = Product::build_in(workspace, pools, scratch.path())?;
         pool.create_pool_with(size, &["--shards", SHARDS])?;
-        let hosts = (1..=count).map(|n| Host::start(format!("kvm{n}"), &pool));
+        let hosts = (1..=count).map(|n| Host::start(format!("kvm{n}"), &pool, options));
         Ok(Hosts {
             hosts: hosts.collect::<Result<_>>()?,
             _scratch: scratch,
@@ -151,9 +154,10 @@ impl Hosts {
 }
 
 impl Host {
-    fn start(name: String, pool: &Product) -> Result<Host> {
+    fn start(name: String, pool: &Product, options: &[&str]) -> Result<Host> {
         let mut host = Host {
             product: pool.on_host(&name)?,
+            options: options.iter().map(ToString::to_string).collect(),
             name,
             daemon: None,
         };
@@ -163,7 +167,8 @@ impl Host {
 
     /// Starts the daemon.
     pub(super) fn open(&mut self) -> Result<()> {
-        let options = [&["--host-name", &self.name][..], &PATIENCE].concat();
+        let mut options = vec!["--host-name", &self.name];
+        options.extend(self.options.iter().map(String::as_str));
         let daemon = self.product.serve(&options, &[]);
         self.daemon = Some(daemon.with_context(|| format!("{} does not start", self.name))?);
         Ok(())

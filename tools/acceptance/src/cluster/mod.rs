@@ -1,13 +1,15 @@
 //! A pool that hosts share, with three daemons: what all of them store is stored once, each volume moves as a whole, and
-//! hosts and OSDs fail while guests work.
+//! hosts and OSDs fail while guests work, and so does the index.
 
 mod chaos;
 mod exact;
 mod hosts;
+mod isolate;
 
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use onefold_harness::ceph::POOL;
 use onefold_harness::packages;
 use onefold_harness::pools::{Ceph, Pools};
@@ -29,6 +31,9 @@ pub(crate) struct Arguments {
     /// Kill and freeze hosts and OSDs in turn for this many seconds, while guests, finders and collectors work
     #[arg(long, value_name = "SECONDS")]
     chaos: Option<u64>,
+    /// Freeze the host that serves all shards of the index for this many seconds, and check that no guest waits for it
+    #[arg(long, value_name = "SECONDS", conflicts_with = "chaos")]
+    isolate: Option<u64>,
     /// Repeat the choices of an earlier run; their moments differ
     #[arg(long, requires = "chaos")]
     seed: Option<u64>,
@@ -38,14 +43,24 @@ pub(crate) struct Arguments {
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let pools = Pools::Ceph(Ceph::open(workspace, POOL)?.into());
-    match arguments.chaos {
-        None => exact::check(workspace, &pools),
-        Some(seconds) => {
+    match (arguments.chaos, arguments.isolate) {
+        (None, None) => exact::check(workspace, &pools),
+        (None, Some(seconds)) => isolate::check(workspace, &pools, Duration::from_secs(seconds)),
+        (Some(seconds), _) => {
             let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
             chaos::check(workspace, &pools, Duration::from_secs(seconds), seed)
                 .with_context(|| format!("with the seed {seed}"))
         }
     }
+}
+
+/// Waits for all threads of a load. Returns the first error.
+fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
+    let ended = threads.into_iter().map(|thread| {
+        let ended = thread.join();
+        ended.unwrap_or_else(|_| Err(anyhow!("a thread of the load panicked")))
+    });
+    ended.fold(Ok(()), Result::and)
 }
 
 /// Checks that a pool without volumes holds no block, and that all of its space was given back.

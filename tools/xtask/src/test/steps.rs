@@ -20,6 +20,9 @@ use crate::{compiled, fuzz, mutations, tidy};
 /// How long hosts and OSDs fail in CI: each kind of failure happens once, however long that takes.
 const CHAOS_SECONDS: &str = "1";
 
+/// How long no shard answers in CI.
+const ISOLATED_SECONDS: &str = "10";
+
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "8";
 
@@ -543,6 +546,7 @@ fn ceph(workspace: &Workspace, said: &mut String) -> Result<()> {
         &["ceph-losses"],
         &["cluster"],
         &["cluster", "--chaos", CHAOS_SECONDS],
+        &["cluster", "--isolate", ISOLATED_SECONDS],
     ] {
         let check = acceptance(workspace)?.args(call);
         keep(check.env(CEPH_CONF, ceph.conf()), said)
