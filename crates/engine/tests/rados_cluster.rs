@@ -30,6 +30,7 @@ const HOSTS: usize = 3;
 const GROUP: Owned = Owned::Group(GroupId(1));
 const OTHER: Owned = Owned::Group(GroupId(2));
 const SHARD: Owned = Owned::Shard(Shard(3));
+const HEAD_OF_SHARD: &str = "ix.3";
 
 const DESCRIPTION: PoolDescription = PoolDescription {
     identity: PoolId([7; 16]),
@@ -555,8 +556,13 @@ fn a_process_of_the_same_directory_goes_on_at_once_with_its_memory() {
     // A shard that is made again has later sessions than the one before.
     a.remove(take(&a, SHARD)).unwrap();
     a.create(SHARD).unwrap();
-    assert!(take(&again, SHARD).session() > last + 1);
+    let last_of_shard = take(&again, SHARD).session();
+    assert!(last_of_shard > last + 1);
     assert!(a.remove(taken).is_err());
+    // Also if its objects are lost.
+    ceph.objects().remove(HEAD_OF_SHARD).unwrap();
+    a.create(SHARD).unwrap();
+    assert!(take(&again, SHARD).session() > last_of_shard);
 }
 
 /// The names and versions of all objects.

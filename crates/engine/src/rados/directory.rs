@@ -50,7 +50,7 @@ pub(super) fn last_session(pool: &Pool, shard: Shard) -> io::Result<u64> {
     number.ok_or_else(|| invalid(format!("row {key} of object {DIRECTORY} is no number")))
 }
 
-/// Keeps the number of the last session of a shard, before it is removed.
+/// Keeps the number of a shard's present session, which is its last one if the shard is removed or lost.
 pub(super) fn keep_session(pool: &Pool, shard: Shard, number: u64) -> io::Result<()> {
     let op = pool.write_op().assert_exists();
     let op = op.set_rows(&[(session_row(shard), number.to_string())]);

@@ -334,7 +334,12 @@ impl Cluster for RadosHost {
         })?;
         let title = format!("{what} of {}", self.place.title());
         let engine = RadosEngine::begin(&self.watched, held, title, self.data_bytes());
-        Ok(Arc::new(engine.map_err(explained)?))
+        let engine = engine.map_err(explained)?;
+        if let Owned::Shard(shard) = what {
+            // If its objects are lost, it is made again with later sessions.
+            directory::keep_session(&self.pool, shard, engine.session()).map_err(explained)?;
+        }
+        Ok(Arc::new(engine))
     }
 
     fn remove(&self, holding: Arc<dyn Holding>) -> io::Result<()> {
@@ -345,9 +350,6 @@ impl Cluster for RadosHost {
             let other = "another host of the pool, or another pool, has it";
             failed(io::Error::new(io::ErrorKind::InvalidInput, other))
         })?;
-        if let Owned::Shard(shard) = what {
-            directory::keep_session(&self.pool, shard, session).map_err(failed)?;
-        }
         let owner = Operations::new(self.host(), &held.ownership);
         engine::remove_all(&*holding, &owner).map_err(failed)?;
         run::forget(&self.place.run, estate);

@@ -79,7 +79,9 @@ mod stop;
 mod unsynced;
 
 pub use orders::{Count, CrashKind, FailureRates, Op, PowerLossBias, SECTOR_BYTES, When};
-pub use pool::{ClusterCounts, ClusterRates, SimulatedCluster, SimulatedHolding, SimulatedHost};
+pub use pool::{
+    ClusterCounts, ClusterRates, OnOwnedEvent, SimulatedCluster, SimulatedHolding, SimulatedHost,
+};
 
 use crate::Part;
 #[cfg(doc)]

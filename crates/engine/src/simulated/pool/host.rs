@@ -10,13 +10,13 @@ use super::extents::Exchange;
 use super::faults::ClusterRates;
 use super::{OnEvent, Pool, PoolState, SimulatedHolding, tell_lost};
 use crate::cluster::{
-    Answer, Answered, CallError, Cluster, Directory, Exchanged, ExtentCounts, Holding, Owned, Rows,
-    TakeError, TakeOptions,
+    Answer, Answered, CallError, Cluster, Directory, Exchanged, ExtentCounts, Holding, Owned,
+    OwnerEvent, Rows, TakeError, TakeOptions,
 };
 use onefold_format::{GivenRun, GroupId};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A process of a simulated host, as a client of its cluster.
@@ -24,7 +24,11 @@ pub struct SimulatedHost {
     pub(super) pool: Arc<Pool>,
     pub(super) number: usize,
     pub(super) client: Client,
+    pub(super) on_event: Mutex<Option<OnOwnedEvent>>,
 }
+
+/// The event handler of a host for all that it takes.
+pub type OnOwnedEvent = Arc<dyn Fn(Owned, OwnerEvent) + Send + Sync>;
 
 /// How an operation on the cluster ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,6 +110,11 @@ impl SimulatedHost {
         }
     }
 
+    /// Handles the events of all that this process takes from now on, where an owner has set no handler of its own.
+    pub fn on_event(&self, on_event: OnOwnedEvent) {
+        *self.on_event.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_event);
+    }
+
     /// Like [`Cluster::take`], with the type of the simulation.
     pub fn take_simulated(
         &self,
@@ -129,7 +138,12 @@ impl Cluster for SimulatedHost {
     }
 
     fn take(&self, what: Owned, options: &TakeOptions) -> Result<Arc<dyn Holding>, TakeError> {
-        Ok(self.take_simulated(what, options)?)
+        let taken = self.take_simulated(what, options)?;
+        let on_event = self.on_event.lock();
+        if let Some(on_event) = on_event.unwrap_or_else(PoisonError::into_inner).clone() {
+            taken.on_event(Box::new(move |event| on_event(what, event)));
+        }
+        Ok(taken)
     }
 
     fn remove(&self, holding: Arc<dyn Holding>) -> io::Result<()> {

@@ -20,7 +20,7 @@ mod ownership;
 
 pub use faults::{ClusterCounts, ClusterRates};
 pub use holding::SimulatedHolding;
-pub use host::SimulatedHost;
+pub use host::{OnOwnedEvent, SimulatedHost};
 
 pub(super) use data::POOL_DATA_BYTES;
 pub(super) use member::Member;

@@ -9,8 +9,9 @@ use super::calls::Calls;
 use super::data::Shared;
 use super::extents::Extents;
 use super::{ClusterCounts, ClusterRates, Host, Pool, PoolState, SimulatedCluster, SimulatedHost};
+use crate::Part;
 use crate::cluster::{Owned, Rows};
-use onefold_format::{Pba, SpaceExtent};
+use onefold_format::{Pba, Shard, SpaceExtent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -67,7 +68,15 @@ impl SimulatedCluster {
             pool: Arc::clone(&self.pool),
             number: n,
             client,
+            on_event: Mutex::default(),
         })
+    }
+
+    /// Loses the index of a shard, unless a live process has the shard. Returns whether there was one.
+    pub fn lose_index(&self, shard: Shard) -> bool {
+        self.pool
+            .state()
+            .lose_part(Owned::Shard(shard), Part::Index)
     }
 
     /// The machine of what a host owns, or owned last since its power was lost: for orders that concern it alone. Its

@@ -6,6 +6,7 @@ use super::super::stop::Stop;
 use super::super::{Machine, State};
 use super::data::Client;
 use super::{Member, OnEvent, Owner, Pool, PoolState, Record, SimulatedHost, Standing};
+use crate::Part;
 use crate::cluster::{Owned, OwnerEvent, TakeError, TakeOptions};
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex};
@@ -79,6 +80,19 @@ impl PoolState {
         for owner in owners {
             owner.machine.state().unix_seconds += seconds;
         }
+    }
+
+    /// Loses a part, unless a live process has it. Returns whether there was one.
+    pub(super) fn lose_part(&mut self, what: Owned, part: Part) -> bool {
+        let Some(record) = self.owned.get_mut(&what) else {
+            return false;
+        };
+        let Some(owner) = &record.owner else {
+            return record.parts.remove(&part).is_some();
+        };
+        let (client, machine) = (owner.client, Arc::clone(&owner.machine));
+        let is_dead = self.standing(client) == Standing::Dead;
+        is_dead && machine.state().parts.remove(&part).is_some()
     }
 
     /// Moves the parts to a machine of a new owner.
