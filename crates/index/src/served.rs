@@ -167,6 +167,15 @@ impl Served {
         }
     }
 
+    /// Does work on the index while no request is being executed; those that arrive in the meantime are executed afterwards.
+    pub fn in_turn<T>(&self, work: impl FnOnce(&HashIndex) -> T) -> T {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = work(&self.index);
+        drop(turn);
+        self.work();
+        result
+    }
+
     /// Closes the index, once no request is being executed. Later requests are refused.
     ///
     /// # Errors

@@ -75,7 +75,7 @@ pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
 /// Like [`create`], with sizes for a test.
 pub fn create_shaped(disk: &Arc<dyn Disk>, pool: PoolId, shape: Shape) -> Result<()> {
     replace(disk, pool)?;
-    Table::empty(disk.clone(), pool, 0, shape)?.make_durable(None)?;
+    Table::empty(disk.clone(), pool, 0, shape)?.make_durable(&[])?;
     header::write(&**disk, IndexKind::Hash, pool, Content::WHOLE)
 }
 
@@ -240,6 +240,21 @@ impl HashIndex {
 }
 
 impl HashIndex {
+    /// As [`FingerprintIndex::finish_rebuild`], with the last numbers of several streams.
+    ///
+    /// # Errors
+    /// Those of [`FingerprintIndex::finish_rebuild`].
+    pub fn finish_rebuild_of(&self, last_numbers: &[(StreamId, u64)]) -> Result<()> {
+        let mut turn = self.guarded.turn();
+        let table = turn.rebuilding()?;
+        let finished = table
+            .make_durable(last_numbers)
+            .and_then(|()| header::write(&*self.disk, IndexKind::Hash, self.pool, Content::WHOLE));
+        turn.settled(finished)?;
+        turn.set_ready();
+        Ok(())
+    }
+
     /// Whether an error made the index refuse everything until it is opened again.
     #[must_use]
     pub fn has_failed(&self) -> bool {
@@ -320,14 +335,7 @@ impl FingerprintIndex for HashIndex {
     }
 
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()> {
-        let mut turn = self.guarded.turn();
-        let table = turn.rebuilding()?;
-        let finished = table
-            .make_durable(Some((stream, last_number)))
-            .and_then(|()| header::write(&*self.disk, IndexKind::Hash, self.pool, Content::WHOLE));
-        turn.settled(finished)?;
-        turn.set_ready();
-        Ok(())
+        self.finish_rebuild_of(&[(stream, last_number)])
     }
 
     fn close(&self) -> Result<()> {

@@ -12,7 +12,7 @@ use onefold_format::index_message::{
 };
 use onefold_format::{GroupId, PoolId, Shard};
 
-use crate::{IndexError, NEEDS_REBUILD, Result, StreamId};
+use crate::{IndexError, Result, StreamId};
 
 /// How often a call is made whose outcome stays unknown. A message that was lost is rare, so one repeat finds out
 /// whether there is an owner.
@@ -172,6 +172,9 @@ impl Caller {
         gathering.wait()
     }
 }
+
+/// Why a shard that has lost its rows refuses a request.
+const SHARD_IS_LOST: &str = "a shard has lost its rows; 'onefold index rebuild' counts them again from the maps of all groups";
 
 /// Why there is no outcome, although the contract of a cluster demands one.
 const NO_OUTCOME: &str = "the call was given up";
@@ -387,7 +390,7 @@ impl Trouble {
             },
             RefusalCode::Sealed => IndexError::Sealed { stream, number },
             RefusalCode::Forgotten => IndexError::Forgotten { stream, number },
-            RefusalCode::Unready => IndexError::Unready(NEEDS_REBUILD),
+            RefusalCode::Unready => IndexError::Unready(SHARD_IS_LOST),
             RefusalCode::NoRoom => IndexError::NoRoom(io::Error::new(
                 io::ErrorKind::StorageFull,
                 format!("shard {shard} of the index: {}", refusal.text),

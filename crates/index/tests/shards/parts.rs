@@ -263,6 +263,25 @@ fn answers_that_a_rebuild_lost_are_told() {
 }
 
 #[test]
+fn a_rebuild_keeps_the_last_number_of_every_stream() {
+    let (_engine, index) = shard();
+    index.begin_rebuild().unwrap();
+    let last_numbers = [(StreamId(1), 3), (StreamId(2), 7)];
+    index.finish_rebuild_of(&last_numbers).unwrap();
+    for (stream, last) in last_numbers {
+        let increment = |number| ShardBatch {
+            stream,
+            ..execute(number, Increment, &[item(0, stream.0, stream.0)])
+        };
+        for number in [last - 1, last] {
+            let refused = one(&index, increment(number));
+            assert!(refused.is_err(), "batch {number} of {stream:?} came again");
+        }
+        assert_eq!(one(&index, increment(last + 1)).unwrap(), [(0, Inserted)]);
+    }
+}
+
+#[test]
 fn parts_for_which_room_is_secured_are_executed_on_a_full_host() {
     let (engine, index) = shard();
     let items: Vec<Positioned> = (0..400)

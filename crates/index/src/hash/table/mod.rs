@@ -443,14 +443,14 @@ impl Table {
 
     /// Ends a rebuild: from here on the disk holds the table, and every batch is durable. May be
     /// called again where it found no room.
-    pub(super) fn make_durable(&mut self, last: Option<(StreamId, u64)>) -> Result<()> {
+    pub(super) fn make_durable(&mut self, last_numbers: &[(StreamId, u64)]) -> Result<()> {
         self.cursor = Fingerprint::default();
         while self.changes() > 0 {
             self.merge_next()?;
         }
-        self.streams = last
-            .into_iter()
-            .map(|(stream, number)| {
+        self.streams = last_numbers
+            .iter()
+            .map(|&(stream, number)| {
                 let answers = Answers::Forgotten;
                 (stream, LastBatch { number, answers })
             })
