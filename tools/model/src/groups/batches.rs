@@ -6,7 +6,7 @@ use super::guards::Guard;
 use super::milestone::Milestone;
 use super::protocol::Groups;
 use super::state::{
-    Answer, Batch, CalledItem, Entry, Item, Kind, LBAS_MAX, Message, Positioned, State,
+    Answer, Batch, CalledItem, Entry, Group, Item, Kind, LBAS_MAX, Message, Positioned, State,
 };
 use super::violation::Violation;
 
@@ -56,6 +56,9 @@ impl Groups {
         kind: Kind,
         items: Few<Item, LBAS_MAX>,
     ) -> Option<()> {
+        let mut shards = self.shards(state).iter();
+        let is_paused = shards.any(|shard| shard.uses[group].is_some());
+        (!is_paused || !self.on(Guard::PausedInRebuild)).then_some(())?;
         let owner = &mut state.groups[group];
         (owner.batch.is_none() && !items.is_empty()).then_some(())?;
         owner.batch = Some(Batch {
@@ -63,7 +66,6 @@ impl Groups {
             number: owner.next_number,
             version: 0,
             items,
-            is_rebuilt: false,
             is_inherited: false,
             is_recalled: false,
         });
@@ -104,13 +106,16 @@ impl Groups {
     fn called(&self, state: &State, group: usize) -> Option<Batch> {
         let owner = &state.groups[group];
         let batch = owner.batch?;
-        if self.shards(state).iter().any(|shard| shard.is_lost) {
-            return None;
-        }
-        let waits = batch.kind == Kind::Collector && self.on(Guard::ReadersDrainedBeforeRelease);
+        let is_lost = self.shards(state).iter().any(|shard| shard.is_lost);
+        (!is_lost && !self.waits_for_readers(owner)).then_some(batch)
+    }
+
+    /// Whether reads that were pinned before the group's collector announced its batch are in progress.
+    pub(super) fn waits_for_readers(&self, owner: &Group) -> bool {
+        let open = owner.batch.filter(|batch| batch.kind == Kind::Collector);
         let is_read = |block| owner.read.is_some_and(|read| read.block == block);
-        let is_pinned = waits && batch.items.iter().any(|item| is_read(item.block));
-        (!is_pinned).then_some(batch)
+        self.on(Guard::ReadersDrainedBeforeRelease)
+            && open.is_some_and(|batch| batch.items.iter().any(|item| is_read(item.block)))
     }
 
     /// The answers of the shards to the open batch, by position.
@@ -215,7 +220,6 @@ impl Groups {
                 shard: shard as u8,
                 number: batch.number,
                 position: item.position,
-                block: item.block,
             });
         }
         Some(())
@@ -228,7 +232,7 @@ impl Groups {
         let answer = item.answer?;
         state.groups[group].batch = (!batch.items.is_empty()).then_some(batch);
         match batch.kind {
-            Kind::Finder => self.settle_finder(state, group, &batch, item, answer),
+            Kind::Finder => self.settle_finder(state, group, item, answer),
             Kind::Collector => match answer {
                 Answer::Zero => {
                     self.reach(Milestone::Freed);
@@ -242,36 +246,23 @@ impl Groups {
                     self.reach(Milestone::Held);
                     state.groups[group].queue.push(item.block);
                 }
-                _ => expect_quarantined(state, item.block, Violation::UnknownReleased),
+                _ => state.met = Some(Violation::UnknownReleased),
             },
-            Kind::Counting => {
-                if answer == Answer::Counted {
-                    self.reach(Milestone::Counted);
-                } else {
-                    expect_quarantined(state, item.block, Violation::UnknownClaimed);
-                }
-            }
+            Kind::Counting => match answer {
+                Answer::Counted => self.reach(Milestone::Counted),
+                _ => state.met = Some(Violation::UnknownClaimed),
+            },
         }
         Some(())
     }
 
-    fn settle_finder(
-        &self,
-        state: &mut State,
-        group: usize,
-        batch: &Batch,
-        item: Item,
-        answer: Answer,
-    ) {
+    fn settle_finder(&self, state: &mut State, group: usize, item: Item, answer: Answer) {
         let lba = usize::from(item.lba);
         let kept = match answer {
             Answer::Shared(block) => block,
             Answer::CalledOff => {
-                // Another group may have found the block before the index was lost.
-                if batch.is_rebuilt && self.on(Guard::LostAnswerStaysShared) {
-                    self.reach(Milestone::StaysShared);
-                    state.quarantined.insert(item.block);
-                } else if item.is_moved {
+                self.reach(Milestone::CalledOff);
+                if item.is_moved {
                     state.release(group, item.block);
                 } else {
                     state.groups[group].entries[lba] = Entry::Private(item.block);
@@ -325,13 +316,6 @@ fn item(position: usize, lba: usize, block: u8) -> Item {
         block,
         is_moved: false,
         answer: None,
-    }
-}
-
-/// The index contradicts the group. Only a block that is quarantined may be unknown.
-fn expect_quarantined(state: &mut State, block: u8, violation: Violation) {
-    if !state.quarantined.has(block) {
-        state.met = Some(violation);
     }
 }
 

@@ -56,7 +56,7 @@ pub struct Config {
     pub contents: usize,
     /// The blocks in the custody of each group at the start.
     pub free: [u8; GROUPS],
-    /// The groups count their references for a rebuild at different moments, while guests write.
+    /// The groups report, settle and count for a rebuild at different moments, while guests write.
     pub counts_apart: bool,
     /// The budget.
     pub budget: Budget,
@@ -82,9 +82,9 @@ impl Config {
         (block < self.free[0]) == (group == 0)
     }
 
-    /// Whether groups may hold rows of a shard, or owe it something.
+    /// Whether groups may hold rows.
     pub fn has_holders(&self) -> bool {
-        self.budget.lookups + self.budget.index_losses > 0
+        self.budget.lookups > 0
     }
 }
 
@@ -169,9 +169,9 @@ fn called() -> Vec<Config> {
 /// A lost index, without hits.
 fn rebuilt() -> Vec<Config> {
     let lost = Budget {
-        writes: 3,
-        finds: 2,
-        collects: 1,
+        writes: 5,
+        finds: 3,
+        collects: 2,
         index_losses: 1,
         ..NOTHING
     };
@@ -179,21 +179,13 @@ fn rebuilt() -> Vec<Config> {
         Config {
             name: "share-rebuild",
             counts_apart: true,
-            budget: Budget {
-                collects: 2,
-                ..lost
-            },
-            large: Some(Budget {
-                writes: 4,
-                finds: 3,
-                collects: 2,
-                ..lost
-            }),
+            budget: lost,
             milestones: &[
-                Milestone::RebuiltWithOpenBatch,
-                Milestone::OwingEnded,
+                Milestone::Rebuilt,
+                Milestone::CalledOff,
+                Milestone::PublicationKept,
                 Milestone::ReleaseDecided,
-                Milestone::LeftToCheck,
+                Milestone::GivenBack,
             ],
             ..SMALL
         },
@@ -201,37 +193,27 @@ fn rebuilt() -> Vec<Config> {
             name: "share-rebuild-late",
             counts_apart: true,
             budget: Budget {
-                writes: 2,
-                collects: 2,
+                writes: 4,
                 doubles: 1,
                 ..lost
             },
-            large: Some(Budget {
-                collects: 2,
-                doubles: 1,
-                ..lost
-            }),
-            milestones: &[Milestone::CallRefused, Milestone::RebuiltWithOpenBatch],
+            milestones: &[Milestone::Rebuilt, Milestone::CallRefused],
             ..SMALL
         },
         Config {
             name: "share-rebuild-owner",
-            contents: 1,
+            counts_apart: true,
             budget: Budget {
-                shard_deaths: 1,
+                writes: 4,
+                reads: 1,
+                group_deaths: 1,
                 ..lost
             },
-            milestones: &[Milestone::Owed, Milestone::OwingEnded],
-            ..SMALL
-        },
-        Config {
-            name: "share-rebuild-bad",
-            contents: 1,
-            budget: Budget {
-                unreadable: 1,
-                ..lost
-            },
-            milestones: &[Milestone::StaysShared, Milestone::Held],
+            milestones: &[
+                Milestone::Rebuilt,
+                Milestone::Recalled,
+                Milestone::ReadOfReleased,
+            ],
             ..SMALL
         },
     ]
@@ -307,36 +289,17 @@ fn in_line_rebuilt() -> Vec<Config> {
         index_losses: 1,
         ..NOTHING
     };
-    vec![
-        Config {
-            name: "share-inline-rebuild",
-            budget: lost,
-            milestones: &[
-                Milestone::Held,
-                Milestone::RebuiltWithClaim,
-                Milestone::RebuiltWithClaimOnUnsettled,
-            ],
-            ..SMALL
-        },
-        Config {
-            name: "share-inline-rebuild-bad",
-            counts_apart: true,
-            budget: Budget {
-                writes: 1,
-                unreadable: 1,
-                ..lost
-            },
-            large: Some(Budget {
-                unreadable: 1,
-                ..lost
-            }),
-            milestones: &[
-                Milestone::StaysShared,
-                Milestone::RebuiltWithClaimOnUnsettled,
-            ],
-            ..SMALL
-        },
-    ]
+    vec![Config {
+        name: "share-inline-rebuild",
+        counts_apart: true,
+        budget: lost,
+        milestones: &[
+            Milestone::Rebuilt,
+            Milestone::RebuiltWithClaim,
+            Milestone::PublicationKept,
+        ],
+        ..SMALL
+    }]
 }
 
 /// The configuration in which a guard's damage is found.
@@ -352,14 +315,12 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::HoldersListed
         | Guard::OwingFreesNothing => "share-inline",
         Guard::EndOfThisSession | Guard::SessionRaisesVersion => "share-inline-session",
-        Guard::OpenBatchesOwe
-        | Guard::OpenReleaseDecided
+        Guard::PausedInRebuild
+        | Guard::KeptIsReleased
+        | Guard::OneReleaseFrees
         | Guard::AnswersEndAtRebuild
-        | Guard::RebuildIsASession => "share-rebuild",
+        | Guard::PublishedIfNamed => "share-rebuild",
         Guard::AllStreamsInRebuild => "share-rebuild-late",
-        Guard::OpenBatchesListed => "share-rebuild-owner",
-        Guard::CalledOffIsHeld => "share-rebuild-bad",
         Guard::ClaimsEndAtRebuild | Guard::LookupsEndAtRebuild => "share-inline-rebuild",
-        Guard::LostAnswerStaysShared => "share-inline-rebuild-bad",
     }
 }

@@ -30,23 +30,19 @@ guards! {
     SessionRaisesVersion, "session-raises-version", "P3",
         "lookup: a group that meets a new session of a shard raises its lookup version first";
     ClaimsEndAtRebuild, "claims-end-at-rebuild", "P4, P6",
-        "rebuild: a group's claims on rows of the shard end once their entries are counted";
-    LostAnswerStaysShared, "lost-answer-stays-shared", "P6",
-        "rebuild: a block whose publication is called off afterwards does not become private again";
-    CalledOffIsHeld, "called-off-is-held", "P3",
-        "rebuild: the shard holds such a block until a check";
-    OpenReleaseDecided, "open-release-decided", "P3, P6",
-        "rebuild: a collector's open item counts unless a group keeps the block, or another block has its content's row";
-    OpenBatchesOwe, "open-batches-owe", "P3",
-        "rebuild: a group with an open finder or counting batch owes until it has settled it";
-    OpenBatchesListed, "open-batches-listed", "P3",
-        "rebuild: such a group is listed with the holders, durably, before the rebuild ends";
+        "rebuild: a group's claims on rows of the shard end before it counts their entries";
+    PausedInRebuild, "paused-in-rebuild", "P3, P4",
+        "rebuild: a group announces no batch from its report until the rebuild ends";
+    PublishedIfNamed, "published-if-named", "P3, P6",
+        "rebuild: a finder's open item is published if anything else names its block, and private again if not";
+    KeptIsReleased, "kept-is-released", "P6",
+        "rebuild: a collector's open item has been executed if a group keeps its block";
+    OneReleaseFrees, "one-release-frees", "P6",
+        "rebuild: of the open items that release a block that nothing names, one frees it";
     LookupsEndAtRebuild, "lookups-end-at-rebuild", "P3",
-        "rebuild: a group's lookups are void once it counts its references";
+        "rebuild: a group's lookups are void once it reports";
     AnswersEndAtRebuild, "answers-end-at-rebuild", "P3, P6",
-        "rebuild: answers that a group has not settled are void once it counts its references";
-    RebuildIsASession, "rebuild-is-a-session", "P3",
-        "rebuild: the rebuilt shard has a new session";
+        "rebuild: answers that a group has not settled are void once it reports";
     AllStreamsInRebuild, "all-streams-in-rebuild", "P4",
         "rebuild: takes up the stream of every group, not only those that call later";
 }

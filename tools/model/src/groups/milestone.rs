@@ -22,12 +22,13 @@ pub enum Milestone {
     Owed,
     OwingEnded,
     Counted,
-    RebuiltWithOpenBatch,
+    CalledOff,
+    Rebuilt,
     RebuiltWithClaim,
-    RebuiltWithClaimOnUnsettled,
-    StaysShared,
+    PublicationKept,
     ReleaseDecided,
-    LeftToCheck,
+    ReleaseOfKept,
+    GivenBack,
     ExtentMoved,
     ExchangeRepeated,
     LateWriteLanded,
@@ -57,14 +58,15 @@ impl Milestone {
             Milestone::Owed => "reaches a release while a group owes",
             Milestone::OwingEnded => "reaches the end of what a group owes",
             Milestone::Counted => "reaches a counted claim",
-            Milestone::RebuiltWithOpenBatch => "reaches a rebuild with an open batch",
+            Milestone::CalledOff => "reaches a publication that is called off",
+            Milestone::Rebuilt => "reaches the end of a rebuild",
             Milestone::RebuiltWithClaim => "reaches a rebuild with a claim",
-            Milestone::RebuiltWithClaimOnUnsettled => {
-                "reaches a rebuild with a claim on a block that the other group publishes"
+            Milestone::PublicationKept => {
+                "reaches a rebuild of a block that is named and not settled"
             }
-            Milestone::StaysShared => "reaches a batch called off after a rebuild",
             Milestone::ReleaseDecided => "reaches a rebuild with an open batch of the collector",
-            Milestone::LeftToCheck => "reaches a block that waits for a check after a rebuild",
+            Milestone::ReleaseOfKept => "reaches an open release of a block that a group keeps",
+            Milestone::GivenBack => "reaches a rebuild that gives a block back",
             Milestone::ExtentMoved => "reaches an extent that is leased to the other group",
             Milestone::ExchangeRepeated => "reaches an exchange that a new owner repeats",
             Milestone::LateWriteLanded => "reaches a former owner's write that lands",

@@ -80,6 +80,14 @@ pub enum Step {
     LoseIndex {
         shard: usize,
     },
+    ReportUse {
+        group: usize,
+        shard: usize,
+    },
+    SettleLost {
+        group: usize,
+        shard: usize,
+    },
     CountReferences {
         group: usize,
         shard: usize,
@@ -117,6 +125,8 @@ impl Groups {
             Step::DeliverTwice(message) => self.deliver(state, message, true),
             Step::ShardDies { shard } => self.shard_dies(state, shard),
             Step::LoseIndex { shard } => self.lose_index(state, shard),
+            Step::ReportUse { group, shard } => self.report_use(state, group, shard),
+            Step::SettleLost { group, shard } => self.settle_lost(state, group, shard),
             Step::CountReferences { group, shard } => self.count_references(state, group, shard),
             Step::Rebuild { shard } => self.rebuild(state, shard),
         }
@@ -159,9 +169,15 @@ impl Groups {
             steps.extend([Step::Raise { group }, Step::EndHolds { group }]);
             for shard in 0..self.config.shards {
                 steps.push(Step::Learn { group, shard });
-                if self.config.counts_apart {
-                    steps.push(Step::CountReferences { group, shard });
-                }
+            }
+        }
+        if self.config.counts_apart {
+            for shard in 0..self.config.shards {
+                steps.extend([
+                    Step::ReportUse { group, shard },
+                    Step::SettleLost { group, shard },
+                    Step::CountReferences { group, shard },
+                ]);
             }
         }
     }

@@ -20,7 +20,7 @@ impl Groups {
     }
 
     /// Each block has at most one keeper: free or private in one group, or in a row. A block without any is in an open
-    /// batch, or quarantined.
+    /// batch.
     fn custody(&self, state: &State) -> Option<Violation> {
         let mut kept = Bits::NONE;
         let mut keep = |blocks: Bits| {
@@ -53,9 +53,7 @@ impl Groups {
         }
         let has_batch = state.groups.iter().any(|group| group.batch.is_some());
         let is_lost = self.shards(state).iter().any(|shard| shard.is_lost);
-        let is_kept = Bits::below(self.config.blocks())
-            .minus(state.quarantined.or(state.unaccounted))
-            .within(kept);
+        let is_kept = Bits::below(self.config.blocks()).within(kept);
         (!has_batch && !is_lost && !is_kept).then_some(Violation::NoKeeper)
     }
 }
@@ -97,8 +95,7 @@ fn counts(state: &State) -> Option<Violation> {
             .iter()
             .map(|group| references(group, block))
             .sum();
-        let is_counted = row.is_none_or(|row| row.references == references);
-        is_counted || state.quarantined.has(block)
+        row.is_none_or(|row| row.references == references)
     });
     (!is_right).then_some(Violation::WrongCount)
 }

@@ -1,4 +1,8 @@
-//! The rebuild of a lost shard: each group counts its references, then the rows are made.
+//! The rebuild of a lost index: settle what is open, then count.
+//!
+//! Each group pauses and reports what it does with each block. From all reports follow the answers that are lost; each
+//! group settles with them and counts its references; then the rows are made. The whole index is counted again, so one
+//! shard stands for all of them.
 
 use super::config::GROUPS;
 use super::few::Few;
@@ -6,311 +10,253 @@ use super::guards::Guard;
 use super::milestone::Milestone;
 use super::protocol::Groups;
 use super::state::{
-    Answer, BLOCKS, Contribution, Entry, Group, Item, Kind, LBAS_MAX, Lookup, Positioned, Row,
-    State, Stream,
+    Answer, BLOCKS, Contribution, Entry, Group, Item, Kind, LBAS_MAX, Lookup, Row, State, Stream,
+    Use,
 };
 use super::violation::Violation;
 use crate::bits::Bits;
 
 impl Groups {
-    /// Rebuilds a shard: in one step, or in one step per group if the configuration wants it.
+    /// Rebuilds the index: in one step, or only the last part of it if groups count apart.
     pub(super) fn rebuild(&self, state: &mut State, shard: usize) -> Option<()> {
         if !self.config.counts_apart {
             for group in 0..GROUPS {
+                self.report_use(state, group, shard)?;
+            }
+            for group in 0..GROUPS {
+                let _ = self.settle_lost(state, group, shard);
+                while self.settle(state, group).is_some() {}
                 self.count_references(state, group, shard)?;
             }
         }
         self.finish_rebuild(state, shard)
     }
 
-    /// A group counts its references for the rebuild of a shard. Its guests continue.
+    /// A group pauses its jobs and reports what it does with each block. Its guests continue.
+    pub(super) fn report_use(&self, state: &mut State, group: usize, shard: usize) -> Option<()> {
+        let rebuilt = &mut state.shards[shard];
+        (rebuilt.is_lost && rebuilt.uses[group].is_none()).then_some(())?;
+        let owner = &mut state.groups[group];
+        (!self.waits_for_readers(owner)).then_some(())?;
+        if self.on(Guard::LookupsEndAtRebuild) {
+            owner.sessions[shard] = rebuilt.session;
+            owner.version += 1;
+            if matches!(owner.lookup, Lookup::Found { .. }) {
+                owner.lookup = Lookup::Idle;
+            }
+        }
+        if let Some(batch) = &mut owner.batch
+            && self.on(Guard::AnswersEndAtRebuild)
+        {
+            batch.forget_answers();
+        }
+        rebuilt.uses[group] = Some(use_of(owner));
+        Some(())
+    }
+
+    /// A group takes the answers that follow from all reports for what is open, and ends its claims, because their entries
+    /// are counted.
+    pub(super) fn settle_lost(&self, state: &mut State, group: usize, shard: usize) -> Option<()> {
+        let uses = self.reported(state, shard)?;
+        let owner = &mut state.groups[group];
+        let before = *owner;
+        if let Some(batch) = &mut owner.batch {
+            let mut seen = Bits::NONE;
+            for item in batch.items.iter_mut().filter(|item| item.answer.is_none()) {
+                let is_first = !seen.has(item.block);
+                seen.insert(item.block);
+                item.answer = Some(match batch.kind {
+                    Kind::Finder => self.decide_publication(&uses, item.block),
+                    Kind::Counting => Answer::Counted,
+                    Kind::Collector => self.decide_release(&uses, group, item.block, is_first),
+                });
+            }
+        }
+        if !owner.claims.is_empty() && self.on(Guard::ClaimsEndAtRebuild) {
+            self.reach(Milestone::RebuiltWithClaim);
+            owner.claims = Few::NONE;
+        }
+        (*owner != before).then_some(())
+    }
+
+    /// The reports of all groups.
+    fn reported(&self, state: &State, shard: usize) -> Option<[Use; GROUPS]> {
+        state.shards[shard].is_lost.then_some(())?;
+        let [first, second] = state.shards[shard].uses;
+        Some([first?, second?])
+    }
+
+    /// Only a published block is named by anything but the item that publishes it. A block that nothing else names
+    /// becomes private again, whatever the lost shard answered.
+    fn decide_publication(&self, uses: &[Use; GROUPS], block: u8) -> Answer {
+        let is_named = uses.iter().any(|used| used.named.has(block));
+        if is_named && self.on(Guard::PublishedIfNamed) {
+            self.reach(Milestone::PublicationKept);
+            Answer::Inserted
+        } else {
+            Answer::CalledOff
+        }
+    }
+
+    /// The reference is gone: the lost index has taken it, or nobody counts it any more. If nothing names the block, and
+    /// nobody keeps it, this release frees it, unless another open release does.
+    fn decide_release(
+        &self,
+        uses: &[Use; GROUPS],
+        group: usize,
+        block: u8,
+        is_first: bool,
+    ) -> Answer {
+        self.reach(Milestone::ReleaseDecided);
+        let any = |of: fn(&Use) -> Bits| uses.iter().any(|used| of(used).has(block));
+        let is_kept = any(|used| used.kept) && self.on(Guard::KeptIsReleased);
+        let is_named = any(|used| used.named);
+        if is_kept && !is_named {
+            self.reach(Milestone::ReleaseOfKept);
+        }
+        let releases = uses.iter().position(|used| used.releases.has(block));
+        let frees = is_first && releases == Some(group) || !self.on(Guard::OneReleaseFrees);
+        if is_named || is_kept || !frees {
+            Answer::Remaining
+        } else {
+            Answer::Zero
+        }
+    }
+
+    /// A group that has settled what was open counts its references. They do not change any more: a dropped reference
+    /// joins the queue, and a hit makes a claim.
     pub(super) fn count_references(
         &self,
         state: &mut State,
         group: usize,
         shard: usize,
     ) -> Option<()> {
-        let rebuilt = &state.shards[shard];
-        (rebuilt.is_lost && rebuilt.contributions[group].is_none()).then_some(())?;
-        let session = rebuilt.session + 1;
-        if self.on(Guard::ClaimsEndAtRebuild) {
-            self.end_claims(state, group, shard);
-        }
-        let owner = &mut state.groups[group];
-        if let Some(batch) = &mut owner.batch {
-            batch.is_rebuilt = true;
-            if self.on(Guard::AnswersEndAtRebuild) {
-                batch.forget_answers();
-            }
-        }
-        if self.on(Guard::LookupsEndAtRebuild) {
-            owner.sessions[shard] = session;
-            owner.version += 1;
-            if matches!(owner.lookup, Lookup::Found { .. }) {
-                owner.lookup = Lookup::Idle;
-            }
-        }
-        state.shards[shard].contributions[group] = Some(contribution(owner));
-        Some(())
-    }
-
-    /// Ends a group's claims on rows of the shard, those of an open counting batch included: their entries are counted now.
-    fn end_claims(&self, state: &mut State, group: usize, shard: usize) {
-        let contents = state.contents;
-        let is_here = |block: u8| self.config.shard(contents[usize::from(block)]) == shard;
+        self.reported(state, shard)?;
         let owner = &state.groups[group];
-        let counting = owner.batch.filter(|batch| batch.kind == Kind::Counting);
-        let counting = counting.map_or(Few::NONE, |batch| batch.items);
-        let claimed = owner.claims.iter().map(|claim| claim.block);
-        for block in claimed.chain(counting.iter().map(|item| item.block)) {
-            if is_here(block) {
-                self.reach(Milestone::RebuiltWithClaim);
-                if is_published_by_other(state, group, block) {
-                    self.reach(Milestone::RebuiltWithClaimOnUnsettled);
-                }
-            }
-        }
-        let owner = &mut state.groups[group];
-        owner.claims.retain(|claim| !is_here(claim.block));
-        if let Some(batch) = &mut owner.batch
-            && batch.kind == Kind::Counting
-        {
-            batch.items.retain(|item| !is_here(item.block));
-            if batch.items.is_empty() {
-                owner.batch = None;
-            }
-        }
+        let is_open = owner.batch.is_some() && self.on(Guard::PausedInRebuild);
+        let has_claims = !owner.claims.is_empty() && self.on(Guard::ClaimsEndAtRebuild);
+        let is_counted = state.shards[shard].counted[group].is_some();
+        (!is_open && !has_claims && !is_counted).then_some(())?;
+        state.shards[shard].counted[group] = Some(contribution(owner));
+        Some(())
     }
 
     /// Makes the rows of the counted blocks, and takes the streams up where the groups are.
     fn finish_rebuild(&self, state: &mut State, shard: usize) -> Option<()> {
-        let mut all = [Contribution::NONE; GROUPS];
-        for (group, counted) in state.shards[shard].contributions.iter().enumerate() {
-            all[group] = (*counted)?;
-        }
+        state.shards[shard].is_lost.then_some(())?;
+        let [first, second] = state.shards[shard].counted;
+        let all = [first?, second?];
         self.make_rows(state, shard, &all);
-        let decided = self.decide_releases(state, shard, &all);
-        let mut rows = state.rows.iter().flatten();
-        if rows.any(|row| row.references < 0) {
-            state.met = Some(Violation::NegativeReferences);
-        }
-        let rebuilt = &mut state.shards[shard];
-        rebuilt.is_lost = false;
-        rebuilt.contributions = [None; GROUPS];
-        if self.on(Guard::RebuildIsASession) {
-            rebuilt.session += 1;
-        }
         // With the guard off the shard takes up the stream of the group that coordinates the rebuild only.
         let known = if self.on(Guard::AllStreamsInRebuild) {
             GROUPS
         } else {
             1
         };
-        for group in 0..known {
-            let number = all[group].last_number;
-            let answers = Few::NONE;
-            rebuilt.streams[group] = decided[group].unwrap_or(Stream { number, answers });
+        let rebuilt = &mut state.shards[shard];
+        for (stream, counted) in rebuilt.streams.iter_mut().zip(all).take(known) {
+            let (number, answers) = (counted.last_number, Few::NONE);
+            *stream = Stream { number, answers };
         }
-        for (group, owner) in state.groups.iter().enumerate() {
-            let open = owner.batch.filter(|batch| batch.is_rebuilt);
-            if open.is_none_or(|batch| batch.kind == Kind::Collector) {
-                continue;
-            }
-            self.reach(Milestone::RebuiltWithOpenBatch);
-            if self.on(Guard::OpenBatchesOwe) {
-                rebuilt.owing.insert(group as u8);
-                if self.on(Guard::OpenBatchesListed) {
-                    rebuilt.unsettled.insert(group as u8);
-                }
-            }
-        }
-        self.leave_to_check(state);
+        rebuilt.is_lost = false;
+        rebuilt.uses = [None; GROUPS];
+        rebuilt.counted = [None; GROUPS];
+        self.give_back(state);
+        self.reach(Milestone::Rebuilt);
         Some(())
     }
 
-    /// A block that nothing names, and that is in no custody after a rebuild, waits for a check: the lost index aliased
-    /// an item to it whose answer is lost, and all other references are released.
-    fn leave_to_check(&self, state: &mut State) {
-        for block in 0..self.config.blocks() {
-            let in_group = state.groups.iter().any(|group| {
-                let mut items = group.batch.iter().flat_map(|batch| batch.items.iter());
-                group.free.or(group.deferred).has(block)
-                    || group
-                        .entries
-                        .iter()
-                        .any(|entry| entry.block() == Some(block))
-                    || group.queue.has(block)
-                    || group.claims.iter().any(|claim| claim.block == block)
-                    || items.any(|item| item.block == block)
-            });
-            let in_index = state.rows.iter().flatten().any(|row| row.block == block);
-            if !in_group && !in_index {
-                self.reach(Milestone::LeftToCheck);
-                state.unaccounted.insert(block);
-            }
-        }
-    }
-
-    /// Makes the rows of blocks that entries and dropped references name.
+    /// Makes the rows of the counted blocks.
     fn make_rows(&self, state: &mut State, shard: usize, all: &[Contribution; GROUPS]) {
         for block in 0..BLOCKS {
             let at = usize::from(block);
             let content = state.contents[at];
-            if content == 0 || self.config.shard(content) != shard || state.quarantined.has(block) {
+            let references: i8 = all.iter().map(|counted| counted.references[at]).sum();
+            if references < 0 {
+                state.met = Some(Violation::NegativeReferences);
+            }
+            if content == 0 || self.config.shard(content) != shard || references <= 0 {
                 continue;
             }
-            let is_settled = self.on(Guard::OpenReleaseDecided);
-            let references = all.iter().map(|counted| {
-                let released = if is_settled { 0 } else { counted.releases[at] };
-                counted.references[at] + released
-            });
-            let references: i8 = references.sum();
-            if references > 0 {
-                let row = state.row(content);
-                let is_second = row.is_some();
-                *row = Some(Row { block, references });
-                if is_second {
-                    state.met = Some(Violation::TwoKeepers);
-                }
+            let is_second = state.row(content).is_some();
+            if is_second {
+                state.met = Some(Violation::TwoKeepers);
             }
+            *state.row(content) = Some(Row { block, references });
         }
     }
 
-    /// Decides the open releases of all groups, whose answers are lost: the lost index may have executed them.
-    ///
-    /// If a group keeps the block, the reference was released, and another release freed the block. If the content has
-    /// the row of another block, the lost index has removed this block's row: the release was the last one. Otherwise
-    /// the reference counts, and its release is executed again.
-    fn decide_releases(
-        &self,
-        state: &mut State,
-        shard: usize,
-        all: &[Contribution; GROUPS],
-    ) -> [Option<Stream>; GROUPS] {
-        let mut decided = [None; GROUPS];
-        let union = |of: fn(&Contribution) -> Bits| all.iter().map(of).fold(Bits::NONE, Bits::or);
-        // A block that has references was not freed: a group may publish it that has not settled it.
-        let kept = union(|counted| counted.kept).minus(union(Contribution::referenced));
-        let mut freed = Bits::NONE;
-        for (group, stream) in decided.iter_mut().enumerate() {
-            let open = state.groups[group].batch;
-            let open = open.filter(|batch| batch.kind == Kind::Collector && batch.is_rebuilt);
-            let Some(batch) = open.filter(|_| self.on(Guard::OpenReleaseDecided)) else {
-                continue;
-            };
-            self.reach(Milestone::ReleaseDecided);
-            // Configurations with a lost index have batches of one item.
-            let Some(item) = batch.items.first() else {
-                continue;
-            };
-            let content = state.contents[usize::from(item.block)];
-            let is_kept = kept.or(freed).has(item.block);
-            if self.config.shard(content) != shard && !is_kept {
-                continue;
+    /// The first group gets the blocks in no custody: the lost shard aliased an item to such a block, the answer is lost,
+    /// and all other references are released.
+    fn give_back(&self, state: &mut State) {
+        let mut kept = Bits::NONE;
+        for group in &state.groups {
+            kept = kept.or(group.free).or(group.deferred);
+            for block in group.entries.iter().filter_map(|entry| entry.private()) {
+                kept.insert(block);
             }
-            let row = state.row(content);
-            let answer = match row {
-                _ if is_kept => Answer::Remaining,
-                Some(row) if row.block == item.block => {
-                    row.references += 1;
-                    continue;
-                }
-                Some(_) => {
-                    freed.insert(item.block);
-                    Answer::Zero
-                }
-                None => {
-                    *row = Some(Row {
-                        block: item.block,
-                        references: 1,
-                    });
-                    continue;
-                }
-            };
-            let mut answers = Few::NONE;
-            let position = item.position;
-            answers.push(Positioned { position, answer });
-            *stream = Some(Stream {
-                number: batch.number,
-                answers,
-            });
         }
-        decided
+        for row in state.rows.iter().flatten() {
+            kept.insert(row.block);
+        }
+        for block in Bits::below(self.config.blocks()).minus(kept).iter() {
+            self.reach(Milestone::GivenBack);
+            state.release(0, block);
+        }
     }
 }
 
-/// Whether a block is an unsettled item of the other group's finder.
-fn is_published_by_other(state: &State, group: usize, block: u8) -> bool {
-    unsettled(&state.groups[1 - group]).any(|item| item.block == block)
-}
-
-/// The unsettled items of a group's open finder batch, which is executed again.
-fn unsettled(group: &Group) -> impl Iterator<Item = Item> {
-    let finder = group.batch.filter(|batch| batch.kind == Kind::Finder);
-    let items = finder.map_or(Few::NONE, |batch| batch.items);
-    let items: [Option<Item>; LBAS_MAX] = {
-        let mut all = items.iter();
-        std::array::from_fn(|_| all.next())
+/// What a group does with each block.
+fn use_of(group: &Group) -> Use {
+    let mut used = Use {
+        named: Bits::NONE,
+        kept: group.free.or(group.deferred),
+        releases: Bits::NONE,
     };
-    items.into_iter().flatten()
+    for (lba, entry) in group.entries.iter().enumerate() {
+        match *entry {
+            Entry::Absent => {}
+            Entry::Private(block) => used.kept.insert(block),
+            Entry::Shared(block) => {
+                let is_item = open(group, Kind::Finder).any(|item| {
+                    usize::from(item.lba) == lba && item.block == block && !item.is_moved
+                });
+                if !is_item {
+                    used.named.insert(block);
+                }
+            }
+        }
+    }
+    group
+        .queue
+        .iter()
+        .for_each(|block| used.named.insert(block));
+    open(group, Kind::Finder).for_each(|item| used.kept.insert(item.block));
+    open(group, Kind::Collector).for_each(|item| used.releases.insert(item.block));
+    used
 }
 
-/// A group's references, without the unsettled items of the finder.
+/// The unsettled items of a group's open batch, if it is one of this job.
+fn open(group: &Group, kind: Kind) -> impl Iterator<Item = Item> + use<> {
+    let batch = group.batch.filter(|batch| batch.kind == kind);
+    let mut items = batch.map_or(Few::NONE, |batch| batch.items);
+    let all: [Option<Item>; LBAS_MAX] = std::array::from_fn(|_| items.pop_first());
+    all.into_iter().flatten()
+}
+
+/// A group's references.
 fn contribution(group: &Group) -> Contribution {
-    let mut counted = Contribution::NONE;
-    let mut add = |block: u8, references: i8| counted.references[usize::from(block)] += references;
-    for (lba, entry) in group.entries.iter().enumerate() {
-        let Entry::Shared(block) = *entry else {
-            continue;
-        };
-        let is_unsettled = unsettled(group)
-            .any(|item| usize::from(item.lba) == lba && item.block == block && !item.is_moved);
-        if !is_unsettled {
+    let mut references = [0; BLOCKS as usize];
+    let mut add = |block: u8, counted: i8| references[usize::from(block)] += counted;
+    for entry in group.entries {
+        if let Entry::Shared(block) = entry {
             add(block, 1);
         }
     }
     group.queue.iter().for_each(|block| add(block, 1));
-    for claim in group.claims.iter() {
-        add(claim.block, -1);
+    group.claims.iter().for_each(|claim| add(claim.block, -1));
+    Contribution {
+        references,
+        last_number: group.next_number - 1,
     }
-    let mut releases = [0; BLOCKS as usize];
-    if let Some(batch) = group.batch {
-        for item in batch.items.iter() {
-            match batch.kind {
-                Kind::Finder => {}
-                Kind::Collector => releases[usize::from(item.block)] += 1,
-                Kind::Counting => add(item.block, -1),
-            }
-        }
-    }
-    counted.releases = releases;
-    counted.kept = group.free.or(group.deferred);
-    for block in group.entries.iter().filter_map(|entry| entry.private()) {
-        counted.kept.insert(block);
-    }
-    for item in unsettled(group) {
-        counted.kept.insert(item.block);
-    }
-    counted.last_number = group.batch.map_or(group.next_number, |batch| batch.number) - 1;
-    counted
-}
-
-impl Contribution {
-    /// Blocks with references.
-    fn referenced(&self) -> Bits {
-        let mut blocks = Bits::NONE;
-        for (block, references) in self.references.iter().enumerate() {
-            if *references > 0 {
-                blocks.insert(block as u8);
-            }
-        }
-        blocks
-    }
-
-    const NONE: Contribution = Contribution {
-        references: [0; BLOCKS as usize],
-        releases: [0; BLOCKS as usize],
-        kept: Bits::NONE,
-        last_number: 0,
-    };
 }

@@ -39,17 +39,13 @@ impl Groups {
                 shard,
                 number,
                 position,
-                block,
             } => {
                 self.admits(state, group, shard, number)?.then(|| {
-                    let shard = &mut state.shards[usize::from(shard)];
                     let mut answers = Few::NONE;
                     let answer = Answer::CalledOff;
                     answers.push(Positioned { position, answer });
-                    shard.streams[usize::from(group)] = Stream { number, answers };
-                    if shard.unsettled.has(group) && self.on(Guard::CalledOffIsHeld) {
-                        shard.called_off.insert(block);
-                    }
+                    state.shards[usize::from(shard)].streams[usize::from(group)] =
+                        Stream { number, answers };
                 });
             }
             Message::Lookup {
@@ -113,7 +109,7 @@ impl Groups {
     /// Whether a block is held, or may be by a hold from before the shard's session.
     fn may_be_held(&self, shard: &Shard, block: u8) -> bool {
         let mut holds = shard.holds.iter();
-        let is_held = holds.any(|hold| hold.block == block) || shard.called_off.has(block);
+        let is_held = holds.any(|hold| hold.block == block);
         let is_owed = !shard.owing.is_empty();
         if is_owed && !is_held {
             self.reach(Milestone::Owed);
@@ -202,12 +198,9 @@ impl Groups {
         let version = owner.version - 1;
         (owner.ended_version < version).then_some(())?;
         let has_claims = owner.claims.iter().any(|claim| claim.version <= version);
-        let has_batch = owner.batch.is_some_and(|batch| {
-            let is_counting = batch.kind == Kind::Counting && batch.version <= version;
-            let owes = batch.is_rebuilt && batch.kind != Kind::Collector;
-            is_counting || owes && self.on(Guard::OpenBatchesOwe)
-        });
-        let is_counted = !has_claims && !has_batch;
+        let counting = owner.batch.filter(|batch| batch.kind == Kind::Counting);
+        let is_open = counting.is_some_and(|batch| batch.version <= version);
+        let is_counted = !has_claims && !is_open;
         (is_counted || !self.on(Guard::HoldsEndAfterCount)).then_some(())?;
         owner.ended_version = version;
         let sessions = owner.sessions;
@@ -234,14 +227,17 @@ impl Groups {
                 self.reach(Milestone::OwingEnded);
             }
             shard.owing.remove(group);
-            shard.unsettled.remove(group);
         }
     }
 
     /// A shard's owner dies, and another host takes the shard.
     pub(super) fn shard_dies(&self, state: &mut State, shard: usize) -> Option<()> {
         take_one(&mut state.budget.shard_deaths)?;
-        state.shards[shard].begin_session();
+        let shard = &mut state.shards[shard];
+        shard.begin_session();
+        // The next owner of a lost shard begins the rebuild again.
+        shard.uses = [None; GROUPS];
+        shard.counted = [None; GROUPS];
         Some(())
     }
 
@@ -258,7 +254,6 @@ impl Groups {
         shard.begin_session();
         shard.is_lost = true;
         shard.holders = Bits::NONE;
-        shard.unsettled = Bits::NONE;
         shard.owing = Bits::NONE;
         shard.streams = [Stream {
             number: 0,
@@ -269,10 +264,10 @@ impl Groups {
 }
 
 impl Shard {
-    /// A new owner knows no holds, but the groups that may have some, and those that have not settled a batch.
+    /// A new owner knows no holds, but the groups that may have some.
     fn begin_session(&mut self) {
         self.holds = Few::NONE;
-        self.owing = self.holders.or(self.unsettled);
+        self.owing = self.holders;
         self.session += 1;
     }
 }

@@ -102,8 +102,6 @@ pub struct Batch {
     pub version: u8,
     /// The items that are not settled.
     pub items: Few<Item, LBAS_MAX>,
-    /// The index was lost and rebuilt while the batch was open.
-    pub is_rebuilt: bool,
     /// The group's owner is not the one that announced the batch, so it does not know the shards that were called.
     pub is_inherited: bool,
     /// The group's owner has recalled the inherited batch. Only a guard that is off makes this a separate step.
@@ -202,16 +200,23 @@ pub struct Hold {
     pub block: u8,
 }
 
-/// The references that a group has counted for a rebuild.
+/// What a group does with each block, before it settles what it has open at the lost shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Use {
+    /// Blocks of shared entries and of dropped references, without the group's own unsettled items.
+    pub named: Bits,
+    /// Blocks in the group's custody: free, private, or unsettled items of the finder.
+    pub kept: Bits,
+    /// Blocks of unsettled items of the collector.
+    pub releases: Bits,
+}
+
+/// The references of a group that has settled what was open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Contribution {
     /// Entries and dropped references, less claims, for each block.
     pub references: [i8; BLOCKS as usize],
-    /// Unsettled items of an open collector batch, for each block.
-    pub releases: [i8; BLOCKS as usize],
-    /// Blocks in the group's custody: free, private, or being published.
-    pub kept: Bits,
-    /// The number of the last batch of the group's stream that is not executed again.
+    /// The number of the last batch of the group's stream.
     pub last_number: u8,
 }
 
@@ -224,18 +229,16 @@ pub struct Shard {
     pub holds: Few<Hold, 4>,
     /// Groups that may have holds, durable.
     pub holders: Bits,
-    /// Groups with a finder or counting batch that was open when the shard was rebuilt, durable.
-    pub unsettled: Bits,
-    /// Blocks whose publication was called off after a rebuild, durable. They are held until a check.
-    pub called_off: Bits,
-    /// Groups that may have holds, or an unsettled batch, from before the shard's session.
+    /// Groups that may have holds from before the shard's session.
     pub owing: Bits,
-    /// The session: changes with each owner and each rebuild.
+    /// The session: changes with each owner and each loss.
     pub session: u8,
     /// The index was lost, and is not rebuilt yet.
     pub is_lost: bool,
-    /// The contribution of each group to the rebuild in progress.
-    pub contributions: [Option<Contribution>; GROUPS],
+    /// What each group has reported for the rebuild in progress, in memory.
+    pub uses: [Option<Use>; GROUPS],
+    /// What each group has counted for the rebuild in progress, in memory.
+    pub counted: [Option<Contribution>; GROUPS],
 }
 
 /// An item of a call.
@@ -266,7 +269,6 @@ pub enum Message {
         shard: u8,
         number: u8,
         position: u8,
-        block: u8,
     },
     /// A group looks a content up for a hit.
     #[allow(missing_docs, reason = "the words of docs/model.md")]
@@ -303,10 +305,6 @@ pub struct State {
     pub shards: [Shard; SHARDS_MAX],
     /// The messages in flight.
     pub messages: Few<Message, 12>,
-    /// Blocks that are left alone until a check.
-    pub quarantined: Bits,
-    /// Blocks that may be in no custody until a check.
-    pub unaccounted: Bits,
     /// The events that may still happen.
     pub budget: Budget,
     /// A violation that a step has met, apart from those that the state itself shows.
@@ -326,8 +324,6 @@ impl State {
             rows: [None; CONTENTS.len()],
             shards: [Shard::NEW; SHARDS_MAX],
             messages: Few::NONE,
-            quarantined: Bits::NONE,
-            unaccounted: Bits::NONE,
             budget,
             met: None,
         }
@@ -387,11 +383,10 @@ impl Shard {
         }; GROUPS],
         holds: Few::NONE,
         holders: Bits::NONE,
-        unsettled: Bits::NONE,
-        called_off: Bits::NONE,
         owing: Bits::NONE,
         session: 1,
         is_lost: false,
-        contributions: [None; GROUPS],
+        uses: [None; GROUPS],
+        counted: [None; GROUPS],
     };
 }
