@@ -3,15 +3,16 @@
 
 use libfuzzer_sys::fuzz_target;
 use onefold_format::census_message::{
-    CENSUS_REPLY_HEADER_BYTES, CENSUS_REQUEST_BYTES, CensusReply, CensusReplyBody, CensusRequest, CensusRequestBody,
+    CENSUS_REPLY_HEADER_BYTES, CENSUS_REQUEST_HEADER_BYTES, CensusReply, CensusReplyBody,
+    CensusRequest, CensusRequestBody,
 };
 use onefold_format::{GroupId, PoolId};
 
 /// The field of the request's checksum in a reply.
 const REQUEST: u32 = 9;
 
-/// Most bytes of a payload.
-const PAYLOAD_MAX: usize = (64 << 10) - CENSUS_REPLY_HEADER_BYTES;
+/// Most bytes of a payload, which the longer header of the two leaves.
+const PAYLOAD_MAX: usize = (64 << 10) - CENSUS_REQUEST_HEADER_BYTES;
 
 fuzz_target!(|input: (u8, u8, [u64; 2], &[u8])| {
     let (kind, more, [from, to], bytes) = input;
@@ -28,7 +29,8 @@ fuzz_target!(|input: (u8, u8, [u64; 2], &[u8])| {
     message[6] = kind;
     message[40..48].copy_from_slice(&from.to_le_bytes());
     message[48..56].copy_from_slice(&to.to_le_bytes());
-    seal(&mut message, CENSUS_REQUEST_BYTES, 56);
+    message.extend(&bytes[..bytes.len().min(PAYLOAD_MAX)]);
+    seal(&mut message, CENSUS_REQUEST_HEADER_BYTES, 56);
     if let Ok(read) = CensusRequest::decode(&message) {
         assert_eq!(read.encode(), message, "{read:?} has one form");
     }

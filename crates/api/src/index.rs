@@ -5,8 +5,10 @@ use onefold_store::IndexKind;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::limits::CENSUS_POLL_INTERVAL;
 use crate::request::{Report, Request};
 use crate::service::Service;
+use crate::stores::Stores;
 
 /// Describes the index.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
@@ -23,7 +25,7 @@ impl Request for IndexStat {
     }
 }
 
-/// Rebuilds the index by reading every shared block of the pool.
+/// Rebuilds the index by reading every shared block of the pool. In a pool that hosts share, all groups must be open.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexRebuild {}
@@ -33,9 +35,18 @@ impl Request for IndexRebuild {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<onefold_store::IndexStat> {
-        let store = service.stores.sole("rebuilding the index")?;
-        store.index().rebuild(&mut service.blocks(report))?;
-        Ok(store.index().stat()?)
+        let mut report = service.blocks(report);
+        match &service.stores {
+            Stores::One(store) => {
+                store.index().rebuild(&mut report)?;
+                Ok(store.index().stat()?)
+            }
+            Stores::Shared(groups) => {
+                let mut wait = || std::thread::sleep(CENSUS_POLL_INTERVAL);
+                let rebuilt = groups.pool().rebuild_index(&mut wait, &mut report)?;
+                Ok(rebuilt.index)
+            }
+        }
     }
 }
 

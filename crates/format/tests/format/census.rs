@@ -1,8 +1,10 @@
 //! Messages of a census: a specimen of each, and all others decode to the same values.
 
+use std::ops::Range;
+
 use onefold_format::census_message::{
-    BlockRun, BlockUse, CENSUS_RUNS_MAX, CensusRefusal, CensusReply, CensusReplyBody,
-    CensusRequest, CensusRequestBody,
+    BlockRun, BlockUse, CENSUS_FINGERPRINTS_MAX, CENSUS_RANGES_MAX, CENSUS_RUNS_MAX, CensusRefusal,
+    CensusReply, CensusReplyBody, CensusRequest, CensusRequestBody,
 };
 use onefold_format::units::{ID_END, PBA_END};
 use onefold_format::{FormatError, GroupId, Pba, PoolId};
@@ -26,6 +28,19 @@ pub(crate) fn requests() -> Vec<CensusRequest> {
         },
         CensusRequestBody::Findings { from: 515 },
         CensusRequestBody::End,
+        CensusRequestBody::BeginRebuild {
+            pool_end: Pba(0x0102_0000),
+        },
+        CensusRequestBody::Decide {
+            from: Pba(0xfe_0000_0001),
+            to: Pba(0xfe_0001_0000),
+            granted: vec![
+                0xfe_0000_0001..0xfe_0000_0003,
+                0xfe_0000_ffff..0xfe_0001_0000,
+            ],
+        },
+        CensusRequestBody::Settle,
+        CensusRequestBody::Fingerprints(vec![1..2, 300..600]),
     ];
     let request = |body| CensusRequest {
         pool: POOL,
@@ -45,6 +60,8 @@ pub(crate) fn replies() -> Vec<CensusReply> {
             is_free,
             is_owned,
             references,
+            is_publishing: first == 0xfe_0000_0001,
+            is_releasing: first == 0xfe_0000_0003,
         },
     };
     let bodies = vec![
@@ -70,6 +87,14 @@ pub(crate) fn replies() -> Vec<CensusReply> {
             ],
         },
         CensusReplyBody::Ended,
+        CensusReplyBody::Decided,
+        CensusReplyBody::Settled {
+            last_number: 0x0304_0506,
+        },
+        CensusReplyBody::Fingerprints {
+            next: Pba(0xfe_0001_0000),
+            found: vec![(Pba(1), [0x21; 16]), (Pba(0xfe_0000_0001), [0x22; 16])],
+        },
     ];
     let reply = |body| CensusReply {
         session: 0x1112_1314_1516,
@@ -85,6 +110,8 @@ fn the_longest_runs_fit_a_message() {
         is_free: true,
         is_owned: true,
         references: Some(u64::MAX),
+        is_publishing: true,
+        is_releasing: true,
     };
     let most = CENSUS_RUNS_MAX as u64;
     let far = PBA_END / most;
@@ -108,6 +135,50 @@ fn the_longest_runs_fit_a_message() {
 }
 
 #[test]
+fn the_most_ranges_and_fingerprints_fit_a_message() {
+    let most = CENSUS_RANGES_MAX as u64;
+    let far = PBA_END / most;
+    let request = CensusRequest {
+        body: CensusRequestBody::Decide {
+            from: Pba(0),
+            to: Pba(PBA_END),
+            granted: (0..most).map(|n| n * far..n * far + far / 2).collect(),
+        },
+        ..requests().remove(0)
+    };
+    assert_eq!(CensusRequest::decode(&request.encode()), Ok(request));
+    let most = CENSUS_FINGERPRINTS_MAX as u64;
+    let reply = CensusReply {
+        session: 1,
+        request: CENSUS_REQUEST,
+        body: CensusReplyBody::Fingerprints {
+            next: Pba(PBA_END),
+            found: (0..most).map(|n| (Pba(n), [n as u8; 16])).collect(),
+        },
+    };
+    assert_eq!(
+        CensusReply::decode(&reply.encode(), CENSUS_REQUEST),
+        Ok(reply)
+    );
+}
+
+#[test]
+fn requests_for_no_fingerprints_or_too_many_are_refused() {
+    let most = CENSUS_FINGERPRINTS_MAX as u64;
+    for blocks in [vec![], vec![0..1, 1..most + 1], vec![5..6, 10..10 + most]] {
+        let request = CensusRequest {
+            body: CensusRequestBody::Fingerprints(blocks),
+            ..requests().remove(0)
+        };
+        let decoded = CensusRequest::decode(&request.encode());
+        assert!(
+            matches!(decoded, Err(FormatError::Field { .. })),
+            "{decoded:?}"
+        );
+    }
+}
+
+#[test]
 fn ranges_that_no_sender_asks_for_are_refused() {
     for (from, to) in [(5, 5), (6, 5), (0, PBA_END + 1)] {
         let request = CensusRequest {
@@ -115,7 +186,7 @@ fn ranges_that_no_sender_asks_for_are_refused() {
                 from: Pba(from),
                 to: Pba(to),
             },
-            ..requests()[0]
+            ..requests().remove(0)
         };
         let decoded = CensusRequest::decode(&request.encode());
         assert!(
@@ -160,6 +231,16 @@ fn any_request() -> impl Strategy<Value = CensusRequest> {
         }),
         any::<u64>().prop_map(|from| CensusRequestBody::Findings { from }),
         Just(CensusRequestBody::End),
+        (0..=PBA_END).prop_map(|end| CensusRequestBody::BeginRebuild { pool_end: Pba(end) }),
+        any_ranges(1 << 20).prop_filter_map("an empty range", |granted| {
+            let (from, to) = (granted.first()?.start, granted.last()?.end);
+            let (from, to) = (Pba(from), Pba(to));
+            Some(CensusRequestBody::Decide { from, to, granted })
+        }),
+        Just(CensusRequestBody::Settle),
+        any_ranges(40).prop_filter_map("no blocks", |blocks| {
+            (!blocks.is_empty()).then_some(CensusRequestBody::Fingerprints(blocks))
+        }),
     ];
     (any::<[u8; 16]>(), 1..ID_END, any::<u64>(), body).prop_map(|(pool, group, census, body)| {
         CensusRequest {
@@ -171,12 +252,29 @@ fn any_request() -> impl Strategy<Value = CensusRequest> {
     })
 }
 
+fn any_ranges(len_max: u64) -> impl Strategy<Value = Vec<Range<u64>>> {
+    vec((0..1_u64 << 30, 1..len_max), 0..60).prop_map(|ranges| {
+        let mut at = 0;
+        let range = |(gap, len)| {
+            let start = at + gap;
+            at = start + len;
+            start..at
+        };
+        ranges.into_iter().map(range).collect()
+    })
+}
+
 fn any_runs() -> impl Strategy<Value = Vec<BlockRun>> {
-    let usage = (any::<bool>(), any::<bool>(), any::<Option<u64>>())
-        .prop_map(|(is_free, is_owned, references)| BlockUse {
-            is_free,
-            is_owned,
-            references,
+    let usage = (any::<[bool; 4]>(), any::<Option<u64>>())
+        .prop_map(|(flags, references)| {
+            let [is_free, is_owned, is_publishing, is_releasing] = flags;
+            BlockUse {
+                is_free,
+                is_owned,
+                references,
+                is_publishing,
+                is_releasing,
+            }
         })
         .prop_filter("no use", |usage| !usage.is_none());
     vec((0..1_u64 << 30, 1..1_u64 << 30, usage), 0..60).prop_map(|runs| {
@@ -206,6 +304,24 @@ fn any_reply() -> impl Strategy<Value = CensusReply> {
         Just(CensusReplyBody::UnderWay),
         Just(CensusReplyBody::Begun),
         Just(CensusReplyBody::Ended),
+        Just(CensusReplyBody::Decided),
+        any::<u64>().prop_map(|last_number| CensusReplyBody::Settled { last_number }),
+        (
+            any::<u64>(),
+            vec((1..1_u64 << 30, any::<[u8; 16]>()), 0..60)
+        )
+            .prop_map(|(next, found)| {
+                let mut at = 0;
+                let found = found.into_iter().map(|(gap, fingerprint)| {
+                    at += gap;
+                    (Pba(at), fingerprint)
+                });
+                let found = found.collect();
+                CensusReplyBody::Fingerprints {
+                    next: Pba(next),
+                    found,
+                }
+            }),
         (any::<u64>(), any_runs()).prop_map(|(next, runs)| CensusReplyBody::Blocks {
             next: Pba(next),
             runs,

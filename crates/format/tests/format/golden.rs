@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use onefold_format::census_message::{
-    CENSUS_REPLY_HEADER_BYTES, CENSUS_REQUEST_BYTES, CensusReply, CensusRequest,
+    CENSUS_REPLY_HEADER_BYTES, CENSUS_REQUEST_HEADER_BYTES, CensusReply, CensusRequest,
 };
 use onefold_format::frame;
 use onefold_format::index_message::{IndexReply, IndexRequest};
@@ -399,9 +399,10 @@ fn golden_census_message() {
         let (mut requests, mut replies, mut at) = (Vec::new(), Vec::new(), 0);
         while at < bytes.len() {
             if bytes[at..].starts_with(b"1FNQ") {
-                let message = &bytes[at..at + CENSUS_REQUEST_BYTES];
-                requests.push(CensusRequest::decode(message).expect("it opens"));
-                at += CENSUS_REQUEST_BYTES;
+                let end = at + CENSUS_REQUEST_HEADER_BYTES + field(bytes, at + 56, 4) as usize;
+                let request = CensusRequest::decode(&bytes[at..end]);
+                requests.push(request.expect("it opens"));
+                at = end;
             } else {
                 let end = at + CENSUS_REPLY_HEADER_BYTES + field(bytes, at + 20, 4) as usize;
                 let reply = CensusReply::decode(&bytes[at..end], census::CENSUS_REQUEST);

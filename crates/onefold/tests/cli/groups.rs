@@ -142,7 +142,7 @@ fn a_name_is_taken_on_all_hosts() {
         &["pool", "scrub"][..],
         &["pool", "trim"],
         &["pool", "resize", "--size", "2G"],
-        &["index", "rebuild"],
+        &["index", "stat"],
         &["index", "convert", "--to", "btree"],
         &["pool", "export-metadata", &hosts.scene.path("metadata")],
     ] {
@@ -188,9 +188,41 @@ fn a_check_counts_the_blocks_of_all_groups() {
     let without = hosts.run("kvm2", &["pool", "check"]);
     // The command has said before that it waits.
     let is_named = |part: &&str| without.stderr.contains(*part);
-    let parts = ["group 1 cannot be checked", "group take 1"];
+    let parts = ["group 1 cannot be counted", "group take 1"];
     assert!(
         without.code == Some(1) && parts.iter().all(is_named),
+        "{without:?}"
+    );
+}
+
+#[test]
+fn an_index_is_counted_again_from_all_groups() {
+    let Some(hosts) = Hosts::new() else { return };
+    let (one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    let image = hosts.scene.file("image", &noise(9, IMAGE_BYTES));
+    for (host, volume) in [("kvm1", "a"), ("kvm2", "b")] {
+        let offline = ["--dedup", "offline"];
+        let import = ["volume", "import", volume, &image];
+        hosts.json(host, &[&import[..], &offline].concat());
+    }
+    for host in ["kvm2", "kvm1"] {
+        let rebuilt = hosts.json(host, &["index", "rebuild"]);
+        let counted = ["unique_blocks", "shared_blocks", "references"].map(|key| &rebuilt[key]);
+        let all = [0, IMAGE_BLOCKS, 2 * IMAGE_BLOCKS].map(|count| json!(count));
+        assert_eq!(counted, [&all[0], &all[1], &all[2]]);
+        assert_eq!(rebuilt["needs_rebuild"], json!(false));
+        assert_eq!(hosts.json("kvm1", &["pool", "check"])["findings"], json!(0));
+    }
+    // The jobs continue.
+    hosts.json("kvm2", &["volume", "delete", "b", "--yes"]);
+    wait_until("the collector releases the references of a volume", || {
+        hosts.json("kvm2", &["pool", "stat"])["pending_release_blocks"] == json!(0)
+    });
+    assert_eq!(hosts.json("kvm2", &["pool", "check"])["findings"], json!(0));
+    drop(one);
+    let without = hosts.run("kvm2", &["index", "rebuild"]);
+    assert!(
+        without.code == Some(1) && without.stderr.contains("group 1 cannot be counted"),
         "{without:?}"
     );
 }

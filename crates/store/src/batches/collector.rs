@@ -41,7 +41,15 @@ impl Batches {
                 self.blocks.published(index.reader(), found)
             })
         })?;
-        let answers = executed.answered()?;
+        self.settle_all_releases(batch, &executed.answered()?)
+    }
+
+    /// Step 4, with an answer for each unsettled item.
+    pub(super) fn settle_all_releases(
+        &self,
+        batch: &OpenBatch,
+        answers: &[Released],
+    ) -> Result<CollectReport> {
         // A block that was given to the pool, and that this group has freed since, must have left its map before.
         let _settled = self
             .leases
@@ -65,7 +73,7 @@ impl Batches {
     /// # Errors
     ///
     /// `Busy` after some time; the batch stays open.
-    fn await_readers(&self, batch: &OpenBatch) -> Result<()> {
+    pub(super) fn await_readers(&self, batch: &OpenBatch) -> Result<()> {
         let awaited = *lock(&self.awaited);
         let Some((_, epoch)) = awaited.filter(|(number, _)| *number == batch.number) else {
             // The readers from before an opening are gone.

@@ -11,10 +11,10 @@ use super::finder::Part;
 impl Batches {
     /// Whether each item can share the index's block. With `--verify` nothing is repaired, because
     /// equal fingerprints do not prove equal content then; and a block that has the same bytes is
-    /// not bad, even if it is listed.
+    /// not bad, even if it is listed. Nothing is repaired without an index.
     pub(super) fn heal_and_compare(
         &self,
-        index: &dyn IndexReader,
+        index: Option<&dyn IndexReader>,
         part: &Part<'_>,
     ) -> Result<Vec<bool>> {
         let mut equal = vec![true; part.items.len()];
@@ -27,6 +27,7 @@ impl Batches {
         if Guard::BadNotShared.holds()
             && !verify
             && self.blocks.bad().is_any()
+            && let Some(index) = index
             && let Some(BatchItem { domain, .. }) = part.items.first()
         {
             let blocks = part.items.iter().map(|item| item.pba);

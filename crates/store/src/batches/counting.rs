@@ -28,25 +28,31 @@ impl Batches {
     /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
     pub(crate) fn count_claims(&self, urgency: Urgency) -> Result<CountReport> {
         let index = self.index.executor()?;
+        let items = self.journal.metadata()?.claims().blocks();
+        if items > 0 {
+            index.secure(&[items.min(BATCH_ITEMS_MAX.into()) as usize])?;
+        }
+        match self.announce_claims(urgency)? {
+            Some(batch) => self.settle_counting(&batch, urgency),
+            None => Ok(CountReport::default()),
+        }
+    }
+
+    /// Announces a batch of claims, unless there are none. The caller holds the job lock, and no batch is open.
+    pub(super) fn announce_claims(&self, urgency: Urgency) -> Result<Option<OpenBatch>> {
         let mut metadata = self.journal.metadata()?;
         let number = metadata.batches().next_number();
         let elements = metadata.count_head(QueueKind::Claims, BATCH_ITEMS_MAX.into())? as u32;
-        let items = metadata.claims().blocks().min(BATCH_ITEMS_MAX.into());
         drop(metadata);
         if elements == 0 {
-            return Ok(CountReport::default());
+            return Ok(None);
         }
-        index.secure(&[items as usize])?;
         let count = Record::Count { number, elements };
         self.journal.append(&[count], &[], Blocking::Yes, None)?;
         if Guard::CountIntentDurable.holds() {
             self.commit(urgency)?;
         }
-        let open = self.journal.metadata()?.batches().open().cloned();
-        let Some(batch) = open else {
-            return Ok(CountReport::default());
-        };
-        self.settle_counting(&batch, urgency)
+        Ok(self.journal.metadata()?.batches().open().cloned())
     }
 
     /// Steps 3 and 4.
@@ -71,7 +77,16 @@ impl Batches {
                 self.blocks.published(index.reader(), found)
             })
         })?;
-        let answers = executed.answered()?;
+        self.settle_all_claims(batch, end, &executed.answered()?)
+    }
+
+    /// Step 4, with an answer for each unsettled item. `end` is the number of the first claim behind the batch.
+    pub(super) fn settle_all_claims(
+        &self,
+        batch: &OpenBatch,
+        end: u64,
+        answers: &[Counted],
+    ) -> Result<CountReport> {
         let mut report = CountReport::default();
         let mut position = batch.done;
         while position < batch.items.len() {

@@ -70,14 +70,32 @@ impl Batches {
             .into_iter()
             .map(|answer| answer.unwrap_or(Counted::Full))
             .collect();
+        let report = self.settle_answers(layer, batch, &answers, Some(index.reader()))?;
+        Ok(if is_called_off {
+            BatchReport {
+                unreadable: (unreadable.len() as u64).max(1),
+                ..BatchReport::default()
+            }
+        } else {
+            BatchReport { cached, ..report }
+        })
+    }
+
+    /// Step 4, with an answer for each unsettled item. Bad blocks are only repaired with an index.
+    pub(super) fn settle_answers(
+        &self,
+        layer: LayerId,
+        batch: &OpenBatch,
+        answers: &[Counted],
+        index: Option<&dyn IndexReader>,
+    ) -> Result<BatchReport> {
         let scanned = answers.len() as u64;
         let mut report = BatchReport {
             scanned,
-            cached,
             bytes: scanned * self.blocks.block_size(),
             ..BatchReport::default()
         };
-        let is_short = self.short_runs(layer, batch.unsettled(), &answers)?;
+        let is_short = self.short_runs(layer, batch.unsettled(), answers)?;
         let mut position = batch.done;
         while let Some(BatchItem { lba, .. }) = batch.items.get(position) {
             let rest = &batch.items[position..];
@@ -91,17 +109,10 @@ impl Batches {
                 answers: &answers[position - batch.done..end - batch.done],
                 is_short: &is_short[position - batch.done..end - batch.done],
             };
-            self.settle_part(index.reader(), &part, &mut report)?;
+            self.settle_part(index, &part, &mut report)?;
             position = end;
         }
-        Ok(if is_called_off {
-            BatchReport {
-                unreadable: (unreadable.len() as u64).max(1),
-                ..BatchReport::default()
-            }
-        } else {
-            report
-        })
+        Ok(report)
     }
 
     /// Step 3, without the blocks that were read before or are in the volume's hash cache. Also returns how many the cache
@@ -157,7 +168,7 @@ impl Batches {
     /// Step 4 for items of one segment.
     fn settle_part(
         &self,
-        index: &dyn IndexReader,
+        index: Option<&dyn IndexReader>,
         part: &Part<'_>,
         report: &mut BatchReport,
     ) -> Result<()> {

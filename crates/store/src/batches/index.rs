@@ -226,7 +226,7 @@ impl IndexSlot {
 
 /// A part in which to rebuild an index: the existing one if it is an index of this pool. Any other
 /// file is removed and not overwritten, because its content may belong to another owner.
-fn blank(engine: &dyn Engine, part: Part, pool: PoolId) -> Result<Arc<dyn Disk>> {
+pub(crate) fn blank(engine: &dyn Engine, part: Part, pool: PoolId) -> Result<Arc<dyn Disk>> {
     let failed = |error| StoreError::io(engine.describe(part), error);
     if let Ok(disk) = engine.open(part)
         && let Ok(Some(_)) = onefold_index::kind_of(&*disk, pool)

@@ -8,6 +8,7 @@ mod claims;
 mod collector;
 mod compare;
 mod counting;
+mod decided;
 mod execute;
 mod finder;
 mod index;
@@ -28,9 +29,10 @@ use crate::shared::Leases;
 pub(crate) use claims::{ClaimedFingerprints, ClaimsAlarm};
 pub use collector::CollectReport;
 pub use counting::CountReport;
+pub(crate) use decided::Granted;
 pub(crate) use execute::{Executor, meet};
 pub use finder::BatchReport;
-pub(crate) use index::{IndexSlot, STREAM, create, create_uncounted};
+pub(crate) use index::{IndexSlot, STREAM, blank, create, create_uncounted};
 
 /// Items settled under one hold of the uncommitted state.
 const ITEMS_PER_STEP: usize = 512;
@@ -112,6 +114,11 @@ impl Batches {
         let job = self.jobs.lock().map_err(job_panicked)?;
         self.check_not_paused()?;
         Ok(job)
+    }
+
+    /// Like [`Batches::job`], for the census that has paused the jobs.
+    pub(crate) fn job_in_pause(&self) -> Result<MutexGuard<'_, ()>> {
+        lock_hurrying(&self.background, &self.jobs).map_err(job_panicked)
     }
 
     /// The pause begins under the job lock.

@@ -26,7 +26,7 @@ pub use collector::COLLECT_BATCH_BLOCKS;
 pub use counting::HitsHeld;
 pub use finder::Ready;
 pub use index_rebuild::{IndexStat, PoolIndex};
-pub(crate) use references::Window;
+pub(crate) use references::{Window, fingerprint_published};
 pub use unshare::{UnsharePlan, Unsharing};
 
 /// The pace of a batch: it may rest, or break the batch off. A closure paces only the reading.

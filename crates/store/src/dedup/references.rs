@@ -211,7 +211,10 @@ fn add_rows(
 /// The fingerprints of published blocks. A bad block has the fingerprint on the list, and no row if
 /// none is known: then it stays as it is, and will not be freed. A block that was not known to be
 /// bad is an error the first time.
-fn fingerprint_published(pool: &Pool, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
+pub(crate) fn fingerprint_published(
+    pool: &Pool,
+    items: &[BatchItem],
+) -> Result<Vec<(Fingerprint, Pba)>> {
     let listed = |pba: Pba| pool.bad().get(pba);
     let mut found = pool.blocks().fingerprint_items(items)?;
     let is_news = |pba: &&Pba| listed(**pba).is_none();

@@ -17,12 +17,12 @@ use std::sync::Arc;
 
 use onefold_format::map_page::{self, Segment};
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
-use onefold_format::{Pba, SegmentIndex, VolumeRecord};
+use onefold_format::{DomainId, Pba, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, IndexError, IndexReader, Row};
 use onefold_journal::{CheckpointReader, MapPage};
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
-pub(crate) use self::survey::{Survey, survey};
+pub(crate) use self::survey::{Survey, SurveyKind, survey};
 use super::scrub::Scrub;
 use crate::blocks::what_is_wrong;
 use crate::dedup::{PoolIndex, Window};
@@ -238,6 +238,25 @@ impl Check<'_> {
 
     /// Counts owners and references of each block in `window`; finds blocks owned twice.
     fn count_owners(&mut self, window: &mut Window) -> Result<()> {
+        self.count_named(window, &mut |_, _| {})?;
+        let within = window.blocks.clone();
+        Rc::clone(&self.snapshot).each_claim(&mut |element| {
+            for pba in element.blocks().filter(|pba| within.contains(&pba.0)) {
+                if !window.claim(pba) {
+                    let message = format!("PBA {pba}: claimed more often than entries refer to it");
+                    self.find_in_index(message);
+                }
+            }
+        })
+    }
+
+    /// Counts the blocks of entries and of dropped references, those included that are claimed or items of an open batch.
+    /// `refers` gets each reference, with its domain.
+    fn count_named(
+        &mut self,
+        window: &mut Window,
+        refers: &mut dyn FnMut(Pba, DomainId),
+    ) -> Result<()> {
         let snapshot = Rc::clone(&self.snapshot);
         snapshot.each_map_page(&|_| true, &mut |volume, page| {
             if (self.is_cancelled)() {
@@ -245,7 +264,7 @@ impl Check<'_> {
             }
             let segment = page.segment;
             if let Some(entries) = self.readable(volume, page, window)? {
-                self.count_segment(volume, segment, &entries, window);
+                self.count_segment(volume, segment, &entries, window, refers);
                 self.advance(entries.iter().filter(|entry| entry.pba().is_some()).count());
             }
             Ok(())
@@ -254,14 +273,7 @@ impl Check<'_> {
         snapshot.each_dropped(&mut |element| {
             for pba in element.blocks().filter(|pba| within.contains(&pba.0)) {
                 window.refer(pba);
-            }
-        })?;
-        snapshot.each_claim(&mut |element| {
-            for pba in element.blocks().filter(|pba| within.contains(&pba.0)) {
-                if !window.claim(pba) {
-                    let message = format!("PBA {pba}: claimed more often than entries refer to it");
-                    self.find_in_index(message);
-                }
+                refers(pba, element.domain);
             }
         })
     }
@@ -312,6 +324,7 @@ impl Check<'_> {
         segment: SegmentIndex,
         entries: &Segment,
         window: &mut Window,
+        refers: &mut dyn FnMut(Pba, DomainId),
     ) {
         let is_first_pass = window.blocks.start == 0;
         for (entry, lba) in entries.iter().zip(segment.first().0..) {
@@ -325,6 +338,7 @@ impl Check<'_> {
             } else if !window.blocks.contains(&pba.0) {
             } else if entry.own_pba().is_none() {
                 window.refer(pba);
+                refers(pba, volume.domain);
             } else if !window.own(pba) {
                 let message = format!("{}: another entry owns this block too", place());
                 self.find(false, message);

@@ -8,5 +8,5 @@ mod scrub;
 
 pub use affected::{AffectedPlace, BadBlockStat, BlockUse};
 pub use check::{CheckReport, Finding};
-pub(crate) use check::{Survey, check, survey};
+pub(crate) use check::{Survey, SurveyKind, check, survey};
 pub use scrub::{Scrub, ScrubReport, ScrubRun, ScrubStatus};

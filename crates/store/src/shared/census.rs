@@ -1,4 +1,5 @@
-//! A census of a shared pool: the owners of all groups pause their jobs and report their use of blocks.
+//! A census of a shared pool, for a check or a rebuild of the index: the owners of all groups pause their jobs and report
+//! their use of blocks.
 //!
 //! Guests continue. A write may drop references, which join the group's queue; it may refer to a published
 //! block, which is a claim; it may take free blocks, also of space extents that the group takes from the pool. So the
@@ -10,14 +11,16 @@
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use onefold_engine::cluster::{CallError, Owned};
 use onefold_format::census_message::{
-    BlockRun, CensusReply, CensusReplyBody, CensusRequest, CensusRequestBody,
+    BlockRun, CENSUS_RANGES_MAX, CensusReply, CensusReplyBody, CensusRequest, CensusRequestBody,
 };
 use onefold_format::{GroupId, Pba};
+use onefold_index::Fingerprint;
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
 use super::SharedPool;
@@ -32,7 +35,7 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct Census<'a> {
     pool: &'a SharedPool,
     number: u64,
-    pool_end: Pba,
+    begin: CensusRequestBody,
     /// The groups, and the sessions of their owners.
     sessions: BTreeMap<GroupId, u64>,
     totals: BTreeMap<GroupId, GroupTotals>,
@@ -51,7 +54,7 @@ pub(super) struct GroupTotals {
 }
 
 impl<'a> Census<'a> {
-    /// Pauses the jobs of all groups.
+    /// Settles the open batches and pauses the jobs of all groups, for a check.
     ///
     /// # Errors
     ///
@@ -61,21 +64,41 @@ impl<'a> Census<'a> {
         pool_end: Pba,
         wait: &'a mut dyn FnMut(),
     ) -> Result<Self> {
+        Self::begin_with(pool, CensusRequestBody::Begin { pool_end }, wait)
+    }
+
+    /// Pauses the jobs of all groups for a rebuild of the index. Their open batches stay open.
+    ///
+    /// # Errors
+    ///
+    /// As [`Census::begin`].
+    pub(super) fn begin_rebuild(
+        pool: &'a SharedPool,
+        pool_end: Pba,
+        wait: &'a mut dyn FnMut(),
+    ) -> Result<Self> {
+        Self::begin_with(pool, CensusRequestBody::BeginRebuild { pool_end }, wait)
+    }
+
+    fn begin_with(
+        pool: &'a SharedPool,
+        begin: CensusRequestBody,
+        wait: &'a mut dyn FnMut(),
+    ) -> Result<Self> {
         let groups = pool.groups()?.into_keys();
         let mut census = Self {
             pool,
             number: RandomState::new().build_hasher().finish(),
-            pool_end,
+            begin,
             sessions: groups.map(|group| (group, 0)).collect(),
             totals: BTreeMap::new(),
             kept: Instant::now(),
             wait,
         };
         let groups = census.groups();
-        let begin = CensusRequestBody::Begin { pool_end };
         // All begin at once; the replies are asked for afterwards.
         for group in &groups {
-            census.ask_once(*group, begin)?;
+            census.ask_once(*group, &census.begin)?;
         }
         for group in groups {
             let session = census.begin_group(group)?;
@@ -89,11 +112,8 @@ impl<'a> Census<'a> {
     }
 
     fn begin_group(&mut self, group: GroupId) -> Result<u64> {
-        let begin = CensusRequestBody::Begin {
-            pool_end: self.pool_end,
-        };
         loop {
-            let reply = self.ask_once(group, begin)?;
+            let reply = self.ask_once(group, &self.begin)?;
             match reply.body {
                 CensusReplyBody::Begun => return Ok(reply.session),
                 _ => (self.wait)(),
@@ -110,7 +130,7 @@ impl<'a> Census<'a> {
     ) -> Result<()> {
         while from < to {
             let body = CensusRequestBody::Blocks { from, to };
-            match self.ask(group, body)? {
+            match self.ask(group, &body)? {
                 CensusReplyBody::Blocks { next, runs } if next > from => {
                     runs.iter().for_each(&mut *visit);
                     from = next;
@@ -123,7 +143,7 @@ impl<'a> Census<'a> {
 
     /// Has a group begin to survey blocks, so that all groups do it at once.
     pub(super) fn prepare(&mut self, group: GroupId, (from, to): (Pba, Pba)) -> Result<()> {
-        self.ask_once(group, CensusRequestBody::Blocks { from, to })
+        self.ask_once(group, &CensusRequestBody::Blocks { from, to })
             .map(drop)
     }
 
@@ -136,7 +156,7 @@ impl<'a> Census<'a> {
         let mut totals = self.totals.get(&group).copied().unwrap_or_default();
         loop {
             let from = totals.findings;
-            match self.ask(group, CensusRequestBody::Findings { from })? {
+            match self.ask(group, &CensusRequestBody::Findings { from })? {
                 CensusReplyBody::Findings {
                     mapped_blocks,
                     pages_read,
@@ -157,6 +177,88 @@ impl<'a> Census<'a> {
         }
     }
 
+    /// Decides what a group's open batch does with its blocks of a range: the finder has published those that are granted,
+    /// or the collector frees them. The ranges of all calls for the group follow one another, from block 0 to the end.
+    pub(super) fn decide(
+        &mut self,
+        group: GroupId,
+        blocks: &Range<u64>,
+        granted: &[Range<u64>],
+    ) -> Result<()> {
+        let mut from = blocks.start;
+        let mut pieces = granted.chunks(CENSUS_RANGES_MAX).peekable();
+        while from < blocks.end {
+            let granted = pieces.next().unwrap_or_default();
+            let is_last = pieces.peek().is_none();
+            let to = granted
+                .last()
+                .filter(|_| !is_last)
+                .map_or(blocks.end, |last| last.end);
+            let body = CensusRequestBody::Decide {
+                from: Pba(from),
+                to: Pba(to),
+                granted: granted.to_vec(),
+            };
+            match self.ask(group, &body)? {
+                CensusReplyBody::Decided => from = to,
+                _ => return Err(misfit(group)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has all groups settle their open batches as it was decided, and end their claims. Returns the number of each group's
+    /// last batch.
+    pub(super) fn settle(&mut self) -> Result<Vec<(GroupId, u64)>> {
+        let groups = self.groups();
+        for group in &groups {
+            self.ask_once(*group, &CensusRequestBody::Settle)?;
+        }
+        let mut last_numbers = Vec::with_capacity(groups.len());
+        for group in groups {
+            match self.ask(group, &CensusRequestBody::Settle)? {
+                CensusReplyBody::Settled { last_number } => last_numbers.push((group, last_number)),
+                _ => return Err(misfit(group)),
+            }
+        }
+        Ok(last_numbers)
+    }
+
+    /// Has a group begin to read blocks for [`Census::fingerprints_of`], so that all groups do it at once.
+    pub(super) fn prepare_fingerprints(&self, group: GroupId, blocks: &[Range<u64>]) -> Result<()> {
+        let body = CensusRequestBody::Fingerprints(blocks.to_vec());
+        self.ask_once(group, &body).map(drop)
+    }
+
+    /// Asks a group for fingerprints of blocks that it shares: at most [`CENSUS_FINGERPRINTS_MAX`], in ascending order.
+    /// Those of blocks that cannot be read are missing.
+    ///
+    /// [`CENSUS_FINGERPRINTS_MAX`]: onefold_format::census_message::CENSUS_FINGERPRINTS_MAX
+    pub(super) fn fingerprints_of(
+        &mut self,
+        group: GroupId,
+        mut blocks: Vec<Range<u64>>,
+        visit: &mut dyn FnMut(Pba, Fingerprint),
+    ) -> Result<()> {
+        while let Some(first) = blocks.first().map(|range| range.start) {
+            let body = CensusRequestBody::Fingerprints(blocks.clone());
+            match self.ask(group, &body)? {
+                CensusReplyBody::Fingerprints { next, found } if next.0 > first => {
+                    for (pba, fingerprint) in found {
+                        visit(pba, Fingerprint(fingerprint));
+                    }
+                    for range in &mut blocks {
+                        range.start = range.start.max(next.0);
+                    }
+                    blocks.retain(|range| range.start < range.end);
+                }
+                _ => return Err(misfit(group)),
+            }
+            self.keep()?;
+        }
+        Ok(())
+    }
+
     /// The totals of all groups.
     pub(super) fn totals(&self) -> impl Iterator<Item = &GroupTotals> {
         self.totals.values()
@@ -168,11 +270,8 @@ impl<'a> Census<'a> {
             return Ok(());
         }
         self.kept = Instant::now();
-        let begin = CensusRequestBody::Begin {
-            pool_end: self.pool_end,
-        };
         for group in self.groups() {
-            let reply = self.ask_once(group, begin)?;
+            let reply = self.ask_once(group, &self.begin)?;
             let is_same = self.sessions.get(&group) == Some(&reply.session);
             if !is_same || reply.body != CensusReplyBody::Begun {
                 return Err(moved(group));
@@ -198,7 +297,7 @@ impl<'a> Census<'a> {
     }
 
     /// Asks until the answer is there.
-    fn ask(&mut self, group: GroupId, body: CensusRequestBody) -> Result<CensusReplyBody> {
+    fn ask(&mut self, group: GroupId, body: &CensusRequestBody) -> Result<CensusReplyBody> {
         loop {
             let reply = self.ask_once(group, body)?;
             if self.sessions.get(&group) != Some(&reply.session) {
@@ -214,7 +313,7 @@ impl<'a> Census<'a> {
         }
     }
 
-    fn ask_once(&self, group: GroupId, body: CensusRequestBody) -> Result<CensusReply> {
+    fn ask_once(&self, group: GroupId, body: &CensusRequestBody) -> Result<CensusReply> {
         let request = self.request(group, body);
         let busy = |message| StoreError::new(StoreErrorKind::Busy, message);
         let mut outcome = Err(String::new());
@@ -230,7 +329,7 @@ impl<'a> Census<'a> {
         }
         let reply = outcome.map_err(|why| {
             busy(format!(
-                "group {group} cannot be checked: {why}; if its host is down, open the group here with 'onefold group \
+                "group {group} cannot be counted: {why}; if its host is down, open the group here with 'onefold group \
                  take {group}'"
             ))
         })?;
@@ -240,12 +339,12 @@ impl<'a> Census<'a> {
         }
     }
 
-    fn request(&self, group: GroupId, body: CensusRequestBody) -> Vec<u8> {
+    fn request(&self, group: GroupId, body: &CensusRequestBody) -> Vec<u8> {
         CensusRequest {
             pool: self.pool.description().pool,
             group,
             census: self.number,
-            body,
+            body: body.clone(),
         }
         .encode()
     }
@@ -265,7 +364,7 @@ impl Drop for Census<'_> {
     /// A group that does not hear of the end resumes its jobs when its pause has run out.
     fn drop(&mut self) {
         for group in self.groups() {
-            let end = self.request(group, CensusRequestBody::End);
+            let end = self.request(group, &CensusRequestBody::End);
             let (cluster, timeout) = (self.pool.cluster(), self.pool.call_timeout());
             cluster.call(Owned::Group(group), end, timeout, Box::new(drop));
         }
@@ -274,7 +373,7 @@ impl Drop for Census<'_> {
 
 fn moved(group: GroupId) -> StoreError {
     let message = format!(
-        "group {group} was opened during the check, or its host was late, so nothing is certain: check again"
+        "group {group} was opened in between, or its host was late, so nothing is certain: try again"
     );
     StoreError::new(StoreErrorKind::Busy, message)
 }

@@ -46,17 +46,13 @@ impl SharedPool {
         report: &mut dyn FnMut(Finding),
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<CheckReport> {
-        let extents = self.cluster().extent_counts();
-        let extents = extents.map_err(|error| StoreError::io("checking the pool", error))?;
-        let pool_end = FIRST_BLOCK + extents.all * BLOCKS_PER_SPACE_EXTENT;
-        let bytes = self.memory_bytes() / CHECK_MEMORY_PART / BYTES_PER_BLOCK;
-        let step = bytes.next_multiple_of(BLOCKS_PER_SPACE_EXTENT);
+        let pool_end = self.pool_end()?;
         let mut counts = CheckReport::default();
         let mut census = Census::begin(self, Pba(pool_end), wait)?;
-        for start in (0..pool_end).step_by(step as usize) {
-            let end = pool_end.min(start + step);
-            let mut window = PoolWindow::new(start..end, pool_end, census.groups());
-            window.count(self, &mut census)?;
+        for blocks in self.windows(pool_end) {
+            let end = blocks.end;
+            let mut window = PoolWindow::new(blocks, pool_end, census.groups());
+            window.check(self, &mut census)?;
             census.confirm()?;
             counts.findings += window.findings.len() as u64;
             counts.leaked_blocks += window.leaked_blocks;
@@ -76,8 +72,23 @@ impl SharedPool {
         Ok(counts)
     }
 
+    /// The first block beyond the pool.
+    pub(super) fn pool_end(&self) -> Result<u64> {
+        let extents = self.cluster().extent_counts();
+        let extents = extents.map_err(|error| StoreError::io("counting space extents", error))?;
+        Ok(FIRST_BLOCK + extents.all * BLOCKS_PER_SPACE_EXTENT)
+    }
+
+    /// The ranges of blocks that there is memory to count at a time.
+    pub(super) fn windows(&self, pool_end: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        let bytes = self.memory_bytes() / CHECK_MEMORY_PART / BYTES_PER_BLOCK;
+        let step = bytes.next_multiple_of(BLOCKS_PER_SPACE_EXTENT);
+        let starts = (0..pool_end).step_by(step as usize);
+        starts.map(move |start| start..pool_end.min(start + step))
+    }
+
     /// The blocks of this range that the pool has, as a bitmap.
-    fn given_blocks(&self, blocks: &Range<u64>) -> Result<Vec<u64>> {
+    pub(super) fn given_blocks(&self, blocks: &Range<u64>) -> Result<Vec<u64>> {
         let given = self.cluster().given_blocks(blocks.clone());
         let given = given.map_err(|error| StoreError::io("checking the pool", error))?;
         let mut words = vec![0; (blocks.end - blocks.start) as usize / 64];
@@ -93,21 +104,22 @@ impl SharedPool {
 }
 
 /// Some blocks of the pool, and their use by all groups.
-struct PoolWindow {
+pub(super) struct PoolWindow {
     pool_end: u64,
     groups: Vec<GroupId>,
     /// Owned blocks, and references.
     uses: Window,
     /// A bitmap of the blocks that are free in a group.
     free: Vec<u64>,
-    /// For each block that is free or owned, the place of its group in `groups`.
+    /// For each block that is free or owned, the place of its group in `groups`; for any other that has references, the place
+    /// of the first group that has some.
     holder: Vec<u16>,
-    findings: Vec<String>,
+    pub(super) findings: Vec<String>,
     leaked_blocks: u64,
 }
 
 impl PoolWindow {
-    fn new(blocks: Range<u64>, pool_end: u64, groups: Vec<GroupId>) -> Self {
+    pub(super) fn new(blocks: Range<u64>, pool_end: u64, groups: Vec<GroupId>) -> Self {
         let count = (blocks.end - blocks.start) as usize;
         Self {
             pool_end,
@@ -120,10 +132,30 @@ impl PoolWindow {
         }
     }
 
-    fn count(&mut self, pool: &SharedPool, census: &mut Census<'_>) -> Result<()> {
+    fn check(&mut self, pool: &SharedPool, census: &mut Census<'_>) -> Result<()> {
+        let blocks = self.uses.blocks.clone();
+        let given_before = pool.given_blocks(&blocks)?;
+        self.count(census)?;
+        let has_row = self.compare_rows(pool, census)?;
+        let given_after = pool.given_blocks(&blocks)?;
+        self.compare_uses(&given_after);
+        if let Some(has_row) = has_row {
+            for run in self.leaked(&given_before, &has_row) {
+                self.leaked_blocks += run.len() as u64;
+                let message = format!(
+                    "{}: leaked: no group has it, nor the pool",
+                    self.place(&run)
+                );
+                self.findings.push(message);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the use of the blocks by all groups.
+    pub(super) fn count(&mut self, census: &mut Census<'_>) -> Result<()> {
         let blocks = self.uses.blocks.clone();
         let range = (Pba(blocks.start), Pba(blocks.end));
-        let given_before = pool.given_blocks(&blocks)?;
         let groups = self.groups.clone();
         for group in &groups {
             census.prepare(*group, range)?;
@@ -134,13 +166,25 @@ impl PoolWindow {
                 self.findings.push(format!("group {group}: {text}"));
             })?;
         }
-        let has_row = self.compare_rows(pool, census)?;
-        let given_after = pool.given_blocks(&blocks)?;
-        self.compare_uses(&given_after);
-        if let Some(has_row) = has_row {
-            self.find_leaked(&given_before, &has_row);
-        }
         Ok(())
+    }
+
+    pub(super) fn blocks(&self) -> Range<u64> {
+        self.uses.blocks.clone()
+    }
+
+    /// The number of references to a block.
+    pub(super) fn references(&self, pba: Pba) -> u64 {
+        self.uses.counted(pba)
+    }
+
+    /// The blocks with references that a group is the first to have.
+    pub(super) fn first_of(&self, place: usize) -> impl Iterator<Item = Pba> + '_ {
+        let shared = self.uses.referenced();
+        shared.filter(move |pba| {
+            let is_first = usize::from(self.holder[self.bit(*pba)]) == place;
+            is_first && self.references(*pba) > 0
+        })
     }
 
     /// Adds a group's use of blocks.
@@ -157,6 +201,10 @@ impl PoolWindow {
                 self.uses.own(pba);
             }
             if let Some(references) = usage.references {
+                let bit = self.bit(pba);
+                if !self.is_held(bit) && !self.is_referenced(bit) {
+                    self.holder[bit] = place as u16;
+                }
                 self.uses.refer_many(pba, references);
             }
             if usage.is_free && (usage.is_owned || usage.references.is_some()) {
@@ -192,6 +240,10 @@ impl PoolWindow {
     fn is_held(&self, bit: usize) -> bool {
         let has = |words: &[u64]| bits::all(words, bit..bit + 1, true);
         has(&self.free) || has(self.uses.owned())
+    }
+
+    fn is_referenced(&self, bit: usize) -> bool {
+        bits::all(self.uses.referenced_bits(), bit..bit + 1, true)
     }
 
     fn custody(&self, bit: usize) -> &'static str {
@@ -301,8 +353,8 @@ impl PoolWindow {
         }
     }
 
-    /// Finds blocks that nobody has.
-    fn find_leaked(&mut self, given: &[u64], has_row: &[u64]) {
+    /// The blocks that nobody has: runs of places in the window.
+    pub(super) fn leaked(&self, given: &[u64], has_row: &[u64]) -> Vec<Range<usize>> {
         let (owned, referenced) = (self.uses.owned(), self.uses.referenced_bits());
         let mut leaked: Vec<u64> = (0..self.free.len())
             .map(|n| !(self.free[n] | owned[n] | referenced[n] | given[n] | has_row[n]))
@@ -311,14 +363,7 @@ impl PoolWindow {
             let label = (FIRST_BLOCK - self.uses.blocks.start) as usize;
             bits::fill(&mut leaked, 0..label, false);
         }
-        for run in bits::set_runs(&leaked, 0) {
-            self.leaked_blocks += run.len() as u64;
-            let message = format!(
-                "{}: leaked: no group has it, nor the pool",
-                self.place(&run)
-            );
-            self.findings.push(message);
-        }
+        bits::set_runs(&leaked, 0).collect()
     }
 
     /// The blocks of a run, for people.

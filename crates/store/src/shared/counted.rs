@@ -1,11 +1,15 @@
-//! A group that is counted in a census of the pool: it pauses its jobs, and reports its use of blocks.
+//! A group that is counted in a census of the pool: it pauses its jobs, and reports its use of blocks. In a rebuild of the
+//! index, it also settles its open batch as it is decided, and reads fingerprints.
 //!
 //! Requests arrive on threads that must not wait. So they only note what is wanted, and get *under way* as the answer
 //! until a thread of this host has done it ([`GroupCensus::work`]). All of them can be repeated.
 //!
 //! Invariants:
-//! - The pause begins under the job lock, with no batch open. From then on, the references of the group and the rows of
-//!   the index differ by nothing but claims and dropped references, which the group reports; and no block leaves it.
+//! - The pause begins under the job lock. In a check no batch is open then; from then on, the references of the group and
+//!   the rows of the index differ by nothing but claims and dropped references, which the group reports; and no block
+//!   leaves it.
+//! - In a rebuild, the report of the group stays true until the batch is settled: no read has a block that the batch
+//!   releases, and no write refers to a block that was found before the report (P3).
 //! - A pause that ran out ends the census, and the host that takes it learns so.
 //!
 //! Crash behaviour: nothing is stored. A new owner of the group has another session, which ends the census.
@@ -15,18 +19,20 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use onefold_engine::cluster::{Answer, Reply};
+use onefold_format::batch_page::BatchItem;
 use onefold_format::census_message::{
     CENSUS_FINDINGS_MAX, CENSUS_RUNS_MAX, CensusRefusal, CensusReply, CensusReplyBody,
     CensusRequest, CensusRequestBody,
 };
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{GroupId, Pba, PoolId};
-use onefold_metadata::Result;
 use onefold_metadata::sync::{Mutex, lock};
+use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
 use super::Leases;
-use crate::dedup::Window;
-use crate::integrity::{self, Survey};
+use crate::batches::Granted;
+use crate::dedup::{Window, fingerprint_published};
+use crate::integrity::{self, Survey, SurveyKind};
 use crate::store::Store;
 
 /// How long jobs stay paused after a request.
@@ -65,22 +71,48 @@ struct Open {
     census: u64,
     pool_end: Pba,
     heard: Instant,
-    step: Step,
+    /// The jobs are paused, unless the pause has run out.
+    is_begun: bool,
+    work: Option<Work>,
+    failed: Option<String>,
     survey: Option<Survey>,
     /// The findings of all surveys.
     findings: Vec<String>,
     mapped_blocks: u64,
     pages_read: u64,
+    rebuild: Option<Rebuild>,
 }
 
-enum Step {
-    /// The jobs have to be paused.
-    Beginning,
-    /// The jobs are paused.
-    Begun,
-    /// The jobs are paused, and these blocks have to be surveyed.
-    Surveying(Range<u64>),
-    Failed(String),
+/// The group's part in a rebuild of the index.
+#[derive(Default)]
+struct Rebuild {
+    /// The decisions for the open batch, about all blocks below `decided_to`.
+    granted: Granted,
+    decided_to: u64,
+    /// The number of the last batch, once it is settled.
+    last_number: Option<u64>,
+    found: Option<Found>,
+}
+
+/// Fingerprints that were read last.
+#[derive(Clone)]
+struct Found {
+    asked: Vec<Range<u64>>,
+    next: Pba,
+    fingerprints: Vec<(Pba, [u8; 16])>,
+}
+
+/// Work for a thread of this host.
+#[derive(Clone)]
+enum Work {
+    /// Pause the jobs.
+    Pause,
+    /// Survey these blocks.
+    Survey(Range<u64>),
+    /// Settle the open batch as it was decided, and end all claims.
+    Settle,
+    /// Read the fingerprints of these blocks.
+    Fingerprint(Vec<Range<u64>>),
 }
 
 impl GroupCensus {
@@ -135,31 +167,37 @@ impl GroupCensus {
         let Some(store) = self.store.upgrade() else {
             return;
         };
-        while let Some((census, pool_end, blocks)) = self.wanted() {
-            let done = match blocks {
-                None => self.pause(&store, census).map(|()| None),
-                Some(blocks) => {
-                    let is_cancelled = || !self.is_in_progress(census);
-                    survey(&store, blocks, pool_end, &is_cancelled).map(Some)
+        while let Some((census, work)) = self.wanted() {
+            let done = self.done(&store, census, &work);
+            self.change(census, |open| {
+                open.work = None;
+                if let Err(error) = done {
+                    open.failed = Some(error.to_string());
                 }
-            };
-            let mut state = lock(&self.state);
-            if let Some(open) = state.open.as_mut().filter(|open| open.census == census) {
-                open.did(done);
-            }
+            });
         }
     }
 
-    /// The census with work to do: the blocks to survey, or nothing if the jobs have to be paused first.
-    fn wanted(&self) -> Option<(u64, Pba, Option<Range<u64>>)> {
+    fn wanted(&self) -> Option<(u64, Work)> {
         let state = lock(&self.state);
         let open = state.open.as_ref()?;
-        let blocks = match &open.step {
-            Step::Beginning => None,
-            Step::Surveying(blocks) => Some(blocks.clone()),
-            Step::Begun | Step::Failed(_) => return None,
-        };
-        Some((open.census, open.pool_end, blocks))
+        Some((open.census, open.work.clone()?))
+    }
+
+    /// Changes the state of a census, unless it has ended.
+    fn change<T>(&self, census: u64, change: impl FnOnce(&mut Open) -> T) -> Option<T> {
+        let mut state = lock(&self.state);
+        let open = state.open.as_mut();
+        open.filter(|open| open.census == census).map(change)
+    }
+
+    fn done(&self, store: &Store, census: u64, work: &Work) -> Result<()> {
+        match work {
+            Work::Pause => self.pause(store, census),
+            Work::Survey(blocks) => self.survey(store, census, blocks.clone()),
+            Work::Settle => self.settle(store, census),
+            Work::Fingerprint(blocks) => self.fingerprint(store, census, blocks),
+        }
     }
 
     fn pause(&self, store: &Store, census: u64) -> Result<()> {
@@ -169,19 +207,107 @@ impl GroupCensus {
         };
         let job = pool.batches().job()?;
         pool.journal().check_writable()?;
-        pool.batches().settle_open_batch()?;
-        let state = lock(&self.state);
-        if state
-            .open
-            .as_ref()
-            .is_some_and(|open| open.census == census)
-        {
-            leases.pause().begin(Instant::now() + PAUSE);
+        if self.change(census, |open| open.rebuild.is_some()) == Some(true) {
+            pool.batches().await_released()?;
+        } else {
+            pool.batches().settle_open_batch()?;
         }
-        drop(state);
+        self.change(census, |open| {
+            leases.pause().begin(Instant::now() + PAUSE);
+            open.is_begun = true;
+        });
         drop(job);
         // What was given until now is the pool's.
         leases.settled().map(drop)
+    }
+
+    fn survey(&self, store: &Store, census: u64, blocks: Range<u64>) -> Result<()> {
+        let kind = self.change(census, |open| (open.survey_kind(), open.pool_end));
+        let Some((kind, pool_end)) = kind else {
+            return Ok(());
+        };
+        if let Some(leases) = leases(store) {
+            // The group may have taken space extents without knowing it.
+            drop(leases.settled()?);
+        }
+        if kind == SurveyKind::Unsettled {
+            // The lost index has found blocks for which nobody vouches any more.
+            store.pool.journal().outdate_lookups()?;
+        }
+        let is_cancelled = || !self.is_in_progress(census);
+        let survey = integrity::survey(store.scrub(), kind, blocks, pool_end, &is_cancelled)?;
+        self.change(census, |open| open.surveyed(survey));
+        Ok(())
+    }
+
+    fn settle(&self, store: &Store, census: u64) -> Result<()> {
+        let granted = self.change(census, |open| {
+            let rebuild = open.rebuild.as_mut()?;
+            Some(std::mem::take(&mut rebuild.granted))
+        });
+        let Some(granted) = granted.flatten() else {
+            return Ok(());
+        };
+        let batches = store.pool.batches();
+        let last_number = {
+            let _job = batches.job_in_pause()?;
+            if !self.extend_pause() {
+                return Err(StoreError::new(
+                    StoreErrorKind::Busy,
+                    "the pause of the jobs has run out",
+                ));
+            }
+            batches.settle_decided(&granted)?
+        };
+        self.change(census, |open| {
+            open.survey = None;
+            if let Some(rebuild) = &mut open.rebuild {
+                rebuild.last_number = Some(last_number);
+            }
+        });
+        Ok(())
+    }
+
+    fn fingerprint(&self, store: &Store, census: u64, asked: &[Range<u64>]) -> Result<()> {
+        let survey = self.change(census, |open| open.survey.take()).flatten();
+        let Some(survey) = survey else {
+            return Ok(());
+        };
+        let end = survey.blocks().end;
+        let blocks = asked
+            .iter()
+            .flat_map(|range| range.start..range.end.min(end));
+        let item = |pba: u64| {
+            let (pba, domain) = (Pba(pba), survey.domain(Pba(pba))?);
+            Some(BatchItem {
+                pba,
+                domain,
+                ..BatchItem::default()
+            })
+        };
+        let items: Vec<BatchItem> = blocks.filter_map(item).collect();
+        let pool = &store.pool;
+        let read = pool
+            .background()
+            .run(|| fingerprint_published(pool, &items))?;
+        let mut fingerprints: Vec<_> = read
+            .into_iter()
+            .map(|(fingerprint, pba)| (pba, fingerprint.0))
+            .collect();
+        fingerprints.sort_unstable_by_key(|(pba, _)| *pba);
+        let last = asked.last().map_or(end, |range| range.end);
+        let found = Found {
+            asked: asked.to_vec(),
+            next: Pba(last.min(end)),
+            fingerprints,
+        };
+        self.change(census, |open| {
+            open.survey = Some(survey);
+            if let Some(rebuild) = &mut open.rebuild {
+                rebuild.found = Some(found);
+            }
+        });
+        Ok(())
     }
 
     fn reply_to(&self, request: &[u8]) -> CensusReplyBody {
@@ -196,7 +322,7 @@ impl GroupCensus {
         };
         let mut state = lock(&self.state);
         let CensusRequest { census, body, .. } = request;
-        if let CensusRequestBody::End = body {
+        if body == CensusRequestBody::End {
             if state
                 .open
                 .as_ref()
@@ -207,30 +333,30 @@ impl GroupCensus {
             state.ended = Some(census);
             return CensusReplyBody::Ended;
         }
-        if let CensusRequestBody::Begin { pool_end } = body
+        if let Some((pool_end, rebuild)) = begun(&body)
             && !state.is_closed
             && state.ended != Some(census)
         {
             match &state.open {
                 Some(open) if open.census == census => {}
                 Some(open) if open.heard.elapsed() < PAUSE => {
-                    let text = "the pool is being checked already";
+                    let text = "the pool is being checked, or its index rebuilt, already";
                     return refused(CensusRefusal::Busy, text);
                 }
-                _ => state.open = Some(Open::new(census, pool_end)),
+                _ => state.open = Some(Open::new(census, pool_end, rebuild)),
             }
         }
         if state
             .open
             .as_ref()
-            .is_some_and(|open| open.census == census && open.is_begun())
+            .is_some_and(|open| open.census == census && open.is_begun)
             && !self.extend_pause()
         {
             self.end(&mut state);
         }
         match &mut state.open {
             Some(open) if open.census == census => self.answer_in(open, &body),
-            _ => refused(CensusRefusal::Ended, "the check has ended here"),
+            _ => refused(CensusRefusal::Ended, "it has ended here"),
         }
     }
 
@@ -243,40 +369,58 @@ impl GroupCensus {
 
     fn answer_in(&self, open: &mut Open, body: &CensusRequestBody) -> CensusReplyBody {
         open.heard = Instant::now();
-        if let Step::Failed(text) = &open.step {
+        if let Some(text) = &open.failed {
             let (reason, text) = (CensusRefusal::Failed, text.clone());
             return CensusReplyBody::Refused { reason, text };
         }
-        match *body {
-            CensusRequestBody::Begin { .. } if open.is_begun() => CensusReplyBody::Begun,
-            CensusRequestBody::Blocks { from, to } if open.is_begun() => {
-                let survey = open.survey.as_ref();
-                match survey.filter(|survey| survey.blocks().contains(&from.0)) {
-                    Some(survey) => {
-                        let (runs, next) = survey.runs(from, CENSUS_RUNS_MAX);
-                        return CensusReplyBody::Blocks { next, runs };
-                    }
-                    None => open.step = Step::Surveying(self.blocks_at_once(from, to)),
+        let work = match body {
+            CensusRequestBody::Findings { from } => return open.listed(*from),
+            _ if !open.is_begun => Work::Pause,
+            CensusRequestBody::Begin { .. } | CensusRequestBody::BeginRebuild { .. } => {
+                return CensusReplyBody::Begun;
+            }
+            CensusRequestBody::Blocks { from, to } => match open.survey_from(*from) {
+                Some(survey) => {
+                    let (runs, next) = survey.runs(*from, CENSUS_RUNS_MAX);
+                    return CensusReplyBody::Blocks { next, runs };
                 }
-                self.wake();
-                CensusReplyBody::UnderWay
+                None => Work::Survey(self.blocks_at_once(*from, *to, open.survey_kind())),
+            },
+            CensusRequestBody::Decide { from, to, granted } => {
+                return open.decide(from.0..to.0, granted);
             }
-            CensusRequestBody::Findings { from } => open.listed(from),
-            _ => {
-                self.wake();
-                CensusReplyBody::UnderWay
-            }
-        }
+            CensusRequestBody::Settle => match open.settled() {
+                Ok(Some(reply)) | Err(reply) => return reply,
+                Ok(None) => Work::Settle,
+            },
+            CensusRequestBody::Fingerprints(blocks) => match open.fingerprints(blocks) {
+                Ok(reply) => return reply,
+                Err(Work::Survey(from)) => {
+                    let (from, to) = (Pba(from.start), open.pool_end);
+                    Work::Survey(self.blocks_at_once(from, to, open.survey_kind()))
+                }
+                Err(work) => work,
+            },
+            CensusRequestBody::End => return CensusReplyBody::Ended,
+        };
+        open.work.get_or_insert(work);
+        self.wake();
+        CensusReplyBody::UnderWay
     }
 
     /// The blocks from `from` on that there is memory to survey, up to `to`.
-    fn blocks_at_once(&self, from: Pba, to: Pba) -> Range<u64> {
+    fn blocks_at_once(&self, from: Pba, to: Pba, kind: SurveyKind) -> Range<u64> {
         let start = from.0 / BLOCKS_PER_SPACE_PAGE * BLOCKS_PER_SPACE_PAGE;
         let bytes = self
             .store
             .upgrade()
-            .map(|store| store.pool.limits().check_bytes);
-        let step = Window::blocks_for(bytes.unwrap_or_default(), to.0 - start);
+            .map_or(0, |store| store.pool.limits().check_bytes);
+        let bytes = match kind {
+            SurveyKind::Check => bytes,
+            // Domains, or the blocks of the open batch, besides.
+            SurveyKind::Unsettled | SurveyKind::Settled => bytes / 2,
+        };
+        let step = Window::blocks_for(bytes, to.0.saturating_sub(start));
         start..start + step.max(BLOCKS_PER_SPACE_PAGE)
     }
 
@@ -287,41 +431,95 @@ impl GroupCensus {
     }
 }
 
+/// The end of the pool, and a part in a rebuild if it is one, of a request that begins a census.
+fn begun(body: &CensusRequestBody) -> Option<(Pba, Option<Rebuild>)> {
+    match body {
+        CensusRequestBody::Begin { pool_end } => Some((*pool_end, None)),
+        CensusRequestBody::BeginRebuild { pool_end } => Some((*pool_end, Some(Rebuild::default()))),
+        _ => None,
+    }
+}
+
 impl Open {
-    fn new(census: u64, pool_end: Pba) -> Self {
+    fn new(census: u64, pool_end: Pba, rebuild: Option<Rebuild>) -> Self {
         Self {
             census,
             pool_end,
             heard: Instant::now(),
-            step: Step::Beginning,
+            is_begun: false,
+            work: None,
+            failed: None,
             survey: None,
             findings: Vec::new(),
             mapped_blocks: 0,
             pages_read: 0,
+            rebuild,
         }
     }
 
-    /// Whether the jobs are paused, unless the pause has run out.
-    fn is_begun(&self) -> bool {
-        matches!(self.step, Step::Begun | Step::Surveying(_))
+    fn survey_kind(&self) -> SurveyKind {
+        match &self.rebuild {
+            None => SurveyKind::Check,
+            Some(rebuild) if rebuild.last_number.is_none() => SurveyKind::Unsettled,
+            Some(_) => SurveyKind::Settled,
+        }
     }
 
-    /// Notes the result of work.
-    fn did(&mut self, done: Result<Option<Survey>>) {
-        match done {
-            Ok(survey) => {
-                self.step = Step::Begun;
-                self.survey = survey;
+    /// The last survey, if it has this block.
+    fn survey_from(&self, from: Pba) -> Option<&Survey> {
+        let survey = self.survey.as_ref();
+        survey.filter(|survey| survey.blocks().contains(&from.0))
+    }
+
+    fn surveyed(&mut self, mut survey: Survey) {
+        let room = FINDINGS_MAX.saturating_sub(self.findings.len());
+        let found = std::mem::take(&mut survey.findings);
+        self.findings.extend(found.into_iter().take(room));
+        self.mapped_blocks += survey.mapped_blocks;
+        self.pages_read += survey.pages_read;
+        self.survey = Some(survey);
+    }
+
+    /// Notes what is decided about blocks, which follow those of the last decision unless it is repeated.
+    fn decide(&mut self, blocks: Range<u64>, granted: &[Range<u64>]) -> CensusReplyBody {
+        match &mut self.rebuild {
+            Some(rebuild) if blocks.start == rebuild.decided_to => {
+                rebuild.granted.extend(granted.iter().cloned());
+                rebuild.decided_to = blocks.end;
+                CensusReplyBody::Decided
             }
-            Err(error) => self.step = Step::Failed(error.to_string()),
+            Some(rebuild) if blocks.end <= rebuild.decided_to => CensusReplyBody::Decided,
+            _ => out_of_order(),
         }
-        if let Some(survey) = &mut self.survey {
-            let room = FINDINGS_MAX.saturating_sub(self.findings.len());
-            let found = std::mem::take(&mut survey.findings);
-            self.findings.extend(found.into_iter().take(room));
-            self.mapped_blocks += survey.mapped_blocks;
-            self.pages_read += survey.pages_read;
+    }
+
+    /// The reply to a request to settle, if it is settled already, or cannot be.
+    fn settled(&self) -> std::result::Result<Option<CensusReplyBody>, CensusReplyBody> {
+        let rebuild = self.rebuild.as_ref().ok_or_else(out_of_order)?;
+        if rebuild.decided_to < self.pool_end.0 {
+            return Err(out_of_order());
         }
+        let settled = |last_number| CensusReplyBody::Settled { last_number };
+        Ok(rebuild.last_number.map(settled))
+    }
+
+    /// The fingerprints that were asked for, or the work to get them.
+    fn fingerprints(&self, asked: &[Range<u64>]) -> std::result::Result<CensusReplyBody, Work> {
+        let settled = self.rebuild.as_ref();
+        let settled = settled.filter(|rebuild| rebuild.last_number.is_some());
+        let (Some(rebuild), Some(first)) = (settled, asked.first()) else {
+            return Ok(out_of_order());
+        };
+        if let Some(found) = rebuild.found.as_ref().filter(|found| found.asked == asked) {
+            return Ok(CensusReplyBody::Fingerprints {
+                next: found.next,
+                found: found.fingerprints.clone(),
+            });
+        }
+        Err(match self.survey_from(Pba(first.start)) {
+            Some(_) => Work::Fingerprint(asked.to_vec()),
+            None => Work::Survey(first.clone()),
+        })
     }
 
     /// The findings so far, from this one on.
@@ -350,17 +548,12 @@ impl Answer for GroupCensus {
     }
 }
 
-fn survey(
-    store: &Store,
-    blocks: Range<u64>,
-    pool_end: Pba,
-    is_cancelled: &dyn Fn() -> bool,
-) -> Result<Survey> {
-    if let Some(leases) = leases(store) {
-        // The group may have taken space extents without knowing it.
-        drop(leases.settled()?);
+/// Refuses a request that no host sends at this point.
+fn out_of_order() -> CensusReplyBody {
+    CensusReplyBody::Refused {
+        reason: CensusRefusal::Malformed,
+        text: "the request does not fit the ones before".to_owned(),
     }
-    integrity::survey(store.scrub(), blocks, pool_end, is_cancelled)
 }
 
 fn leases(store: &Store) -> Option<&Arc<Leases>> {

@@ -8,6 +8,8 @@ mod leases;
 mod missed;
 mod pause;
 mod pool;
+mod rebuild;
+mod shards;
 mod stat;
 
 use std::fmt;
@@ -25,6 +27,7 @@ use self::pause::Pause;
 pub use self::pool::{
     GROUP_BYTES_MIN, HostOptions, SharedDescription, SharedPool, Wake, groups_max,
 };
+pub use self::rebuild::RebuildReport;
 use crate::pool::Pool;
 use crate::volume_options::DEFAULT_DOMAIN;
 

@@ -4,31 +4,28 @@
 //! it prefers, and those that nobody serves when one of its groups needs them. Guests need no shard.
 
 use std::collections::BTreeMap;
-use std::hash::Hasher;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onefold_engine::cluster::{Owned, TakeError, TakeOptions};
 use onefold_engine::{Cluster, Engine, Holding, Part};
 use onefold_format::{GroupId, IndexKind, PoolId, Shard, WhenFull};
-use onefold_index::hash::{self, HashIndex};
-use onefold_index::served::{Served, ServedShard, Worker};
 use onefold_index::sharded::Sharded;
 use onefold_metadata::sync::{Mutex, lock};
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
-use rustc_hash::FxHasher;
 
 use super::Shared;
 use super::counted::GroupCensus;
 use super::directory::Names;
 use super::missed::{Missed, Noting};
+use super::shards::OpenShard;
 use crate::creation::{self, GroupOptions};
 use crate::recovery::{self, OpenOptions, RecoveryReport};
 use crate::store::Store;
 
 /// The part of the memory for shards.
-const SHARDS_MEMORY_PART: u64 = 8;
+pub(super) const SHARDS_MEMORY_PART: u64 = 8;
 
 /// The part of the memory for a check of the pool; the rest is for groups.
 pub(super) const CHECK_MEMORY_PART: u64 = 16;
@@ -68,15 +65,15 @@ pub struct HostOptions {
 
 /// A shared pool, and what this host owns of it.
 pub struct SharedPool {
-    cluster: Arc<dyn Cluster>,
-    description: SharedDescription,
-    options: HostOptions,
+    pub(super) cluster: Arc<dyn Cluster>,
+    pub(super) description: SharedDescription,
+    pub(super) options: HostOptions,
     groups: Mutex<BTreeMap<GroupId, OpenGroup>>,
-    shards: Mutex<BTreeMap<Shard, OpenShard>>,
+    pub(super) shards: Mutex<BTreeMap<Shard, OpenShard>>,
     /// The turn to take a shard, which may wait for its owner. Before the lock of the shards, which calls need.
-    taking_shard: Mutex<()>,
-    missed: Arc<Missed>,
-    wake: Option<Wake>,
+    pub(super) taking_shard: Mutex<()>,
+    pub(super) missed: Arc<Missed>,
+    pub(super) wake: Option<Wake>,
 }
 
 /// Wakes the threads of a host.
@@ -92,12 +89,6 @@ struct OpenGroup {
     store: Arc<Store>,
     census: Arc<GroupCensus>,
     /// Given up after the store is closed.
-    _holding: Arc<dyn Holding>,
-}
-
-struct OpenShard {
-    index: Arc<HashIndex>,
-    served: Arc<Served>,
     _holding: Arc<dyn Holding>,
 }
 
@@ -284,7 +275,7 @@ impl SharedPool {
     pub fn create_group(&self) -> Result<(GroupId, Arc<Store>)> {
         self.check_room_for_group()?;
         let group = self.names().add_group(&self.options.host)?;
-        self.make_group(group)?;
+        self.make(Owned::Group(group))?;
         let holding = take_owned(&*self.cluster, Owned::Group(group), &self.options.take)?;
         self.make_parts(group, &*holding)?;
         let (store, _) = self.open_holding(group, holding)?;
@@ -305,7 +296,7 @@ impl SharedPool {
         // A group whose maker died may lack anything, and never had a volume.
         let may_be_unmade = self.names().volumes_of(group)?.is_empty();
         if may_be_unmade {
-            self.make_group(group)?;
+            self.make(Owned::Group(group))?;
         }
         let holding = take_owned(&*self.cluster, Owned::Group(group), &take)?;
         if may_be_unmade {
@@ -315,9 +306,8 @@ impl SharedPool {
         self.open_holding(group, holding)
     }
 
-    /// Makes a group of the directory, unless it is there.
-    fn make_group(&self, group: GroupId) -> Result<()> {
-        let what = Owned::Group(group);
+    /// Makes a group or a shard, unless it is there.
+    pub(super) fn make(&self, what: Owned) -> Result<()> {
         match self.cluster.create(what) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(StoreError::io(format_args!("creating {what}"), error))
@@ -437,168 +427,6 @@ impl SharedPool {
         })
     }
 
-    // Shards.
-
-    /// Serves the shards that this host prefers to all others, unless another host serves them. An error of one shard does
-    /// not keep the others from being served.
-    ///
-    /// # Errors
-    ///
-    /// Errors of the cluster and of the index.
-    pub fn serve_preferred(&self) -> Result<()> {
-        let hosts: Vec<String> = self.hosts()?;
-        let shards = (0..self.description.shards).map(Shard);
-        let preferred = shards.filter(|shard| rank(*shard, &self.options.host, &hosts) == 0);
-        let served = preferred.map(|shard| self.serve_shard(shard).map(drop));
-        served.fold(Ok(()), Result::and)
-    }
-
-    /// Serves a shard, unless a live host does. Returns whether this host serves it.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedPool::serve_preferred`].
-    pub fn serve_shard(&self, shard: Shard) -> Result<bool> {
-        let _turn = lock(&self.taking_shard);
-        if lock(&self.shards).contains_key(&shard) {
-            return Ok(true);
-        }
-        let what = Owned::Shard(shard);
-        let holding = match self.cluster.take(what, &self.options.take) {
-            Ok(holding) => holding,
-            Err(TakeError::Held { .. }) => return Ok(false),
-            Err(TakeError::Io(error)) => {
-                return Err(StoreError::io(format_args!("taking {what}"), error));
-            }
-        };
-        let disk = holding
-            .open(Part::Index)
-            .map_err(|error| StoreError::io(format_args!("opening {what}"), error))?;
-        let SharedDescription {
-            pool,
-            shards: count,
-            ..
-        } = self.description;
-        let bytes = self.options.memory_bytes / SHARDS_MEMORY_PART / u64::from(count);
-        let index = Arc::new(hash::open(disk, pool, bytes)?);
-        let served = ServedShard {
-            pool,
-            shard,
-            shards: count,
-            session: holding.session(),
-        };
-        let served = Served::new(Arc::clone(&index), served, self.worker());
-        let served = Arc::new(served);
-        holding
-            .serve(served.clone())
-            .map_err(|error| StoreError::io(format_args!("serving {what}"), error))?;
-        let open = OpenShard {
-            index,
-            served,
-            _holding: holding,
-        };
-        lock(&self.shards).insert(shard, open);
-        lock(&self.missed).remove(&shard);
-        if let Some(wake) = &self.wake {
-            // For calls that came before the shard was listed.
-            (wake.calls)();
-        }
-        Ok(true)
-    }
-
-    /// Serves the shards that did not answer a call of this host, once the hosts that prefer them more have had their
-    /// time; and its own shards again whose index has failed. Returns the shards that it serves now, and the first error.
-    pub fn serve_missed(&self) -> (Vec<Shard>, Result<()>) {
-        self.close_failed_shards();
-        let missed = lock(&self.missed).clone();
-        let (mut served, mut first) = (Vec::new(), Ok(()));
-        for (shard, since) in missed {
-            let taken = self.patience_for(shard).and_then(|patience| {
-                let is_due = since.elapsed() >= patience;
-                is_due.then(|| self.serve_shard(shard)).transpose()
-            });
-            match taken {
-                Ok(None) => {}
-                Ok(Some(true)) => served.push(shard),
-                Ok(Some(false)) => {
-                    // Its owner lives: if that does not answer again, a call says so.
-                    lock(&self.missed).remove(&shard);
-                }
-                Err(error) => first = first.and(Err(error)),
-            }
-        }
-        (served, first)
-    }
-
-    /// An index that has failed refuses everything until it is opened again, here or on another host.
-    fn close_failed_shards(&self) {
-        let shards = lock(&self.shards);
-        let failed = shards.iter().filter(|(_, open)| open.index.has_failed());
-        let failed: Vec<Shard> = failed.map(|(shard, _)| *shard).collect();
-        drop(shards);
-        for shard in failed {
-            if let Err(error) = self.close_shard(shard) {
-                tracing::warn!("{} is opened again: {error}", Owned::Shard(shard));
-            }
-            lock(&self.missed).insert(shard, Instant::now());
-        }
-    }
-
-    /// Gives a shard up, so that another host can serve it.
-    ///
-    /// # Errors
-    ///
-    /// Errors of the index; the shard is given up all the same.
-    pub fn close_shard(&self, shard: Shard) -> Result<()> {
-        let open = lock(&self.shards).remove(&shard);
-        open.map_or(Ok(()), |open| open.served.close().map_err(StoreError::from))
-    }
-
-    /// The shards that this host serves.
-    #[must_use]
-    pub fn shards(&self) -> Vec<Shard> {
-        lock(&self.shards).keys().copied().collect()
-    }
-
-    /// The rows of a shard that this host serves.
-    #[must_use]
-    pub fn shard_index(&self, shard: Shard) -> Option<Arc<HashIndex>> {
-        let shards = lock(&self.shards);
-        shards.get(&shard).map(|open| Arc::clone(&open.index))
-    }
-
-    /// How long this host waits before it serves a shard that nobody serves: hosts that prefer it more come first.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedPool::groups`].
-    pub fn patience_for(&self, shard: Shard) -> Result<Duration> {
-        let rank = rank(shard, &self.options.host, &self.hosts()?);
-        Ok(Duration::from_millis(200) * rank)
-    }
-
-    /// Executes the calls that wait.
-    pub fn answer_calls(&self) {
-        let served: Vec<Arc<Served>> = {
-            let shards = lock(&self.shards);
-            shards
-                .values()
-                .map(|open| Arc::clone(&open.served))
-                .collect()
-        };
-        served.iter().for_each(|served| served.work());
-    }
-
-    fn worker(&self) -> Worker {
-        match &self.wake {
-            Some(wake) => {
-                let wake = Arc::clone(&wake.calls);
-                Worker::Woken(Box::new(move || wake()))
-            }
-            None => Worker::Caller,
-        }
-    }
-
     /// Closes all groups and shards.
     ///
     /// # Errors
@@ -631,7 +459,7 @@ fn groups_memory(memory_bytes: u64) -> u64 {
     memory_bytes - memory_bytes / SHARDS_MEMORY_PART - memory_bytes / CHECK_MEMORY_PART
 }
 
-fn take_owned(
+pub(super) fn take_owned(
     cluster: &dyn Cluster,
     what: Owned,
     options: &TakeOptions,
@@ -642,20 +470,6 @@ fn take_owned(
         }
         TakeError::Io(error) => StoreError::io(format_args!("taking {what}"), error),
     })
-}
-
-/// The place of a host in the order in which all hosts prefer a shard, from 0 on. Each shard has an order of its own, and
-/// a host that comes or goes changes no other host's place relative to a third.
-fn rank(shard: Shard, host: &str, hosts: &[String]) -> u32 {
-    let weight = |host: &str| {
-        let mut hasher = FxHasher::default();
-        hasher.write(host.as_bytes());
-        hasher.write_u16(shard.0);
-        (hasher.finish(), host.to_owned())
-    };
-    let own = weight(host);
-    let before = hosts.iter().filter(|other| weight(other) > own);
-    before.count() as u32
 }
 
 /// Ends the holds of a group that is being closed. Otherwise they last until it is opened again: rows stay that could go.
@@ -740,22 +554,5 @@ mod tests {
         pool.close_shard(Shard(2)).unwrap();
         assert_eq!(pool.shards(), [0, 1, 3].map(Shard));
         pool.close().unwrap();
-    }
-
-    #[test]
-    fn every_shard_has_one_host_that_comes_first_and_all_hosts_have_some() {
-        let hosts: Vec<String> = ["kvm1", "kvm2", "kvm3"].map(str::to_owned).to_vec();
-        let mut counts = BTreeMap::new();
-        for shard in (0..256).map(Shard) {
-            let mut ranks: Vec<u32> = hosts.iter().map(|host| rank(shard, host, &hosts)).collect();
-            let first = hosts.iter().find(|host| rank(shard, host, &hosts) == 0);
-            *counts.entry(first.unwrap()).or_insert(0) += 1;
-            ranks.sort_unstable();
-            assert_eq!(ranks, [0, 1, 2]);
-        }
-        assert!(
-            counts.len() == 3 && counts.values().all(|count| *count > 40),
-            "{counts:?}"
-        );
     }
 }

@@ -27,10 +27,62 @@ impl World {
     /// Checks the pool from a host, while guests write and jobs try to work. A sound pool has no findings.
     pub(crate) fn check(&mut self, host: usize) -> Step {
         // A scarce pool has fewer extents than groups have leased, which no real one has.
-        if self.hosts[host].is_none() || self.is_scarce() {
+        if self.hosts[host].is_none() || self.is_scarce() || self.is_index_lost {
             return Ok(());
         }
         self.note(|| format!("host {host} checks the pool"));
+        let found = self.interfered(|world, wait| world.findings(host, wait));
+        match found {
+            Ok(findings) if findings.is_empty() => {
+                self.checks += 1;
+                Ok(())
+            }
+            Ok(findings) => Err(format!("P6: a check of a sound pool finds {findings:?}")),
+            Err(error) => self.excused(host, "checking", &error),
+        }
+    }
+
+    /// Has a host rebuild the index, while guests write and jobs try to work.
+    pub(crate) fn rebuild(&mut self, host: usize) -> Step {
+        let Some(process) = &self.hosts[host] else {
+            return Ok(());
+        };
+        let pool = Arc::clone(&process.pool);
+        self.note(|| format!("host {host} rebuilds the index"));
+        self.is_index_lost = true;
+        // The end of the pool must be known.
+        self.cluster.set_extents(40);
+        let rebuilt = self.interfered(|_, wait| pool.rebuild_index(wait, &mut |_, _| {}));
+        if self.is_scarce() {
+            self.cluster.set_extents(0);
+        }
+        match rebuilt {
+            Ok(report) if report.left_out == 0 => {
+                self.note(|| format!("  {report:?}"));
+                self.is_index_lost = false;
+                self.rebuilds += 1;
+                self.given_back += report.given_back;
+                Ok(())
+            }
+            Ok(report) => Err(format!("P2: two blocks had one content: {report:?}")),
+            Err(error) => self.excused(host, "rebuilding the index", &error),
+        }
+    }
+
+    /// Loses the index of a shard.
+    pub(crate) fn lose_index(&mut self, shard: Shard) {
+        for process in self.hosts.iter().flatten() {
+            // The next owner, if any, would find the objects missing.
+            let _ = process.pool.close_shard(shard);
+        }
+        if self.cluster.lose_index(shard) {
+            self.note(|| format!("shard {shard} is lost"));
+            self.is_index_lost = true;
+        }
+    }
+
+    /// Does something that concerns all groups, while guests write and jobs try to work.
+    fn interfered<T>(&mut self, work: impl FnOnce(&World, &mut dyn FnMut()) -> T) -> T {
         let mut random = Xorshift::new(self.random.below(1 << 60));
         let mut written = Vec::new();
         let open = self.open_groups();
@@ -40,18 +92,11 @@ impl World {
                 written.extend(interfere(open, &mut random));
             }
         };
-        let found = self.findings(host, &mut wait);
+        let result = work(self, &mut wait);
         for (group, lba, content, is_answered) in written {
             self.wrote(group, lba, content, is_answered);
         }
-        match found {
-            Ok(findings) if findings.is_empty() => {
-                self.checks += 1;
-                Ok(())
-            }
-            Ok(findings) => Err(format!("P6: a check of a sound pool finds {findings:?}")),
-            Err(error) => self.excused(host, "checking", &error),
-        }
+        result
     }
 
     fn open_groups(&self) -> Vec<Open> {
@@ -192,6 +237,15 @@ fn leaked_blocks_are_named() {
             "PBA {first} to {last}: leaked: no group has it, nor the pool"
         )]
     );
+}
+
+#[test]
+fn a_rebuild_leaves_blocks_that_an_unknown_group_may_have() {
+    let mut world = resting(3);
+    let first = lease_to_nobody(&world).first().0;
+    world.rebuild(0).unwrap();
+    assert_eq!((world.rebuilds, world.given_back), (1, 0));
+    assert_names(&world, &[&format!("PBA {first} to"), "leaked"]);
 }
 
 #[test]

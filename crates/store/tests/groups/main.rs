@@ -15,30 +15,74 @@ mod scenarios;
 mod script;
 mod world;
 
-use script::{counts_of, run};
+use script::{Counts, counts_of};
 
-/// Seeds of the ordinary run, unless the environment says otherwise.
+/// Seeds of the ordinary run, and of the one in which shards are lost, unless the environment says otherwise.
 const SEEDS: u64 = 300;
+const SEEDS_WITH_LOSSES: u64 = 100;
 
 #[test]
 fn groups_share_what_they_have_in_common() {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    if let Some(seed) = number("ONEFOLD_SIM_SEED") {
-        return run(seed).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
-    }
-    let (base, runs) = (
-        number("ONEFOLD_SIM_BASE").unwrap_or(0),
-        number("ONEFOLD_SIM_RUNS").unwrap_or(SEEDS),
+    let (runs, counts) = run_all(SEEDS, false);
+    assert!(
+        runs == 1 || counts.hits > runs && counts.checks > runs / 6,
+        "hits or checks are rare"
     );
-    let (mut hits, mut checks) = (0, 0);
+}
+
+#[test]
+fn an_index_that_is_lost_is_counted_again() {
+    let (runs, counts) = run_all(SEEDS_WITH_LOSSES, true);
+    assert!(
+        runs == 1 || counts.rebuilds > runs && counts.hits > runs / 2,
+        "rebuilds or hits are rare"
+    );
+}
+
+#[test]
+fn what_a_lost_index_answered_is_decided() {
+    for events in [
+        scenarios::aliased_by_a_lost_index,
+        scenarios::released_by_a_lost_index,
+        scenarios::freed_by_a_lost_index,
+    ] {
+        let reached = (0..20).filter(|seed| {
+            let reached = events(*seed);
+            reached.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"))
+        });
+        assert!(reached.count() > 2, "a loss of answers is rare");
+    }
+}
+
+/// Runs the seeds that the environment says, or this many, and returns how many.
+fn run_all(seeds: u64, loses_shards: bool) -> (u64, Counts) {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let (base, runs) = match number("ONEFOLD_SIM_SEED") {
+        Some(seed) => (seed, 1),
+        None => (
+            number("ONEFOLD_SIM_BASE").unwrap_or(0),
+            number("ONEFOLD_SIM_RUNS").unwrap_or(seeds),
+        ),
+    };
+    let mut all = Counts::default();
     for seed in base..base + runs {
-        match counts_of(seed) {
-            Ok(more) => (hits, checks) = (hits + more.0, checks + more.1),
+        match counts_of(seed, loses_shards) {
+            Ok(Counts {
+                hits,
+                checks,
+                rebuilds,
+                given_back,
+            }) => {
+                all.hits += hits;
+                all.checks += checks;
+                all.rebuilds += rebuilds;
+                all.given_back += given_back;
+            }
             Err(violation) => panic!("seed {seed}: {violation}"),
         }
     }
-    println!("{hits} blocks were not written because of hits; {checks} checks of the pool ended");
-    assert!(hits > runs && checks > runs / 6, "they are rare");
+    println!("{runs} seeds: {all:?}");
+    (runs, all)
 }
 
 #[test]

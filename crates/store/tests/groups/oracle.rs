@@ -181,5 +181,5 @@ fn custody(world: &World, rows: BTreeSet<u64>) -> Step {
 }
 
 fn pools(world: &World) -> impl Iterator<Item = &SharedPool> {
-    (0..HOSTS).filter_map(|host| world.hosts[host].as_ref().map(|process| &process.pool))
+    (0..HOSTS).filter_map(|host| world.hosts[host].as_ref().map(|process| &*process.pool))
 }

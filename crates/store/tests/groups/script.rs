@@ -14,24 +14,32 @@ const CONTENTS: u64 = 12;
 
 /// Runs one seed.
 pub(crate) fn run(seed: u64) -> Step {
-    counts_of(seed).map(drop)
+    counts_of(seed, false).map(drop)
 }
 
-/// Runs one seed. Returns how many blocks were not written because of hits, and how many checks of the pool ended among the
-/// events.
-pub(crate) fn counts_of(seed: u64) -> Result<(u64, u64), Violation> {
+/// How often something has happened in a run.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    /// Blocks that were not written because of hits.
+    pub(crate) hits: u64,
+    /// Checks of the pool that ended among the events.
+    pub(crate) checks: u64,
+    /// Rebuilds of the index that ended, and the blocks that they gave to the pool.
+    pub(crate) rebuilds: u64,
+    pub(crate) given_back: u64,
+}
+
+/// Runs one seed, perhaps with shards that are lost.
+pub(crate) fn counts_of(seed: u64, loses_shards: bool) -> Result<Counts, Violation> {
     let mut world = World::new(seed, seed % 3 != 0)?;
-    world.cluster.set_rates(ClusterRates {
-        request_lost: 0.03,
-        reply_lost: 0.03,
-        call_doubled: 0.05,
-        call_delayed: 0.05,
-        call_delivered: 0.02,
-        exchange_lost: 0.05,
-        ..ClusterRates::default()
-    });
+    world.cluster.set_rates(RATES);
     for _ in 0..EVENTS {
-        event(&mut world)?;
+        let one_in = if world.is_index_lost { 8 } else { 30 };
+        if loses_shards && world.random.one_in(one_in) {
+            event_of_a_loss(&mut world)?;
+        } else {
+            event(&mut world)?;
+        }
         notice_deaths(&mut world);
     }
     let checks = world.checks;
@@ -42,7 +50,55 @@ pub(crate) fn counts_of(seed: u64) -> Result<(u64, u64), Violation> {
     oracle::check(&world)?;
     world.delete_all()?;
     oracle::check_empty(&world)?;
-    Ok((world.hits, checks))
+    Ok(Counts {
+        hits: world.hits,
+        checks,
+        rebuilds: world.rebuilds,
+        given_back: world.given_back,
+    })
+}
+
+/// How often operations of the cluster fail during the events.
+const RATES: ClusterRates = ClusterRates {
+    request_lost: 0.03,
+    reply_lost: 0.03,
+    call_doubled: 0.05,
+    call_delayed: 0.05,
+    call_delivered: 0.02,
+    exchange_lost: 0.05,
+    ownership_lost: 0.0,
+    host_dies: 0.0,
+    host_cut: 0.0,
+    directory_lost: 0.0,
+};
+
+/// A shard is lost, often after a batch whose answers were lost; or the index is rebuilt, if all groups have owners.
+fn event_of_a_loss(world: &mut World) -> Step {
+    if world.random.one_in(3) {
+        let group = any_group(world);
+        world.cluster.set_rates(ClusterRates {
+            reply_lost: 0.5,
+            ..RATES
+        });
+        let called = match world.random.below(4) {
+            0 => world.collect(group).map(drop),
+            1 => world.count(group).map(drop),
+            2 => world.find_duplicates(group).map(drop),
+            _ => Ok(()),
+        };
+        world.cluster.set_rates(RATES);
+        called?;
+        let shard = Shard(world.random.below(SHARDS.into()) as u16);
+        world.lose_index(shard);
+        return Ok(());
+    }
+    for host in 0..HOSTS {
+        if world.hosts[host].is_none() {
+            world.start(host)?;
+        }
+    }
+    let host = world.random.below(HOSTS as u64) as usize;
+    world.rebuild(host)
 }
 
 fn any_group(world: &mut World) -> GroupId {

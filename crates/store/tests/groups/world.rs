@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use onefold_engine::Cluster;
-use onefold_engine::cluster::{Owned, TakeOptions};
+use onefold_engine::cluster::{Owned, OwnerEvent, TakeOptions};
 use onefold_engine::simulated::{CrashKind, SimulatedCluster};
 use onefold_format::{GroupId, PoolId, Shard, WhenFull};
 use onefold_store::{
@@ -57,7 +57,7 @@ impl Xorshift {
 
 /// A host's process.
 pub(crate) struct Process {
-    pub(crate) pool: SharedPool,
+    pub(crate) pool: Arc<SharedPool>,
 }
 
 pub(crate) struct World {
@@ -73,6 +73,11 @@ pub(crate) struct World {
     pub(crate) hits: u64,
     /// Checks of the pool that ended before the groups came to rest.
     pub(crate) checks: u64,
+    /// Rebuilds of the index that ended, and the blocks that they gave to the pool.
+    pub(crate) rebuilds: u64,
+    pub(crate) given_back: u64,
+    /// The index has to be rebuilt.
+    pub(crate) is_index_lost: bool,
     /// Groups have few free blocks, and the pool has no more.
     is_scarce: bool,
     trace: bool,
@@ -139,6 +144,9 @@ impl World {
             pending: Vec::new(),
             hits: 0,
             checks: 0,
+            rebuilds: 0,
+            given_back: 0,
+            is_index_lost: false,
             is_scarce: false,
             trace: std::env::var_os("ONEFOLD_SIM_TRACE").is_some(),
         };
@@ -221,12 +229,22 @@ impl World {
     /// Starts a host's process, which opens its groups and serves the shards that it prefers.
     pub(crate) fn start(&mut self, host: usize) -> Step {
         self.note(|| format!("start {host}"));
-        let cluster: Arc<dyn Cluster> = self.cluster.host(host);
+        let node = self.cluster.host(host);
+        let cluster: Arc<dyn Cluster> = node.clone();
         let opened = SharedPool::open(cluster, description(), options(host), None);
         let pool = match opened {
-            Ok(pool) => pool,
+            Ok(pool) => Arc::new(pool),
             Err(error) => return self.excused(host, "starting", &error),
         };
+        let asked = Arc::downgrade(&pool);
+        node.on_event(Arc::new(move |owned, event| {
+            if let (Owned::Shard(shard), OwnerEvent::ReleaseWanted) = (owned, event)
+                && let Some(pool) = asked.upgrade()
+            {
+                // The index of a host that cannot write is closed without its last words.
+                let _ = pool.close_shard(shard);
+            }
+        }));
         self.hosts[host] = Some(Process { pool });
         let groups = match self.process(host)?.pool.own_groups() {
             Ok(groups) => groups,
@@ -564,7 +582,7 @@ impl World {
     }
 
     /// An error is a violation unless something explains it: the host's state, an operation of the cluster whose outcome
-    /// is lost, or a shard that does not answer.
+    /// is lost, or a shard that does not answer or has lost its rows.
     pub(crate) fn excused(&self, host: usize, doing: &str, error: &StoreError) -> Step {
         self.note(|| format!("  {doing}: {:?}: {error}", error.kind()));
         let is_known = matches!(
@@ -573,7 +591,8 @@ impl World {
                 | StoreErrorKind::Paused
                 | StoreErrorKind::ReadOnly
                 | StoreErrorKind::Io
-        ) || self.is_scarce && error.kind() == StoreErrorKind::NoSpace;
+        ) || self.is_scarce && error.kind() == StoreErrorKind::NoSpace
+            || self.is_index_lost && error.to_string().contains("the index is");
         if !self.is_well(host) || is_known {
             Ok(())
         } else {
@@ -608,6 +627,12 @@ impl World {
             self.start(host)?;
         }
         (0..HOSTS).try_for_each(|host| self.serve_all(host))?;
+        if self.is_index_lost {
+            self.rebuild(0)?;
+            if self.is_index_lost {
+                return Err("the index is not rebuilt, though all hosts are well".to_owned());
+            }
+        }
         let groups: Vec<GroupId> = self.volumes.keys().copied().collect();
         for group in &groups {
             if self.find(*group).is_none() {

@@ -1,4 +1,4 @@
-//! The rebuild of a lost index: settle what is open, then count.
+//! The rebuild of a lost index: the open batches are settled, then the references are counted.
 //!
 //! Each group pauses and reports what it does with each block. From all reports follow the answers that are lost; each
 //! group settles with them and counts its references; then the rows are made. The whole index is counted again, so one

@@ -6,11 +6,11 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use onefold_format::Pba;
 use onefold_format::census_message::{BlockRun, BlockUse};
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
+use onefold_format::{BatchKind, DomainId, Pba};
 use onefold_journal::CheckpointReader;
-use onefold_metadata::{Result, bits};
+use onefold_metadata::{OpenBatch, Result, StoreError, bits};
 
 use super::{Check, CheckReport, Finding, PAGE_WORDS};
 use crate::dedup::Window;
@@ -21,12 +21,28 @@ pub(crate) struct Survey {
     window: Window,
     /// A bitmap of the free blocks that are the group's.
     free: Vec<u64>,
+    /// Bitmaps of the blocks that an open batch of the finder publishes, and of those that one of the collector releases.
+    publishing: Vec<u64>,
+    releasing: Vec<u64>,
+    /// The domain of each block that has references, for a rebuild.
+    domains: Vec<DomainId>,
     /// Findings that the group can tell alone.
     pub(crate) findings: Vec<String>,
     /// Entries that were read, in the survey of the pool's first block.
     pub(crate) mapped_blocks: u64,
     /// Pages of metadata that were read.
     pub(crate) pages_read: u64,
+}
+
+/// The purpose of a survey.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SurveyKind {
+    /// A check of the pool: the references that the index should count, and damage. No batch is open.
+    Check,
+    /// A rebuild, before the open batch is settled: the references of everything but its items, claimed or not.
+    Unsettled,
+    /// A rebuild, afterwards: the references, and their domains. No batch is open, and there are no claims.
+    Settled,
 }
 
 /// Surveys a group whose jobs are paused. `blocks` are whole pages of the free-space map.
@@ -36,13 +52,15 @@ pub(crate) struct Survey {
 /// `Gone` if `is_cancelled`; I/O errors.
 pub(crate) fn survey(
     scrub: &Scrub,
+    kind: SurveyKind,
     blocks: Range<u64>,
     pool_end: Pba,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Survey> {
     let pool = scrub.pool();
     pool.journal().check_writable()?;
-    if blocks.start == 0 {
+    let is_first_of_check = kind == SurveyKind::Check && blocks.start == 0;
+    if is_first_of_check {
         scrub.look_at_bad_again()?;
     }
     let snapshot = CheckpointReader::take(pool.journal())?;
@@ -64,31 +82,94 @@ pub(crate) fn survey(
         done: 0,
         all: 0,
     };
-    if blocks.start == 0 {
+    if is_first_of_check {
         check.find_bad_blocks()?;
     }
-    let mut window = Window::new(blocks);
-    {
+    let mut counted = {
         let _memory = pool.scan_memory();
-        check.count_owners(&mut window)?;
-    }
-    let free = check.free_blocks(&window)?;
+        check.count(kind, blocks)?
+    };
+    let free = check.free_blocks(&counted.window)?;
+    let is_unreadable = check.is_map_unreadable;
     let CheckReport {
         mapped_blocks,
         pages_read,
         ..
     } = check.counts.clone();
     drop(check);
+    if kind != SurveyKind::Check && (is_unreadable || !findings.is_empty()) {
+        // The new index would lack references, or another group would free a block that this one has (P3).
+        return Err(StoreError::damaged(findings.join("; ")));
+    }
+    counted.free = free;
     Ok(Survey {
-        window,
-        free,
         findings,
         mapped_blocks,
         pages_read,
+        ..counted
     })
 }
 
+/// Takes the unsettled items of an open batch out of the references.
+fn take_items(
+    open: &OpenBatch,
+    window: &mut Window,
+    publishing: &mut [u64],
+    releasing: &mut [u64],
+) {
+    for item in open.unsettled() {
+        if !window.blocks.contains(&item.pba.0) {
+            continue;
+        }
+        let bit = (item.pba.0 - window.blocks.start) as usize;
+        let (noted, is_counted) = match open.kind {
+            BatchKind::Finder(_) => (&mut *publishing, !item.moved),
+            BatchKind::Collector => (&mut *releasing, true),
+            // The entry of a claim is a reference.
+            BatchKind::Counting => continue,
+        };
+        bits::fill(noted, bit..bit + 1, true);
+        if is_counted {
+            window.claim(item.pba);
+        }
+    }
+}
+
 impl Check<'_> {
+    /// The references of a survey.
+    fn count(&mut self, kind: SurveyKind, blocks: Range<u64>) -> Result<Survey> {
+        let mut window = Window::new(blocks);
+        let words = window.owned().len();
+        let (mut publishing, mut releasing) = (vec![0; words], vec![0; words]);
+        let mut domains = Vec::new();
+        match kind {
+            SurveyKind::Check => self.count_owners(&mut window)?,
+            SurveyKind::Unsettled => {
+                self.count_named(&mut window, &mut |_, _| {})?;
+                if let Some(open) = &self.snapshot.open {
+                    take_items(open, &mut window, &mut publishing, &mut releasing);
+                }
+            }
+            SurveyKind::Settled => {
+                domains = vec![DomainId::default(); words * 64];
+                let first = window.blocks.start;
+                self.count_named(&mut window, &mut |pba, domain| {
+                    domains[(pba.0 - first) as usize] = domain;
+                })?;
+            }
+        }
+        Ok(Survey {
+            window,
+            free: Vec::new(),
+            publishing,
+            releasing,
+            domains,
+            findings: Vec::new(),
+            mapped_blocks: 0,
+            pages_read: 0,
+        })
+    }
+
     /// The free blocks of the window that are the group's.
     fn free_blocks(&mut self, window: &Window) -> Result<Vec<u64>> {
         let mut free = vec![0; window.owned().len()];
@@ -114,6 +195,13 @@ impl Survey {
     /// The blocks that were surveyed.
     pub(crate) fn blocks(&self) -> Range<u64> {
         self.window.blocks.clone()
+    }
+
+    /// The domain of a block, if it has references and the survey has domains.
+    pub(crate) fn domain(&self, pba: Pba) -> Option<DomainId> {
+        let place = pba.0.checked_sub(self.window.blocks.start)? as usize;
+        let domain = self.domains.get(place)?;
+        (self.window.counted(pba) > 0).then_some(*domain)
     }
 
     /// The used blocks from `from` on, in at most `most` runs, and the first block that they do not answer for.
@@ -147,7 +235,9 @@ impl Survey {
     }
 
     fn is_word_unused(&self, word: usize) -> bool {
-        self.free[word] | self.window.owned()[word] | self.window.referenced_bits()[word] == 0
+        let (owned, referenced) = (self.window.owned(), self.window.referenced_bits());
+        let open = self.publishing[word] | self.releasing[word];
+        self.free[word] | owned[word] | referenced[word] | open == 0
     }
 
     fn usage(&self, pba: Pba) -> BlockUse {
@@ -157,6 +247,8 @@ impl Survey {
             is_free: has(&self.free),
             is_owned: has(self.window.owned()),
             references: has(self.window.referenced_bits()).then(|| self.window.counted(pba)),
+            is_publishing: has(&self.publishing),
+            is_releasing: has(&self.releasing),
         }
     }
 }
