@@ -230,6 +230,21 @@ impl CephPlace {
     pub fn objects(&self) -> Result<Vec<String>> {
         self.namespace.objects()
     }
+
+    /// Copies an object into a file.
+    pub fn get(&self, object: &str, file: &Path) -> Result<()> {
+        self.namespace.rados().args(["get", object]).arg(file).run()
+    }
+
+    /// Replaces an object by the content of a file.
+    pub fn put(&self, object: &str, file: &Path) -> Result<()> {
+        self.namespace.rados().args(["put", object]).arg(file).run()
+    }
+
+    /// Removes objects of the pool.
+    pub fn remove(&self, objects: &[String]) -> Result<()> {
+        self.namespace.remove(objects)
+    }
 }
 
 /// The objects of a pool in Ceph.
@@ -261,8 +276,7 @@ impl Namespace {
         Ok(objects.lines().map(str::to_owned).collect())
     }
 
-    fn remove(&self) -> Result<()> {
-        let objects = self.objects()?;
+    fn remove(&self, objects: &[String]) -> Result<()> {
         if objects.is_empty() {
             Ok(())
         } else {
@@ -273,7 +287,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        if let Err(error) = self.remove() {
+        if let Err(error) = self.objects().and_then(|objects| self.remove(&objects)) {
             eprintln!("objects of {self} are left: {error:#}");
         }
     }

@@ -4,7 +4,8 @@
 //! 1. Guests of all hosts write, zero, trim and read, with flushes in between. Every second volume finds its duplicates in
 //!    line.
 //! 2. Something fails, or a host checks the pool ([`Event`]); in some turns an OSD is killed at the same time. Guests of other hosts continue: none
-//!    of their requests may fail, and they must get answers after the failure.
+//!    of their requests may fail, and they must get answers after the failure. If a shard of the index is lost, guests of all hosts
+//!    continue, also while a host rebuilds the index.
 //! 3. The volumes of a host that failed are served again: by the same host, which must find every answered request, or
 //!    by another one, which must find every flushed one.
 //! 4. Every byte of every volume is compared.
@@ -18,13 +19,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use onefold_harness::ceph::{Cluster, OSDS, Osd};
+use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::last_lines;
 use onefold_harness::pools::Pools;
 use onefold_harness::workspace::Workspace;
 use rustix::process::Signal;
 
 use super::exact::move_all;
-use super::hosts::{Host, Hosts, PATIENCE};
+use super::hosts::{Host, Hosts, PATIENCE, SHARDS};
 use super::join_all;
 use crate::answered::{Kept, Round, Volume};
 
@@ -72,14 +74,17 @@ enum Event {
     GroupTaken,
     /// A host checks the pool, and finds nothing.
     PoolChecked,
+    /// The objects of a shard of the index are removed, and a host rebuilds the index.
+    ShardLost,
 }
 
 /// The events of a run, in turn.
-const EVENTS: [Event; 7] = [
+const EVENTS: [Event; 8] = [
     Event::HostReplaced,
     Event::OsdKilled,
     Event::PoolChecked,
     Event::HostFrozen,
+    Event::ShardLost,
     Event::GroupTaken,
     Event::HostKilled,
     Event::OsdFrozen,
@@ -106,14 +111,7 @@ pub(super) fn check(
     duration: Duration,
     seed: u64,
 ) -> Result<()> {
-    let cluster = pools.ceph().context("the pool is not in Ceph")?;
-    let mut chaos = Chaos {
-        cluster: cluster.must_be_throw_away()?,
-        hosts: Hosts::start(workspace, pools, "8G", HOSTS, &PATIENCE)?,
-        guests: Vec::new(),
-        random: fastrand::Rng::with_seed(seed),
-    };
-    chaos.create_volumes()?;
+    let mut chaos = Chaos::begin(workspace, pools, seed)?;
     let start = Instant::now();
     let (mut turns, mut answered, mut blocks, mut hits) = (0, 0, 0, 0);
     while start.elapsed() < duration || turns < EVENTS.len() {
@@ -144,7 +142,44 @@ pub(super) fn check(
     Ok(())
 }
 
-impl Chaos<'_> {
+/// Shows that the comparison after a turn notices lost writes: all data objects get back what they had before a turn.
+pub(super) fn control(workspace: &Workspace, pools: &Pools) -> Result<()> {
+    let mut chaos = Chaos::begin(workspace, pools, 1)?;
+    chaos.turn(Event::PoolChecked)?;
+    let kept = Scratch::new(&workspace.scratch_parent(), "older")?;
+    chaos.hosts.keep_data(kept.path())?;
+    chaos.turn(Event::PoolChecked)?;
+    chaos.hosts.put_data_back(kept.path())?;
+    let different = chaos.guests.iter().filter(|guest| {
+        let compared = guest.volume.compare(Kept::Answered);
+        compared.is_err()
+    });
+    let different = different.count();
+    ensure!(
+        different > 0,
+        "older data was put back, and no volume differs"
+    );
+    println!(
+        "older data was put back: {different} of {} volumes differ",
+        chaos.guests.len()
+    );
+    chaos.hosts.stop()
+}
+
+impl<'a> Chaos<'a> {
+    /// Starts hosts with volumes.
+    fn begin(workspace: &Workspace, pools: &'a Pools, seed: u64) -> Result<Self> {
+        let cluster = pools.ceph().context("the pool is not in Ceph")?;
+        let mut chaos = Chaos {
+            cluster: cluster.must_be_throw_away()?,
+            hosts: Hosts::start(workspace, pools, "8G", HOSTS, &PATIENCE)?,
+            guests: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+        };
+        chaos.create_volumes()?;
+        Ok(chaos)
+    }
+
     fn create_volumes(&mut self) -> Result<()> {
         for n in 0..HOSTS * VOLUMES_EACH {
             let (host, name) = (n % HOSTS, format!("v{n}"));
@@ -187,6 +222,7 @@ impl Chaos<'_> {
             groups: self.guests.iter().map(|guest| guest.group).collect(),
             guest,
             host: self.guests[guest].host,
+            shard: 1 + self.random.u16(..SHARDS - 1),
             osd,
             osd_fails: self.random.u8(..3) == 0,
         };
@@ -298,6 +334,8 @@ struct Failing<'a> {
     guest: usize,
     /// The host of that guest.
     host: usize,
+    /// The shard that may be lost: not the first one, because the secret is with it.
+    shard: u16,
     osd: Osd,
     /// Whether the OSD is killed at the same time.
     osd_fails: bool,
@@ -308,10 +346,10 @@ type Moved = (usize, usize, Kept);
 
 impl Failing<'_> {
     fn happen(&self, hosts: &mut Hosts) -> Result<Vec<Moved>> {
-        // A check fails if the cluster is late.
+        // Work on the whole pool fails if the cluster is late.
         let needs_osds = matches!(
             self.event,
-            Event::OsdKilled | Event::OsdFrozen | Event::PoolChecked
+            Event::OsdKilled | Event::OsdFrozen | Event::PoolChecked | Event::ShardLost
         );
         let kills_osd = self.osd_fails && !needs_osds;
         if kills_osd {
@@ -368,6 +406,12 @@ impl Failing<'_> {
             }
             Event::PoolChecked => {
                 hosts.check_pool()?;
+                Ok(Vec::new())
+            }
+            Event::ShardLost => {
+                hosts.lose_shard(self.shard)?;
+                rounds.iter().try_for_each(wait_for_more)?;
+                hosts.hosts[self.host].run(&["index", "rebuild"])?;
                 Ok(Vec::new())
             }
             Event::HostKilled => {

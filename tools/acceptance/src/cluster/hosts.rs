@@ -1,17 +1,18 @@
 //! Hosts that share a pool: each has a run directory of its own, and is a client of its own of the Ceph cluster.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::last_lines;
-use onefold_harness::pools::{Place, Pools};
+use onefold_harness::pools::{CephPlace, Place, Pools};
 use onefold_harness::server::{Daemon, Product};
 use onefold_harness::workspace::Workspace;
 use serde_json::Value;
 
 /// Shards of the index: enough for each host to serve several.
-const SHARDS: &str = "8";
+pub(super) const SHARDS: u16 = 8;
 
 /// How long finders and collectors may take to share all duplicates and to release all references.
 const SETTLE_LIMIT: Duration = Duration::from_secs(180);
@@ -57,7 +58,7 @@ impl Hosts {
     ) -> Result<Hosts> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "cluster")?;
         let pool = Product::build_in(workspace, pools, scratch.path())?;
-        pool.create_pool_with(size, &["--shards", SHARDS])?;
+        pool.create_pool_with(size, &["--shards", &SHARDS.to_string()])?;
         let hosts = (1..=count).map(|n| Host::start(format!("kvm{n}"), &pool, options));
         Ok(Hosts {
             hosts: hosts.collect::<Result<_>>()?,
@@ -146,8 +147,44 @@ impl Hosts {
 
     /// The names of the pool's objects.
     pub(super) fn objects(&self) -> Result<Vec<String>> {
+        self.ceph()?.objects()
+    }
+
+    /// Removes all objects of a shard of the index, while hosts use it.
+    pub(super) fn lose_shard(&self, shard: u16) -> Result<()> {
+        let head = format!("ix.{shard}");
+        let part = format!("{head}.");
+        let mut objects = self.objects()?;
+        objects.retain(|name| *name == head || name.starts_with(&part));
+        ensure!(!objects.is_empty(), "shard {shard} has no objects");
+        self.ceph()?.remove(&objects)
+    }
+
+    /// Copies all data objects into a folder.
+    pub(super) fn keep_data(&self, folder: &Path) -> Result<()> {
+        let ceph = self.ceph()?;
+        let mut objects = ceph.objects()?;
+        objects.retain(|name| name.starts_with("d."));
+        objects
+            .iter()
+            .try_for_each(|name| ceph.get(name, &folder.join(name)))
+    }
+
+    /// Replaces data objects by their copies in a folder.
+    pub(super) fn put_data_back(&self, folder: &Path) -> Result<()> {
+        let ceph = self.ceph()?;
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_str().context("the name of an object")?;
+            ceph.put(name, &entry.path())?;
+        }
+        Ok(())
+    }
+
+    fn ceph(&self) -> Result<&CephPlace> {
         match self.any()?.product.place() {
-            Place::Ceph(ceph) => ceph.objects(),
+            Place::Ceph(ceph) => Ok(ceph),
             Place::Directory(_) => bail!("the pool is not in Ceph"),
         }
     }

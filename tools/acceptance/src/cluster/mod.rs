@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Kill and freeze hosts and OSDs in turn for this many seconds, while guests, finders and collectors work
     #[arg(long, value_name = "SECONDS")]
     chaos: Option<u64>,
+    /// Put older data back into the cluster after a load, and expect the comparison of `--chaos` to notice it
+    #[arg(long, conflicts_with_all = ["chaos", "isolate"])]
+    control: bool,
     /// Freeze the host that serves all shards of the index for this many seconds, and check that no guest waits for it
     #[arg(long, value_name = "SECONDS", conflicts_with = "chaos")]
     isolate: Option<u64>,
@@ -44,6 +47,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let pools = Pools::Ceph(Ceph::open(workspace, POOL)?.into());
     match (arguments.chaos, arguments.isolate) {
+        (None, None) if arguments.control => chaos::control(workspace, &pools),
         (None, None) => exact::check(workspace, &pools),
         (None, Some(seconds)) => isolate::check(workspace, &pools, Duration::from_secs(seconds)),
         (Some(seconds), _) => {
