@@ -105,8 +105,12 @@ impl RadosEngine {
         Ok(engine)
     }
 
+    pub(super) fn operations(&self) -> &Operations {
+        &self.operations
+    }
+
     /// Changes entries of the head in one operation.
-    fn change_head(&self, change: impl FnOnce(Change) -> Change) -> io::Result<()> {
+    pub(super) fn change_head(&self, change: impl FnOnce(Change) -> Change) -> io::Result<()> {
         let owner = &self.operations;
         let change = change(Change::begin(owner.pool(), owner.session()));
         let change = ObjectChange {
@@ -209,7 +213,8 @@ impl Engine for RadosEngine {
         if head.parts.contains_key(&part) {
             return Err(self.exists(part));
         }
-        let entry = Entry::new(head.next_generation(part), len);
+        let first = self.operations.estate.first_generation();
+        let entry = Entry::new(head.next_generation(part, first), len);
         self.change_head(|change| change.part(part, Some(entry)).made(part, None))?;
         self.open(part)
     }

@@ -67,6 +67,18 @@ pub(super) fn set_count(pool: &Pool, count: u64) -> io::Result<()> {
     })
 }
 
+/// Makes `leased` the extents of groups, of all below `end`. No group has taken one before.
+pub(super) fn set_leased(pool: &Pool, end: u64, leased: &[SpaceExtent]) -> io::Result<()> {
+    let space = Space::leased(end, leased).map_err(invalid)?;
+    let rows = rows_of(&space).into_iter();
+    let mut set: Vec<(String, Vec<u8>)> = rows
+        .filter_map(|(key, value)| Some((key, value?)))
+        .collect();
+    set.push((LIMIT.to_owned(), space.limit.to_string().into_bytes()));
+    let op = pool.write_op().assert_exists().set_rows(&set);
+    pool.change(EXTENTS, op).map(drop)
+}
+
 /// Implements [`crate::Cluster::extent_counts`].
 pub(super) fn counts(pool: &Pool) -> io::Result<ExtentCounts> {
     let (space, _) = read_counts(pool)?;

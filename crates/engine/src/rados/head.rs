@@ -31,6 +31,8 @@ const OWNER_KEY: &str = "owner";
 const REPLACED_KEY: &str = "replaced";
 const FENCED_KEY: &str = "fenced";
 const NUMBER_KEY: &str = "number";
+const PART_PREFIX: &str = "part.";
+const MADE_PREFIX: &str = "made.";
 
 /// A growing part rounds its reach up to a multiple of this many bytes.
 const REACH_STEP: u64 = 16 * OBJECT_BYTES;
@@ -175,14 +177,16 @@ impl Head {
             .map_or(0, |made| made.objects)
     }
 
-    /// The generation of a new part: one that no object has.
-    pub(super) fn next_generation(&self, part: Part) -> u64 {
+    /// The generation of a new part, `first` or later: one that no object has.
+    pub(super) fn next_generation(&self, part: Part, first: u64) -> u64 {
         if !matches!(part, Part::Index | Part::NextIndex) {
             return 0;
         }
         let both = [Part::Index, Part::NextIndex].map(|part| self.parts.get(&part));
         let used = both.into_iter().chain([self.replaced.as_ref()]).flatten();
-        used.map(|entry| entry.generation + 1).max().unwrap_or(0)
+        used.map(|entry| entry.generation + 1)
+            .max()
+            .unwrap_or(first)
     }
 }
 
@@ -239,6 +243,11 @@ pub(super) fn read(pool: &Pool, estate: Estate) -> io::Result<Head> {
             ),
         });
     }
+    parse(texts, version)
+}
+
+/// The head with these attributes, of any layout.
+pub(super) fn parse(texts: BTreeMap<String, String>, version: Version) -> io::Result<Head> {
     let mut head = Head::new(version);
     for (name, text) in texts {
         match name.as_str() {
@@ -253,9 +262,9 @@ pub(super) fn read(pool: &Pool, estate: Estate) -> io::Result<Head> {
             FENCED_KEY => head.fenced = text.lines().map(str::to_owned).collect(),
             REPLACED_KEY => head.replaced = Some(text.parse()?),
             name => {
-                if let Some(part) = name.strip_prefix("part.").and_then(part_of) {
+                if let Some(part) = name.strip_prefix(PART_PREFIX).and_then(part_of) {
                     head.parts.insert(part, text.parse()?);
-                } else if let Some(part) = name.strip_prefix("made.").and_then(part_of) {
+                } else if let Some(part) = name.strip_prefix(MADE_PREFIX).and_then(part_of) {
                     head.made.insert(part, text.parse()?);
                 }
             }
@@ -288,6 +297,16 @@ pub(super) fn set_fenced(pool: &Pool, version: Version, fenced: &[String]) -> io
     pool.change(FIRST_HEAD, op).map(drop)
 }
 
+/// Empties all attributes in which a head names parts and fences, of those with these names.
+pub(super) fn without_parts(op: WriteOp, names: &[String]) -> WriteOp {
+    let is_of_parts = |name: &str| {
+        let is_part = name.starts_with(PART_PREFIX) || name.starts_with(MADE_PREFIX);
+        is_part || [REPLACED_KEY, FENCED_KEY].contains(&name)
+    };
+    let names = names.iter().filter(|name| is_of_parts(name));
+    names.fold(op, |op, name| op.set_xattr(name, b""))
+}
+
 /// A change of the head by the owner of this session.
 pub(super) struct Change(WriteOp);
 
@@ -297,7 +316,7 @@ impl Change {
     }
 
     pub(super) fn part(self, part: Part, entry: Option<Entry>) -> Change {
-        self.set(&format!("part.{}", part.name()), entry)
+        self.set(&format!("{PART_PREFIX}{}", part.name()), entry)
     }
 
     /// Records how many guarded objects of the part are known to exist.
@@ -305,12 +324,16 @@ impl Change {
         let text = made.map_or(String::new(), Made::text);
         Change(
             self.0
-                .set_xattr(&format!("made.{}", part.name()), text.as_bytes()),
+                .set_xattr(&format!("{MADE_PREFIX}{}", part.name()), text.as_bytes()),
         )
     }
 
     pub(super) fn replaced(self, entry: Option<Entry>) -> Change {
         self.set(REPLACED_KEY, entry)
+    }
+
+    pub(super) fn format(self, format: &str) -> Change {
+        Change(self.0.set_xattr(FORMAT_KEY, format.as_bytes()))
     }
 
     fn set(self, name: &str, entry: Option<Entry>) -> Change {

@@ -10,11 +10,12 @@
 //! Reading order: `names` and `place` (objects and pieces), `head` (which parts there are), `run` (the directory on this
 //! host), `ownership` (who may write), `taking` (how that is agreed), `fences` (who may not any more), `messages`, `held`
 //! and `serving` (what owners answer), `host` (what all that a process owns shares), `flights` and `operations`, `disk`,
-//! `engine`; of shared pools `rows`, `space`, `extents`, `directory`, `calls` and `shared`.
+//! `engine`; of shared pools `rows`, `space`, `extents`, `directory`, `calls`, `shared` and `conversion`.
 
 mod behind;
 mod bounded;
 mod calls;
+mod conversion;
 mod directory;
 mod disk;
 mod ends;

@@ -21,6 +21,10 @@ pub(super) const EXTENTS: &str = "extents";
 /// The prefix of objects that are created to test whether the cluster has room, in a shared pool.
 const ROOM: &str = "room.";
 
+/// The first generation of a shard's index. The index of a pool of format 1 has objects of the same names but for the generation,
+/// which is lower, so the first shard can be made while that index is in use.
+const GENERATION_OF_SHARDS: u64 = 1 << 32;
+
 /// All that has one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Estate {
@@ -63,6 +67,14 @@ impl Estate {
             (Estate::Pool, Part::Index | Part::NextIndex) => format!("ix.0.index.{generation:x}"),
             (_, Part::Index | Part::NextIndex) => format!("{}.index.{generation:x}", self.head()),
             _ => format!("{}.{}", self.head(), part.name()),
+        }
+    }
+
+    /// The generation of the first index.
+    pub(super) fn first_generation(self) -> u64 {
+        match self {
+            Estate::Shared(Owned::Shard(_)) => GENERATION_OF_SHARDS,
+            Estate::Pool | Estate::Shared(Owned::Group(_)) => 0,
         }
     }
 
@@ -128,6 +140,22 @@ pub(super) fn is_of_pool(name: &str) -> bool {
             .any(|prefix| name.starts_with(prefix))
 }
 
+/// Whether an object in the namespace of a pool of format 1 is what an interrupted conversion has left.
+pub(super) fn is_remains_of_conversion(name: &str) -> bool {
+    let is_of_format_1 = ["d.", "secret.", "g.0."]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    !is_of_format_1 && name != FIRST_HEAD && is_of_pool(name) && !is_index_of_format_1(name)
+}
+
+/// Whether an object is of the index of a pool of format 1, and of no shard.
+fn is_index_of_format_1(name: &str) -> bool {
+    let generation = name.strip_prefix("ix.0.index.");
+    let generation = generation.and_then(|rest| rest.split('.').next());
+    let generation = generation.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    generation.is_some_and(|generation| generation < GENERATION_OF_SHARDS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,6 +173,38 @@ mod tests {
         assert_eq!(object_name("d", 0x1f), "d.000000000000001f");
         assert!(group.shares(Part::Secret) && !Estate::Pool.shares(Part::Secret));
         assert!(!group.guards(Part::Secret, 0) && Estate::Pool.guards(Part::Secret, 0));
+    }
+
+    #[test]
+    fn a_conversion_removes_nothing_of_the_pool_with_one_owner() {
+        let shard = Estate::Shared(Owned::Shard(Shard(0)));
+        let first = shard.first_generation();
+        for generation in [0, 1, 0x1f, first - 1] {
+            let index = Estate::Pool.base(Part::Index, generation);
+            assert!(!is_remains_of_conversion(&object_name(&index, 7)));
+        }
+        for part in Part::ALL {
+            let name = object_name(&Estate::Pool.base(part, 0), 3);
+            assert!(!is_remains_of_conversion(&name), "{name}");
+        }
+        for name in [FIRST_HEAD, "g.0.room", "rbd_header.1"] {
+            assert!(!is_remains_of_conversion(name), "{name}");
+        }
+        let index = object_name(&shard.base(Part::Index, first), 0);
+        for name in [
+            &index,
+            POOL,
+            DIRECTORY,
+            EXTENTS,
+            "ix.0",
+            "ix.63",
+            "ix.1.index.0.0",
+        ] {
+            assert!(is_remains_of_conversion(name), "{name}");
+        }
+        for name in ["g.1", "g.1.meta.0", "g.01", "room.12", "ix.0.index.x"] {
+            assert!(is_remains_of_conversion(name), "{name}");
+        }
     }
 
     #[test]

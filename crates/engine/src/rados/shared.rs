@@ -31,7 +31,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// The version of the layout of a shared pool.
-const FORMAT: &str = "2";
+pub(super) const FORMAT: &str = "2";
 
 const IDENTITY_KEY: &str = "identity";
 const BLOCK_BYTES_KEY: &str = "block-bytes";
@@ -61,7 +61,7 @@ pub struct PoolDescription {
 }
 
 impl PoolDescription {
-    fn check(&self) -> io::Result<()> {
+    pub(super) fn check(&self) -> io::Result<()> {
         let PoolDescription {
             block_bytes,
             shards,
@@ -114,7 +114,7 @@ impl PoolDescription {
         Ok(Some(description))
     }
 
-    fn write(&self, pool: &Pool) -> io::Result<()> {
+    pub(super) fn write(&self, pool: &Pool) -> io::Result<()> {
         let attributes = [
             (FORMAT_KEY, FORMAT.to_owned()),
             (IDENTITY_KEY, self.identity.to_string()),
@@ -268,7 +268,11 @@ impl RadosHost {
         &self.watched.host
     }
 
-    fn failed(&self, doing: &str, error: io::Error) -> io::Error {
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) fn failed(&self, doing: &str, error: io::Error) -> io::Error {
         explain(format!("{doing} {}", self.place.title()), error)
     }
 
@@ -458,7 +462,7 @@ fn not_shared(place: &RadosPlace, format: Option<&str>) -> io::Error {
     let message = match format {
         None => return place.missing(),
         Some("1") => format!(
-            "the pool {title} has one owner, and hosts cannot share it: use it as a pool of one host"
+            "the pool {title} has one owner, and hosts cannot share it: 'onefold pool convert' makes it a pool that they share"
         ),
         Some(other) => format!(
             "the pool {title} has layout {other:?}, and this onefold knows 1 and {FORMAT}: use a newer one"
@@ -502,16 +506,21 @@ fn heads(pool: &Pool) -> io::Result<Vec<Owned>> {
 /// making a pool in its place.
 fn remove_objects(pool: &Pool) -> io::Result<()> {
     remove_some(pool, &[POOL.to_owned()])?;
+    remove_names(pool, |name| names::is_of_pool(name) && name != FIRST_HEAD)?;
+    remove_some(pool, &[FIRST_HEAD.to_owned()])
+}
+
+/// Removes all objects with such names, also those that a host makes in the meantime.
+pub(super) fn remove_names(pool: &Pool, is_removed: impl Fn(&str) -> bool) -> io::Result<()> {
     let is_left = |name: &io::Result<String>| match name {
-        Ok(name) => names::is_of_pool(name) && name != FIRST_HEAD,
+        Ok(name) => is_removed(name),
         // A name that is no text is not ours.
         Err(error) => error.kind() != io::ErrorKind::InvalidData,
     };
-    // A host may have made more objects.
     loop {
         let mut left = pool.objects()?.filter(is_left).peekable();
         if left.peek().is_none() {
-            break;
+            return Ok(());
         }
         loop {
             let some: Vec<String> = left.by_ref().take(REMOVALS_MAX).collect::<Result<_, _>>()?;
@@ -521,24 +530,26 @@ fn remove_objects(pool: &Pool) -> io::Result<()> {
             remove_some(pool, &some)?;
         }
     }
-    remove_some(pool, &[FIRST_HEAD.to_owned()])
 }
 
-fn remove_some(pool: &Pool, names: &[String]) -> io::Result<()> {
-    let (ended, ends) = mpsc::channel();
-    for name in names {
-        let ended = ended.clone();
-        let op = pool.write_op().remove();
-        pool.submit_write(name, op, WhenFull::Go, move |removed| {
-            // After an error, the receiver is gone.
-            let _ = ended.send(removed);
-        });
-    }
-    drop(ended);
-    for removed in ends {
-        match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+/// Removes objects, as far as they are there.
+pub(super) fn remove_some(pool: &Pool, names: &[String]) -> io::Result<()> {
+    for some in names.chunks(REMOVALS_MAX) {
+        let (ended, ends) = mpsc::channel();
+        for name in some {
+            let ended = ended.clone();
+            let op = pool.write_op().remove();
+            pool.submit_write(name, op, WhenFull::Go, move |removed| {
+                // After an error, the receiver is gone.
+                let _ = ended.send(removed);
+            });
+        }
+        drop(ended);
+        for removed in ends {
+            match removed {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
     }
     Ok(())

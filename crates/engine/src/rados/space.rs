@@ -91,6 +91,36 @@ pub(super) struct Space {
 }
 
 impl Space {
+    /// A pool in which groups have these extents, in ascending order, of all below `end`.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is refused.
+    pub(super) fn leased(end: u64, leased: &[SpaceExtent]) -> Result<Space, String> {
+        let next = leased.last().map_or(FIRST, |last| last.0 + 1).max(FIRST);
+        let limit = end.max(FIRST);
+        if next > limit || limit > EXTENTS_END {
+            return Err(format!(
+                "a pool of {end} space extents cannot have number {next}"
+            ));
+        }
+        let mut space = Space {
+            next,
+            limit,
+            free: 0,
+            pages: BTreeMap::new(),
+            parts: BTreeMap::new(),
+        };
+        let mut leased = leased.iter().map(|extent| extent.0).peekable();
+        for extent in FIRST..next {
+            while leased.next_if(|other| *other < extent).is_some() {}
+            if leased.next_if_eq(&extent).is_none() {
+                space.give_whole(extent);
+            }
+        }
+        Ok(space)
+    }
+
     /// Gives runs of blocks and takes extents: up to `take`, and those that the runs complete. The caller has read the pages
     /// and parts of the runs' extents, and up to `take` pages that are not empty.
     ///
@@ -125,7 +155,7 @@ impl Space {
     pub(super) fn given(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let extents =
             range.start / BLOCKS_PER_SPACE_EXTENT..range.end.div_ceil(BLOCKS_PER_SPACE_EXTENT);
-        let extents = extents.start.max(FIRST)..extents.end.min(self.limit);
+        let extents = extents.start..extents.end.min(self.limit);
         let mut given: Vec<Range<u64>> = Vec::new();
         let mut add = |blocks: Range<u64>| {
             let blocks = blocks.start.max(range.start)..blocks.end.min(range.end);
@@ -159,6 +189,9 @@ impl Space {
         }
         let part = self.parts.entry(extent).or_insert_with(Bitmap::part);
         for block in blocks {
+            if extent < FIRST && block == 0 {
+                return Err("block 0 is the pool's label".to_owned());
+            }
             if part.has(block) {
                 let first = SpaceExtent(extent).first();
                 return Err(format!("the pool has block {} already", first + block));
@@ -168,10 +201,12 @@ impl Space {
         Ok(())
     }
 
+    /// Whether no group can take the extent. The first one never can be taken, but blocks of it can be given: groups of a pool
+    /// that had one owner have some.
     fn is_out(&self, extent: u64) -> bool {
         let page = self.pages.get(&(extent / PAGE_EXTENTS));
         let is_free = page.is_some_and(|page| page.has(extent % PAGE_EXTENTS));
-        (FIRST..self.next).contains(&extent) && !is_free
+        extent < FIRST || extent < self.next && !is_free
     }
 
     /// Empties the parts that have all blocks of their extent, and returns these: those that were given part by part, and
@@ -254,6 +289,30 @@ mod tests {
             pba: SpaceExtent(extent).first() + u64::from(from),
             count: to - from,
         }
+    }
+
+    #[test]
+    fn blocks_next_to_the_label_can_be_given_and_never_taken() {
+        let mut space = space(3, 3);
+        assert!(space.clone().exchange(&[run(0, 0, 5)], 0).is_err());
+        assert_eq!(exchange(&mut space, &[run(0, 1, ALL)], 9), NOTHING);
+        assert_eq!(space.given(0..5), vec![1..5]);
+        assert!(space.exchange(&[run(0, 7, 8)], 0).is_err());
+    }
+
+    #[test]
+    fn extents_between_leased_ones_can_be_taken() {
+        let extents = |numbers: &[u64]| numbers.iter().map(|n| SpaceExtent(*n)).collect::<Vec<_>>();
+        let mut space = Space::leased(9, &extents(&[0, 2, 5])).unwrap();
+        assert_eq!((space.next, space.limit, space.free), (6, 9, 3));
+        assert_eq!(space.given(0..10 * BLOCKS_PER_SPACE_EXTENT).len(), 3);
+        assert_eq!(exchange(&mut space, &[], 9), [1, 3, 4, 6, 7, 8]);
+        for none in [&[][..], &[0]] {
+            let space = Space::leased(3, &extents(none)).unwrap();
+            assert_eq!((space.next, space.free), (1, 0));
+        }
+        assert!(Space::leased(5, &extents(&[5])).is_err());
+        assert!(Space::leased(EXTENTS_END + 1, &[]).is_err());
     }
 
     fn exchange(space: &mut Space, give: &[GivenRun], take: u32) -> Vec<u64> {

@@ -50,6 +50,13 @@ impl Extents {
         self.limit = FIRST + extents;
     }
 
+    pub(super) fn set_leased(&mut self, end: u64, leased: &[SpaceExtent]) {
+        self.limit = end.max(FIRST);
+        self.next = leased.last().map_or(FIRST, |last| last.0 + 1);
+        let below = (FIRST..self.next).map(SpaceExtent);
+        self.returned = below.filter(|extent| !leased.contains(extent)).collect();
+    }
+
     pub(super) fn exchange(
         &mut self,
         exchange: &Exchange<'_>,
@@ -108,10 +115,10 @@ impl Extents {
                 return invalid(format!("{run:?} is no run of one space extent"));
             }
             let parts = self.parts.get(&extent);
-            let is_out = (FIRST..self.next).contains(&extent.0) && !self.returned.contains(&extent);
+            let is_out = self.is_out(extent);
             for block in blocks(run) {
                 let is_known = parts.is_some_and(|parts| parts.contains(&block));
-                if !is_out || is_known || !given.insert(block) {
+                if !is_out || is_known || block == Pba(0) || !given.insert(block) {
                     return invalid(format!("the pool has block {block} already"));
                 }
             }
@@ -170,7 +177,7 @@ impl Extents {
                 _ => given.push(blocks),
             }
         };
-        let first = (range.start / BLOCKS_PER_SPACE_EXTENT).max(FIRST);
+        let first = range.start / BLOCKS_PER_SPACE_EXTENT;
         for extent in first..range.end.div_ceil(BLOCKS_PER_SPACE_EXTENT).min(self.limit) {
             let first = SpaceExtent(extent).first().0;
             if !self.is_out(SpaceExtent(extent)) {
@@ -185,9 +192,9 @@ impl Extents {
         given
     }
 
-    /// Whether some of the extent's blocks are not the pool's.
+    /// Whether no group can take the extent. The first one never can be taken, but blocks of it can be given.
     pub(super) fn is_out(&self, extent: SpaceExtent) -> bool {
-        (FIRST..self.next).contains(&extent.0) && !self.returned.contains(&extent)
+        extent.0 < FIRST || extent.0 < self.next && !self.returned.contains(&extent)
     }
 
     /// The blocks that the pool has of extents that are out.

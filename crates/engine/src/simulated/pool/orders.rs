@@ -258,6 +258,11 @@ impl SimulatedCluster {
         self.pool.state().extents.set_count(extents);
     }
 
+    /// Makes `leased` the extents of groups, of all below `end`. No group has taken one before.
+    pub fn set_leased(&self, end: u64, leased: &[SpaceExtent]) {
+        self.pool.state().extents.set_leased(end, leased);
+    }
+
     /// Whether an extent was taken, and not given as a whole since.
     pub fn is_out(&self, extent: SpaceExtent) -> bool {
         self.pool.state().extents.is_out(extent)
