@@ -84,6 +84,6 @@ pub use queue::{Queue, QueueKind, StoredQueue, read_elements};
 pub use run::{BlockRange, PbaRun, PbaRuns};
 pub use sealed::{Sealed, Trees};
 pub use segments::Segments;
-pub use space::{Space, SpaceOf, SpareUse};
+pub use space::{Space, SpaceOf, SpareUse, stored_extents};
 pub use space_limits::SpaceLimits;
 pub use state::{LookupVersion, MetadataState};

@@ -41,7 +41,7 @@ use crate::error::{Result, StoreError};
 use crate::limits::Limits;
 
 use self::counts::FreeCounts;
-pub use self::custody::SpaceOf;
+pub use self::custody::{SpaceOf, stored_extents};
 use self::spare::Spare;
 pub use self::spare::SpareUse;
 

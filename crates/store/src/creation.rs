@@ -133,7 +133,7 @@ pub(crate) fn create(
     }
     write_label(&*data, pool, options.block_size)?;
     write_superblock(&*identity, &superblock)?;
-    write_first_root(&*meta, pool, &first_root(pool_blocks, options.provisioning))
+    write_root(&*meta, pool, &first_root(pool_blocks, options.provisioning))
 }
 
 /// A new group of a shared pool.
@@ -197,7 +197,7 @@ pub(crate) fn create_group(engine: &dyn Engine, options: &GroupOptions) -> Resul
         when_full,
         ..first_root(PBA_END, Provisioning::Thin)
     };
-    write_first_root(&*meta, pool, &root)
+    write_root(&*meta, pool, &root)
 }
 
 fn step(what: &str, done: io::Result<()>) -> Result<()> {
@@ -217,7 +217,7 @@ fn write_label(data: &dyn Disk, pool: PoolId, block_size: u32) -> Result<()> {
     step("syncing the data", data.sync())
 }
 
-fn write_superblock(part: &dyn Disk, superblock: &Superblock) -> Result<()> {
+pub(crate) fn write_superblock(part: &dyn Disk, superblock: &Superblock) -> Result<()> {
     step(
         "writing the superblock",
         part.write_at(&superblock.encode()[..], 0),
@@ -225,7 +225,7 @@ fn write_superblock(part: &dyn Disk, superblock: &Superblock) -> Result<()> {
     step("syncing the superblock", part.sync())
 }
 
-fn write_first_root(meta: &dyn Disk, pool: PoolId, root: &Root) -> Result<()> {
+pub(crate) fn write_root(meta: &dyn Disk, pool: PoolId, root: &Root) -> Result<()> {
     let at = root.slot().0 * PAGE_BYTES as u64;
     step(
         "writing the root",

@@ -83,8 +83,8 @@ pub use onefold_metadata::{
 };
 pub use recovery::{OpenOptions, RecoveryReport};
 pub use shared::{
-    GROUP_BYTES_MIN, HostOptions, RebuildReport, Shared, SharedDescription, SharedPool, Wake,
-    groups_max,
+    Conversion, GROUP_BYTES_MIN, HostOptions, RebuildReport, Shared, SharedDescription, SharedPool,
+    Wake, groups_max,
 };
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use snapshots::{DeletionStat, Deletions};

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use onefold_format::page::SPACE_OWNER;
 use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
-use onefold_format::{GivenRun, SpaceExtent};
+use onefold_format::{GivenRun, SpaceExtent, TreeRoot};
 
-use super::{Effect, PAGE_BLOCKS, Space, capacity, double_use};
+use super::counts::PageCount;
+use super::{Effect, PAGE_BLOCKS, Space, capacity, double_use, tree};
 use crate::bits;
 use crate::error::Result;
+use crate::pages::Pages;
 use crate::run::PbaRun;
 
 /// The owner of the blocks of a free-space map.
@@ -107,7 +110,10 @@ impl Space {
         scattered: bool,
     ) -> Result<()> {
         let mut spare = self.free_blocks().saturating_sub(kept);
-        let pages: Vec<_> = self.free.iter().filter(|page| page.free > 0).collect();
+        let pages = self.free.iter();
+        let pages: Vec<_> = pages
+            .filter(|page| page.free > 0 && may_be_given(page))
+            .collect();
         let (whole, parts): (Vec<_>, Vec<_>) = pages
             .into_iter()
             .partition(|page| page.free == capacity(self.blocks, page.index.into()));
@@ -139,8 +145,9 @@ impl Space {
 
     /// The number of space extents whose blocks are all free and the group's.
     pub fn whole_extents(&self) -> u64 {
-        let is_whole =
-            |page: &super::counts::PageCount| page.free == capacity(self.blocks, page.index.into());
+        let is_whole = |page: &PageCount| {
+            page.free == capacity(self.blocks, page.index.into()) && may_be_given(page)
+        };
         self.free.iter().filter(is_whole).count() as u64
     }
 
@@ -155,6 +162,27 @@ impl Space {
     pub(crate) fn is_stored(extent: SpaceOf, index: u64, named: &Bitmap) -> bool {
         *named != *extent.absent_page(index)
     }
+}
+
+/// Whether the pool takes free blocks of this page. Blocks next to the label stay with the groups: only a pool that was
+/// converted from one with one owner has any in use.
+fn may_be_given(page: &PageCount) -> bool {
+    page.index > 0
+}
+
+/// The space extents of which a free-space map has a page. In a group's map, the blocks of all others are not the group's.
+///
+/// # Errors
+///
+/// `Damaged`, `Io`.
+pub fn stored_extents(pages: &Pages, map: TreeRoot) -> Result<Vec<SpaceExtent>> {
+    let mut stored = Vec::new();
+    let mut from = 0;
+    while let Some((extent, _)) = tree::next_leaf(pages, SPACE_OWNER, map, from, &|_| true)? {
+        stored.push(SpaceExtent(extent));
+        from = extent + 1;
+    }
+    Ok(stored)
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -27,7 +27,7 @@ const ROWS_AT_ONCE: usize = 4096;
 /// Memory for a block of the window: its references, its group, and six bits.
 const BYTES_PER_BLOCK: u64 = 6;
 
-/// The first block that a group can have; the label is before it.
+/// The first block that a group can take; the label is before it.
 const FIRST_BLOCK: u64 = BLOCKS_PER_SPACE_EXTENT;
 
 impl SharedPool {
@@ -360,7 +360,10 @@ impl PoolWindow {
             .map(|n| !(self.free[n] | owned[n] | referenced[n] | given[n] | has_row[n]))
             .collect();
         if self.uses.blocks.start < FIRST_BLOCK {
-            let label = (FIRST_BLOCK - self.uses.blocks.start) as usize;
+            // Only in a pool that had one owner, groups have the blocks next to the label.
+            let extent = (FIRST_BLOCK - self.uses.blocks.start) as usize;
+            let is_unused = bits::all(&leaked, 0..extent, true);
+            let label = if is_unused { extent } else { 1 };
             bits::fill(&mut leaked, 0..label, false);
         }
         bits::set_runs(&leaked, 0).collect()

@@ -5,7 +5,7 @@
 //! | `volume/NAME` | the number of the group that has the volume |
 //! | `group/NUMBER` | the name of the host that opens the group |
 //! | `host/NAME` | a description of the host, for people |
-//! | `domain/NAME` | the number of the domain |
+//! | `domain/NAME` | the number of the domain; without a name, the last number that the pool used before it was converted |
 //! | `next-group` | the first number that no group had |
 //! | `created` | there once the pool has all of its parts |
 //!
@@ -27,6 +27,9 @@ const DOMAIN: &str = "domain/";
 const NEXT_GROUP: &str = "next-group";
 const CREATED: &str = "created";
 
+/// The number of the first group.
+pub(super) const FIRST_GROUP: GroupId = GroupId(1);
+
 /// A change of a row: its key, and its new value or none.
 type Change = (String, Option<Vec<u8>>);
 
@@ -46,6 +49,32 @@ impl Names<'_> {
     pub(super) fn is_created(self) -> Result<bool> {
         let rows = self.read("reading the directory")?;
         Ok(rows.rows.contains_key(CREATED))
+    }
+
+    /// Makes the first group of a pool that is being converted, with its volumes and domains. `last_domain` is the last
+    /// number that a domain had.
+    pub(super) fn set_first_group(
+        self,
+        host: &str,
+        volumes: &[String],
+        domains: &BTreeMap<String, DomainId>,
+        last_domain: u32,
+    ) -> Result<()> {
+        let group = FIRST_GROUP;
+        self.update("noting the volumes", |_| {
+            let mut changes = vec![
+                set(NEXT_GROUP, "", group.0 + 1),
+                set(GROUP, &group.to_string(), host),
+                set(DOMAIN, "", last_domain),
+            ];
+            changes.extend(volumes.iter().map(|name| set(VOLUME, name, group)));
+            changes.extend(
+                domains
+                    .iter()
+                    .map(|(name, domain)| set(DOMAIN, name, domain.0)),
+            );
+            Ok(((), changes))
+        })
     }
 
     /// Claims the name of a volume for a group.
@@ -95,9 +124,9 @@ impl Names<'_> {
     /// A number that no group had, for a group of this host.
     pub(super) fn add_group(self, host: &str) -> Result<GroupId> {
         self.update("adding a group", |rows| {
-            let next = number::<u64>(rows, NEXT_GROUP, "")?.unwrap_or(1);
-            let group = GroupId(next);
-            let after = next.checked_add(1);
+            let next = number::<u64>(rows, NEXT_GROUP, "")?;
+            let group = next.map_or(FIRST_GROUP, GroupId);
+            let after = group.0.checked_add(1);
             let after = after.ok_or_else(|| damaged(NEXT_GROUP, ""))?;
             let changes = vec![
                 set(NEXT_GROUP, "", after),

@@ -2,6 +2,7 @@
 
 mod census;
 mod check;
+mod convert;
 mod counted;
 mod directory;
 mod leases;
@@ -21,6 +22,7 @@ use onefold_index::sharded::Sharded;
 use onefold_journal::Journal;
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
+pub use self::convert::Conversion;
 use self::directory::Names;
 pub(crate) use self::leases::Leases;
 use self::pause::Pause;

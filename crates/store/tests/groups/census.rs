@@ -12,7 +12,7 @@ use onefold_store::{
 
 use crate::model::Content;
 use crate::oracle;
-use crate::world::{BLOCK, HOSTS, SHARDS, Step, VOLUME_BLOCKS, World, Xorshift, bytes_of};
+use crate::world::{BLOCK, EXTENTS, HOSTS, SHARDS, Step, VOLUME_BLOCKS, World, Xorshift, bytes_of};
 
 /// A stream that no group of these tests has.
 const STRANGER: StreamId = StreamId(77);
@@ -51,7 +51,7 @@ impl World {
         self.note(|| format!("host {host} rebuilds the index"));
         self.is_index_lost = true;
         // The end of the pool must be known.
-        self.cluster.set_extents(40);
+        self.cluster.set_extents(EXTENTS);
         let rebuilt = self.interfered(|_, wait| pool.rebuild_index(wait, &mut |_, _| {}));
         if self.is_scarce() {
             self.cluster.set_extents(0);

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
 mod census;
+mod conversion;
 mod figures;
 mod guards;
 mod model;
@@ -16,14 +17,16 @@ mod script;
 mod world;
 
 use script::{Counts, counts_of};
+use world::Origin;
 
-/// Seeds of the ordinary run, and of the one in which shards are lost, unless the environment says otherwise.
+/// Seeds of the ordinary run, of the one in which shards are lost, and of the one in which pools are converted, unless the environment says otherwise.
 const SEEDS: u64 = 300;
 const SEEDS_WITH_LOSSES: u64 = 100;
+const SEEDS_OF_CONVERSIONS: u64 = 60;
 
 #[test]
 fn groups_share_what_they_have_in_common() {
-    let (runs, counts) = run_all(SEEDS, false);
+    let (runs, counts) = run_all(SEEDS, |_| false, Origin::New);
     assert!(
         runs == 1 || counts.hits > runs && counts.checks > runs / 6,
         "hits or checks are rare"
@@ -32,11 +35,18 @@ fn groups_share_what_they_have_in_common() {
 
 #[test]
 fn an_index_that_is_lost_is_counted_again() {
-    let (runs, counts) = run_all(SEEDS_WITH_LOSSES, true);
+    let (runs, counts) = run_all(SEEDS_WITH_LOSSES, |_| true, Origin::New);
     assert!(
         runs == 1 || counts.rebuilds > runs && counts.hits > runs / 2,
         "rebuilds or hits are rare"
     );
+}
+
+#[test]
+fn a_pool_that_had_one_owner_becomes_a_group() {
+    let loses_shards = |seed| seed % 2 == 0;
+    let (runs, counts) = run_all(SEEDS_OF_CONVERSIONS, loses_shards, Origin::Converted);
+    assert!(runs == 1 || counts.hits > runs, "hits are rare");
 }
 
 #[test]
@@ -55,7 +65,7 @@ fn what_a_lost_index_answered_is_decided() {
 }
 
 /// Runs the seeds that the environment says, or this many, and returns how many.
-fn run_all(seeds: u64, loses_shards: bool) -> (u64, Counts) {
+fn run_all(seeds: u64, loses_shards: fn(u64) -> bool, origin: Origin) -> (u64, Counts) {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let (base, runs) = match number("ONEFOLD_SIM_SEED") {
         Some(seed) => (seed, 1),
@@ -66,7 +76,7 @@ fn run_all(seeds: u64, loses_shards: bool) -> (u64, Counts) {
     };
     let mut all = Counts::default();
     for seed in base..base + runs {
-        match counts_of(seed, loses_shards) {
+        match counts_of(seed, loses_shards(seed), origin) {
             Ok(Counts {
                 hits,
                 checks,

@@ -85,17 +85,16 @@ pub(crate) fn check_empty(world: &World) -> Step {
         ));
     }
     scan_maps(world)?;
+    let given = world.cluster.given_blocks();
+    let given: BTreeSet<u64> = given.iter().map(|pba| pba.0).collect();
+    if world.given_back == 0 && given.first().is_some_and(|block| *block < EXTENT) {
+        return Err("the pool has blocks next to its label, which no group can take".to_owned());
+    }
     let counts = world.cluster.host(0).extent_counts();
     let counts = counts.map_err(|error| error.to_string())?;
     if counts.free == counts.all {
         return Ok(());
     }
-    let given: BTreeSet<u64> = world
-        .cluster
-        .given_blocks()
-        .iter()
-        .map(|pba| pba.0)
-        .collect();
     let mut extents = (0..=counts.all).filter(|extent| world.cluster.is_out(SpaceExtent(*extent)));
     let missing = extents.find_map(|extent| {
         let blocks = extent * EXTENT..(extent + 1) * EXTENT;

@@ -4,7 +4,7 @@ use onefold_engine::simulated::{ClusterRates, CrashKind};
 use onefold_format::{GroupId, Shard};
 
 use crate::oracle;
-use crate::world::{HOSTS, SHARDS, Step, VOLUME_BLOCKS, Violation, World};
+use crate::world::{HOSTS, Origin, SHARDS, Step, VOLUME_BLOCKS, Violation, World};
 
 /// Events of one run.
 const EVENTS: u64 = 150;
@@ -14,7 +14,7 @@ const CONTENTS: u64 = 12;
 
 /// Runs one seed.
 pub(crate) fn run(seed: u64) -> Step {
-    counts_of(seed, false).map(drop)
+    counts_of(seed, false, Origin::New).map(drop)
 }
 
 /// How often something has happened in a run.
@@ -30,8 +30,12 @@ pub(crate) struct Counts {
 }
 
 /// Runs one seed, perhaps with shards that are lost.
-pub(crate) fn counts_of(seed: u64, loses_shards: bool) -> Result<Counts, Violation> {
-    let mut world = World::new(seed, seed % 3 != 0)?;
+pub(crate) fn counts_of(
+    seed: u64,
+    loses_shards: bool,
+    origin: Origin,
+) -> Result<Counts, Violation> {
+    let mut world = World::with(seed, seed % 3 != 0, origin)?;
     world.cluster.set_rates(RATES);
     for _ in 0..EVENTS {
         let one_in = if world.is_index_lost { 8 } else { 30 };

@@ -13,12 +13,14 @@ use onefold_store::{
     Store, StoreError, StoreErrorKind, Volume, VolumeOptions, VolumeSettings,
 };
 
+use crate::conversion;
 use crate::model::{Block, Content, VolumeModel};
 
 pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const HOSTS: usize = 3;
 pub(crate) const GROUPS: usize = 4;
 pub(crate) const SHARDS: u16 = 4;
+pub(crate) const EXTENTS: u64 = 40;
 
 /// So many groups find their duplicates off-line, and the others in line.
 const OFF_LINE: usize = 2;
@@ -62,6 +64,7 @@ pub(crate) struct Process {
 
 pub(crate) struct World {
     pub(crate) cluster: SimulatedCluster,
+    description: SharedDescription,
     pub(crate) random: Xorshift,
     pub(crate) hosts: Vec<Option<Process>>,
     /// The host on which each group was opened last.
@@ -93,12 +96,13 @@ struct PendingRead {
     possible: BTreeSet<Content>,
 }
 
-fn description() -> SharedDescription {
-    SharedDescription {
-        pool: PoolId([7; 16]),
-        block_size: BLOCK as u32,
-        shards: SHARDS,
-    }
+/// What the pool of a run was before groups shared it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nothing.
+    New,
+    /// A pool with one owner, which is the first group now.
+    Converted,
 }
 
 pub(crate) fn take_options() -> TakeOptions {
@@ -131,13 +135,33 @@ impl Drop for World {
 impl World {
     /// A pool with groups of one volume each, spread over the hosts.
     pub(crate) fn new(seed: u64, is_scarce: bool) -> Result<Self, Violation> {
+        Self::with(seed, is_scarce, Origin::New)
+    }
+
+    pub(crate) fn with(seed: u64, is_scarce: bool, origin: Origin) -> Result<Self, Violation> {
         let cluster = SimulatedCluster::new(seed);
-        cluster.set_extents(40);
-        let made = SharedPool::create(&*cluster.host(0), &description(), &take_options());
-        made.map_err(|error| format!("creating the pool: {error}"))?;
+        cluster.set_extents(EXTENTS);
+        let mut random = Xorshift::new(seed);
+        let (description, first) = match origin {
+            Origin::Converted => {
+                let (description, volume) = conversion::convert_into(&cluster, &mut random, seed)?;
+                (description, Some(volume))
+            }
+            Origin::New => {
+                let description = SharedDescription {
+                    pool: PoolId([7; 16]),
+                    block_size: BLOCK as u32,
+                    shards: SHARDS,
+                };
+                let made = SharedPool::create(&*cluster.host(0), &description, &take_options());
+                made.map_err(|error| format!("creating the pool: {error}"))?;
+                (description, None)
+            }
+        };
         let mut world = Self {
             cluster,
-            random: Xorshift::new(seed),
+            description,
+            random,
             hosts: (0..HOSTS).map(|_| None).collect(),
             homes: BTreeMap::new(),
             volumes: BTreeMap::new(),
@@ -150,10 +174,22 @@ impl World {
             is_scarce: false,
             trace: std::env::var_os("ONEFOLD_SIM_TRACE").is_some(),
         };
+        let made = first.iter().len();
+        if let Some(volume) = first {
+            world.homes.insert(conversion::GROUP, 0);
+            world.volumes.insert(conversion::GROUP, volume);
+        }
         for host in 0..HOSTS {
             world.start(host)?;
         }
-        for n in 0..GROUPS {
+        if made > 0 {
+            let store = world.process(0)?.pool.store(conversion::GROUP);
+            let store = store.ok_or("the converted group is not open")?;
+            let deleted = conversion::delete_rest(&store);
+            let ended = deleted.and_then(|()| store.deletions().finish(&mut |_, _| {}));
+            ended.map_err(|error| format!("deleting the rest of the old pool: {error}"))?;
+        }
+        for n in made..GROUPS {
             let host = n % HOSTS;
             let process = world.process(host)?;
             let made = process.pool.create_group().and_then(|(group, store)| {
@@ -231,7 +267,7 @@ impl World {
         self.note(|| format!("start {host}"));
         let node = self.cluster.host(host);
         let cluster: Arc<dyn Cluster> = node.clone();
-        let opened = SharedPool::open(cluster, description(), options(host), None);
+        let opened = SharedPool::open(cluster, self.description, options(host), None);
         let pool = match opened {
             Ok(pool) => Arc::new(pool),
             Err(error) => return self.excused(host, "starting", &error),
@@ -610,7 +646,7 @@ impl World {
             self.end_read()?;
         }
         self.is_scarce = false;
-        self.cluster.set_extents(40);
+        self.cluster.set_extents(EXTENTS);
         self.cluster.set_rates(Default::default());
         for host in 0..HOSTS {
             self.cluster.heal(host);
