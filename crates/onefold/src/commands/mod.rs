@@ -8,6 +8,7 @@ mod copy_out;
 mod html;
 mod plots;
 mod pool_check;
+mod pool_convert;
 mod pool_create;
 mod pool_export_metadata;
 mod pool_import_metadata;
@@ -134,6 +135,12 @@ enum PoolVerb {
     /// Older releases that do not know the new format can then only read the pool. Without --yes, this
     /// command says what would change.
     Upgrade(PoolUpgrade),
+    /// Convert a pool in Ceph with one owner to a pool that hosts share.
+    ///
+    /// No daemon may have the pool open. Its volumes become the first group of the shared pool. The data stays where it is;
+    /// metadata and index are copied. If this command is interrupted, the pool is what it was, or converted: run it again.
+    /// Without --yes, it says what would change.
+    Convert(pool_convert::Args),
     /// Read stored blocks and find those that have decayed; exit code 3 if there are any.
     ///
     /// Every block in use is read once; a shared block is compared with its fingerprint. Volumes are served
@@ -325,6 +332,7 @@ impl PoolVerb {
                 let is_newest = reply.format == reply.newest;
                 context.print_plan(&reply, is_newest)
             }
+            Self::Convert(args) => pool_convert::run(context, args),
             Self::Scrub(args) => pool_scrub::run(context, args),
             Self::Resize(request) => context.call_planned(
                 &request,

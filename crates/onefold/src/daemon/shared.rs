@@ -24,11 +24,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::ServeOptions;
 use super::served::ServedStores;
 use crate::limits::{
-    CALL_TIME_MAX, GROUP_LOG_BYTES, GROUPS_OPEN_MAX, HOST_NAME_BYTES_MAX, SHARD_INTERVAL,
-    store_memory_bytes,
+    CALL_TIME_MAX, GROUP_LOG_BYTES, GROUPS_OPEN_MAX, SHARD_INTERVAL, store_memory_bytes,
 };
 use crate::pool::place::PoolPlace;
-use crate::pool::shared::{shared_description, take_options};
+use crate::pool::shared::{host_name, shared_description, take_options};
 use crate::session::recovery_line;
 
 /// A shared pool, and what this host owns of it.
@@ -353,12 +352,7 @@ fn host_options(options: &ServeOptions) -> Result<HostOptions> {
     };
     let memory_bytes = store_memory_bytes(options.memory_bytes);
     let most = groups_max(memory_bytes).min(GROUPS_OPEN_MAX);
-    let host = options
-        .sharing
-        .host_name
-        .clone()
-        .unwrap_or_else(system_name);
-    check_host_name(&host)?;
+    let host = host_name(options.sharing.host_name.clone())?;
     Ok(HostOptions {
         host,
         memory_bytes,
@@ -368,22 +362,6 @@ fn host_options(options: &ServeOptions) -> Result<HostOptions> {
         take: take_options(ceph),
         call_timeout: CALL_TIME_MAX,
     })
-}
-
-fn system_name() -> String {
-    let system = rustix::system::uname();
-    system.nodename().to_string_lossy().into_owned()
-}
-
-fn check_host_name(name: &str) -> Result<()> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if (1..=HOST_NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_plain) {
-        return Ok(());
-    }
-    Err(Error::usage(format!(
-        "{name:?} cannot be the name of a host: use --host-name with 1 to {HOST_NAME_BYTES_MAX} letters, digits, '.', '_' \
-         and '-'"
-    )))
 }
 
 fn log_opened(group: GroupId, store: &Store, report: &RecoveryReport) {

@@ -2,6 +2,8 @@
 
 use crate::harness::{Daemon, Outcome, Scene, is_in_ceph, noise, run, wait_until};
 use serde_json::{Value, json};
+use std::thread;
+use std::time::Duration;
 
 const IMAGE_BYTES: usize = 4 << 20;
 const IMAGE_BLOCKS: u64 = (IMAGE_BYTES / 4096) as u64;
@@ -14,11 +16,15 @@ struct Hosts {
 impl Hosts {
     /// `None`, with a note, if pools are not in Ceph.
     fn new() -> Option<Self> {
+        Self::with_pool_options(&["--shards", "4", "--size", "1G"])
+    }
+
+    fn with_pool_options(options: &[&str]) -> Option<Self> {
         if !is_in_ceph() {
             println!("left out for a pool in a directory: hosts share pools in Ceph only");
             return None;
         }
-        let scene = Scene::with_pool_options(&["--shards", "4", "--size", "1G"]);
+        let scene = Scene::with_pool_options(options);
         Some(Self { scene })
     }
 
@@ -225,6 +231,87 @@ fn an_index_is_counted_again_from_all_groups() {
         without.code == Some(1) && without.stderr.contains("group 1 cannot be counted"),
         "{without:?}"
     );
+}
+
+#[test]
+fn a_pool_with_one_owner_is_converted_whenever_a_conversion_is_killed() {
+    let Some(hosts) = Hosts::with_pool_options(&["--size", "1G"]) else {
+        return;
+    };
+    let scene = &hosts.scene;
+    let content = noise(11, IMAGE_BYTES);
+    let image = scene.file("image", &content);
+    scene.json(&["volume", "import", "a", &image]);
+    scene.json(&["volume", "import", "b", &image, "--dedup", "inline"]);
+    scene.json(&["volume", "import", "own", &image, "--domain", "own"]);
+    scene.json(&["snapshot", "create", "a@before"]);
+    scene.json(&["volume", "delete", "b", "--yes"]);
+
+    let convert = ["pool", "convert", "--shards", "4", "--host-name", "kvm1"];
+    let plan = scene.run(&convert);
+    assert!(
+        plan.code == Some(2) && plan.stderr.contains("--yes"),
+        "{plan:?}"
+    );
+    let mut daemon = Daemon::start(&mut scene.command(&["serve"]));
+    daemon.wait_for_line("serving");
+    let convert = [&convert[..], &["--yes"]].concat();
+    scene.run(&convert).is_refusal(1, &["in use by process"]);
+    assert_eq!(daemon.terminate().code(), Some(0));
+
+    let mut killed = 0;
+    for after in (0..).map(|n| Duration::from_millis(40 * n * n)) {
+        let mut child = scene.command(&convert).spawn().unwrap();
+        thread::sleep(after);
+        child.kill().unwrap();
+        let ended = Outcome::of(child);
+        let listed = scene.run(&["volume", "list"]);
+        if listed.code != Some(0) {
+            listed.is_refusal(1, &["hosts share the pool"]);
+            break;
+        }
+        assert_ne!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(scene.json(&["pool", "check"])["findings"], json!(0));
+        killed += 1;
+    }
+    assert!(
+        killed > 2,
+        "{killed} conversions were killed before their end"
+    );
+    // If the last one was killed, too, something may be left.
+    let again = scene.run(&convert);
+    assert!(
+        again.code == Some(0) || again.stderr.contains("already"),
+        "{again:?}"
+    );
+    scene.run(&convert).is_refusal(1, &["already"]);
+
+    let (_one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    for volume in ["a", "a@before", "own"] {
+        assert_eq!(hosts.content("kvm1", volume), content, "{volume}");
+    }
+    hosts.json("kvm2", &["volume", "import", "other", &image]);
+    hosts.json(
+        "kvm2",
+        &["volume", "import", "same", &image, "--domain", "own"],
+    );
+    wait_until("both contents are shared", || {
+        hosts.run("kvm2", &["pool", "dedup"]).code == Some(0)
+            && hosts.blocks("kvm2") == (0, 2 * IMAGE_BLOCKS)
+    });
+    assert_eq!(hosts.json("kvm2", &["pool", "check"])["findings"], json!(0));
+    let stat = hosts.json("kvm1", &["pool", "stat"]);
+    assert_eq!(stat["pool_blocks"], json!((1 << 30) / 4096));
+}
+
+#[test]
+fn a_pool_in_a_directory_is_not_converted() {
+    let scene = Scene::new();
+    if !is_in_ceph() {
+        scene
+            .run(&["pool", "convert"])
+            .is_refusal(2, &["in Ceph only"]);
+    }
 }
 
 #[test]
