@@ -14,13 +14,14 @@ use crate::limits::{
     WINDOW,
 };
 use crate::pacing::Pacer;
-use crate::passes::retry_pause;
+use crate::passes::{pause_after, retry_pause};
 use crate::registry::JobRegistry;
 use crate::shrink::{Shrunk, shrink_now};
 use crate::store_jobs::{StoreJobs, StoreNumber};
 use crate::thread::JobThread;
 use onefold_store::{
-    COLLECT_BATCH_BLOCKS, CollectReport, HitsHeld, Result, SpaceLevel, Store, StoreErrorKind,
+    COLLECT_BATCH_BLOCKS, CollectReport, HitsHeld, Result, SpaceLevel, Store, StoreError,
+    StoreErrorKind,
 };
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -73,9 +74,8 @@ impl State {
     }
 
     /// Notes a failure, and leaves the store alone for some time.
-    fn fail(&mut self) {
-        self.failures = self.failures.saturating_add(1);
-        self.not_before = Instant::now().checked_add(retry_pause(self.failures));
+    fn fail(&mut self, error: &StoreError) {
+        self.not_before = Instant::now().checked_add(pause_after(error, &mut self.failures));
     }
 }
 
@@ -265,7 +265,7 @@ impl Collector {
             }
             Err(error) => {
                 job.fail(&error);
-                state.fail();
+                state.fail(&error);
                 // An unfinished repair leaves an index that has to be counted again.
                 state.rebuilds = error.kind() == StoreErrorKind::Busy;
                 false
@@ -410,7 +410,7 @@ impl Collector {
             }
             Err(error) => {
                 rebuild.fail(&error);
-                state.fail();
+                state.fail(&error);
                 false
             }
         }

@@ -11,7 +11,7 @@ use crate::limits::{
     COUNTING_SHARE_FLOOR, HOLDS_INTERVAL, HOLDS_RETRY_INTERVAL,
 };
 use crate::pacing::Pacer;
-use crate::passes::retry_pause;
+use crate::passes::pause_after;
 use crate::registry::JobRegistry;
 use crate::store_jobs::{StoreJobs, StoreNumber};
 use crate::thread::{JobThread, Signal};
@@ -191,9 +191,8 @@ impl Claims {
                 job.end();
             }
             Err(error) => {
-                self.failures += 1;
                 job.fail(&error);
-                self.not_before = Instant::now() + retry_pause(self.failures);
+                self.not_before = Instant::now() + pause_after(&error, &mut self.failures);
             }
         }
     }
@@ -212,9 +211,8 @@ impl Claims {
             }
             // The collector counts claims, too, and handles the errors it meets.
             Err(error) => {
-                self.failures += 1;
                 job.fail(&error);
-                self.not_before = Instant::now() + retry_pause(self.failures);
+                self.not_before = Instant::now() + pause_after(&error, &mut self.failures);
                 false
             }
         }

@@ -202,12 +202,12 @@ impl Finder<'_> {
             // The volume was deleted during the batch: not a failure.
             Err(error) if error.kind() == StoreErrorKind::Gone => {
                 job.end_batch(Step::default(), |_| {});
-                self.passes.fail(key, Instant::now());
+                self.passes.fail(key, Instant::now(), &error);
                 self.refreshed = None;
             }
             Err(error) => {
                 job.fail(&error);
-                self.passes.fail(key, Instant::now());
+                self.passes.fail(key, Instant::now(), &error);
             }
         }
     }

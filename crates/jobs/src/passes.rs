@@ -7,7 +7,7 @@
 //! There is no clock in here: the time comes with each call.
 
 use crate::limits::{RETRY_PAUSE_MAX, RETRY_PAUSE_MIN};
-use onefold_store::Lba;
+use onefold_store::{Lba, StoreError, StoreErrorKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,16 @@ impl Turn {
 pub(crate) fn retry_pause(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     (RETRY_PAUSE_MIN * (1 << doublings)).min(RETRY_PAUSE_MAX)
+}
+
+/// The pause after an error, and the count of failures in a row. Jobs that are paused, for as long as a shared pool is
+/// counted, have not failed.
+pub(crate) fn pause_after(error: &StoreError, failures: &mut u32) -> Duration {
+    if error.kind() == StoreErrorKind::Paused {
+        return RETRY_PAUSE_MIN;
+    }
+    *failures = failures.saturating_add(1);
+    retry_pause(*failures)
 }
 
 impl<K: Copy + Ord> Passes<K> {
@@ -107,10 +117,9 @@ impl<K: Copy + Ord> Passes<K> {
 
     /// Notes that a batch of the volume failed. It is retried after a pause that grows with each
     /// failure.
-    pub(crate) fn fail(&mut self, key: K, now: Instant) {
+    pub(crate) fn fail(&mut self, key: K, now: Instant, error: &StoreError) {
         if let Some(turn) = self.turns.get_mut(&key) {
-            turn.failures = turn.failures.saturating_add(1);
-            turn.not_before = now.checked_add(retry_pause(turn.failures));
+            turn.not_before = now.checked_add(pause_after(error, &mut turn.failures));
         }
     }
 
@@ -231,6 +240,10 @@ mod tests {
         assert_eq!(passes.next(at(start, 2), everyone), Some(('a', Lba(0))));
     }
 
+    fn failure() -> StoreError {
+        StoreError::new(StoreErrorKind::Io, "the disk has failed")
+    }
+
     #[test]
     fn volumes_come_and_go_and_the_others_stay_where_they_are() {
         let mut passes = passes("ab");
@@ -242,7 +255,7 @@ mod tests {
         assert_eq!(passes.next(now, everyone), Some(('c', Lba(0))));
         // A report on a volume that is gone changes nothing.
         passes.advance('b', Some(Lba(1)));
-        passes.fail('b', now);
+        passes.fail('b', now, &failure());
         passes.set_volumes([]);
         assert_eq!(passes.next(now, everyone), None);
         assert_eq!(passes.idle_time(now, TEN, everyone), TEN);
@@ -270,7 +283,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..9 {
             assert_eq!(passes.next(now, everyone), Some(('a', Lba(5))));
-            passes.fail('a', now);
+            passes.fail('a', now, &failure());
             let pause = passes.idle_time(now, Duration::MAX, everyone);
             assert_eq!(
                 passes.next(now + pause - Duration::from_nanos(1), everyone),
@@ -284,9 +297,22 @@ mod tests {
         assert!(passes.has_failed('a'));
         passes.advance('a', Some(Lba(6)));
         assert!(!passes.has_failed('a'));
-        passes.fail('a', now);
+        passes.fail('a', now, &failure());
         assert_eq!(passes.idle_time(now, Duration::MAX, everyone).as_secs(), 1);
         assert_eq!(retry_pause(u32::MAX), RETRY_PAUSE_MAX);
+    }
+
+    #[test]
+    fn paused_jobs_have_not_failed() {
+        let mut passes = passes("a");
+        let now = Instant::now();
+        let paused = StoreError::new(StoreErrorKind::Paused, "the pool is being checked");
+        passes.next(now, everyone);
+        for _ in 0..9 {
+            passes.fail('a', now, &paused);
+            assert_eq!(passes.idle_time(now, Duration::MAX, everyone).as_secs(), 1);
+            assert!(!passes.has_failed('a'));
+        }
     }
 
     #[test]
