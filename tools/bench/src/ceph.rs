@@ -117,7 +117,6 @@ impl Row {
 /// `cargo xtask bench ceph`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
-    packages::require(PACKAGES)?;
     let start = Instant::now();
     let scratch = Scratch::new(&workspace.scratch_parent(), "ceph")?;
     let cluster = Cluster::start(&scratch.path().join("c"))?;
@@ -154,7 +153,7 @@ fn measure(
     // The finder never scans this volume, not even before the daemon's jobs are paused.
     on_pool(&["volume", "create", "disk", "--size", DISK, "--dedup", "off"])?;
     let mut ours = here.serve()?;
-    let rbd = Rbd::serve(cluster, directory)?;
+    let rbd = Rbd::serve(&cluster.conf(), directory, "disk", DISK)?;
     let mut figures = Figures::new(cluster, DISK)?;
     let uris = [here.address().uri("disk"), rbd.address.uri("disk")];
     uris.iter().try_for_each(|uri| fill(directory, uri))?;
@@ -290,26 +289,27 @@ impl Host {
 }
 
 /// An image in RBD, served by qemu-nbd.
-struct Rbd {
-    daemon: Daemon,
-    address: Address,
+pub(crate) struct Rbd {
+    pub(crate) daemon: Daemon,
+    pub(crate) address: Address,
 }
 
 impl Rbd {
-    fn serve(cluster: &Cluster, directory: &Path) -> Result<Rbd> {
-        cluster
-            .client("rbd")
-            .args(["create", "--size", DISK, &format!("{POOL}/disk")])
-            .run()?;
-        let socket = directory.join("rbd.sock");
-        let image = format!("rbd:{POOL}/disk:id=admin:conf={}", cluster.conf().display());
+    /// Creates and serves an image of this name and size.
+    pub(crate) fn serve(conf: &Path, directory: &Path, image: &str, size: &str) -> Result<Rbd> {
+        packages::require(PACKAGES)?;
+        let create = Cmd::new("rbd").arg("--conf").arg(conf);
+        let name = format!("{POOL}/{image}");
+        create.args(["create", "--size", size, &name]).run()?;
+        let socket = directory.join(format!("{image}.sock"));
+        let source = format!("rbd:{name}:id=admin:conf={}", conf.display());
         let command = Cmd::new("qemu-nbd")
             .args(["--format=raw", "--persistent", "--shared=8", "--cache=none"])
-            .args(["--discard=unmap", "-x", "disk", "-k"])
+            .args(["--discard=unmap", "-x", image, "-k"])
             .arg(&socket)
-            .arg(image);
+            .arg(source);
         let address = Address::Unix(socket);
-        let log = directory.join("rbd.log");
+        let log = directory.join(format!("{image}.log"));
         let daemon = Daemon::start(command, std::slice::from_ref(&address), &log)?;
         Ok(Rbd { daemon, address })
     }

@@ -1,15 +1,19 @@
-//! `cargo xtask bench hosts`: compares a group of a pool that hosts share with a pool that has one owner, writes in line
-//! with writes off-line, and deduplication by three hosts with that by one, on one throw-away cluster.
+//! `cargo xtask bench hosts`: compares a group of a pool that hosts share with a pool that has one owner and with RBD, writes
+//! in line with writes off-line, a shard that many call with one that one calls, and deduplication by three hosts with that by
+//! one, on one throw-away cluster.
 //!
-//! A round measures each row with both, one after the other, and compares them within the round. All daemons of the
+//! A round measures each row with all of them, one after the other, and compares them within the round. All daemons of the
 //! cluster and its clients share this machine, so the ratios mean something and the rates do not.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::ceph::Rbd;
+use crate::hosts_callers::{CALLERS, items_per_second};
 use crate::hosts_report::{self, Figures};
 use crate::page;
 use onefold_harness::ceph::POOL;
@@ -40,9 +44,11 @@ pub(crate) const IDLE_GROUPS: usize = 50;
 pub(crate) const IDLE_SHARDS: &str = "16";
 pub(crate) const IDLE_MEMORY_MIB: u64 = 2048;
 
-/// Hosts that deduplicate together, and their rounds.
+/// Hosts that deduplicate together.
 pub(crate) const HOSTS: usize = 3;
-pub(crate) const HOSTS_ROUNDS: usize = 5;
+
+/// Rounds of rows that vary little.
+pub(crate) const FEW_ROUNDS: usize = 5;
 
 /// How often each image is imported.
 const COPIES: usize = 2;
@@ -104,16 +110,16 @@ pub(crate) const INLINE_ROWS: [Load; 2] = [
 ];
 
 impl Load {
-    /// Runs the load and returns its requests per second.
-    fn measure(&self, product: &Product, volume: &str) -> Result<f64> {
-        let job = section("row", product, volume)
+    /// Runs the load on a disk and returns its requests per second.
+    fn measure(&self, directory: &Path, uri: &str) -> Result<f64> {
+        let job = section("row", uri)
             .set("rw", self.rw)
             .set("bs", self.bs)
             .set("iodepth", self.depth)
             .set("time_based", 1)
             .set("runtime", SECONDS)
             .set("ramp_time", 1);
-        let results = fio(product, "row").job(job).run()?;
+        let results = Fio::new(directory, "row").job(job).run()?;
         let result = results.first().context("fio reported no job")?;
         Ok(result.read.iops + result.write.iops)
     }
@@ -123,9 +129,9 @@ impl Load {
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let start = Instant::now();
-    let pools = Pools::Ceph(Ceph::open(workspace, POOL)?.into());
+    let ceph = Arc::new(Ceph::open(workspace, POOL)?);
     let rounds = if arguments.quick { 1 } else { arguments.rounds };
-    let figures = measure(workspace, &pools, rounds)?;
+    let figures = measure(workspace, &ceph, rounds)?;
     let conditions = page::conditions(workspace, "cargo xtask bench hosts", start.elapsed())?;
     let page = hosts_report::page(&conditions, &figures);
     println!("\n{page}");
@@ -135,12 +141,13 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     page::write(workspace, hosts_report::NAME, &page, &figures.raw())
 }
 
-fn measure(workspace: &Workspace, pools: &Pools, rounds: usize) -> Result<Figures> {
+fn measure(workspace: &Workspace, ceph: &Arc<Ceph>, rounds: usize) -> Result<Figures> {
+    let pools = Pools::Ceph(Arc::clone(ceph));
     let scratch = Scratch::new(&workspace.scratch_parent(), "hosts")?;
     let product = |name: &str, options: &[&str]| {
         let directory = scratch.path().join(name);
         std::fs::create_dir(&directory)?;
-        let product = Product::build_in(workspace, pools, &directory)?;
+        let product = Product::build_in(workspace, &pools, &directory)?;
         product.create_pool_with("16G", options)?;
         anyhow::Ok(product)
     };
@@ -154,35 +161,32 @@ fn measure(workspace: &Workspace, pools: &Pools, rounds: usize) -> Result<Figure
         (&shared, "inline", Mode::Inline),
     ] {
         create(product, volume, mode)?;
-        fill(product, volume, DISK_MIB, 1)?;
+        let uri = product.default_address().uri(volume);
+        fill(scratch.path(), &uri, DISK_MIB, 1)?;
     }
+    let rbd = Rbd::serve(ceph.conf(), scratch.path(), "disk", &format!("{DISK_MIB}M"))?;
+    let [group, one_owner, in_line] = [(&shared, "disk"), (&alone, "disk"), (&shared, "inline")]
+        .map(|(product, volume)| product.default_address().uri(volume));
+    let in_rbd = rbd.address.uri("disk");
+    fill(scratch.path(), &in_rbd, DISK_MIB, 1)?;
     for round in 1..=rounds {
+        // Whichever comes first in a round comes later in the next.
         for (n, load) in GROUP_ROWS.iter().enumerate() {
-            // Whoever comes first in a round comes second in the next.
-            let mut rates = [0.0; 2];
-            for turn in 0..2 {
-                let of = (round + turn) % 2;
-                rates[of] = load.measure([&shared, &alone][of], "disk")?;
-            }
-            println!(
-                "round {round}, {}: {:.0} and {:.0} a second",
-                load.title, rates[0], rates[1]
-            );
+            let rates = in_turn(round, |of| {
+                load.measure(scratch.path(), [&group, &one_owner, &in_rbd][of])
+            })?;
+            println!("round {round}, {}: {rates:.0?} a second", load.title);
             figures.groups[n].push(rates);
         }
         for (n, load) in INLINE_ROWS.iter().enumerate() {
-            let mut rates = [0.0; 2];
-            for turn in 0..2 {
-                let of = (round + turn) % 2;
-                rates[of] = load.measure(&shared, ["inline", "disk"][of])?;
-            }
-            println!(
-                "round {round}, {}: {:.0} and {:.0} a second",
-                load.title, rates[0], rates[1]
-            );
+            let rates = in_turn(round, |of| {
+                load.measure(scratch.path(), [&in_line, &group][of])
+            })?;
+            println!("round {round}, {}: {rates:.0?} a second", load.title);
             figures.inline[n].push(rates);
         }
     }
+    rbd.daemon.stop()?;
     of_one.stop()?;
     figures.hits = hits(&shared)?;
     println!("{:.2} of the blocks of a copy were hits", figures.hits);
@@ -190,19 +194,39 @@ fn measure(workspace: &Workspace, pools: &Pools, rounds: usize) -> Result<Figure
     let idle = product("idle", &["--shards", IDLE_SHARDS])?;
     figures.idle_mib = idle_mib(&idle)?;
     println!("{:.0} MiB with {IDLE_GROUPS} idle groups", figures.idle_mib);
-    for round in 1..=rounds.min(HOSTS_ROUNDS) {
-        let mut micros = [0.0; 2];
-        for turn in 0..2 {
-            let of = (round + turn) % 2;
+    let few = rounds.min(FEW_ROUNDS);
+    let one_shard = product("callers", &["--shards", "1"])?;
+    let of_shard = serve(&one_shard, &[])?;
+    for round in 1..=few {
+        let rates = in_turn(round, |of| {
+            let turn = (2 * round + of) as u64;
+            items_per_second(ceph, &one_shard, [CALLERS, 1][of], turn)
+        })?;
+        println!("round {round}: {rates:.0?} items a second of {CALLERS} callers, and of one");
+        figures.callers.push(rates);
+    }
+    of_shard.stop()?;
+    for round in 1..=few {
+        let micros = in_turn(round, |of| {
             let hosts = [HOSTS, 1][of];
             let pool = product(&format!("dedup-{round}-{hosts}"), &["--shards", SHARDS])?;
-            micros[of] = dedup_micros(workspace, &pool, hosts)?;
-        }
-        println!(
-            "round {round}: {:.1} us a block with {HOSTS} hosts, and {:.1} with one",
-            micros[0], micros[1]
-        );
+            dedup_micros(workspace, &pool, hosts)
+        })?;
+        println!("round {round}: {micros:.1?} us a block with {HOSTS} hosts, and with one");
         figures.dedup_micros.push(micros);
+    }
+    Ok(figures)
+}
+
+/// Measures each side of a comparison, another one first in each round.
+fn in_turn<const N: usize>(
+    round: usize,
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<[f64; N]> {
+    let mut figures = [0.0; N];
+    for turn in 0..N {
+        let of = (round + turn) % N;
+        figures[of] = measure(of)?;
     }
     Ok(figures)
 }
@@ -281,26 +305,22 @@ fn create(product: &Product, volume: &str, mode: Mode) -> Result<()> {
     create.args(["--size", &size, "--dedup", mode.name()]).run()
 }
 
-/// Writes a volume's first part in order, with content of this seed.
-fn fill(product: &Product, volume: &str, mib: u64, seed: u64) -> Result<()> {
-    let job = section("fill", product, volume)
+/// Writes the first part of a disk in order, with content of this seed.
+fn fill(directory: &Path, uri: &str, mib: u64, seed: u64) -> Result<()> {
+    let job = section("fill", uri)
         .set("rw", "write")
         .set("bs", "1m")
         .set("iodepth", 4)
         .set("size", format!("{mib}M"))
         .set("randseed", seed);
-    fio(product, "fill").job(job).run().map(drop)
+    Fio::new(directory, "fill").job(job).run().map(drop)
 }
 
-/// A job on a volume, with new content in each request.
-fn section(name: &str, product: &Product, volume: &str) -> Section {
-    Section::new(name, &product.default_address().uri(volume))
+/// A job on a disk, with new content in each request.
+fn section(name: &str, uri: &str) -> Section {
+    Section::new(name, uri)
         .set("size", format!("{DISK_MIB}M"))
         .set("refill_buffers", 1)
-}
-
-fn fio(product: &Product, name: &str) -> Fio {
-    Fio::new(product.place().directory(), name)
 }
 
 /// The share of blocks that are hits when a volume in line is written with the content of another, 4 KiB at a time.
@@ -308,12 +328,13 @@ fn hits(shared: &Product) -> Result<f64> {
     let run = |arguments: &[&str]| shared.command().arg("--quiet").args(arguments).run();
     create(shared, "source", Mode::Offline)?;
     create(shared, "copy", Mode::Inline)?;
-    fill(shared, "source", DUPLICATES_MIB, 2)?;
+    let source = shared.default_address().uri("source");
+    fill(shared.place().directory(), &source, DUPLICATES_MIB, 2)?;
     run(&["pool", "dedup", "--volume", "source"])?;
     let before = shared.inline("copy")?;
     Cmd::new("nbdcopy")
         .args(["--requests=1", "--connections=1", "--request-size=4096"])
-        .arg(shared.default_address().uri("source"))
+        .arg(source)
         .arg(shared.default_address().uri("copy"))
         .run()?;
     let after = shared.inline("copy")?;
@@ -338,15 +359,24 @@ fn idle_mib(idle: &Product) -> Result<f64> {
 
 impl Figures {
     pub(crate) fn raw(&self) -> Value {
-        let rows = |loads: &[Load], rates: &[Vec<[f64; 2]>], names: [&str; 2]| {
-            let rows = loads.iter().zip(rates).map(|(load, rates)| {
-                let of = |n: usize| rates.iter().map(|pair| pair[n]).collect::<Vec<_>>();
-                json!({"row": load.title, names[0]: of(0), names[1]: of(1)})
-            });
-            rows.collect::<Vec<_>>()
-        };
-        json!({"groups": rows(&GROUP_ROWS, &self.groups, ["group", "one_owner"]),
-               "inline": rows(&INLINE_ROWS, &self.inline, ["inline", "offline"]),
-               "hits": self.hits, "idle_mib": self.idle_mib, "dedup_micros": self.dedup_micros})
+        json!({"groups": raw_rows(&GROUP_ROWS, &self.groups, ["group", "one_owner", "rbd"]),
+               "inline": raw_rows(&INLINE_ROWS, &self.inline, ["inline", "offline"]),
+               "hits": self.hits, "idle_mib": self.idle_mib,
+               "items_per_second_of_callers": self.callers, "dedup_micros": self.dedup_micros})
     }
+}
+
+fn raw_rows<const N: usize>(
+    loads: &[Load],
+    rates: &[Vec<[f64; N]>],
+    names: [&str; N],
+) -> Vec<Value> {
+    let rows = loads.iter().zip(rates).map(|(load, rates)| {
+        let mut row = json!({"row": load.title});
+        for (n, name) in names.iter().enumerate() {
+            row[name] = rates.iter().map(|sides| sides[n]).collect();
+        }
+        row
+    });
+    rows.collect()
 }

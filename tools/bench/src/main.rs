@@ -10,7 +10,7 @@
 //! `index_worker` and `index_report`; `study` with `study_report`; `inline` (rows) with `inline_load` (its client),
 //! `inline_images`, `request_limit` and `inline_report`; `guest` (`bench sharing`) with `kernel_workers` and
 //! `guest_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
-//! with `ceph_report`; `hosts` with `hosts_report`. They share `goals`, `page`, `table` and `windows`. `dissertation` counts in the user's own files.
+//! with `ceph_report`; `hosts` with `hosts_callers` and `hosts_report`. They share `goals`, `page`, `table` and `windows`. `dissertation` counts in the user's own files.
 
 mod backup;
 mod backup_report;
@@ -31,6 +31,7 @@ mod goals;
 mod guest;
 mod guest_report;
 mod hosts;
+mod hosts_callers;
 mod hosts_report;
 mod import;
 mod index;
@@ -94,7 +95,7 @@ enum Of {
     Backup(backup::Arguments),
     /// Compare volumes of a pool in Ceph with images in RBD; write docs/benchmarks-ceph.md
     Ceph(ceph::Arguments),
-    /// Compare a group of a pool that hosts share with a pool of one owner; write docs/benchmarks-hosts.md
+    /// Compare a group of a pool that hosts share with a pool of one owner and with RBD; write docs/benchmarks-hosts.md
     Hosts(hosts::Arguments),
     /// Read an image alone in its pool, shared, with short runs left private, and defragmented
     Locality(locality::Arguments),
