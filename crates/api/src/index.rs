@@ -10,7 +10,7 @@ use crate::request::{Report, Request};
 use crate::service::Service;
 use crate::stores::Stores;
 
-/// Describes the index.
+/// Describes the index. In a pool that hosts share, its space and memory are those of the shards that this host serves.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexStat {}
@@ -20,8 +20,10 @@ impl Request for IndexStat {
     type Reply = onefold_store::IndexStat;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<onefold_store::IndexStat> {
-        let store = service.stores.sole("a description of the index")?;
-        Ok(store.index().stat()?)
+        match &service.stores {
+            Stores::One(store) => Ok(store.index().stat()?),
+            Stores::Shared(groups) => Ok(groups.pool().index_stat()?),
+        }
     }
 }
 

@@ -24,9 +24,9 @@ use onefold_format::census_message::{BlockRun, CENSUS_FINGERPRINTS_MAX};
 use onefold_format::index_message::shard_of;
 use onefold_format::record::EXCHANGE_ITEMS_MAX;
 use onefold_format::units::{BLOCKS_PER_SPACE_EXTENT, ID_END};
-use onefold_format::{GivenRun, GroupId, IndexKind, Pba, Shard};
+use onefold_format::{GivenRun, GroupId, Pba, Shard};
 use onefold_index::served::Served;
-use onefold_index::{Fingerprint, FingerprintIndex, IndexReader, Row, StreamId};
+use onefold_index::{Fingerprint, FingerprintIndex, IndexCounts, IndexReader, Row, StreamId};
 use onefold_metadata::{Result, StoreError, bits};
 
 use super::SharedPool;
@@ -86,8 +86,15 @@ impl SharedPool {
             shard.in_turn(|index| index.finish_rebuild_of(&last_numbers))?;
         }
         drop(census);
+        let mut counts = IndexCounts::default();
+        for shard in &shards {
+            let of_shard = shard.index().counts();
+            counts.unique += of_shard.unique;
+            counts.shared += of_shard.shared;
+            counts.references += of_shard.references;
+        }
         let report = RebuildReport {
-            index: self.stat_of(&shards)?,
+            index: self.describe_index(counts, false)?,
             left_out,
             given_back,
         };
@@ -97,28 +104,6 @@ impl SharedPool {
             report.index.unique_blocks + report.index.shared_blocks
         );
         Ok(report)
-    }
-
-    fn stat_of(&self, shards: &[Arc<Served>]) -> Result<IndexStat> {
-        let mut stat = IndexStat {
-            kind: IndexKind::Hash,
-            unique_blocks: 0,
-            shared_blocks: 0,
-            references: 0,
-            needs_rebuild: false,
-            converting_to: None,
-            bytes_on_disk: 0,
-            memory_bytes_max: self.shard_memory_bytes() * shards.len() as u64,
-        };
-        for shard in shards {
-            let index = shard.index();
-            let counts = index.counts();
-            stat.unique_blocks += counts.unique;
-            stat.shared_blocks += counts.shared;
-            stat.references += counts.references;
-            stat.bytes_on_disk += index.bytes_on_disk()?;
-        }
-        Ok(stat)
     }
 
     /// Has all groups settle the batches that were open at the lost index. Returns the numbers of their last batches, and

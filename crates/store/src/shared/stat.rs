@@ -1,13 +1,14 @@
 //! The content of a shared pool, as one host counts it.
 
 use onefold_format::{GroupId, IndexKind, MAJOR_VERSION, MINOR_OF_GROUPS, Provisioning};
-use onefold_index::IndexReader;
 use onefold_index::sharded::Sharded;
+use onefold_index::{FingerprintIndex, IndexCounts, IndexReader};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{Result, StoreError};
 
 use super::SharedPool;
 use crate::accounting::PoolStat;
+use crate::dedup::IndexStat;
 
 /// Blocks in a space extent.
 const EXTENT_BLOCKS: u64 = onefold_format::units::BLOCKS_PER_SPACE_EXTENT;
@@ -17,7 +18,8 @@ const FIRST_GROUP: GroupId = GroupId(1);
 
 impl SharedPool {
     /// Counts the content of the pool. Volumes, snapshots, and the blocks that only they have are those of the groups that
-    /// are open here. Published blocks and the size are the whole pool's: the index cannot tell whose the blocks are.
+    /// are open here, and the space of the index is that of the shards that are. Published blocks and the size are the whole
+    /// pool's: the index cannot tell whose the blocks are.
     ///
     /// # Errors
     ///
@@ -72,7 +74,7 @@ impl SharedPool {
             pending_dedup_blocks: 0,
             index: IndexKind::Hash,
             index_rebuilding: index.needs_rebuild(),
-            index_bytes_on_disk: 0,
+            index_bytes_on_disk: self.index_bytes_on_disk()?,
             pool_bytes_on_disk: leased * u64::from(description.block_size),
             free_bytes_on_disk: 0,
             spare_blocks: 0,
@@ -82,6 +84,42 @@ impl SharedPool {
             snapshots: Vec::new(),
             deletions: Vec::new(),
         })
+    }
+
+    /// Describes the index. Rows and references are those of all shards; space and memory are those of the shards that this
+    /// host serves.
+    ///
+    /// # Errors
+    ///
+    /// `Io`.
+    pub fn index_stat(&self) -> Result<IndexStat> {
+        let index = self.index()?;
+        self.describe_index(index.counts(), index.needs_rebuild())
+    }
+
+    pub(super) fn describe_index(
+        &self,
+        counts: IndexCounts,
+        needs_rebuild: bool,
+    ) -> Result<IndexStat> {
+        Ok(IndexStat {
+            kind: IndexKind::Hash,
+            unique_blocks: counts.unique,
+            shared_blocks: counts.shared,
+            references: counts.references,
+            needs_rebuild,
+            converting_to: None,
+            bytes_on_disk: self.index_bytes_on_disk()?,
+            memory_bytes_max: self.shard_memory_bytes() * self.shards().len() as u64,
+        })
+    }
+
+    /// The space of the shards that this host serves, in bytes.
+    fn index_bytes_on_disk(&self) -> Result<u64> {
+        let shards = self.shards().into_iter();
+        let indexes = shards.filter_map(|shard| self.shard_index(shard));
+        let bytes = indexes.map(|index| Ok(index.bytes_on_disk()?));
+        bytes.sum()
     }
 
     /// The index, for questions that are the same for every group.
