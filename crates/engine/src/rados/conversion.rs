@@ -10,7 +10,7 @@ use super::fences::FENCED_ROW;
 use super::head::{self, Head};
 use super::names::{self, DIRECTORY, Estate, FIRST_HEAD, object_name};
 use super::shared::{FORMAT, PoolDescription, RadosHost, remove_names, remove_some};
-use super::{RadosPlace, directory, extents};
+use super::{RadosPlace, directory, extents, run};
 use crate::Part;
 use crate::cluster::Owned;
 use onefold_format::{GroupId, SpaceExtent};
@@ -51,6 +51,7 @@ impl RadosHost {
     /// [`RadosHost::remove_converted`].
     pub fn end_conversion(owner: &RadosEngine, place: &RadosPlace) -> io::Result<()> {
         owner.change_head(|change| change.format(FORMAT))?;
+        run::forget(&place.run, Estate::Pool);
         let pool = owner.operations().pool().clone();
         if let Err(error) = remove_parts(&pool) {
             tracing::warn!(
