@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use onefold_engine::simulated::{ClusterCounts, SimulatedCluster};
+use onefold_engine::simulated::{ClusterCounts, ClusterRates, CrashKind, SimulatedCluster};
 use onefold_format::PoolId;
 use onefold_store::{
-    Blocking, Lba, Ready, SharedDescription, SharedPool, Store, Volume, VolumeOptions,
+    Blocking, DedupMode, Lba, Ready, SharedDescription, SharedPool, Store, Volume, VolumeOptions,
+    VolumeSettings,
 };
 
 use crate::world::{BLOCK, bytes_of, options, take_options};
@@ -52,6 +53,7 @@ fn counted(cluster: &SimulatedCluster, work: impl FnOnce()) -> ClusterCounts {
         calls: after.calls - before.calls,
         request_bytes: after.request_bytes - before.request_bytes,
         reply_bytes: after.reply_bytes - before.reply_bytes,
+        data_bytes_written: after.data_bytes_written - before.data_bytes_written,
         ..ClusterCounts::default()
     }
 }
@@ -78,5 +80,57 @@ fn a_whole_batch_asks_shards_for_many_blocks_at_once() {
         assert!(bytes <= 40 * scanned, "{counts:?}");
     }
     pool.close().unwrap();
-    cluster.kill(0, onefold_engine::simulated::CrashKind::ProcessKilled);
+    cluster.kill(0, CrashKind::ProcessKilled);
+}
+
+#[test]
+fn a_hit_sends_no_data() {
+    /// Blocks that the volumes of the pool have, and as many that are new.
+    const KNOWN: u64 = 512;
+    for reply_lost in [0.0, 0.2] {
+        let cluster = SimulatedCluster::new(3);
+        let (pool, copies) = two_copies(&cluster);
+        for (store, volume) in &copies {
+            let found = store.dedup().find_batch(volume, &mut Lba(0), Ready::All);
+            assert_eq!(found.unwrap().scanned, BATCH_BLOCKS);
+        }
+        let (_, store) = pool.create_group().unwrap();
+        let settings = VolumeSettings {
+            dedup: DedupMode::Inline,
+            ..VolumeSettings::default()
+        };
+        let options = VolumeOptions::new(2 * KNOWN * BLOCK).with(settings);
+        store.create_volume("inline", &options).unwrap();
+        let volume = store.volume("inline").unwrap();
+        cluster.set_rates(ClusterRates {
+            reply_lost,
+            ..ClusterRates::default()
+        });
+        let counts = counted(&cluster, || {
+            for lba in 0..2 * KNOWN {
+                let content = if lba < KNOWN {
+                    1 + lba
+                } else {
+                    BATCH_BLOCKS + lba
+                };
+                let bytes = bytes_of(content);
+                volume.write(lba * BLOCK, &bytes, Blocking::Yes).unwrap();
+            }
+        });
+        cluster.set_rates(ClusterRates::default());
+        let hits = volume.inline_stat().hit_blocks;
+        println!(
+            "{hits} of {KNOWN} duplicates were hits; {} bytes of data were sent in {} calls",
+            counts.data_bytes_written, counts.calls
+        );
+        let is_expected = if reply_lost > 0.0 {
+            hits > 0 && hits < KNOWN
+        } else {
+            hits == KNOWN
+        };
+        assert!(is_expected, "{hits} hits");
+        assert_eq!(counts.data_bytes_written, (2 * KNOWN - hits) * BLOCK);
+        pool.close().unwrap();
+        cluster.kill(0, CrashKind::ProcessKilled);
+    }
 }

@@ -48,6 +48,8 @@ pub struct ClusterCounts {
     pub calls_late: u64,
     /// Calls that were kept and then dropped, because the shard had no owner.
     pub calls_dropped: u64,
+    /// Bytes that hosts sent to write data.
+    pub data_bytes_written: u64,
     /// Exchanges that happened.
     pub exchanges: u64,
     /// Operations on the cluster, besides calls, whose outcome is unknown to their hosts.

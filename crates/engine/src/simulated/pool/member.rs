@@ -67,6 +67,9 @@ impl Machine {
             pool.tell_fenced(member.client);
         }
         admitted?;
+        if (request.part, request.op) == (Part::Data, Op::Write) {
+            pool.state().counts.data_bytes_written += request.bytes;
+        }
         Ok(pool.count_io(member.host, member.client))
     }
 
