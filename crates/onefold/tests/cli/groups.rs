@@ -148,7 +148,6 @@ fn a_name_is_taken_on_all_hosts() {
         &["pool", "scrub"][..],
         &["pool", "trim"],
         &["pool", "resize", "--size", "2G"],
-        &["index", "stat"],
         &["index", "convert", "--to", "btree"],
         &["pool", "export-metadata", &hosts.scene.path("metadata")],
     ] {
@@ -159,6 +158,49 @@ fn a_name_is_taken_on_all_hosts() {
     repair.is_refusal(2, &["--repair is not possible in a pool that hosts share"]);
     let alone = hosts.scene.run(&["volume", "list"]);
     alone.is_refusal(1, &["hosts share the pool", "onefold serve"]);
+}
+
+#[test]
+fn damaged_rows_are_named_and_the_rest_is_served() {
+    let Some(hosts) = Hosts::new() else { return };
+    let one = hosts.daemon("kvm1");
+    let content = noise(12, IMAGE_BYTES);
+    let image = hosts.scene.file("image", &content);
+    for volume in ["a", "b"] {
+        hosts.json("kvm1", &["volume", "import", volume, &image]);
+    }
+    hosts.scene.set_row("directory", "volume/c", Some("7x"));
+    let created = hosts.run("kvm1", &["volume", "create", "c", "--size", "1M"]);
+    created.is_refusal(1, &["'volume/c'", "directory"]);
+    hosts.scene.set_row("directory", "volume/c", None);
+
+    let row = "next";
+    hosts.scene.set_row("extents", row, Some("67108865"));
+    let stat = hosts.run("kvm1", &["pool", "stat"]);
+    stat.is_refusal(1, &["object extents is damaged", "row next"]);
+    for volume in ["a", "b"] {
+        assert_eq!(hosts.content("kvm1", volume), content, "{volume}");
+    }
+    // A group that cannot learn its last exchange stays closed, and the other one is opened.
+    assert_eq!(one.terminate().code(), Some(0));
+    hosts.scene.set_row("extents", row, Some("9"));
+    hosts.scene.set_row("extents", "group.1", Some("many"));
+    let _one = hosts.daemon("kvm1");
+    assert_eq!(hosts.content("kvm1", "b"), content);
+    let closed = hosts.run("kvm1", &["volume", "stat", "a"]);
+    closed.is_refusal(1, &["group 1"]);
+}
+
+#[test]
+fn groups_that_are_too_many_for_the_memory_are_refused() {
+    let Some(hosts) = Hosts::new() else { return };
+    for most in ["0", "15", "1000000"] {
+        let serve = ["serve", "--host-name", "kvm1", "--groups-max", most];
+        let refused = hosts.run("kvm1", &serve);
+        refused.is_refusal(1, &["impossible", "1 to 14"]);
+    }
+    let serve = ["serve", "--host-name", "no/name"];
+    hosts.run("kvm1", &serve).is_refusal(2, &["--host-name"]);
 }
 
 #[test]
@@ -300,6 +342,8 @@ fn a_pool_with_one_owner_is_converted_whenever_a_conversion_is_killed() {
             && hosts.blocks("kvm2") == (0, 2 * IMAGE_BLOCKS)
     });
     assert_eq!(hosts.json("kvm2", &["pool", "check"])["findings"], json!(0));
+    let stat = hosts.json("kvm1", &["index", "stat"]);
+    assert_eq!(stat["references"], json!(4 * IMAGE_BLOCKS));
     let stat = hosts.json("kvm1", &["pool", "stat"]);
     assert_eq!(stat["pool_blocks"], json!((1 << 30) / 4096));
 }

@@ -303,6 +303,15 @@ impl Scene {
         }
     }
 
+    /// Sets a row of an object of a pool in Ceph behind its back, or removes it.
+    pub(crate) fn set_row(&self, object: &str, row: &str, value: Option<&str>) {
+        let ceph = self.in_ceph.as_ref().expect("the pool is in Ceph");
+        match value {
+            Some(value) => ceph.rados(&["setomapval", object, row, value]),
+            None => ceph.rados(&["rmomapkey", object, row]),
+        };
+    }
+
     /// Overwrites stored blocks behind the pool's back.
     pub(crate) fn overwrite_stored(&self, offset: u64, bytes: &[u8]) {
         match &self.in_ceph {
