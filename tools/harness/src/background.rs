@@ -97,11 +97,21 @@ impl Product {
 
     /// The number of passes of the finder over a volume.
     pub fn finder_rounds(&self, volume: &str) -> Result<u64> {
-        let jobs = self.jobs()?;
-        let of_volume = |job: &&Value| job.get("volume").and_then(Value::as_str) == Some(volume);
-        jobs.iter()
-            .find(of_volume)
-            .map_or(Ok(0), |job| number(job, "passes"))
+        let job = self.finder_of(volume)?;
+        job.map_or(Ok(0), |job| number(&job, "passes"))
+    }
+
+    /// The blocks of a volume that the finder has processed, and those of them that were duplicates.
+    pub fn found_in(&self, volume: &str) -> Result<[u64; 2]> {
+        let job = self.finder_of(volume)?;
+        job.map_or(Ok([0; 2]), |job| {
+            Ok([number(&job, "scanned")?, number(&job, "duplicates")?])
+        })
+    }
+
+    fn finder_of(&self, volume: &str) -> Result<Option<Value>> {
+        let of_volume = |job: &Value| job.get("volume").and_then(Value::as_str) == Some(volume);
+        Ok(self.jobs()?.into_iter().find(of_volume))
     }
 
     /// The pending work of finder and collector.

@@ -241,6 +241,20 @@ impl CephPlace {
         self.namespace.rados().args(["put", object]).arg(file).run()
     }
 
+    /// The bytes of all objects whose names begin so.
+    pub fn bytes_of(&self, prefix: &str) -> Result<u64> {
+        let mut bytes = 0;
+        for object in self.objects()? {
+            if object.starts_with(prefix) {
+                let stat = self.namespace.rados().args(["stat", &object]).read()?;
+                let size = stat.rsplit(' ').next().map(str::trim);
+                let size = size.and_then(|size| size.parse::<u64>().ok());
+                bytes += size.with_context(|| format!("rados stat says {stat:?}"))?;
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Removes objects of the pool.
     pub fn remove(&self, objects: &[String]) -> Result<()> {
         self.namespace.remove(objects)
