@@ -102,6 +102,8 @@ fn a_hit_sends_no_data() {
         let options = VolumeOptions::new(2 * KNOWN * BLOCK).with(settings);
         store.create_volume("inline", &options).unwrap();
         let volume = store.volume("inline").unwrap();
+        // Nothing is looked up before the sessions of the shards are known.
+        while !store.dedup().end_holds().unwrap() {}
         cluster.set_rates(ClusterRates {
             reply_lost,
             ..ClusterRates::default()
