@@ -198,7 +198,8 @@ fn refused_exchanges_change_no_row() {
         println!("{error}");
     };
     refused(5, &[]);
-    for extent in [SpaceExtent(0), first, SpaceExtent(5), SpaceExtent(601)] {
+    refused(7, &[whole(&SpaceExtent(0))]);
+    for extent in [first, SpaceExtent(5), SpaceExtent(601)] {
         refused(7, &[run(extent, 3, 4)]);
         refused(7, &[whole(&third), whole(&extent)]);
     }
