@@ -116,7 +116,7 @@ impl<K: Copy + Ord> Passes<K> {
     }
 
     /// Notes that a batch of the volume failed. It is retried after a pause that grows with each
-    /// failure.
+    /// failure; see [`pause_after`].
     pub(crate) fn fail(&mut self, key: K, now: Instant, error: &StoreError) {
         if let Some(turn) = self.turns.get_mut(&key) {
             turn.not_before = now.checked_add(pause_after(error, &mut turn.failures));

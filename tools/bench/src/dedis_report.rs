@@ -84,9 +84,9 @@ pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
     );
     page.section("Table XV: a host's resources", resources(figures));
     page.add(
-        "DEDIS with 32 servers. The processor is one; memory is the highest of the daemon. *Metadata* are the hosts' logs, 32 MiB \
+        "Percent of one processor, during the load; memory is the highest of the daemon. *Metadata* are the hosts' logs, 32 MiB \
          for each group, with their maps; *index* is a host's part of all shards. The index messages of a batch have 27 to 32 \
-         bytes for each block ([decision 65](decisions/0065-batches-over-shards.md)).",
+         bytes for each block, as the simulation of groups counts them ([testing](testing.md)).",
     );
     page.to_string()
 }
@@ -141,10 +141,10 @@ fn shares(figures: &Figures) -> Table {
 }
 
 fn resources(figures: &Figures) -> Table {
-    let header = "| | processor, % | memory, MiB | metadata, MiB | index, MiB |";
+    let header = "| hosts | processor, % | memory, MiB | metadata, MiB | index, MiB |";
     let ours = figures.hosts.iter().enumerate().map(|(n, runs)| {
         let runs: Vec<Run> = runs.iter().map(|(run, _)| *run).collect();
-        Row::of(format!("onefold, {} hosts", n + 1)).numbers(
+        Row::of(format!("onefold, {}", n + 1)).numbers(
             [
                 of(&runs, |run| run.sharing.processor_percent),
                 of(&runs, |run| run.sharing.memory_mib),
@@ -155,11 +155,11 @@ fn resources(figures: &Figures) -> Table {
         )
     });
     let theirs = [
-        Row::of("DEDIS")
+        Row::of("DEDIS, 32")
             .numbers([6.44, 197.25], 1)
             .text("96.1 with the index")
             .text("-"),
-        Row::of("Tap:aio")
+        Row::of("Tap:aio, 32")
             .numbers([3.90, 6.25], 1)
             .texts(["-", "-"]),
     ];

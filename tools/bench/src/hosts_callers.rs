@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use onefold_engine::rados::{RadosHost, RadosPlace};
 use onefold_format::{GroupId, Pba};
-use onefold_harness::pools::{Ceph, Place};
+use onefold_harness::pools::Ceph;
 use onefold_harness::server::Product;
 use onefold_index::Fingerprint;
 use onefold_index::shard::Positioned;
@@ -39,9 +39,6 @@ pub(crate) fn items_per_second(
 ) -> Result<f64> {
     let name = pool.place().name();
     let Some((_, name)) = name.rsplit_once('/') else {
-        bail!("{name} is no pool in Ceph");
-    };
-    let Place::Ceph(_) = pool.place() else {
         bail!("{name} is no pool in Ceph");
     };
     let client = Client::connect(&ConnectOptions {

@@ -7,8 +7,9 @@
 
 use super::engine::RadosEngine;
 use super::fences::FENCED_ROW;
-use super::head::{self, Head};
+use super::head::{self, FORMAT_KEY, Head};
 use super::names::{self, DIRECTORY, Estate, FIRST_HEAD, object_name};
+use super::rows::invalid;
 use super::shared::{FORMAT, PoolDescription, RadosHost, remove_names, remove_some};
 use super::{RadosPlace, directory, extents, run};
 use crate::Part;
@@ -86,6 +87,9 @@ fn keep_fences(pool: &Pool, head: &Head) -> io::Result<()> {
 /// Removes the parts that the first head names, of a pool that is a shared one. Returns whether there were any.
 fn remove_parts(pool: &Pool) -> io::Result<bool> {
     let (texts, version) = head::read_texts(pool, FIRST_HEAD)?;
+    if texts.get(FORMAT_KEY).map(String::as_str) != Some(FORMAT) {
+        return Err(invalid("the pool has one owner, which uses them"));
+    }
     let keys: Vec<String> = texts.keys().cloned().collect();
     let head = head::parse(texts, version)?;
     let parts = head.parts.iter().map(|(part, entry)| (*part, *entry));

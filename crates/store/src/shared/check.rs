@@ -386,3 +386,40 @@ fn custody(is_free: bool) -> &'static str {
         "owned by an entry of"
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use onefold_format::census_message::BlockUse;
+
+    use super::*;
+
+    #[test]
+    fn blocks_next_to_the_label_leak_only_where_groups_have_some() {
+        let end = 2 * FIRST_BLOCK;
+        let none = vec![0; end as usize / 64];
+        let mut window = PoolWindow::new(0..end, end, vec![GroupId(1)]);
+        let extent = FIRST_BLOCK as usize;
+        let first_of = |window: &PoolWindow| {
+            let leaked = window.leaked(&none, &none);
+            assert_eq!((leaked.len(), leaked[0].end), (1, 2 * extent));
+            leaked[0].start
+        };
+        assert_eq!(first_of(&window), extent);
+        let free = BlockUse {
+            is_free: true,
+            is_owned: false,
+            references: None,
+            is_publishing: false,
+            is_releasing: false,
+        };
+        window.add(
+            0,
+            &BlockRun {
+                first: Pba(1),
+                count: 5,
+                usage: free,
+            },
+        );
+        assert_eq!(first_of(&window), 6);
+    }
+}

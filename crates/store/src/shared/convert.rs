@@ -22,7 +22,7 @@ use onefold_format::node::ROOT_SLOTS;
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::units::{BLOCKS_PER_SPACE_EXTENT, PBA_END};
 use onefold_format::{
-    DomainId, IndexKind, MINOR_OF_GROUPS, Provisioning, Root, Shard, SpaceExtent, Superblock,
+    DomainId, MINOR_OF_GROUPS, Provisioning, Root, Shard, SpaceExtent, Superblock,
 };
 use onefold_index::hash;
 use onefold_index::{Fingerprint, FingerprintIndex, IndexCounts, IndexReader, Row};
@@ -30,7 +30,7 @@ use onefold_metadata::{Limits, Pages, Result, StoreError, StoreErrorKind, stored
 
 use super::SharedDescription;
 use super::directory::{FIRST_GROUP, Names};
-use super::pool::take_owned;
+use super::pool::{create_shard, take_owned};
 use crate::batches::{IndexSlot, STREAM};
 use crate::creation::{write_root, write_superblock};
 use crate::recovery::{self, OpenOptions, RecoveryReport};
@@ -65,7 +65,7 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    /// Opens the pool, settles what its log and index owe each other, and closes it.
+    /// Opens the pool, settles its open batch, has its claims counted, and closes it.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Conversion {
         let is_settled = root.open_batch.is_none() && root.claims_head == root.claims_end;
         let refused = match root.shrink_to {
             Some(_) => Some("the pool is being shrunk: let that end, or resize it to what it had"),
-            None if !is_settled => Some("the index has not settled all that the pool owes it"),
+            None if !is_settled => Some("the index has not counted all references of the pool"),
             None => None,
         };
         if let Some(reason) = refused {
@@ -164,7 +164,7 @@ impl Conversion {
         &self.used
     }
 
-    /// Makes the shards and the group of a shared pool which has neither, and notes that `host` opens the group. `progress` gets
+    /// Makes the shards and the group of a shared pool that has neither, and notes that `host` opens the group. `progress` gets
     /// the number of bytes of metadata and index rows that are copied, and of all.
     ///
     /// # Errors
@@ -212,12 +212,7 @@ impl Conversion {
         let mut from = Some(Fingerprint::default());
         let mut rows: Vec<(Fingerprint, Row)> = Vec::new();
         for shard in (0..shards).map(Shard) {
-            let what = Owned::Shard(shard);
-            let failed = |error| StoreError::io(format_args!("creating {what}"), error);
-            cluster.create(what).map_err(failed)?;
-            let holding = take_owned(cluster, what, take)?;
-            let disk = holding.create(Part::Index, 0).map_err(failed)?;
-            onefold_index::create(IndexKind::Hash, &disk, pool)?;
+            let (_holding, disk) = create_shard(cluster, shard, pool, take)?;
             let index = hash::open(disk, pool, SHARD_BYTES)?;
             index.begin_rebuild()?;
             loop {

@@ -243,3 +243,24 @@ fn text<'a>(kind: &str, key: &str, value: &'a [u8]) -> Result<&'a str> {
 fn damaged(kind: &str, key: &str) -> StoreError {
     StoreError::damaged(format!("the row '{kind}{key}' of the pool's directory"))
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use onefold_engine::Cluster;
+    use onefold_engine::simulated::SimulatedCluster;
+
+    use super::*;
+
+    #[test]
+    fn a_converted_pool_uses_no_number_of_a_domain_again() {
+        let host = SimulatedCluster::new(1).host(0);
+        let names = Names(host.directory());
+        let known = BTreeMap::from([("known".to_owned(), DomainId(3))]);
+        let volumes = ["vm".to_owned()];
+        names.set_first_group("kvm1", &volumes, &known, 7).unwrap();
+        assert_eq!(names.domain("known").unwrap(), DomainId(3));
+        assert_eq!(names.domain("new").unwrap(), DomainId(8));
+        assert_eq!(names.volumes_of(FIRST_GROUP).unwrap(), volumes);
+        assert_eq!(names.add_group("kvm1").unwrap(), GroupId(2));
+    }
+}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_engine::cluster::{Owned, TakeError, TakeOptions};
-use onefold_engine::{Cluster, Engine, Holding, Part};
+use onefold_engine::{Cluster, Disk, Engine, Holding, Part};
 use onefold_format::{GroupId, IndexKind, PoolId, Shard, WhenFull};
 use onefold_index::sharded::Sharded;
 use onefold_metadata::sync::{Mutex, lock};
@@ -109,12 +109,7 @@ impl SharedPool {
             shards,
         } = *description;
         for shard in (0..shards).map(Shard) {
-            let what = Owned::Shard(shard);
-            let failed = |error| StoreError::io(format_args!("creating {what}"), error);
-            cluster.create(what).map_err(failed)?;
-            let holding = take_owned(cluster, what, take)?;
-            let disk = holding.create(Part::Index, 0).map_err(failed)?;
-            onefold_index::create(IndexKind::Hash, &disk, pool)?;
+            let (holding, _) = create_shard(cluster, shard, pool, take)?;
             if shard == Shard(0) {
                 creation::create_shared(&*holding, pool, block_size)?;
             }
@@ -457,6 +452,22 @@ pub fn groups_max(memory_bytes: u64) -> u64 {
 /// The memory of all groups together, in bytes.
 fn groups_memory(memory_bytes: u64) -> u64 {
     memory_bytes - memory_bytes / SHARDS_MEMORY_PART - memory_bytes / CHECK_MEMORY_PART
+}
+
+/// Makes a shard without rows, which this host owns until the holding is dropped.
+pub(super) fn create_shard(
+    cluster: &dyn Cluster,
+    shard: Shard,
+    pool: PoolId,
+    take: &TakeOptions,
+) -> Result<(Arc<dyn Holding>, Arc<dyn Disk>)> {
+    let what = Owned::Shard(shard);
+    let failed = |error| StoreError::io(format_args!("creating {what}"), error);
+    cluster.create(what).map_err(failed)?;
+    let holding = take_owned(cluster, what, take)?;
+    let disk = holding.create(Part::Index, 0).map_err(failed)?;
+    onefold_index::create(IndexKind::Hash, &disk, pool)?;
+    Ok((holding, disk))
 }
 
 pub(super) fn take_owned(
