@@ -20,8 +20,13 @@ const STRANGER: StreamId = StreamId(77);
 /// The blocks of a space extent.
 const EXTENT: u32 = 16_384;
 
-/// A group that is open, and its volume.
-type Open = (GroupId, Arc<Store>, Arc<Volume>);
+/// A group that is open on a host, and its volume.
+struct Open {
+    group: GroupId,
+    host: usize,
+    store: Arc<Store>,
+    volume: Arc<Volume>,
+}
 
 impl World {
     /// Checks the pool from a host, while guests write and jobs try to work. A sound pool has no findings.
@@ -89,7 +94,12 @@ impl World {
         let mut wait = || {
             self.count_groups();
             if let Some(open) = open.get(random.below(HOSTS as u64 + 1) as usize) {
-                written.extend(interfere(open, &mut random));
+                let wrote = interfere(open, &mut random);
+                // Nobody receives the answer of a process that has died.
+                written.extend(wrote.map(|(lba, content, is_answered)| {
+                    let is_answered = is_answered && !self.cluster.is_dead(open.host);
+                    (open.group, lba, content, is_answered)
+                }));
             }
         };
         let result = work(self, &mut wait);
@@ -102,8 +112,13 @@ impl World {
     fn open_groups(&self) -> Vec<Open> {
         let groups = self.volumes.keys();
         let open = groups.filter_map(|group| {
-            let (_, store, volume) = self.find(*group)?;
-            Some((*group, store, volume))
+            let (host, store, volume) = self.find(*group)?;
+            Some(Open {
+                group: *group,
+                host,
+                store,
+                volume,
+            })
         });
         open.collect()
     }
@@ -147,16 +162,14 @@ impl World {
     }
 }
 
-/// Something that a guest or a job of a group does during a check. Returns what was written.
-fn interfere(
-    (group, store, volume): &Open,
-    random: &mut Xorshift,
-) -> Option<(GroupId, u64, Content, bool)> {
+/// Something that a guest or a job of a group does during a check. Returns what was written, and whether the store answered.
+fn interfere(open: &Open, random: &mut Xorshift) -> Option<(u64, Content, bool)> {
+    let Open { store, volume, .. } = open;
     match random.below(7) {
         0 | 1 => {
             let (lba, content) = (random.below(VOLUME_BLOCKS), random.below(12));
             let written = volume.write(lba * BLOCK, &bytes_of(content), Blocking::Yes);
-            return Some((*group, lba, content, written.is_ok()));
+            return Some((lba, content, written.is_ok()));
         }
         2 => drop(store.dedup().collect_batch()),
         3 => drop(store.dedup().find_batch(volume, &mut Lba(0), Ready::All)),
