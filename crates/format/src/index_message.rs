@@ -6,12 +6,12 @@
 //!  0 magic     u32   "1FIQ"
 //!  4 version   u16   1
 //!  6 kind      u8    1 increment, 2 count existing, 3 decrement, 4 recall, 5 lookup, 6 rows, 7 counts, 8 secure,
-//!                    9 hold, 10 end holds
+//!                    9 hold, 10 end holds, 11 mark
 //!  7 zeros     u8
 //!  8 pool      16 bytes
 //! 24 session   u64   of the shard, as the sender knows it; 0: any
 //! 32 group     u64   the sender
-//! 40 number    u64   of the batch; kinds 9 and 10: lookup version; kinds 5 to 8: 0
+//! 40 number    u64   of the batch; kinds 9 and 10: lookup version; kinds 5 to 8 and 11: 0
 //! 48 shard     u16
 //! 50 shards    u16   of the index: a power of two
 //! 52 batch     u8    recall: the kind of the batch; else 0
@@ -23,7 +23,7 @@
 //! reply
 //!  0 magic     u32   "1FIA"
 //!  4 version   u16   1
-//!  6 kind      u8    1 answers, 2 refused, 3 looked up, 4 rows, 5 counts, 6 secured, 7 ended
+//!  6 kind      u8    1 answers, 2 refused, 3 looked up, 4 rows, 5 counts, 6 secured, 7 ended, 8 marked
 //!  7 more      u8    answers, rows: 1 if there are further ones; else 0
 //!  8 session   u64   of the shard
 //! 16 request   u32   checksum of the request
@@ -65,6 +65,9 @@ pub const INDEX_ITEMS_MAX: usize = REQUEST_PAYLOAD_MAX / request::ITEM_BYTES;
 
 /// Most fingerprints that a request looks up.
 pub const INDEX_LOOKUPS_MAX: usize = REQUEST_PAYLOAD_MAX / FINGERPRINT_BYTES;
+
+/// Most blocks that a request marks.
+pub const INDEX_MARKS_MAX: usize = (REQUEST_PAYLOAD_MAX - 1) / NUMBER_BYTES;
 
 /// Most batches for which a request secures room.
 pub const INDEX_SECURED_MAX: usize = 64;

@@ -18,6 +18,7 @@
 //! | [`shard`] | the parts of batches that a shard of a shared pool's index gets |
 //! | `guarded` | a back end's rows behind their locks, and whether they can be used |
 //! | [`holds`] | rows of a shard that stores may be about to refer to |
+//! | `marks` | blocks that are marked as bad in a shard |
 //! | `header` | the first sector of the part: whose index it is, and whether it counts |
 //! | [`memory`] | all rows in memory; written out when the pool is closed |
 //! | `entry` | a row with its fingerprint |
@@ -55,6 +56,7 @@ mod guarded;
 pub mod hash;
 mod header;
 pub mod holds;
+mod marks;
 pub mod memory;
 mod row;
 pub mod served;

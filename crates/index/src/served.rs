@@ -14,6 +14,7 @@
 //!
 //! Crash behaviour: requests in the queue are lost. Their callers repeat them under the same numbers and positions.
 
+use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -24,10 +25,11 @@ use onefold_format::index_message::{
     INDEX_ANSWERS_MAX, INDEX_ITEMS_MAX, INDEX_ROWS_MAX, IndexItem, IndexOperation, IndexReply,
     IndexReplyBody, IndexRequest, IndexRequestBody, IndexRow, LookupAnswer, Refusal, RefusalCode,
 };
-use onefold_format::{PoolId, Shard};
+use onefold_format::{Pba, PoolId, Shard};
 
 use crate::hash::{HashIndex, PartAnswers};
 use crate::holds::{Holds, Noted, ends_in_its_session};
+use crate::marks::{MARKS_MAX, Marks};
 use crate::shard::{Positioned, ShardBatch, ShardWork};
 use crate::{
     Fingerprint, FingerprintIndex, IndexError, IndexReader, LookedUp, LookupAnswers, Result, Row,
@@ -92,6 +94,7 @@ pub struct Served {
     shard: ServedShard,
     worker: Worker,
     holds: Holds,
+    marks: Marks,
     /// The requests that wait for the worker. Held briefly, and never with another lock.
     queue: Mutex<Queue>,
     /// Held while requests are executed. Never waited for: who cannot have it leaves its requests to the holder.
@@ -127,6 +130,7 @@ impl Served {
         let rows_max = (HELD_ROWS_MAX / usize::from(shard.shards)).max(HELD_ROWS_MIN);
         Served {
             holds: Holds::new(index.holders(), rows_max),
+            marks: Marks::new(index.marks()),
             index,
             shard,
             worker,
@@ -287,7 +291,10 @@ impl Served {
         let (parts, callers): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         match self.index.execute(&parts, &self.holds) {
             Ok(answers) => {
-                for ((caller, from), answers) in callers.into_iter().zip(answers) {
+                for ((caller, from), mut answers) in callers.into_iter().zip(answers) {
+                    if let Ok(answers) = &mut answers {
+                        self.marks.point_out(answers);
+                    }
                     self.reply(caller, answered(answers, from));
                 }
             }
@@ -331,6 +338,7 @@ impl Served {
                     })
                 }
                 IndexRequestBody::Secure(batches) => self.secure(&batches),
+                IndexRequestBody::Mark { is_bad, blocks } => self.mark(&blocks, is_bad),
                 // These are executed together.
                 IndexRequestBody::Batch { .. }
                 | IndexRequestBody::Recall { .. }
@@ -343,7 +351,9 @@ impl Served {
     fn look_up(&self, fingerprints: &[[u8; 16]], blocking: Blocking) -> Result<IndexReplyBody> {
         let fingerprints: Vec<Fingerprint> =
             fingerprints.iter().copied().map(Fingerprint).collect();
-        Ok(found(self.index.lookup(&fingerprints, blocking)?))
+        let mut answers = self.index.lookup(&fingerprints, blocking)?;
+        self.marks.hide(&mut answers);
+        Ok(found(answers))
     }
 
     /// Looks fingerprints up and holds the rows that are found. The store may have to be listed first.
@@ -370,6 +380,7 @@ impl Served {
         for _ in 0..LOOKUPS_MAX {
             let removals = self.holds.removals();
             let mut answers = self.index.lookup(&fingerprints, blocking)?;
+            self.marks.hide(&mut answers);
             let noted = self
                 .holds
                 .note(holder, removals, &fingerprints, &mut answers);
@@ -410,6 +421,19 @@ impl Served {
         });
         self.index.secure(&requests.collect::<Vec<_>>())?;
         Ok(IndexReplyBody::Secured)
+    }
+
+    /// Marks blocks as bad, or no longer, durably.
+    fn mark(&self, blocks: &[Pba], is_bad: bool) -> Result<IndexReplyBody> {
+        if let Some(marks) = self.marks.changed(blocks, is_bad) {
+            if marks.len() > MARKS_MAX {
+                let text = format!("it has marked {MARKS_MAX} blocks as bad, and marks no more");
+                return Err(IndexError::NoRoom(io::Error::other(text)));
+            }
+            self.index.set_marks(marks.clone())?;
+            self.marks.set(marks);
+        }
+        Ok(IndexReplyBody::Marked)
     }
 
     /// Checks that a request is for this shard.

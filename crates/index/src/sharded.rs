@@ -13,15 +13,16 @@
 mod calls;
 mod holding;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onefold_engine::Blocking;
 use onefold_engine::cluster::Cluster;
 use onefold_format::index_message::{
-    INDEX_ITEMS_MAX, INDEX_LOOKUPS_MAX, INDEX_ROWS_MAX, INDEX_SECURED_MAX, IndexAnswer, IndexItem,
-    IndexOperation, IndexReplyBody, IndexRequestBody, IndexRow, LookupAnswer, PositionedAnswer,
-    RefusalCode, first_fingerprint, is_shard_count, shard_of,
+    INDEX_ITEMS_MAX, INDEX_LOOKUPS_MAX, INDEX_MARKS_MAX, INDEX_ROWS_MAX, INDEX_SECURED_MAX,
+    IndexAnswer, IndexItem, IndexOperation, IndexReplyBody, IndexRequestBody, IndexRow,
+    LookupAnswer, PositionedAnswer, RefusalCode, first_fingerprint, is_shard_count, shard_of,
 };
 use onefold_format::{GroupId, Pba, PoolId, Shard};
 
@@ -52,6 +53,8 @@ pub struct Sharded {
     caller: Caller,
     /// The last known state of each shard. Held briefly, and with no other lock.
     known: Mutex<Vec<Known>>,
+    /// Blocks that answers have named as bad since they were last taken. Held briefly, and with no other lock.
+    bad: Mutex<BTreeSet<Pba>>,
     holding: Holding,
 }
 
@@ -89,6 +92,7 @@ impl Sharded {
                 timeout,
             },
             known: Mutex::new(vec![Known::default(); shards.into()]),
+            bad: Mutex::default(),
             holding: Holding::new(shards),
         })
     }
@@ -173,6 +177,7 @@ impl Sharded {
             calls = further;
         }
         trouble.into_result()?;
+        self.note_bad(&answers);
         let misfit = || IndexError::Damaged("a shard keeps answers of another kind".to_owned());
         Ok(if operation == IndexOperation::Decrement {
             Recalled::Released(in_order(&answers, released).ok_or_else(misfit)?)
@@ -210,6 +215,36 @@ impl Sharded {
         trouble.into_result()
     }
 
+    /// Marks blocks as bad in all shards, or as bad no longer. A marked block is absent for lookups, and answers to
+    /// increments name it as bad.
+    ///
+    /// # Errors
+    /// [`IndexError::Away`]: some shards have not answered, and may have marked the blocks or not; the call can be repeated.
+    /// [`IndexError::NoRoom`], [`IndexError::Unready`].
+    pub fn mark(&self, blocks: &[Pba], is_bad: bool) -> Result<()> {
+        let mut trouble = self.trouble(0);
+        for some in blocks.chunks(INDEX_MARKS_MAX) {
+            let mark = |shard| {
+                let blocks = some.to_vec();
+                Call::any(shard, IndexRequestBody::Mark { is_bad, blocks })
+            };
+            let calls: Vec<Call> = self.shards().map(mark).collect();
+            for (call, reply) in calls.iter().zip(self.ask(&calls)) {
+                match reply {
+                    Ok(IndexReplyBody::Marked) => {}
+                    Ok(_) => trouble.does_not_fit(call.shard),
+                    Err(failure) => trouble.add(call.shard, failure),
+                }
+            }
+        }
+        trouble.into_result()
+    }
+
+    /// Removes and returns the blocks that answers to increments have named as bad.
+    pub fn take_bad(&self) -> BTreeSet<Pba> {
+        std::mem::take(&mut *self.bad())
+    }
+
     fn execute<A>(
         &self,
         number: u64,
@@ -230,6 +265,7 @@ impl Sharded {
             }
         }
         trouble.into_result()?;
+        self.note_bad(&answers);
         let misfit = || IndexError::Damaged("a shard gave answers of another kind".to_owned());
         in_order(&answers, answer).ok_or_else(misfit)
     }
@@ -312,6 +348,22 @@ impl Sharded {
 
     fn trouble(&self, number: u64) -> Trouble {
         Trouble::of(StreamId(self.caller.group.0), number)
+    }
+
+    fn note_bad(&self, answers: &[PositionedAnswer]) {
+        let bad = answers.iter().filter_map(|at| match at.answer {
+            IndexAnswer::SharedBad(pba) => Some(pba),
+            _ => None,
+        });
+        let mut bad = bad.peekable();
+        if bad.peek().is_some() {
+            self.bad().extend(bad);
+        }
+    }
+
+    /// A panic under the lock leaves blocks that were named.
+    fn bad(&self) -> MutexGuard<'_, BTreeSet<Pba>> {
+        self.bad.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A panic under the lock leaves nothing that the next replies do not replace.
@@ -454,7 +506,7 @@ fn in_order<A>(
 fn counted(answer: IndexAnswer) -> Option<Counted> {
     match answer {
         IndexAnswer::Inserted => Some(Counted::Inserted),
-        IndexAnswer::Shared(pba) => Some(Counted::Shared(pba)),
+        IndexAnswer::Shared(pba) | IndexAnswer::SharedBad(pba) => Some(Counted::Shared(pba)),
         IndexAnswer::Full => Some(Counted::Full),
         _ => None,
     }

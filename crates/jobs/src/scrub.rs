@@ -111,19 +111,27 @@ impl Scrubbing {
     }
 
     fn look_at_bad_blocks(&mut self, store: &Store) {
-        if self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
+        let has_looked = self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL);
+        if has_looked {
             self.looked = Some(Instant::now());
             if let Err(error) = store.scrub().look_at_suspects() {
                 tracing::error!(%error, "cannot list unreadable blocks");
             }
         }
-        if self.looked_again.elapsed() >= LOOK_AGAIN_INTERVAL {
+        let is_due = self.looked_again.elapsed() >= LOOK_AGAIN_INTERVAL;
+        if is_due {
             self.looked_again = Instant::now();
             match store.scrub().look_at_unreadable(&mut self.look_from) {
                 Ok(0) => {}
                 Ok(good) => tracing::warn!("{good} blocks that could not be read are good again"),
                 Err(error) => tracing::error!(%error, "cannot check bad blocks again"),
             }
+        }
+        if has_looked
+            && let Err(error) = store.scrub().mark_for_all_groups(is_due)
+            && is_due
+        {
+            tracing::warn!("other groups cannot learn of bad blocks yet: {error}");
         }
     }
 

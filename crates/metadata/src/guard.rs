@@ -104,6 +104,8 @@ pub enum Guard {
     SuspectsConfirmed,
     /// P8: no entry is aliased to a block that is known to be bad.
     BadNotShared,
+    /// P8: the groups of a pool let each other know of bad blocks.
+    BadBlocksMarked,
     /// P8: a block is good again only once its new content is durable and was read back.
     HealedBeforeUnlisted,
     /// P8: a known bad block is handed out only once its removal from the list is durable.
@@ -187,7 +189,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 82] = [
+    pub const ALL: [Self; 83] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -234,6 +236,7 @@ impl Guard {
         Self::SettledBeforeMerge,
         Self::SuspectsConfirmed,
         Self::BadNotShared,
+        Self::BadBlocksMarked,
         Self::HealedBeforeUnlisted,
         Self::ListedNotReused,
         Self::ReserveForOverwrites,

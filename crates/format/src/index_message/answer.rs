@@ -1,6 +1,7 @@
 //! Answers to the items of a batch: in replies, and in a shard beside the number of the batch.
 //!
-//! An answer is the item's position, 2 bytes; a byte for what was done; and 5 bytes of address if that is "shared".
+//! An answer is the item's position, 2 bytes; a byte for what was done; and 5 bytes of address if that is "shared" or
+//! "shared, bad".
 
 use super::{IndexOperation, NUMBER_BYTES, put_number, take_block};
 use crate::Pba;
@@ -29,6 +30,9 @@ pub enum IndexAnswer {
     Unknown,
     /// No reference was released: it is the last one of a row that a store may be about to refer to.
     Held,
+    /// A reference was counted: the row has this other block, which is marked as bad. Only in replies: what a shard keeps is
+    /// [`IndexAnswer::Shared`].
+    SharedBad(Pba),
 }
 
 impl IndexAnswer {
@@ -37,7 +41,9 @@ impl IndexAnswer {
     pub fn answers(self, operation: IndexOperation) -> bool {
         match self {
             IndexAnswer::Inserted | IndexAnswer::Full => operation != IndexOperation::Decrement,
-            IndexAnswer::Shared(_) => operation == IndexOperation::Increment,
+            IndexAnswer::Shared(_) | IndexAnswer::SharedBad(_) => {
+                operation == IndexOperation::Increment
+            }
             IndexAnswer::Remaining
             | IndexAnswer::Zero
             | IndexAnswer::Mismatch
@@ -56,6 +62,7 @@ impl IndexAnswer {
             IndexAnswer::Mismatch => 5,
             IndexAnswer::Unknown => 6,
             IndexAnswer::Held => 7,
+            IndexAnswer::SharedBad(_) => 8,
         }
     }
 }
@@ -74,7 +81,7 @@ pub fn encode_answers(answers: &[PositionedAnswer], out: &mut Vec<u8>) {
     for PositionedAnswer { position, answer } in answers {
         out.extend(position.to_le_bytes());
         out.push(answer.number());
-        if let IndexAnswer::Shared(pba) = answer {
+        if let IndexAnswer::Shared(pba) | IndexAnswer::SharedBad(pba) = answer {
             put_number(out, pba.0);
         }
     }
@@ -103,6 +110,7 @@ pub fn decode_answers(bytes: &[u8]) -> Result<Vec<PositionedAnswer>, FormatError
             5 => IndexAnswer::Mismatch,
             6 => IndexAnswer::Unknown,
             7 => IndexAnswer::Held,
+            8 => IndexAnswer::SharedBad(take_block(&mut rest)?),
             other => return Err(impossible("answer", other.into())),
         };
         answers.push(PositionedAnswer { position, answer });

@@ -24,6 +24,7 @@ const ROWS: u8 = 4;
 const COUNTS: u8 = 5;
 const SECURED: u8 = 6;
 const ENDED: u8 = 7;
+const MARKED: u8 = 8;
 
 /// The reply of a shard to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +71,8 @@ pub enum IndexReplyBody {
     Secured,
     /// The holds have ended.
     Ended,
+    /// The blocks are marked.
+    Marked,
 }
 
 /// Why a request was refused.
@@ -215,6 +218,7 @@ impl IndexReplyBody {
             }
             IndexReplyBody::Secured => bytes[6] = SECURED,
             IndexReplyBody::Ended => bytes[6] = ENDED,
+            IndexReplyBody::Marked => bytes[6] = MARKED,
         }
     }
 
@@ -251,6 +255,7 @@ impl IndexReplyBody {
             },
             SECURED => IndexReplyBody::Secured,
             ENDED => IndexReplyBody::Ended,
+            MARKED => IndexReplyBody::Marked,
             other => return Err(impossible("kind", other.into())),
         };
         rest.finish()?;

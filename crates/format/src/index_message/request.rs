@@ -27,6 +27,7 @@ const COUNTS: u8 = 7;
 const SECURE: u8 = 8;
 const HOLD: u8 = 9;
 const END_HOLDS: u8 = 10;
+const MARK: u8 = 11;
 
 /// A request to a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +95,13 @@ pub enum IndexRequestBody {
         version: u64,
         /// The sender has no holds of later versions.
         is_last: bool,
+    },
+    /// Marks blocks as bad, or no longer.
+    Mark {
+        /// The blocks are bad: they cannot be read, or have other content than their fingerprints say.
+        is_bad: bool,
+        /// The blocks, whether the shard has rows of them or not.
+        blocks: Vec<Pba>,
     },
 }
 
@@ -197,7 +205,8 @@ impl IndexRequest {
             IndexRequestBody::Recall { .. }
             | IndexRequestBody::Counts
             | IndexRequestBody::Secure(_)
-            | IndexRequestBody::EndHolds { .. } => Ok(()),
+            | IndexRequestBody::EndHolds { .. }
+            | IndexRequestBody::Mark { .. } => Ok(()),
         }
     }
 }
@@ -259,13 +268,18 @@ impl IndexRequestBody {
                 put(bytes, 40, &version.to_le_bytes());
                 bytes.push(u8::from(*is_last));
             }
+            IndexRequestBody::Mark { is_bad, blocks } => {
+                bytes[6] = MARK;
+                bytes.push(u8::from(*is_bad));
+                blocks.iter().for_each(|pba| put_number(bytes, pba.0));
+            }
         }
     }
 
     fn take(bytes: &[u8]) -> Result<IndexRequestBody, FormatError> {
         let kind = bytes[6];
         let (number, batch) = (u64_at(bytes, 40), bytes[52]);
-        let has_number = !matches!(kind, LOOKUP | ROWS | COUNTS | SECURE);
+        let has_number = !matches!(kind, LOOKUP | ROWS | COUNTS | SECURE | MARK);
         if has_number != is_id(number) || !has_number && number != 0 {
             return Err(impossible("number", number));
         }
@@ -310,6 +324,13 @@ impl IndexRequestBody {
                 IndexRequestBody::EndHolds {
                     version: number,
                     is_last: flag("last", is_last)?,
+                }
+            }
+            MARK => {
+                let [is_bad] = rest.take()?;
+                IndexRequestBody::Mark {
+                    is_bad: flag("bad", is_bad)?,
+                    blocks: all(&mut rest, take_block)?,
                 }
             }
             _ => IndexRequestBody::Batch {

@@ -58,6 +58,10 @@ pub(crate) fn requests() -> Vec<IndexRequest> {
             version: 0x2122_2324,
             is_last: true,
         },
+        IndexRequestBody::Mark {
+            is_bad: true,
+            blocks: vec![Pba(9), Pba(1 << 39)],
+        },
     ];
     let request = |body| IndexRequest {
         pool: POOL,
@@ -84,6 +88,7 @@ pub(crate) fn replies() -> Vec<IndexReply> {
         IndexAnswer::Mismatch,
         IndexAnswer::Unknown,
         IndexAnswer::Held,
+        IndexAnswer::SharedBad(Pba(0x11_1213_1415)),
     ];
     let positioned = |(position, answer)| PositionedAnswer { position, answer };
     let bodies = vec![
@@ -116,6 +121,7 @@ pub(crate) fn replies() -> Vec<IndexReply> {
         },
         IndexReplyBody::Secured,
         IndexReplyBody::Ended,
+        IndexReplyBody::Marked,
     ];
     let reply = |body| IndexReply {
         session: 0x1112_1314_1516,
@@ -218,6 +224,8 @@ fn index_request_bodies() -> impl Strategy<Value = IndexRequestBody> {
         }),
         (number(), any::<bool>())
             .prop_map(|(version, is_last)| IndexRequestBody::EndHolds { version, is_last }),
+        (any::<bool>(), vec((1..PBA_END).prop_map(Pba), 0..60))
+            .prop_map(|(is_bad, blocks)| IndexRequestBody::Mark { is_bad, blocks }),
     ]
 }
 
@@ -269,6 +277,7 @@ fn any_reply() -> impl Strategy<Value = IndexReply> {
         Just(IndexAnswer::Mismatch),
         Just(IndexAnswer::Unknown),
         Just(IndexAnswer::Held),
+        (1..PBA_END).prop_map(|pba| IndexAnswer::SharedBad(Pba(pba))),
     ];
     let answers = btree_map(any::<u16>(), answer, 0..60).prop_map(|answers| {
         let positioned = |(position, answer)| PositionedAnswer { position, answer };
@@ -302,6 +311,8 @@ fn any_reply() -> impl Strategy<Value = IndexReply> {
             references
         }),
         Just(IndexReplyBody::Secured),
+        Just(IndexReplyBody::Ended),
+        Just(IndexReplyBody::Marked),
     ];
     (any::<u64>(), any::<u32>(), body).prop_map(|(session, request, body)| IndexReply {
         session,

@@ -5,16 +5,18 @@
 //! | 4 | merges |
 //! | | each: generation, 8 bytes; first fingerprint, 16; segments replaced, 4; segments, 4; those, 48 each |
 //! | 24 | rows with one reference, rows with more, references: after the batch |
-//! | 4 | streams: only in a frame of parts or of holders; else there is one |
-//! | | each: id, 8 bytes; and, except in a frame of holders, length, 4 bytes; last batch |
+//! | 4 | streams: only in a frame of parts, of holders or of marks; else there is one |
+//! | | each: id, 8 bytes; and, except in a frame of holders, length, 4 bytes; last batch. In a frame of marks: blocks, 8 bytes each |
 //! | 26 each | the rows that the batch changed, in order; one that is gone is zeros behind its fingerprint |
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use onefold_format::Pba;
+
 use super::log::FrameKind;
 use super::root::{
-    Fields, SEGMENT_BYTES, SegmentRecord, decode_counts, decode_holders, decode_stream,
-    encode_counts, encode_holders, encode_stream,
+    Beside, Fields, SEGMENT_BYTES, SegmentRecord, decode_counts, decode_numbers, decode_stream,
+    encode_counts, encode_numbers, encode_stream,
 };
 use crate::entry::{ENTRY_BYTES, Entry, EntryBytes};
 use crate::fingerprint::FINGERPRINT_BYTES;
@@ -43,6 +45,8 @@ pub(super) enum Streams {
     Many(BTreeMap<StreamId, LastBatch>),
     /// The streams that may hold rows from here on.
     Holders(BTreeSet<StreamId>),
+    /// The blocks that are marked as bad from here on.
+    Marks(BTreeSet<Pba>),
 }
 
 impl Streams {
@@ -52,19 +56,21 @@ impl Streams {
             Streams::One(..) => FrameKind::Batch,
             Streams::Many(_) => FrameKind::Parts,
             Streams::Holders(_) => FrameKind::Holders,
+            Streams::Marks(_) => FrameKind::Marks,
         }
     }
 
-    /// Puts the batches, or the list of holders, in place of earlier ones.
+    /// Puts the batches, the list of holders, or the marks, in place of earlier ones.
     pub(super) fn replace_in(
         self,
         batches: &mut BTreeMap<StreamId, LastBatch>,
-        holders: &mut BTreeSet<StreamId>,
+        beside: &mut Beside,
     ) {
         match self {
             Streams::One(stream, last) => drop(batches.insert(stream, last)),
             Streams::Many(streams) => batches.extend(streams),
-            Streams::Holders(streams) => *holders = streams,
+            Streams::Holders(streams) => beside.holders = streams,
+            Streams::Marks(blocks) => beside.marks = blocks,
         }
     }
 
@@ -77,7 +83,8 @@ impl Streams {
                     encode_stream(*stream, last, into);
                 }
             }
-            Streams::Holders(holders) => encode_holders(holders, into),
+            Streams::Holders(holders) => encode_numbers(holders.iter().map(|id| id.0), into),
+            Streams::Marks(blocks) => encode_numbers(blocks.iter().map(|pba| pba.0), into),
         }
     }
 
@@ -94,7 +101,8 @@ impl Streams {
                 let is_sorted = streams.is_sorted_by(|one, other| one.0 < other.0);
                 is_sorted.then(|| Streams::Many(streams.into_iter().collect()))
             }
-            FrameKind::Holders => decode_holders(fields).map(Streams::Holders),
+            FrameKind::Holders => decode_numbers(fields, StreamId).map(Streams::Holders),
+            FrameKind::Marks => decode_numbers(fields, Pba).map(Streams::Marks),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! | offset | bytes | field |
 //! | --- | --- | --- |
 //! | 0 | 4 | magic, `1FLG` |
-//! | 4 | 4 | kind: 1 batch, 2 link, 3 parts of batches, 4 holders |
+//! | 4 | 4 | kind: 1 batch, 2 link, 3 parts of batches, 4 holders, 5 marks |
 //! | 8 | 8 | life: which of the indexes that ever were in this part |
 //! | 16 | 8 | sequence number |
 //! | 24 | 8 | bytes, from the magic to the end of the body |
@@ -50,6 +50,7 @@ const KIND_BATCH: u32 = 1;
 const KIND_LINK: u32 = 2;
 const KIND_PARTS: u32 = 3;
 const KIND_HOLDERS: u32 = 4;
+const KIND_MARKS: u32 = 5;
 
 /// Bytes of a frame before its body.
 pub(super) const FRAME_HEADER_BYTES: usize = 64;
@@ -76,14 +77,24 @@ pub(super) enum FrameKind {
     Parts,
     /// The list of streams that may hold rows.
     Holders,
+    /// The blocks that are marked as bad.
+    Marks,
 }
 
 impl FrameKind {
+    pub(super) const ALL: [FrameKind; 4] = [
+        FrameKind::Batch,
+        FrameKind::Parts,
+        FrameKind::Holders,
+        FrameKind::Marks,
+    ];
+
     fn number(self) -> u32 {
         match self {
             FrameKind::Batch => KIND_BATCH,
             FrameKind::Parts => KIND_PARTS,
             FrameKind::Holders => KIND_HOLDERS,
+            FrameKind::Marks => KIND_MARKS,
         }
     }
 }
@@ -501,7 +512,7 @@ impl Reader<'_> {
 impl Claimed {
     /// The kind of a frame that follows this place and is no link.
     fn frame_behind(&self, tail: &Position) -> Option<FrameKind> {
-        let mut kinds = [FrameKind::Batch, FrameKind::Parts, FrameKind::Holders].into_iter();
+        let mut kinds = FrameKind::ALL.into_iter();
         kinds.find(|kind| self.continues(tail, kind.number()))
     }
 

@@ -62,6 +62,7 @@ use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexReader, LookupAnswers, Released,
     Result, Row, StreamId,
 };
+use frame::Streams;
 #[cfg(feature = "simulation")]
 pub use plan::{forget_positions, forget_shard_numbers};
 pub use table::Shape;
@@ -137,11 +138,7 @@ pub fn decode_anything(bytes: &[u8]) {
     if let Some(checkpoint) = root::Checkpoint::decode(bytes) {
         assert_eq!(checkpoint.encode(), bytes);
     }
-    for kind in [
-        log::FrameKind::Batch,
-        log::FrameKind::Parts,
-        log::FrameKind::Holders,
-    ] {
+    for kind in log::FrameKind::ALL {
         if let Some(frame) = frame::Frame::decode(kind, bytes) {
             assert_eq!(frame.encoded(), bytes);
         }
@@ -198,7 +195,7 @@ impl HashIndex {
 
     /// The streams that may hold rows, as they are durably listed. None before a rebuild has ended.
     pub(crate) fn holders(&self) -> BTreeSet<StreamId> {
-        let holders = self.change(Turn::ready, |table| Ok(table.holders().clone()));
+        let holders = self.change(Turn::ready, |table| Ok(table.beside().holders.clone()));
         holders.unwrap_or_default()
     }
 
@@ -207,7 +204,23 @@ impl HashIndex {
     /// # Errors
     /// Those of [`FingerprintIndex::increment`].
     pub(crate) fn set_holders(&self, holders: BTreeSet<StreamId>) -> Result<()> {
-        self.change(Turn::ready, |table| table.set_holders(holders))
+        self.change(Turn::ready, |table| {
+            table.set_beside(Streams::Holders(holders))
+        })
+    }
+
+    /// The blocks that are marked as bad, durably. None before a rebuild has ended.
+    pub(crate) fn marks(&self) -> BTreeSet<Pba> {
+        let marks = self.change(Turn::ready, |table| Ok(table.beside().marks.clone()));
+        marks.unwrap_or_default()
+    }
+
+    /// Replaces the marks. Durable when it returns.
+    ///
+    /// # Errors
+    /// Those of [`FingerprintIndex::increment`].
+    pub(crate) fn set_marks(&self, marks: BTreeSet<Pba>) -> Result<()> {
+        self.change(Turn::ready, |table| table.set_beside(Streams::Marks(marks)))
     }
 
     /// Changes the table, and keeps its counts.

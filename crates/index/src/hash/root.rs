@@ -31,7 +31,8 @@
 //! | 116 | 4 | streams |
 //! | 120 | 48 each | segments |
 //! | | | streams: id, 8 bytes; length, 4 bytes; last batch |
-//! | | | only in a shard, and only if there are any: the number of streams that may hold rows, 4 bytes; each: id, 8 bytes |
+//! | | | only in a shard, and only if there are any, or marks: the number of streams that may hold rows, 4 bytes; each: id, 8 bytes |
+//! | | | only in a shard, and only if there are any: the number of marked blocks, 4 bytes; each: address, 8 bytes |
 //!
 //! A segment is its first fingerprint (16 bytes), its run's first page, generation and rows (8 bytes
 //! each; no rows: no run), and the last frame whose changes are in the run (8 bytes).
@@ -39,7 +40,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_engine::Disk;
-use onefold_format::PoolId;
+use onefold_format::{Pba, PoolId};
 
 use super::log::Position;
 use super::segment::Run;
@@ -210,8 +211,40 @@ pub(super) struct Checkpoint {
     pub(super) log: Position,
     pub(super) segments: Vec<SegmentRecord>,
     pub(super) streams: BTreeMap<StreamId, LastBatch>,
+    pub(super) beside: Beside,
+}
+
+/// What a shard keeps beside rows and batches.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Beside {
     /// The streams that may hold rows.
     pub(super) holders: BTreeSet<StreamId>,
+    /// The blocks that are marked as bad.
+    pub(super) marks: BTreeSet<Pba>,
+}
+
+impl Beside {
+    fn encode(&self, into: &mut Vec<u8>) {
+        if self.holders.is_empty() && self.marks.is_empty() {
+            return;
+        }
+        encode_numbers(self.holders.iter().map(|stream| stream.0), into);
+        if !self.marks.is_empty() {
+            encode_numbers(self.marks.iter().map(|pba| pba.0), into);
+        }
+    }
+
+    fn decode(fields: &mut Fields<'_>) -> Option<Beside> {
+        let mut beside = Beside::default();
+        if fields.0.is_empty() {
+            return Some(beside);
+        }
+        beside.holders = decode_numbers(fields, StreamId)?;
+        if !fields.0.is_empty() || beside.holders.is_empty() {
+            beside.marks = decode_numbers(fields, Pba).filter(|marks| !marks.is_empty())?;
+        }
+        Some(beside)
+    }
 }
 
 impl Checkpoint {
@@ -235,9 +268,7 @@ impl Checkpoint {
         for (stream, last) in &self.streams {
             encode_stream(*stream, last, &mut bytes);
         }
-        if !self.holders.is_empty() {
-            encode_holders(&self.holders, &mut bytes);
-        }
+        self.beside.encode(&mut bytes);
         bytes
     }
 
@@ -258,11 +289,7 @@ impl Checkpoint {
         let segments = segments.collect::<Option<Vec<_>>>()?;
         let streams = (0..streams).map(|_| decode_stream(&mut fields));
         let streams = streams.collect::<Option<Vec<_>>>()?;
-        let holders = if fields.0.is_empty() {
-            BTreeSet::new()
-        } else {
-            decode_holders(&mut fields).filter(|holders| !holders.is_empty())?
-        };
+        let beside = Beside::decode(&mut fields)?;
         let is_possible = fields.0.is_empty()
             && log.at <= extent.bytes()
             && streams.is_sorted_by(|one, other| one.0 < other.0);
@@ -275,7 +302,7 @@ impl Checkpoint {
             log,
             segments,
             streams: streams.into_iter().collect(),
-            holders,
+            beside,
         })
     }
 }
@@ -308,19 +335,21 @@ pub(super) fn decode_stream(fields: &mut Fields<'_>) -> Option<(StreamId, LastBa
     Some((stream, last))
 }
 
-pub(super) fn encode_holders(holders: &BTreeSet<StreamId>, into: &mut Vec<u8>) {
-    into.extend((holders.len() as u32).to_le_bytes());
-    for stream in holders {
-        into.extend(stream.0.to_le_bytes());
-    }
+/// A set of ids: how many, and each, ascending.
+pub(super) fn encode_numbers(numbers: impl ExactSizeIterator<Item = u64>, into: &mut Vec<u8>) {
+    into.extend((numbers.len() as u32).to_le_bytes());
+    numbers.for_each(|number| into.extend(number.to_le_bytes()));
 }
 
-pub(super) fn decode_holders(fields: &mut Fields<'_>) -> Option<BTreeSet<StreamId>> {
+pub(super) fn decode_numbers<T: Ord>(
+    fields: &mut Fields<'_>,
+    id: fn(u64) -> T,
+) -> Option<BTreeSet<T>> {
     let count = fields.small_number()?;
-    let holders = (0..count).map(|_| fields.number().map(StreamId));
-    let holders = holders.collect::<Option<Vec<_>>>()?;
-    let is_sorted = holders.is_sorted_by(|one, other| one < other);
-    is_sorted.then(|| holders.into_iter().collect())
+    let ids = (0..count).map(|_| fields.number().map(id));
+    let ids = ids.collect::<Option<Vec<_>>>()?;
+    let is_sorted = ids.is_sorted_by(|one, other| one < other);
+    is_sorted.then(|| ids.into_iter().collect())
 }
 
 /// The bytes that are left to decode.

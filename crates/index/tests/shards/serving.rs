@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use onefold_engine::cluster::Answer;
-use onefold_engine::simulated::{Op, SimulatedEngine};
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_format::index_message::{
     IndexAnswer, IndexItem, IndexOperation, IndexReply, IndexReplyBody, IndexRequest,
@@ -296,6 +296,62 @@ fn a_release_is_executed_although_increments_that_wait_with_it_find_no_room() {
     let refused = replies.iter().filter_map(code);
     assert!(refused.clone().count() > 0);
     assert!(refused.into_iter().all(|code| code == RefusalCode::NoRoom));
+}
+
+/// The answer to one item that another group has published as block 10, and what a lookup finds.
+fn met_by_another(owner: &Owner, number: u64) -> (IndexAnswer, LookupAnswer) {
+    let answered = owner.ask(&request(2, increment(number, contents().take(1), 20)));
+    let IndexReplyBody::Answers { answers, .. } = answered else {
+        panic!("{answered:?}");
+    };
+    let looked_up = owner.ask(&request(
+        2,
+        IndexRequestBody::Lookup(contents().take(1).collect()),
+    ));
+    let IndexReplyBody::LookedUp(found) = looked_up else {
+        panic!("{looked_up:?}");
+    };
+    (answers[0].answer, found[0])
+}
+
+#[test]
+fn a_marked_block_is_absent_for_lookups_and_bad_for_batches_until_the_mark_is_taken_off() {
+    let mark = |is_bad, blocks: &[u64]| IndexRequestBody::Mark {
+        is_bad,
+        blocks: blocks.iter().copied().map(Pba).collect(),
+    };
+    let good = (IndexAnswer::Shared(Pba(10)), LookupAnswer::Present(Pba(10)));
+    let bad = (IndexAnswer::SharedBad(Pba(10)), LookupAnswer::Absent);
+    let mut owner = owner();
+    owner.ask(&request(1, increment(1, contents().take(1), 10)));
+    assert_eq!(met_by_another(&owner, 1), good);
+    let marked = owner.ask(&request(1, mark(true, &[7, 10])));
+    assert_eq!(marked, IndexReplyBody::Marked);
+    assert_eq!(met_by_another(&owner, 2), bad);
+    assert_eq!(met_by_another(&owner, 2), bad, "a repeat");
+    // The next owner knows the marks: from its log, and from a checkpoint.
+    for number in [3, 4] {
+        if number == 4 {
+            owner.served.close().unwrap();
+        }
+        owner.engine.crash(CrashKind::PowerLoss);
+        let worker = Worker::Woken(Box::new(|| {}));
+        owner.served = Served::new(Arc::new(open(&owner.engine)), HERE, worker);
+        assert_eq!(met_by_another(&owner, number), bad);
+    }
+    owner.ask(&request(2, mark(false, &[10, 11])));
+    assert_eq!(met_by_another(&owner, 5), good);
+
+    let many: Vec<u64> = (100..100 + 8192).collect();
+    let refused = owner.ask(&request(1, mark(true, &many)));
+    assert_eq!(
+        code(&refused),
+        Some(RefusalCode::NoRoom),
+        "with block 7 one too many"
+    );
+    owner.ask(&request(1, mark(false, &[7])));
+    let marked = owner.ask(&request(1, mark(true, &many)));
+    assert_eq!(marked, IndexReplyBody::Marked);
 }
 
 #[test]

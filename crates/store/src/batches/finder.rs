@@ -3,6 +3,7 @@
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
+use onefold_index::sharded::Sharded;
 use onefold_index::{Counted, Fingerprint, IndexReader};
 use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
 use rustc_hash::FxHashMap;
@@ -63,6 +64,13 @@ impl Batches {
         })?;
         if !unreadable.is_empty() {
             self.blocks.list_unreadable(&unreadable)?;
+        }
+        let marked = self.index.shared().map(Sharded::take_bad);
+        if let Some(marked) = marked.filter(|marked| !marked.is_empty()) {
+            self.background.run(|| {
+                self.blocks
+                    .learn_marked(batch.unsettled(), &answers, &marked)
+            })?;
         }
         let is_called_off = answers.iter().all(Option::is_none);
         // What was not counted is private again, or free where it was rewritten.

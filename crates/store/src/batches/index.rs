@@ -128,6 +128,11 @@ impl IndexSlot {
         self.shared.is_some()
     }
 
+    /// The index that other groups of the pool have, too; none where the store has its own.
+    pub(crate) fn shared(&self) -> Option<&Sharded> {
+        self.shared.as_deref()
+    }
+
     /// The executor of batches, if the index's rows match the maps.
     pub(crate) fn executor(&self) -> Result<Executor> {
         match &self.shared {

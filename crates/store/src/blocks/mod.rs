@@ -6,17 +6,22 @@
 //! | `fingerprinter.rs` | computes fingerprints |
 //! | `fingerprints.rs` | reads blocks and computes their fingerprints; finds those under which the index has them |
 //! | `listing.rs` | puts blocks that cannot be read on the list |
+//! | `marks.rs` | lets other groups of a shared pool know of bad blocks |
 //! | `repair.rs` | writes the content of a bad block again |
 
 mod fingerprinter;
 mod fingerprints;
 mod listing;
+mod marks;
 mod reading;
 mod repair;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use onefold_format::Pba;
 use onefold_journal::{BadBlocks, Journal};
+use onefold_metadata::sync::Mutex;
 
 pub(crate) use fingerprinter::Fingerprinter;
 pub(crate) use fingerprints::Fingerprinted;
@@ -27,6 +32,8 @@ pub(crate) struct Blocks {
     journal: Arc<Journal>,
     fingerprinter: Fingerprinter,
     bad: BadBlocks,
+    /// Blocks that are marked in the index of a shared pool, as far as this group knows.
+    marked: Mutex<BTreeSet<Pba>>,
     block_size: u64,
 }
 
@@ -41,6 +48,7 @@ impl Blocks {
             journal,
             fingerprinter,
             bad,
+            marked: Mutex::default(),
             block_size: block_size.into(),
         }
     }

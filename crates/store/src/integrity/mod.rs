@@ -3,6 +3,7 @@
 
 mod affected;
 mod check;
+mod known_bad;
 mod losses;
 mod scrub;
 

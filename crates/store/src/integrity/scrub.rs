@@ -48,9 +48,6 @@ const SKIP_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 16;
 /// Bytes read between two saves of the run's progress.
 const SAVE_BYTES: u64 = 1 << 30;
 
-/// Listed blocks checked again at a time.
-const LOOKS_AGAIN_MAX: usize = 256;
-
 /// First bytes of a fingerprint that are noted.
 const NOTED_BYTES: usize = 4;
 
@@ -112,7 +109,7 @@ pub struct ScrubStatus {
 
 /// The scrub of a pool, and its list of bad blocks: see [`Store::scrub`](crate::Store::scrub).
 pub struct Scrub {
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     engine: Arc<dyn Engine>,
 }
 
@@ -225,62 +222,6 @@ impl Scrub {
     /// I/O errors.
     pub fn save(&self) -> Result<()> {
         self.pool.bad().save(self.pool.journal())
-    }
-
-    /// Checks blocks that requests could not read. Returns how many of them are bad.
-    ///
-    /// # Errors
-    ///
-    /// I/O errors, except the faults that it looks for.
-    pub fn look_at_suspects(&self) -> Result<u64> {
-        let suspects = self.pool.bad().take_suspects();
-        if suspects.is_empty() || self.pool.journal().check_writable().is_err() {
-            return Ok(0);
-        }
-        let _job = self.pool.batches().job_in_background()?;
-        let mut block = vec![0; self.pool.block_size() as usize];
-        let mut unreadable = Vec::new();
-        for pba in suspects {
-            let is_named = self.is_named(pba)?;
-            if is_named && !self.pool.blocks().read_if_readable(pba, &mut block)? {
-                unreadable.push(pba);
-            }
-        }
-        self.pool.blocks().list_unreadable(&unreadable)
-    }
-
-    /// Checks listed unreadable blocks once more, from `from` on, which it moves; around the list,
-    /// until one still cannot be read, or there were 256. Good ones leave the list, so that a
-    /// temporary outage of a device does not keep blocks from being shared. Returns how many did.
-    ///
-    /// # Errors
-    ///
-    /// I/O errors, except the faults that it looks for.
-    pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
-        let pool = &self.pool;
-        if !pool.bad().is_any() || pool.journal().check_writable().is_err() {
-            return Ok(0);
-        }
-        let listed = pool.bad().all().into_iter();
-        let (before, after): (Vec<_>, Vec<_>) = listed
-            .filter(|bad| bad.fault == Fault::Unreadable)
-            .partition(|bad| bad.pba < *from);
-        let mut block = vec![0; pool.block_size() as usize];
-        let mut readable = Vec::new();
-        for bad in after.into_iter().chain(before).take(LOOKS_AGAIN_MAX) {
-            *from = bad.pba + 1;
-            // Without the job lock first: a device can take seconds to report a failure.
-            if !pool.blocks().read_if_readable(bad.pba, &mut block)? {
-                break;
-            }
-            readable.push(bad.pba);
-        }
-        if readable.is_empty() {
-            return Ok(0);
-        }
-        let _job = pool.batches().job_in_background()?;
-        let listed = readable.into_iter().filter_map(|pba| pool.bad().get(pba));
-        self.look_again(listed.collect())
     }
 
     /// Skips blocks that are neither stored nor known to be bad, if there are more than a step would pass.
@@ -544,36 +485,6 @@ impl Scrub {
         }))
     }
 
-    /// Checks all blocks of the list once more, and takes off the good ones. The caller holds the
-    /// job lock.
-    pub(super) fn look_at_bad_again(&self) -> Result<()> {
-        let listed = self.pool.bad().all();
-        if listed.is_empty() || self.pool.journal().check_writable().is_err() {
-            return Ok(());
-        }
-        self.look_again(listed).map(|_| ())
-    }
-
-    /// Returns how many left the list.
-    fn look_again(&self, listed: Vec<BadBlock>) -> Result<u64> {
-        let mut domains = Domains::default();
-        domains.set_end(self.pool.journal().metadata()?.catalogue().next_domain_id());
-        let mut good = Vec::new();
-        let mut block = vec![0; self.pool.block_size() as usize];
-        for bad in listed {
-            let is_good = self.pool.blocks().read_if_readable(bad.pba, &mut block)?
-                && bad.fingerprint.is_none_or(|expected| {
-                    domains.find(&self.pool, &block, |found| found.0 == expected)
-                });
-            if is_good {
-                good.push(bad.pba);
-            }
-        }
-        let count = good.len() as u64;
-        self.pool.bad().unlist(self.pool.journal(), good)?;
-        Ok(count)
-    }
-
     pub(super) fn is_named(&self, pba: Pba) -> Result<bool> {
         let mut metadata = self.pool.journal().metadata()?;
         if pba.0 >= metadata.space().blocks() {
@@ -619,7 +530,7 @@ impl Window {
 /// The domains whose keys are tried on a block, because the index does not record with which key its
 /// fingerprint was made. Neighbours are mostly of one domain, so the key that fitted last comes first.
 #[derive(Default)]
-struct Domains {
+pub(super) struct Domains {
     /// All domains that the pool ever had; the ones that fitted last come first.
     order: Vec<DomainId>,
     /// The key of the first domain.
@@ -627,7 +538,7 @@ struct Domains {
 }
 
 impl Domains {
-    fn set_end(&mut self, end: u32) {
+    pub(super) fn set_end(&mut self, end: u32) {
         let known = self.order.len() as u32;
         let new = (known..end).filter_map(|id| u16::try_from(id).ok());
         self.order.extend(new.map(DomainId));
@@ -651,7 +562,12 @@ impl Domains {
     }
 
     /// Whether the block's fingerprint, with any of the keys, is as wanted.
-    fn find(&mut self, pool: &Pool, block: &[u8], is_wanted: impl Fn(Fingerprint) -> bool) -> bool {
+    pub(super) fn find(
+        &mut self,
+        pool: &Pool,
+        block: &[u8],
+        is_wanted: impl Fn(Fingerprint) -> bool,
+    ) -> bool {
         let fits = |domain: DomainId| {
             let found = pool.blocks().fingerprinter().fingerprints(
                 &pool.blocks().fingerprinter().key(domain),

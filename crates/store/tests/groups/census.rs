@@ -152,7 +152,7 @@ impl World {
     }
 
     /// The rows of the index.
-    fn rows(&self) -> Vec<(Fingerprint, Row)> {
+    pub(crate) fn rows(&self) -> Vec<(Fingerprint, Row)> {
         let rows = (0..SHARDS).flat_map(|shard| {
             let mut processes = self.hosts.iter().flatten();
             let index = processes.find_map(|process| process.pool.shard_index(Shard(shard)));

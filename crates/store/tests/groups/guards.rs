@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use onefold_store::Guard;
 
+use crate::bad_blocks;
 use crate::scenarios::{released_by_a_dying_host, released_while_read};
 use crate::script::run;
 use crate::world::Step;
@@ -11,7 +12,7 @@ use crate::world::Step;
 /// A rule, events in which it matters, and the seeds within which these find a loss without it.
 type Rule = (Guard, fn(u64) -> Step, u64);
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     (
         Guard::ReadersDrainedBeforeRelease,
         released_while_read,
@@ -26,6 +27,7 @@ const RULES: [Rule; 10] = [
     (Guard::HoldsEndAfterCount, run, SEEDS),
     (Guard::ExtentNumberRecorded, run, SEEDS),
     (Guard::ExchangeDurableBeforeNext, run, SEEDS),
+    (Guard::BadBlocksMarked, bad_blocks::met_again, SEEDS),
 ];
 
 /// Seeds that are tried for each rule.

@@ -87,7 +87,8 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         | Guard::OwingFreesNothing
         | Guard::HoldsEndAfterCount
         | Guard::ExtentNumberRecorded
-        | Guard::ExchangeDurableBeforeNext => return None,
+        | Guard::ExchangeDurableBeforeNext
+        | Guard::BadBlocksMarked => return None,
         Guard::LookupValidated => writes::layer_emptied_while_read,
         Guard::TailCopied | Guard::TailMatchedToLog => lost_writes::answered_then_killed,
         Guard::SyncsCounted => lost_writes::killed_in_a_sync_that_fails,

@@ -122,6 +122,7 @@ fn a_request_with_an_item_of_another_shard_is_refused() {
                 | IndexRequestBody::Counts
                 | IndexRequestBody::Secure(_)
                 | IndexRequestBody::EndHolds { .. }
+                | IndexRequestBody::Mark { .. }
         );
         request.shard.0 = 2;
         let decoded = IndexRequest::decode(&request.encode());

@@ -32,7 +32,7 @@ mod lookup;
 mod merging;
 mod parts;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use onefold_engine::{Blocking, Disk};
@@ -43,7 +43,7 @@ use crate::guarded::Searchable;
 use crate::hash::directory::{Directory, Segment};
 use crate::hash::frame::{Change, Frame, Streams};
 use crate::hash::log::{self, FRAME_HEADER_BYTES, Log, Reader, unique_number};
-use crate::hash::root::{self, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
+use crate::hash::root::{self, Beside, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
 use crate::hash::segment::{self, Run};
 use crate::hash::shared::Shared;
 use crate::hash::space::{Extent, Space, pages_for};
@@ -101,8 +101,7 @@ pub(super) struct Table {
     space: Space,
     log: Log,
     streams: BTreeMap<StreamId, LastBatch>,
-    /// The streams that may hold rows, of a shard.
-    holders: BTreeSet<StreamId>,
+    beside: Beside,
     counts: IndexCounts,
     /// The segment of this fingerprint is merged next.
     cursor: Fingerprint,
@@ -201,7 +200,7 @@ impl Table {
             space,
             log,
             streams: BTreeMap::new(),
-            holders: BTreeSet::new(),
+            beside: Beside::default(),
             counts: IndexCounts::default(),
             cursor: Fingerprint::default(),
             next_generation: 1,
@@ -252,12 +251,12 @@ impl Table {
         let mut directory =
             Directory::from_records(&records).ok_or_else(|| damaged("its segments"))?;
         let (mut counts, mut streams) = (checkpoint.counts, checkpoint.streams);
-        let mut holders = checkpoint.holders;
+        let mut beside = checkpoint.beside;
         let log = reader.replay(shape.log_pages, &mut |sequence, kind, body| {
             let frame = Frame::decode(kind, body).ok_or_else(|| damaged("a frame of its log"))?;
             if sequence > checkpoint.last {
                 counts = frame.counts;
-                frame.streams.replace_in(&mut streams, &mut holders);
+                frame.streams.replace_in(&mut streams, &mut beside);
             }
             for entry in frame.rows.iter().map(Entry::from_bytes) {
                 let at = directory.at(entry.fingerprint);
@@ -275,7 +274,7 @@ impl Table {
         let space = space.ok_or_else(|| damaged("two things in one place"))?;
         let table = Table {
             streams,
-            holders,
+            beside,
             counts,
             cursor: checkpoint.cursor,
             next_generation,
@@ -329,7 +328,7 @@ impl Table {
         self.note(&changed);
         self.buffers.changed = changed;
         self.counts = counts;
-        streams.replace_in(&mut self.streams, &mut self.holders);
+        streams.replace_in(&mut self.streams, &mut self.beside);
         put_off(self.go_on_with_checkpoint())?;
         put_off(self.maintain())?;
         put_off(self.log.secure(&*self.disk, &mut self.space, 0))
@@ -550,7 +549,7 @@ impl Table {
             log,
             segments,
             streams: self.streams.clone(),
-            holders: self.holders.clone(),
+            beside: self.beside.clone(),
         };
         let mut bytes = checkpoint.encode();
         let extent = self.space.take(pages_for(bytes.len()));

@@ -1,15 +1,14 @@
 //! Parts of batches of many streams, in one frame.
 
-use std::collections::BTreeSet;
-
 use super::{Lookup, Table};
+use crate::Result;
 use crate::batch;
 use crate::hash::PartAnswers;
 use crate::hash::frame::Streams;
 use crate::hash::plan::Plan;
+use crate::hash::root::Beside;
 use crate::holds::Holds;
 use crate::shard::ShardBatch;
-use crate::{Result, StreamId};
 
 impl Table {
     /// Carries out parts of batches, with one frame and one sync for all, or none if nothing changes.
@@ -38,17 +37,17 @@ impl Table {
         Ok(plan.into_answers(&executed))
     }
 
-    /// The streams that may hold rows.
-    pub(in crate::hash) fn holders(&self) -> &BTreeSet<StreamId> {
-        &self.holders
+    /// What the shard keeps beside rows and batches.
+    pub(in crate::hash) fn beside(&self) -> &Beside {
+        &self.beside
     }
 
-    /// Replaces the list of streams that may hold rows. Durable when it returns.
+    /// Replaces the list of streams that may hold rows, or the marks. Durable when it returns.
     ///
     /// # Errors
     /// [`IndexError::NoRoom`](crate::IndexError::NoRoom) leaves everything as it was.
-    pub(in crate::hash) fn set_holders(&mut self, holders: BTreeSet<StreamId>) -> Result<()> {
+    pub(in crate::hash) fn set_beside(&mut self, list: Streams) -> Result<()> {
         self.catch_up(0)?;
-        self.complete(Streams::Holders(holders), self.counts, Vec::new())
+        self.complete(list, self.counts, Vec::new())
     }
 }
