@@ -10,12 +10,15 @@ mod bad_blocks;
 mod census;
 mod conversion;
 mod figures;
+mod frozen;
 mod guards;
 mod model;
 mod oracle;
 mod scenarios;
 mod script;
 mod world;
+
+use std::ops::Range;
 
 use script::{Counts, counts_of};
 use world::Origin;
@@ -65,8 +68,8 @@ fn what_a_lost_index_answered_is_decided() {
     }
 }
 
-/// Runs the seeds that the environment says, or this many, and returns how many.
-fn run_all(seeds: u64, loses_shards: fn(u64) -> bool, origin: Origin) -> (u64, Counts) {
+/// The seeds that the environment says, or this many.
+fn chosen(seeds: u64) -> Range<u64> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let (base, runs) = match number("ONEFOLD_SIM_SEED") {
         Some(seed) => (seed, 1),
@@ -75,8 +78,15 @@ fn run_all(seeds: u64, loses_shards: fn(u64) -> bool, origin: Origin) -> (u64, C
             number("ONEFOLD_SIM_RUNS").unwrap_or(seeds),
         ),
     };
+    base..base + runs
+}
+
+/// Runs the seeds that the environment says, or this many, and returns how many.
+fn run_all(seeds: u64, loses_shards: fn(u64) -> bool, origin: Origin) -> (u64, Counts) {
+    let seeds = chosen(seeds);
+    let runs = seeds.end - seeds.start;
     let mut all = Counts::default();
-    for seed in base..base + runs {
+    for seed in seeds {
         match counts_of(seed, loses_shards(seed), origin) {
             Ok(Counts {
                 hits,

@@ -139,7 +139,15 @@ impl World {
     }
 
     pub(crate) fn with(seed: u64, is_scarce: bool, origin: Origin) -> Result<Self, Violation> {
-        let cluster = SimulatedCluster::new(seed);
+        Self::on(SimulatedCluster::new(seed), seed, is_scarce, origin)
+    }
+
+    pub(crate) fn on(
+        cluster: SimulatedCluster,
+        seed: u64,
+        is_scarce: bool,
+        origin: Origin,
+    ) -> Result<Self, Violation> {
         cluster.set_extents(EXTENTS);
         let mut random = Xorshift::new(seed);
         let (description, first) = match origin {
