@@ -79,7 +79,7 @@ fn look_at_bad_blocks(world: &World, group: GroupId) -> Step {
 /// A group finds a block bad; others write its content. None of them refers to the bad block before one has repaired it
 /// with its own. The owners of the shards may change before, and the group that found it may be gone.
 pub(crate) fn met_again(seed: u64) -> Step {
-    let mut world = World::new(seed, seed % 3 == 0)?;
+    let mut world = World::new(seed, seed.is_multiple_of(3))?;
     world.write(FINDER, 0, &[COMMON])?;
     publish(&mut world, FINDER)?;
     let pba = published(&world)?;
@@ -120,8 +120,8 @@ pub(crate) fn met_again(seed: u64) -> Step {
     }
     world.come_to_rest()?;
     oracle::check(&world)?;
-    match is_readable(&world, FINDER)? {
-        true => Ok(()),
-        false => Err("P8: the block is not repaired".to_owned()),
+    if !is_readable(&world, FINDER)? {
+        return Err("P8: the block is not repaired".to_owned());
     }
+    Ok(())
 }

@@ -59,7 +59,7 @@ type Answered = Arc<Mutex<Option<Vec<Written>>>>;
 fn frozen_in_an_io(seed: u64, is_fenced: bool) -> Result<bool, String> {
     let cluster = SimulatedCluster::new(seed);
     cluster.set_fenced(is_fenced);
-    let mut world = World::on(cluster, seed, seed % 3 != 0, Origin::New)?;
+    let mut world = World::on(cluster, seed, !seed.is_multiple_of(3), Origin::New)?;
     let mut random = Xorshift::new(seed ^ 0x5eed);
     for group in [ONE, TWO] {
         world.write(group, 0, &[5, 6, 7, 8])?;

@@ -35,7 +35,7 @@ pub(crate) fn counts_of(
     loses_shards: bool,
     origin: Origin,
 ) -> Result<Counts, Violation> {
-    let mut world = World::with(seed, seed % 3 != 0, origin)?;
+    let mut world = World::with(seed, !seed.is_multiple_of(3), origin)?;
     world.cluster.set_rates(RATES);
     for _ in 0..EVENTS {
         let one_in = if world.is_index_lost { 8 } else { 30 };
