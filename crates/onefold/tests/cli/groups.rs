@@ -1,7 +1,9 @@
 //! Pools that hosts share: two run directories on one machine stand for two hosts.
 
 use crate::harness::{Daemon, Outcome, Scene, is_in_ceph, noise, run, wait_until};
+use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -54,6 +56,19 @@ impl Hosts {
         let blocks = |name: &str| stat[name].as_u64().unwrap();
         let private = blocks("private_blocks") + blocks("unsettled_blocks");
         (private, blocks("unique_blocks") + blocks("shared_blocks"))
+    }
+
+    /// Checks the pool once the shards of a dead host are served again.
+    #[track_caller]
+    fn check_when_served(&self, host: &str) {
+        wait_until("all shards are served", || {
+            let checked = self.run(host, &["pool", "check"]);
+            assert!(
+                checked.code == Some(0) || checked.code == Some(1),
+                "{checked:?}"
+            );
+            checked.code == Some(0)
+        });
     }
 
     #[track_caller]
@@ -410,6 +425,107 @@ fn a_group_moves_when_its_host_has_died_or_gives_it_up() {
         assert!(
             !lines.iter().any(|line| line.contains("fencing")),
             "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn a_group_that_two_hosts_take_at_once_is_on_one_of_them() {
+    let Some(hosts) = Hosts::new() else { return };
+    let content = noise(21, IMAGE_BYTES);
+    let image = hosts.scene.file("image", &content);
+    let one = hosts.daemon("kvm1");
+    hosts.json("kvm1", &["volume", "import", "vm", &image]);
+    let _others = ["kvm2", "kvm3"].map(|host| hosts.daemon(host));
+    one.kill();
+    let take = ["--patience", "1s", "group", "take", "1"];
+    let taken = thread::scope(|scope| {
+        let takes = ["kvm2", "kvm3"].map(|host| scope.spawn(|| hosts.run(host, &take)));
+        takes.map(|take| take.join().unwrap())
+    });
+    let (winner, loser, refused) = match &taken {
+        [won, lost] if won.code == Some(0) => ("kvm2", "kvm3", lost),
+        [lost, won] if won.code == Some(0) => ("kvm3", "kvm2", lost),
+        _ => panic!("nobody has the group: {taken:?}"),
+    };
+    refused.is_refusal(1, &["group 1"]);
+    for host in [winner, loser] {
+        let group = &hosts.json(host, &["group", "list"])["groups"][0];
+        assert_eq!(group["host"], winner);
+        assert_eq!(group["is_open_here"], json!(host == winner));
+    }
+    assert_eq!(hosts.content(winner, "vm"), content);
+    hosts.check_when_served(loser);
+}
+
+#[test]
+fn a_host_that_wakes_up_changes_nothing_though_its_fence_was_removed() {
+    let Some(hosts) = Hosts::new() else { return };
+    let content = noise(22, IMAGE_BYTES);
+    let image = hosts.scene.file("image", &content);
+    let mut frozen = hosts.daemon("kvm1");
+    let _two = hosts.daemon("kvm2");
+    hosts.json("kvm1", &["volume", "import", "vm", &image]);
+    let stat = hosts.json("kvm1", &["volume", "stat", "vm"]);
+    let uri = stat["nbd_uri"].as_str().unwrap().to_owned();
+    frozen.signal(Signal::STOP);
+    // The kernel takes the connection, and the daemon finds the write when it wakes up.
+    let write = ["-f", "raw", "-c", "write -P 7 0 4M", "-c", "flush", &uri];
+    let mut late = Command::new("qemu-io").args(write).spawn().unwrap();
+    hosts.json("kvm2", &["--patience", "1s", "group", "take", "1"]);
+
+    let rows = hosts.scene.rows("directory");
+    let fenced: Vec<&str> = rows
+        .iter()
+        .filter_map(|row| row.strip_prefix("fenced/"))
+        .collect();
+    assert!(!fenced.is_empty(), "{rows:?}");
+    fenced
+        .iter()
+        .for_each(|address| hosts.scene.lift_fence(address));
+    let _three = hosts.daemon("kvm3");
+    frozen.signal(Signal::CONT);
+    frozen.wait_for_line("another host has taken");
+    assert!(!late.wait().unwrap().success(), "the write was answered");
+    assert_ne!(frozen.end_and_lines(), [""; 0]);
+    assert_eq!(hosts.content("kvm2", "vm"), content);
+    hosts.check_when_served("kvm3");
+}
+
+/// The memory that outlives the daemon is in the run directory, for each group.
+#[test]
+fn a_group_without_memory_for_its_answers_loses_none() {
+    if !is_in_ceph() {
+        return;
+    }
+    let options = ["--shards", "4", "--size", "1G"];
+    let Some(scene) = Scene::on_small_host(40, &options) else {
+        println!("skipped: no file system can be mounted here");
+        return;
+    };
+    let hosts = Hosts { scene };
+    let mut one = hosts.daemon("kvm1");
+    let names = (0..5).map(|n| format!("vm{n}")).collect::<Vec<_>>();
+    for name in &names {
+        hosts.json("kvm1", &["volume", "create", name, "--size", "1M"]);
+    }
+    one.wait_for_line("waits for the disk before it is answered");
+    for (name, pattern) in names.iter().zip(1..) {
+        let stat = hosts.json("kvm1", &["volume", "stat", name]);
+        let uri = stat["nbd_uri"].as_str().unwrap();
+        let write = format!("write -P {pattern} 0 1M");
+        // It is answered, and not flushed when the client is gone.
+        let mut qemu_io = Command::new("qemu-io");
+        let written = qemu_io.args(["-f", "raw", "-t", "unsafe", "-c", &write, uri]);
+        assert!(written.status().unwrap().success());
+    }
+    one.kill();
+    let _one = hosts.daemon("kvm1");
+    for (name, pattern) in names.iter().zip(1..) {
+        assert_eq!(
+            hosts.content("kvm1", name),
+            vec![pattern; 1 << 20],
+            "{name}"
         );
     }
 }

@@ -312,6 +312,24 @@ impl Scene {
         };
     }
 
+    /// The names of the rows of an object of a pool in Ceph.
+    pub(crate) fn rows(&self, object: &str) -> Vec<String> {
+        let ceph = self.in_ceph.as_ref().expect("the pool is in Ceph");
+        let names = String::from_utf8(ceph.rados(&["listomapkeys", object])).unwrap();
+        names.lines().map(str::to_owned).collect()
+    }
+
+    /// Removes an address from the blocklist of the cluster.
+    pub(crate) fn lift_fence(&self, address: &str) {
+        let mut ceph = Command::new("ceph");
+        if let Some(conf) = std::env::var_os("ONEFOLD_CEPH_CONF") {
+            ceph.arg("--conf").arg(conf);
+        }
+        let output = ceph.args(["osd", "blocklist", "rm", address]).output();
+        let output = output.expect("ceph is needed (Debian: ceph-common)");
+        assert!(output.status.success(), "{address}: {output:?}");
+    }
+
     /// Overwrites stored blocks behind the pool's back.
     pub(crate) fn overwrite_stored(&self, offset: u64, bytes: &[u8]) {
         match &self.in_ceph {
