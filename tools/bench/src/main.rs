@@ -10,7 +10,7 @@
 //! `index_worker` and `index_report`; `study` with `study_report`; `inline` (rows) with `inline_load` (its client),
 //! `inline_images`, `request_limit` and `inline_report`; `guest` (`bench sharing`) with `kernel_workers` and
 //! `guest_report`; `evaluation` with the modules it names; `locality`; `chains`; `backup` with `backup_report`; `ceph`
-//! with `ceph_report`; `hosts` with `hosts_callers` and `hosts_report`; `dedis` with `dedis_report`. They share `goals`, `page`, `table` and `windows`. `dissertation` counts in the user's own files.
+//! with `ceph_report`; `hosts` with `hosts_callers` and `hosts_report`; `dedis` with `dedis_report`; `growth`. They share `goals`, `page`, `table` and `windows`. `dissertation` counts in the user's own files.
 
 mod backup;
 mod backup_report;
@@ -30,6 +30,7 @@ mod evaluation_revisions;
 mod expectations;
 mod finder;
 mod goals;
+mod growth;
 mod guest;
 mod guest_report;
 mod hosts;
@@ -101,6 +102,8 @@ enum Of {
     Hosts(hosts::Arguments),
     /// Repeat tables of DEDIS in kind, with hosts that share a pool; write docs/evaluation-dedis.md
     Dedis(dedis::Arguments),
+    /// Count the objects and bytes of a shared pool that grows; write docs/benchmarks-growth.md
+    Growth(growth::Arguments),
     /// Read an image alone in its pool, shared, with short runs left private, and defragmented
     Locality(locality::Arguments),
     /// Read a volume with many snapshots, with small caches
@@ -134,6 +137,7 @@ fn run(arguments: &Cli) -> anyhow::Result<()> {
         Some(Of::Ceph(arguments)) => ceph::run(&prepare()?, arguments),
         Some(Of::Hosts(arguments)) => hosts::run(&prepare()?, arguments),
         Some(Of::Dedis(arguments)) => dedis::run(&prepare()?, arguments),
+        Some(Of::Growth(arguments)) => growth::run(&prepare()?, arguments),
         Some(Of::Locality(arguments)) => locality::run(&prepare()?, arguments),
         Some(Of::Snapshots(arguments)) => chains::run(&prepare()?, arguments),
         Some(Of::Study(arguments)) => study::run(&prepare()?, arguments),
