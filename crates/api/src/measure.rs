@@ -116,7 +116,7 @@ impl Service {
             health: self.health_of(&pool),
             pool,
             damaged_volumes: damaged.sum::<usize>() as u64,
-            scrub: scrub_of(&stores)?,
+            scrub: self.stores.scrub_status()?,
             exported_unix_seconds: exported.max().unwrap_or_default(),
             memory: memory_of(&stores)?,
             jobs: self.measure_jobs()?,
@@ -152,14 +152,6 @@ impl Service {
             kind.duplicate_blocks += job.counts.duplicates;
         }
         Ok(kinds)
-    }
-}
-
-/// The scrub of a pool with one owner. Groups of a shared pool have none.
-fn scrub_of(stores: &[Arc<Store>]) -> Result<ScrubStatus> {
-    match stores {
-        [store] => Ok(store.scrub().status()?),
-        _ => Ok(ScrubStatus::default()),
     }
 }
 

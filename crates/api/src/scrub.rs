@@ -5,7 +5,7 @@ use std::thread;
 
 use clap::Args;
 use onefold_jobs::{JobKind, JobState, Maintenance, scrub_now};
-use onefold_store::{AffectedPlace, ScrubStatus, Store};
+use onefold_store::{AffectedPlace, BadBlockStat, ScrubStatus, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -71,7 +71,7 @@ pub struct PoolScrubReply {
     pub left_blocks: u64,
     /// When the last scrub ended, in seconds since the Unix epoch.
     pub ended: Option<u64>,
-    /// The bad blocks, in ascending order.
+    /// The bad blocks, in ascending order: of a shared pool those that the groups know that are open here.
     pub bad_blocks: Vec<BadBlock>,
 }
 
@@ -79,13 +79,22 @@ impl PoolScrubReply {
     fn of(service: &Service) -> Result<Self> {
         let mut places: Vec<(u64, AffectedPlace)> = Vec::new();
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
-        let store = service.stores.sole("a list of bad blocks")?;
-        let bad = store.scrub().bad_blocks(&mut |user| {
-            *counts.entry(user.pba).or_default() += 1;
-            if places.len() < PLACES_LISTED_MAX {
-                places.push((user.pba, user.place));
-            }
-        })?;
+        let mut bad: Vec<BadBlockStat> = Vec::new();
+        for store in service.stores.all() {
+            bad.extend(store.scrub().bad_blocks(&mut |user| {
+                *counts.entry(user.pba).or_default() += 1;
+                if places.len() < PLACES_LISTED_MAX {
+                    places.push((user.pba, user.place));
+                }
+            })?);
+        }
+        // Groups of a shared pool can know the same block.
+        bad.sort_by_key(|block| block.pba);
+        bad.dedup_by(|next, block| {
+            let is_same = next.pba == block.pba;
+            block.is_shared |= is_same && next.is_shared;
+            is_same
+        });
         places.sort_by_key(|(pba, _)| *pba);
         let mut places = places.into_iter().peekable();
         let bad_blocks = bad.into_iter().map(|block| BadBlock {
@@ -108,7 +117,7 @@ impl PoolScrubReply {
             left_blocks,
             ended_unix_seconds,
             ..
-        } = store.scrub().status()?;
+        } = service.stores.scrub_status()?;
         Ok(Self {
             pool_blocks,
             next_block,

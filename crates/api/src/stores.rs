@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use onefold_format::GroupId;
-use onefold_store::{PoolStat, SharedPool, Store, split_name};
+use onefold_store::{PoolStat, ScrubStatus, SharedPool, Store, split_name};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -71,6 +71,20 @@ impl Stores {
         found
             .map(|(_, store)| store)
             .ok_or_else(|| elsewhere(groups.pool(), volume))
+    }
+
+    /// The progress of scrubbing. Groups of a shared pool are not scrubbed.
+    ///
+    /// # Errors
+    /// As [`Stores::stat`].
+    pub fn scrub_status(&self) -> Result<ScrubStatus> {
+        match self {
+            Self::One(store) => Ok(store.scrub().status()?),
+            Self::Shared(_) => Ok(ScrubStatus {
+                pool_blocks: self.stat()?.pool_blocks,
+                ..ScrubStatus::default()
+            }),
+        }
     }
 
     /// The store of a pool with one owner, for a request about all of its blocks.

@@ -529,3 +529,44 @@ fn a_group_without_memory_for_its_answers_loses_none() {
         );
     }
 }
+
+#[test]
+fn lost_objects_come_back_with_what_another_host_writes() {
+    let Some(hosts) = Hosts::new() else { return };
+    let content = noise(31, IMAGE_BYTES);
+    let image = hosts.scene.file("image", &content);
+    let (_one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    hosts.json("kvm1", &["volume", "import", "vm", &image]);
+    wait_until("all blocks are published", || {
+        hosts.run("kvm1", &["pool", "dedup"]).code == Some(0)
+            && hosts.blocks("kvm1") == (0, IMAGE_BLOCKS)
+    });
+    hosts.scene.lose_data();
+    let stat = hosts.json("kvm1", &["volume", "stat", "vm"]);
+    let uri = stat["nbd_uri"].as_str().unwrap();
+    let reads = (0..16).flat_map(|n| ["-c".to_owned(), format!("read {}k 256k", 256 * n)]);
+    let mut qemu_io = Command::new("qemu-io");
+    let read = qemu_io.args(["-f", "raw"]).args(reads).arg(uri).output();
+    let read = read.unwrap();
+    assert!(!read.status.success(), "{read:?}");
+    let bad_blocks = |host: &str| {
+        let listed = hosts.run(host, &["--format", "json", "pool", "scrub", "--list"]);
+        listed.json()["bad_blocks"].as_array().unwrap().len() as u64
+    };
+    wait_until("the host knows that all blocks are bad", || {
+        bad_blocks("kvm1") == IMAGE_BLOCKS
+    });
+    // The other host knows a moment later. Until then it would share the bad blocks.
+    thread::sleep(Duration::from_secs(5));
+    hosts.json("kvm2", &["volume", "import", "same", &image]);
+    assert_eq!(hosts.content("kvm2", "same"), content);
+    wait_until("the blocks are repaired and shared", || {
+        hosts.run("kvm2", &["pool", "dedup"]).code == Some(0)
+            && hosts.blocks("kvm2") == (0, IMAGE_BLOCKS)
+    });
+    for (host, volume) in [("kvm1", "vm"), ("kvm2", "same")] {
+        assert_eq!(hosts.content(host, volume), content, "{volume}");
+        assert_eq!(bad_blocks(host), 0, "{host}");
+    }
+    assert_eq!(hosts.json("kvm1", &["pool", "check"])["findings"], json!(0));
+}

@@ -303,6 +303,17 @@ impl Scene {
         }
     }
 
+    /// Removes all data objects of a pool in Ceph but the first.
+    pub(crate) fn lose_data(&self) {
+        let ceph = self.in_ceph.as_ref().expect("the pool is in Ceph");
+        let objects = ceph.objects();
+        let data = objects
+            .iter()
+            .filter(|name| name.starts_with("d.") && *name != FIRST_BLOCKS);
+        let names: Vec<&str> = data.map(String::as_str).collect();
+        ceph.rados(&[&["rm"], &names[..]].concat());
+    }
+
     /// Sets a row of an object of a pool in Ceph behind its back, or removes it.
     pub(crate) fn set_row(&self, object: &str, row: &str, value: Option<&str>) {
         let ceph = self.in_ceph.as_ref().expect("the pool is in Ceph");
