@@ -23,7 +23,7 @@ const NAME: &str = "benchmarks-growth";
 const SHARDS: &str = "64";
 
 /// Unique data at which the pool is measured, in GiB.
-const SIZES: [u64; 3] = [2, 8, 32];
+const SIZES: [u64; 4] = [1, 2, 4, 8];
 
 /// Calculated from rows and map pages, in MiB for each GiB: 262,144 rows of [`HASH_ROW_DISK_BYTES`], and map pages of 4 KiB
 /// with 512 entries, each twice while a checkpoint replaces it.
@@ -98,7 +98,10 @@ fn add(pool: &Product, directory: &Path, gib: Range<u64>) -> Result<()> {
         format!("{}G", gib.end - gib.start),
     );
     let import = pool.command().args(["--quiet", "volume", "import", &name]);
-    let import = import.args(["-", "--size", &size]);
+    let mut import = import.args(["-", "--size", &size]);
+    if gib.start > 0 {
+        import = import.args(["--group", "1"]);
+    }
     let mut import = import.spawn_piped(&directory.join(&name))?;
     let mut pipe = import.take_stdin()?;
     let mut state = gib.end;
@@ -151,9 +154,9 @@ impl Measured {
 fn report(conditions: &Conditions, figures: &[Measured]) -> String {
     let mut page = Page::new("Growth of a shared pool", Some(NAME), conditions);
     page.add(format!(
-        "One host imports volumes whose blocks occur once, into a pool with {SHARDS} shards; the finder puts all of them into the \
+        "One host imports volumes whose blocks occur once, into one group of a pool with {SHARDS} shards; the finder puts all of them into the \
          index. Counted are the objects, and the bytes in those with the group's metadata (maps, free space, queues) and with \
-         the index. The cluster keeps one copy of each object, which changes no count."
+         the index. The cluster keeps one copy of each object, which changes no count; it has no room for more data on this machine."
     ));
     let rows = figures.iter().map(|measured| {
         let [metadata, index] = measured.mib_for_a_gib();
