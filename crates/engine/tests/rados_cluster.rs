@@ -138,7 +138,7 @@ impl Drop for InCeph {
 #[test]
 fn conforms() {
     if client().is_some() {
-        cluster_suite::conforms(|name| InCeph::new(name).unwrap());
+        cluster_suite::conforms(|name| InCeph::new(&format!("suite-{name}")).unwrap());
     }
 }
 
