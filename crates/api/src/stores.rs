@@ -73,17 +73,23 @@ impl Stores {
             .ok_or_else(|| elsewhere(groups.pool(), volume))
     }
 
-    /// The progress of scrubbing. Groups of a shared pool are not scrubbed.
+    /// The progress of scrubbing. Groups of a shared pool are not scrubbed; a bad block counts for each group that knows it.
     ///
     /// # Errors
-    /// As [`Stores::stat`].
+    /// Those of [`PoolStat`](crate::PoolStat).
     pub fn scrub_status(&self) -> Result<ScrubStatus> {
         match self {
             Self::One(store) => Ok(store.scrub().status()?),
-            Self::Shared(_) => Ok(ScrubStatus {
-                pool_blocks: self.stat()?.pool_blocks,
-                ..ScrubStatus::default()
-            }),
+            Self::Shared(_) => {
+                let mut status = ScrubStatus {
+                    pool_blocks: self.stat()?.pool_blocks,
+                    ..ScrubStatus::default()
+                };
+                for store in self.all() {
+                    status.bad_blocks += store.scrub().status()?.bad_blocks;
+                }
+                Ok(status)
+            }
         }
     }
 

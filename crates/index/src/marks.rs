@@ -5,8 +5,8 @@
 //! has the content of a bad one: it repairs that before it gives its own up.
 //!
 //! - A mark is for a block, not for a row: a store that cannot read a block may not know its fingerprint.
-//! - A mark that is outdated does no harm. A store looks at the block before it believes in the mark, and takes the mark
-//!   off if the block is good.
+//! - A mark that is outdated costs hits, and nothing else: a store reads the block before it repairs it, and takes the mark
+//!   off if it is good.
 //! - Marks are durable in the index. A rebuild forgets them, and the stores set theirs again.
 
 use std::collections::BTreeSet;
@@ -46,7 +46,9 @@ impl Marks {
         if is_bad {
             changed.extend(blocks);
         } else {
-            changed.retain(|pba| !blocks.contains(pba));
+            blocks.iter().for_each(|pba| {
+                changed.remove(pba);
+            });
         }
         (changed != *marked).then_some(changed)
     }

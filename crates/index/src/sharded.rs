@@ -320,6 +320,8 @@ impl Sharded {
                         references: *references,
                     };
                 }
+                // A shard that has lost its rows answers so, too.
+                Ok(IndexReplyBody::Marked) => {}
                 Ok(_) => known.is_unready = false,
                 Err(Failure::Refused(refusal)) if refusal.code == RefusalCode::Unready => {
                     known.is_unready = true;

@@ -72,6 +72,8 @@ struct Scrubbing {
     looked: Option<Instant>,
     looked_again: Instant,
     look_from: Pba,
+    /// Blocks could not be marked as bad. That is tried again when blocks are looked at again.
+    is_marking_late: bool,
 }
 
 impl Scrubbing {
@@ -85,6 +87,7 @@ impl Scrubbing {
             looked: None,
             looked_again: now,
             look_from: Pba(0),
+            is_marking_late: false,
         }
     }
 
@@ -111,8 +114,8 @@ impl Scrubbing {
     }
 
     fn look_at_bad_blocks(&mut self, store: &Store) {
-        let has_looked = self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL);
-        if has_looked {
+        let is_time = self.looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL);
+        if is_time {
             self.looked = Some(Instant::now());
             if let Err(error) = store.scrub().look_at_suspects() {
                 tracing::error!(%error, "cannot list unreadable blocks");
@@ -127,11 +130,12 @@ impl Scrubbing {
                 Err(error) => tracing::error!(%error, "cannot check bad blocks again"),
             }
         }
-        if has_looked
-            && let Err(error) = store.scrub().mark_for_all_groups(is_due)
-            && is_due
-        {
-            tracing::warn!("other groups cannot learn of bad blocks yet: {error}");
+        if is_due || is_time && !self.is_marking_late {
+            let marked = store.scrub().mark_for_all_groups(is_due);
+            if let Err(error) = &marked {
+                tracing::warn!("other groups cannot learn of bad blocks yet: {error}");
+            }
+            self.is_marking_late = marked.is_err();
         }
     }
 

@@ -214,7 +214,7 @@ pub(super) struct Checkpoint {
     pub(super) beside: Beside,
 }
 
-/// What a shard keeps beside rows and batches.
+/// The lists that a shard keeps beside rows and batches.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Beside {
     /// The streams that may hold rows.

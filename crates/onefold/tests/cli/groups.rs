@@ -535,7 +535,7 @@ fn lost_objects_come_back_with_what_another_host_writes() {
     let Some(hosts) = Hosts::new() else { return };
     let content = noise(31, IMAGE_BYTES);
     let image = hosts.scene.file("image", &content);
-    let (_one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
+    let (mut one, _two) = (hosts.daemon("kvm1"), hosts.daemon("kvm2"));
     hosts.json("kvm1", &["volume", "import", "vm", &image]);
     wait_until("all blocks are published", || {
         hosts.run("kvm1", &["pool", "dedup"]).code == Some(0)
@@ -553,11 +553,8 @@ fn lost_objects_come_back_with_what_another_host_writes() {
         let listed = hosts.run(host, &["--format", "json", "pool", "scrub", "--list"]);
         listed.json()["bad_blocks"].as_array().unwrap().len() as u64
     };
-    wait_until("the host knows that all blocks are bad", || {
-        bad_blocks("kvm1") == IMAGE_BLOCKS
-    });
-    // The other host knows a moment later. Until then it would share the bad blocks.
-    thread::sleep(Duration::from_secs(5));
+    one.wait_for_line(&format!("all groups know {IMAGE_BLOCKS} bad blocks"));
+    assert_eq!(bad_blocks("kvm1"), IMAGE_BLOCKS);
     hosts.json("kvm2", &["volume", "import", "same", &image]);
     assert_eq!(hosts.content("kvm2", "same"), content);
     wait_until("the blocks are repaired and shared", || {

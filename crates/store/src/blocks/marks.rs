@@ -5,14 +5,16 @@
 //! and the finder of a group that has the content learns that the block is bad, and repairs it
 //! ([`repair`](super::repair)) before it shares it.
 //!
-//! - Whoever learns of a mark reads the block: it may be good again.
-//! - The marks that a group has set, or has learned of, are taken off once the block is not on the group's list any more
-//!   and can be read.
+//! - The finder reads a marked block before it lists it: it may be good again.
+//! - A group takes off marks that it has set or met, once the block is not on its list any more and can be read.
+//!
+//! Crash behaviour: a group that dies forgets which marks it has set. It sets those of its list again; another mark stays
+//! until a finder meets the block.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_format::batch_page::BatchItem;
-use onefold_format::{BadBlock, Fault, Pba};
+use onefold_format::{BadBlock, DomainId, Fault, Pba};
 use onefold_index::sharded::Sharded;
 use onefold_index::{Counted, Fingerprint};
 use onefold_metadata::sync::lock;
@@ -21,30 +23,50 @@ use onefold_metadata::{Guard, Result};
 use super::{Blocks, Fingerprinted};
 
 impl Blocks {
-    /// Marks the listed blocks in all shards, and takes the marks off blocks that are good again. If `is_due` is not set,
-    /// only where the list has changed since the last call: a rebuild of the index forgets marks.
+    /// Marks blocks in all shards that are new on the list. If `is_due`, marks all of the list, because a rebuild of the
+    /// index forgets marks, and takes the marks off blocks that are good again.
     pub(crate) fn mark_listed(&self, index: &Sharded, is_due: bool) -> Result<()> {
-        let listed: BTreeSet<Pba> = self.bad.all().iter().map(|bad| bad.pba).collect();
+        // In this order: what is marked in between is on the list first.
         let marked = lock(&self.marked).clone();
-        let has_new = !listed.is_subset(&marked);
-        if (has_new || is_due && !listed.is_empty()) && Guard::BadBlocksMarked.holds() {
-            let blocks: Vec<Pba> = listed.iter().copied().collect();
-            index.mark(&blocks, true)?;
-            lock(&self.marked).extend(listed.iter().copied());
+        let listed: BTreeSet<Pba> = self.bad.all().iter().map(|bad| bad.pba).collect();
+        if is_due {
+            self.unmark_good(index, marked.difference(&listed))?;
         }
+        let wanted: Vec<Pba> = if is_due {
+            listed.iter().copied().collect()
+        } else {
+            listed.difference(&marked).copied().collect()
+        };
+        if wanted.is_empty() || !Guard::BadBlocksMarked.holds() {
+            return Ok(());
+        }
+        index.mark(&wanted, true)?;
+        if !listed.is_subset(&marked) {
+            tracing::warn!("all groups know {} bad blocks of the pool", listed.len());
+        }
+        lock(&self.marked).extend(listed);
+        Ok(())
+    }
+
+    fn unmark_good<'a>(
+        &self,
+        index: &Sharded,
+        unlisted: impl Iterator<Item = &'a Pba>,
+    ) -> Result<()> {
         let mut block = vec![0; self.block_size() as usize];
         let mut good = Vec::new();
-        for pba in marked.difference(&listed) {
+        for pba in unlisted {
             if self.read_if_readable(*pba, &mut block)? {
                 good.push(*pba);
             }
         }
-        if !good.is_empty() {
-            index.mark(&good, false)?;
+        if good.is_empty() {
+            return Ok(());
         }
-        let mut marked_now = lock(&self.marked);
-        marked.difference(&listed).for_each(|pba| {
-            marked_now.remove(pba);
+        index.mark(&good, false)?;
+        let mut marked = lock(&self.marked);
+        good.iter().for_each(|pba| {
+            marked.remove(pba);
         });
         Ok(())
     }
@@ -57,36 +79,41 @@ impl Blocks {
         answers: &[Option<Counted>],
         marked: &BTreeSet<Pba>,
     ) -> Result<()> {
-        let mut alike: BTreeMap<Pba, BatchItem> = BTreeMap::new();
-        for (item, answer) in items.iter().zip(answers) {
-            if let Some(Counted::Shared(pba)) = answer
-                && marked.contains(pba)
-            {
-                alike.insert(*pba, *item);
-            }
-        }
-        let own: Vec<BatchItem> = alike.values().copied().collect();
+        let met = items.iter().zip(answers).filter_map(|(item, answer)| {
+            let Some(Counted::Shared(pba)) = answer else {
+                return None;
+            };
+            marked.contains(pba).then_some((*pba, *item))
+        });
+        let met: Vec<(Pba, BatchItem)> = met.collect();
+        let own: Vec<BatchItem> = met.iter().map(|(_, item)| *item).collect();
         let Fingerprinted { items, unreadable } = self.fingerprint_items(&own)?;
+        // Where no item's block can be read, the content is not known.
+        let mut contents: BTreeMap<Pba, (DomainId, Option<Fingerprint>)> = BTreeMap::new();
+        for ((pba, item), (fingerprint, own)) in met.iter().zip(items) {
+            let (_, content) = contents.entry(*pba).or_insert((item.domain, None));
+            *content = content.or((!unreadable.contains(&own)).then_some(fingerprint));
+        }
         let mut bad = Vec::new();
-        for ((pba, item), (fingerprint, own)) in alike.iter().zip(items) {
-            if self.bad.get(*pba).is_none() && !unreadable.contains(&own) {
-                bad.extend(self.fault_of(*pba, item, fingerprint)?);
+        for (pba, (domain, content)) in &contents {
+            if self.bad.get(*pba).is_none() {
+                bad.extend(self.fault_of(*pba, *domain, *content)?);
             }
         }
         for BadBlock { pba, .. } in &bad {
             tracing::warn!("block {pba} of the pool is bad, as another group has found");
         }
         self.bad.list(&self.journal, &bad)?;
-        lock(&self.marked).extend(alike.into_keys());
+        lock(&self.marked).extend(contents.into_keys());
         Ok(())
     }
 
-    /// The entry in the list of a block that should have the item's content, unless it has.
+    /// The entry in the list of a block that should have this content, unless it has.
     fn fault_of(
         &self,
         pba: Pba,
-        item: &BatchItem,
-        expected: Fingerprint,
+        domain: DomainId,
+        content: Option<Fingerprint>,
     ) -> Result<Option<BadBlock>> {
         let mut block = vec![0; self.block_size() as usize];
         let is_readable = self.read_if_readable(pba, &mut block)?;
@@ -98,9 +125,9 @@ impl Blocks {
                 Fault::Unreadable
             },
             attempts: 0,
-            fingerprint: Some(expected.0),
+            fingerprint: content.map(|fingerprint| fingerprint.0),
         };
-        let is_good = is_readable && self.is_as_stored(&block, item.domain, &bad);
+        let is_good = is_readable && content.is_some() && self.is_as_stored(&block, domain, &bad);
         Ok((!is_good).then_some(bad))
     }
 }

@@ -210,11 +210,10 @@ impl Check<'_> {
                 continue;
             }
             let (pba, what) = (bad.pba, what_is_wrong(bad.fault));
-            let mut message = format!("PBA {pba}: the block {what}");
-            if self.pool.group().is_none() {
-                message += "; `pool scrub --list` names who uses it";
-            }
-            self.find(false, message);
+            self.find(
+                false,
+                format!("PBA {pba}: the block {what}; `pool scrub --list` names who uses it"),
+            );
         }
         if let Some(problem) = self.pool.bad().problem() {
             self.find(

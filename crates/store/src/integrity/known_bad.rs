@@ -1,6 +1,7 @@
 //! Looks at bad blocks apart from a run of the scrub: those that a request could not read, and listed ones once more.
 
 use onefold_format::{BadBlock, Fault, Pba};
+use onefold_index::Fingerprint;
 use onefold_metadata::Result;
 
 use super::scrub::{Domains, Scrub};
@@ -31,9 +32,10 @@ impl Scrub {
         self.pool.blocks().list_unreadable(&unreadable)
     }
 
-    /// Checks listed unreadable blocks once more, from `from` on, which it moves; around the list,
-    /// until one still cannot be read, or there were 256. Good ones leave the list, so that a
-    /// temporary outage of a device does not keep blocks from being shared. Returns how many did.
+    /// Checks listed unreadable blocks once more, and in a shared pool all listed ones, which another group may have
+    /// repaired: from `from` on, which it moves; around the list, until one still cannot be read, or there were 256. Good
+    /// ones leave the list, so that a temporary outage of a device does not keep blocks from being shared. Returns how many
+    /// did.
     ///
     /// # Errors
     ///
@@ -45,7 +47,7 @@ impl Scrub {
         }
         let listed = pool.bad().all().into_iter();
         let (before, after): (Vec<_>, Vec<_>) = listed
-            .filter(|bad| bad.fault == Fault::Unreadable)
+            .filter(|bad| bad.fault == Fault::Unreadable || pool.index().is_shared())
             .partition(|bad| bad.pba < *from);
         let mut block = vec![0; pool.block_size() as usize];
         let mut readable = Vec::new();
@@ -66,11 +68,12 @@ impl Scrub {
     }
 
     /// Lets the other groups of a shared pool know the listed blocks, and those that are good again. If `is_due` is not
-    /// set, only where the list has changed.
+    /// set, only blocks that are new on the list.
     ///
     /// # Errors
     ///
-    /// `Busy` if not all shards of the index have answered; I/O errors.
+    /// `Busy` if not all shards of the index have answered; `NoSpace` if one has marked as many blocks as it can;
+    /// `Damaged` if one has lost its rows; I/O errors.
     pub fn mark_for_all_groups(&self, is_due: bool) -> Result<()> {
         match self.pool.index().shared() {
             Some(index) => self.pool.blocks().mark_listed(index, is_due),
@@ -95,10 +98,15 @@ impl Scrub {
         let mut good = Vec::new();
         let mut block = vec![0; self.pool.block_size() as usize];
         for bad in listed {
-            let is_good = self.pool.blocks().read_if_readable(bad.pba, &mut block)?
-                && bad.fingerprint.is_none_or(|expected| {
-                    domains.find(&self.pool, &block, |found| found.0 == expected)
-                });
+            let is_readable = self.pool.blocks().read_if_readable(bad.pba, &mut block)?;
+            let is_good = is_readable
+                && match bad.fingerprint {
+                    Some(expected) => {
+                        domains.find(&self.pool, &block, |found| found.0 == expected)
+                            || self.is_of_other_content(&bad, expected)?
+                    }
+                    None => true,
+                };
             if is_good {
                 good.push(bad.pba);
             }
@@ -106,5 +114,16 @@ impl Scrub {
         let count = good.len() as u64;
         self.pool.bad().unlist(self.pool.journal(), good)?;
         Ok(count)
+    }
+
+    /// Whether other groups of a shared pool have released a block, so that it has another content now, or none.
+    fn is_of_other_content(&self, bad: &BadBlock, expected: [u8; 16]) -> Result<bool> {
+        let Some(index) = self.pool.index().shared() else {
+            return Ok(false);
+        };
+        let [a, b, c, d, ..] = expected;
+        let blocks = self.pool.blocks();
+        let found = blocks.fingerprint_in(index, [a, b, c, d], bad.pba)?;
+        Ok(found != Some(Fingerprint(expected)))
     }
 }

@@ -4,10 +4,11 @@ use onefold_engine::Part;
 use onefold_engine::cluster::Owned;
 use onefold_engine::simulated::{ClusterRates, CrashKind};
 use onefold_format::{GroupId, Pba};
-use onefold_store::{Blocking, StoreErrorKind};
+use onefold_store::{Blocking, Lba, Ready, StoreErrorKind, VolumeOptions, VolumeSettings};
 
 use crate::model::Content;
 use crate::oracle;
+use crate::scenarios::free_and_reuse;
 use crate::world::{BLOCK, Step, World, bytes_of};
 
 /// The group that finds the block bad.
@@ -124,4 +125,48 @@ pub(crate) fn met_again(seed: u64) -> Step {
         return Err("P8: the block is not repaired".to_owned());
     }
     Ok(())
+}
+
+/// A group that compares bytes meets a bad block, and lists it. The block can be read again, is released, and gets another
+/// content.
+#[test]
+fn an_entry_of_the_list_goes_when_its_block_has_another_content() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, true).unwrap();
+        world.write(FINDER, 0, &[COMMON]).unwrap();
+        publish(&mut world, FINDER).unwrap();
+        let pba = published(&world).unwrap();
+        make_unreadable(&world, pba).unwrap();
+        assert!(!is_readable(&world, FINDER).unwrap());
+        look_at_bad_blocks(&world, FINDER).unwrap();
+
+        let (_, store, _) = world.find(OFF_LINE).unwrap();
+        let verifying = VolumeOptions::new(BLOCK).with(VolumeSettings {
+            verify: true,
+            ..VolumeSettings::default()
+        });
+        store.create_volume("verifying", &verifying).unwrap();
+        let volume = store.volume("verifying").unwrap();
+        volume
+            .write(0, &bytes_of(COMMON), Blocking::Yes)
+            .and_then(|()| volume.flush())
+            .unwrap();
+        let found = store
+            .dedup()
+            .find_batch(&volume, &mut Lba(0), Ready::All)
+            .unwrap();
+        assert_eq!((found.rejected, found.duplicates), (1, 0));
+        let listed = || store.scrub().status().unwrap().bad_blocks;
+        assert_eq!(listed(), 1);
+        while store.dedup().collect_batch().unwrap().released > 0 {}
+
+        let engine = world.cluster.engine(HOST_OF_FINDER, Owned::Group(FINDER));
+        engine.unwrap().clear_unreadable(Part::Data);
+        look_at_bad_blocks(&world, FINDER).unwrap();
+        free_and_reuse(&mut world, FINDER).unwrap();
+        publish(&mut world, FINDER).unwrap();
+        assert!(world.rows().iter().any(|(_, row)| row.pba == pba));
+        look_at_bad_blocks(&world, OFF_LINE).unwrap();
+        assert_eq!(listed(), 0, "seed {seed}");
+    }
 }

@@ -57,10 +57,16 @@ fn every_rule_is_needed() {
 
 #[test]
 fn with_all_rules_nothing_is_lost() {
-    for (guard, events, seeds) in RULES {
-        for seed in 0..seeds {
+    // The random events are those of `groups_share_what_they_have_in_common`.
+    let stories: [fn(u64) -> Step; 3] = [
+        released_while_read,
+        released_by_a_dying_host,
+        bad_blocks::met_again,
+    ];
+    for (n, events) in stories.iter().enumerate() {
+        for seed in 0..SEEDS {
             let ended = events(seed);
-            ended.unwrap_or_else(|violation| panic!("{guard:?}, seed {seed}: {violation}"));
+            ended.unwrap_or_else(|violation| panic!("story {n}, seed {seed}: {violation}"));
         }
     }
 }

@@ -29,7 +29,7 @@ fn sharing(seed: u64) -> Result<World, String> {
 }
 
 /// A group drops its last reference to the common block, frees it, and uses all of its free blocks.
-fn free_and_reuse(world: &mut World, group: GroupId) -> Step {
+pub(crate) fn free_and_reuse(world: &mut World, group: GroupId) -> Step {
     world.write(group, 0, &[6])?;
     world.flush(group)?;
     world.collect(group)?;

@@ -37,7 +37,7 @@ impl Table {
         Ok(plan.into_answers(&executed))
     }
 
-    /// What the shard keeps beside rows and batches.
+    /// The lists that the shard keeps beside rows and batches.
     pub(in crate::hash) fn beside(&self) -> &Beside {
         &self.beside
     }
